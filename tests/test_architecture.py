@@ -16,9 +16,20 @@ PACKAGE, OURS = "paceline", "paceline."
 
 # The first prefix that fits a module decides: what it may import of paceline, and which modules of others it must not.
 PURE_NEVER = {
-    "time", "random", "os", "io", "socket", "logging", "subprocess", "multiprocessing", "threading", "asyncio",
-    "torch.distributed", "torch.multiprocessing", "numpy.random",
-}  # fmt: skip
+    "time",
+    "random",
+    "os",
+    "io",
+    "socket",
+    "logging",
+    "subprocess",
+    "multiprocessing",
+    "threading",
+    "asyncio",
+    "torch.distributed",
+    "torch.multiprocessing",
+    "numpy.random",
+}
 NO_TORCH = {"torch", "numpy"}
 ONE_PROCESS = {"multiprocessing", "socket", "torch.distributed"}
 NO_OBJECTS = {"torch", "numpy", "pickle", "json"}
@@ -162,8 +173,16 @@ HOMES = "algorithms (pure), training (tensors), runtime (processes and clocks), 
 
 #: From the lowest to the highest: a wing imports those before it.
 WINGS = (
-    "algorithms", "plans", "kernels", "training", "runtime", "planning", "compression", "concurrency", "interfaces",
-)  # fmt: skip
+    "algorithms",
+    "plans",
+    "kernels",
+    "training",
+    "runtime",
+    "planning",
+    "compression",
+    "concurrency",
+    "interfaces",
+)
 #: What stands beside the wings, and may be imported by all of them.
 SMALL = ("errors", "moved", "names", "narrative", "text_table", "user_cache", "version")
 #: A wing, and what it may import of one that is above it.

@@ -26,9 +26,10 @@ SYNCHRONOUS = [  # a chunk of every batch from each worker, and the user's optim
 ]
 UPDATES = 12  # two epochs and more, each with a last batch that is smaller
 FLUSHED = [
-    plan for plan in ALL
-    if isinstance(plan.method, Pipeline) and plan.method.schedule.span and plan.method.traits.keeps_step
-]  # fmt: skip
+    plan
+    for plan in ALL
+    if isinstance(plan.method, Pipeline) and plan.method.schedule.span and plan.method.traits.synchronous
+]
 
 
 def enough(job: str, plan: Plan) -> str:

@@ -78,9 +78,15 @@ def test_the_new_method_works_and_prints_what_the_page_shows(tmp_path: Path) -> 
 
 
 PROGRAMS = (
-    "tutorials/first-comparison", "tutorials/coming-from", "tutorials/replay-a-nan", "how-to/data", "how-to/runs",
-    "how-to/tune", "how-to/export", "internals/kernels",
-)  # fmt: skip
+    "tutorials/first-comparison",
+    "tutorials/coming-from",
+    "tutorials/replay-a-nan",
+    "how-to/data",
+    "how-to/runs",
+    "how-to/tune",
+    "how-to/export",
+    "internals/kernels",
+)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -317,9 +323,11 @@ def test_every_environment_variable_is_documented() -> None:
 @pytest.mark.parametrize(
     ("section", "protocol"),
     [
-        ("A collective", Collective), ("A rule", Rule), ("An averaging rule", Averaging),
+        ("A collective", Collective),
+        ("A rule", Rule),
+        ("An averaging rule", Averaging),
     ],
-)  # fmt: skip
+)
 def test_contributing_names_the_members_of_a_protocol(section: str, protocol: type) -> None:
     found = re.search(rf"^### {section}\n.*?```text\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S | re.M)
     assert found is not None

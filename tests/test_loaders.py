@@ -18,8 +18,17 @@ CALLS = {
     "exec", "eval", "runpy.run_path", "runpy.run_module",
 }  # fmt: skip
 #: The pickles of `multiprocessing`'s pipes, and what imports a file.
-METHODS = {"exec_module", "load_module", "recv", "recv_bytes", "recv_object_list", "broadcast_object_list",
-           "all_gather_object", "scatter_object_list", "gather_object"}  # fmt: skip
+METHODS = {
+    "exec_module",
+    "load_module",
+    "recv",
+    "recv_bytes",
+    "recv_object_list",
+    "broadcast_object_list",
+    "all_gather_object",
+    "scatter_object_list",
+    "gather_object",
+}
 PIPE = "a process that this one has started, through a pipe that both inherit"
 PARENT = "the process that has started this one, through a pipe that both inherit"
 USER = "the user, who names the file"
@@ -77,9 +86,10 @@ WRITTEN_BY = {
 def loaders(file: Path) -> Iterator[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     unpicklers = {
-        node.name for node in ast.walk(tree)
+        node.name
+        for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Unpickler") for base in node.bases)
-    }  # fmt: skip
+    }
     unpicks = "from paceline.training.gradients.pickling import" in file.read_text(encoding="utf-8")
     name = file.relative_to(SOURCE).as_posix()
     for inside, node in _with_function(tree, "<module>"):
@@ -113,7 +123,9 @@ def test_the_wire_knows_no_pickle() -> None:
     tuning = (SOURCE / f"planning/tuner/{name}.py" for name in ("trials/peers", "trials/messages", "state_file"))
     for file in (*(SOURCE / "runtime/links").rglob("*.py"), *tuning):
         imported = {
-            name.name.partition(".")[0] for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-            if isinstance(node, ast.Import) for name in node.names
-        }  # fmt: skip
+            name.name.partition(".")[0]
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Import)
+            for name in node.names
+        }
         assert not imported & {"pickle", "cloudpickle", "marshal", "shelve", "dill", "joblib"}, file

@@ -45,7 +45,7 @@ def push(layout: Layout, server: Address, listener: socket.socket, pushes: int) 
     (shard,) = layout.shards
     flat = torch.zeros(shard.length)
     raw = flat.view(torch.uint8).numpy().data
-    vector = GradientVector(shard, torch.float32, looks_back=False, shards=1)
+    vector = GradientVector(shard, torch.float32, uses_pulled=False, shards=1)
     vector.write(shard.parameter_views(flat), [], [0])
 
     def place(peer: Peer, kind: int, ints: tuple[int, ...], size: int) -> memoryview | None:

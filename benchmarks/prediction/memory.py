@@ -84,7 +84,7 @@ def costs() -> dict[tuple[str, str], tuple[Plan, ModelCost, ModelDivision | None
     made, counted = dict(jobs()), dict[tuple[str, int], ModelCost]()
     for row in rows():
         job, plan, share = made[row["job"]], Plan.parse(row["plan"]), row.get("division")
-        samples = math.ceil(job.batch_size / max(1, plan.parts if plan.traits.keeps_step else 1))
+        samples = math.ceil(job.batch_size / max(1, plan.parts if plan.traits.synchronous else 1))
         division = None
         if share:
             computed = {"": share["computed"]} if share["parts"] else {}

@@ -39,8 +39,8 @@ def one(name: str) -> dict[str, Any]:
     """Simulate a case in this process."""
     plan_name, workers, each, _, fails = CASES[name]
     plan = make(plan_name, workers=workers)
-    updates = each if plan.traits.keeps_step else each * workers
-    batch = SAMPLES * (workers if plan.traits.keeps_step else 1)
+    updates = each if plan.traits.synchronous else each * workers
+    batch = SAMPLES * (workers if plan.traits.synchronous else 1)
     # The server is fast enough for all of them: otherwise what is simulated is a queue.
     world = World(compute=COMPUTE, update=1e-9, straggle=(0.01, 5.0))
     if fails:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1]))
 from record import write
-from study import METHODS, SEEDS, STUDIES, TUNING_SEEDS, WORLDS, Study, keeps_step, report, settings, train
+from study import METHODS, SEEDS, STUDIES, TUNING_SEEDS, WORLDS, Study, report, settings, synchronous, train
 
 HERE = Path(__file__).parent
 LINES = HERE / "results.jsonl"
@@ -159,7 +159,7 @@ def measure(study: Study, methods: list[str], store: Store, pool: Any, worlds: t
     for m, p in rows:
         rate, own = chosen(study, m, p, store)
         tasks = [Task(study, m, p, seed, rate, own, worlds) for seed in SEEDS[: study.seeds]]
-        if keeps_step(METHODS[m]):  # both worlds at once
+        if synchronous(METHODS[m]):  # both worlds at once
             first.append(tasks)
             continue
         for number, world in enumerate(w for w in worlds if w in METHODS[m].worlds):

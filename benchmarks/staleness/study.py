@@ -190,7 +190,7 @@ def report(
     run: Run | None = None
     for name in worlds:
         world = replace(WORLDS[name], seed=seed)
-        if run is None or not plan.traits.keeps_step:
+        if run is None or not plan.traits.synchronous:
             run = _run(job, plan, world)
             times = [h["seconds"] for h in run.history]
         else:
@@ -227,7 +227,7 @@ def _error(entry: dict[str, float]) -> float:
     return round(1 - entry["test_accuracy"], 5)
 
 
-def keeps_step(method: Method) -> bool:
+def synchronous(method: Method) -> bool:
     return Plan.parse(method.text(2 if method.plan != "sequential" else 1, None)).gate is None
 
 

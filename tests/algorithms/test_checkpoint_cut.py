@@ -28,9 +28,9 @@ class Part:
         self, workers: int, batches: int, server: Server, shards: int, applied: list[Counter[int]], cut: Cut | None
     ) -> None:
         self.applied = applied  # per shard
-        ghosts = cut.ghosts if cut else 0
-        self.desk = Desk(workers, batches, server.gate, ghosts)
-        self.machine = server.machine(workers, ghosts)
+        pending_owners = cut.pending_owners if cut else 0
+        self.desk = Desk(workers, batches, server.gate, pending_owners)
+        self.machine = server.machine(workers, pending_owners)
         self.state = [0] * self.desk.ints
         self.shards = [[0] * self.machine.ints for _ in range(shards)]
         clients = [Client(number, shards) for number in range(workers)]

@@ -90,8 +90,13 @@ def reference(plan: str, workers: int) -> Vector:
     return centre
 
 
-PLANS = {"parallel_sgd": "parallel_sgd", "local_sgd": "local_sgd:every=4", "easgd": "easgd:every=3",
-         "diloco": "diloco:every=5", "gossip": "gossip"}  # fmt: skip
+PLANS = {
+    "parallel_sgd": "parallel_sgd",
+    "local_sgd": "local_sgd:every=4",
+    "easgd": "easgd:every=3",
+    "diloco": "diloco:every=5",
+    "gossip": "gossip",
+}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4, 5])

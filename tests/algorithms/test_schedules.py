@@ -241,15 +241,19 @@ def _with(table: Table, worker: int, line: list[Work]) -> Table:
 
 
 MUTATIONS: list[Callable[[Table, random.Random], Table]] = [
-    _swapped, _dropped, _doubled, _another_version, _smaller_stash, _fewer_slots, _another_home
-]  # fmt: skip
+    _swapped,
+    _dropped,
+    _doubled,
+    _another_version,
+    _smaller_stash,
+    _fewer_slots,
+    _another_home,
+]
 
 
 def some_table(draw: random.Random) -> Table:
     workers, micro = draw.randint(1, 5), draw.randint(1, 7)
-    schedules: list[Schedule] = [
-        Gpipe(), OneFOneB(), ZeroBubble(), Interleaved(2), Layers(), Pipedream(), Spectrain()
-    ]  # fmt: skip
+    schedules: list[Schedule] = [Gpipe(), OneFOneB(), ZeroBubble(), Interleaved(2), Layers(), Pipedream(), Spectrain()]
     schedule = draw.choice(schedules)
     counts = [micro] if schedule.span else [1] * (micro + 2)
     return table_of(schedule, workers, counts)
@@ -379,9 +383,10 @@ def test_every_stage_has_a_piece_that_is_wanted() -> None:
         wanted = [draw.random() < 0.5 for _ in pieces]
         stages = draw.randint(1, len(pieces))
         able = [
-            cuts for cuts in _all(len(pieces), stages)
+            cuts
+            for cuts in _all(len(pieces), stages)
             if all(any(wanted[a:b]) for a, b in pairwise([0, *cuts, len(pieces)]))
-        ]  # fmt: skip
+        ]
         found = balanced(pieces, stages, [0.0] * len(pieces), wanted)
         assert bool(found) <= (found in able)
         if able:

@@ -147,7 +147,11 @@ def test_it_is_trained_by_any_plan_as_a_piece_of_its_own() -> None:
     x = torch.randn(40, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     y = torch.randint(5, (40,), generator=torch.Generator().manual_seed(2))
     job = pl.Job(
-        model=lambda: Net().double(), data=(x, y), loss=nn.CrossEntropyLoss(), batch_size=10, epochs=3,
+        model=lambda: Net().double(),
+        data=(x, y),
+        loss=nn.CrossEntropyLoss(),
+        batch_size=10,
+        epochs=3,
         optimizer=partial(torch.optim.SGD, lr=0.1),
-    )  # fmt: skip
+    )
     same_numbers(job, pl.Plan.parse("one_f_one_b:workers=3,cuts=rnn+head"), "local", updates=6)

@@ -50,9 +50,16 @@ class Words(nn.Module):
 def images() -> nn.Module:
     """Margins, statistics and a norm over channels' pixels."""
     return nn.Sequential(
-        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.SiLU(), nn.MaxPool2d(3, 2, 1), nn.Flatten(2),
-        nn.LayerNorm(9), nn.Flatten(), nn.Dropout(0.3), nn.Linear(36, 3),
-    )  # fmt: skip
+        nn.Conv2d(2, 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.SiLU(),
+        nn.MaxPool2d(3, 2, 1),
+        nn.Flatten(2),
+        nn.LayerNorm(9),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(36, 3),
+    )
 
 
 NETWORKS = {
@@ -95,9 +102,13 @@ def test_a_recurrent_run_is_compressed_in_float32() -> None:
     x = torch.randn(400, 6, 3)
     y = (x.sum((1, 2)) > 0).long() + (x[:, :, 0].sum(1) > 0).long()
     job = pl.Job(
-        lambda: Recurrent(nn.GRU(3, 8, batch_first=True), 8), (x, y), nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.Adam, lr=0.01), batch_size=50, epochs=2,
-    )  # fmt: skip
+        lambda: Recurrent(nn.GRU(3, 8, batch_first=True), 8),
+        (x, y),
+        nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.Adam, lr=0.01),
+        batch_size=50,
+        epochs=2,
+    )
     said: list[str] = []
     found = pl.compress(pl.train(job, folder=None), say=said.append)
     assert [(point.precision, point.kernel) for point in found.points] == [("float32", "loops")]

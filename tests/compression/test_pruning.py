@@ -27,9 +27,15 @@ def test_channels_without_weight_leave_without_a_trace() -> None:
     """The result does not change when the channels that go are those that nothing reads."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(6 * 9, 7), nn.Tanh(),
+        nn.Conv2d(1, 6, 3),
+        nn.BatchNorm2d(6),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(6 * 9, 7),
+        nn.Tanh(),
         nn.Linear(7, 3),
-    ).eval()  # fmt: skip
+    ).eval()
     dead = [1, 4]
     with torch.no_grad():
         model[5].weight.view(7, 6, 9)[:, dead] = 0
@@ -71,8 +77,9 @@ def test_heads_that_nothing_reads_leave_without_a_trace() -> None:
     model, x = encoder().eval(), torch.randn(20, 4, 5)
     graph = graph_of(model, x)
     assert [(each.module, each.channels) for each in prunable(graph)] == [
-        ("1.layers.0.self_attn", 3), ("1.layers.0.linear1", 10)
-    ]  # fmt: skip
+        ("1.layers.0.self_attn", 3),
+        ("1.layers.0.linear1", 10),
+    ]
     part = model[1].layers[0]
     with torch.no_grad():
         part.self_attn.out_proj.weight[:, 4:8] = 0

@@ -29,8 +29,12 @@ CROSS = shutil.which(GCC) is not None and shutil.which(QEMU) is not None
 def small(seed: int = 3) -> tuple[nn.Module, Network, torch.Tensor]:
     torch.manual_seed(seed)
     model = nn.Sequential(
-        nn.Conv2d(1, 6, 3, padding=1), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(6 * 16, 10),
-    ).eval()  # fmt: skip
+        nn.Conv2d(1, 6, 3, padding=1),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(6 * 16, 10),
+    ).eval()
     x = torch.randn(200, 1, 8, 8)
     return model, read(model, (1, 8, 8)), x
 

@@ -20,9 +20,12 @@ X, Y = torch.rand(40, 5), torch.arange(40) % 2
 
 def job(**changes: Any) -> pl.Job:
     given = {
-        "model": lambda: nn.Linear(5, 2), "data": (X, Y), "loss": nn.CrossEntropyLoss(), "batch_size": 10,
+        "model": lambda: nn.Linear(5, 2),
+        "data": (X, Y),
+        "loss": nn.CrossEntropyLoss(),
+        "batch_size": 10,
         "optimizer": partial(torch.optim.SGD, lr=0.1),
-    }  # fmt: skip
+    }
     return pl.Job(**{**given, **changes})
 
 
@@ -31,9 +34,15 @@ def tune(**changes: Any) -> Any:
 
 
 def of_several_kinds(
-    path: Path | str, *, many: Sequence[int] = (), share: float | None = 0.5, call: Callable[[], int] = int,
-    flag: bool = False, hidden: NotHere | None = None, any_value: Any = None,  # type: ignore[name-defined]  # noqa: F821
-) -> None:  # fmt: skip
+    path: Path | str,
+    *,
+    many: Sequence[int] = (),
+    share: float | None = 0.5,
+    call: Callable[[], int] = int,
+    flag: bool = False,
+    hidden: NotHere | None = None,  # type: ignore[name-defined]  # noqa: F821
+    any_value: Any = None,
+) -> None:
     check_arguments(of_several_kinds, locals())
 
 

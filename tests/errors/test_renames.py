@@ -19,9 +19,13 @@ from paceline.runtime.runs.record import read_record
 from paceline.training.jobs.job import Job
 
 VALUES: dict[str, Any] = {
-    "accumulate": 2, "clip_norm": 0.5, "loader_workers": 1, "schedule": lambda optimizer: None,
-    "transform": lambda batch: batch, "weight": lambda batch: 1.0,
-}  # fmt: skip
+    "accumulate": 2,
+    "clip_norm": 0.5,
+    "loader_workers": 1,
+    "schedule": lambda optimizer: None,
+    "transform": lambda batch: batch,
+    "weight": lambda batch: 1.0,
+}
 
 
 def test_the_values_cover_the_table() -> None:

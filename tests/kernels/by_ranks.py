@@ -40,7 +40,7 @@ ADAM = partial(torch.optim.Adam, lr=0.01)
 TEAMS = ((1, 1, 0), (2, 1, 0), (3, 1, 0), (4, 1, 0), (2, 2, 0), (4, 1, 2))
 #: (ranks, ranks of a node or 0, whether batch-norm cuts the network into phases)
 TRAININGS = ((2, 0, False), (3, 0, True), (4, 0, False), (4, 2, False))
-Found = dict[tuple[Any, ...], Any]
+LayerSpec = dict[tuple[Any, ...], Any]
 
 
 def mpiexec(ranks: int, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -50,13 +50,13 @@ def mpiexec(ranks: int, folder: Path, *words: str) -> subprocess.CompletedProces
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=500)
 
 
-def computed(folder: Path, cases: list[Case]) -> Found:
+def computed(folder: Path, cases: list[Case]) -> LayerSpec:
     """Reads what the ranks found; starts them if the folder does not have it yet."""
     if not (folder / "found.pt").exists():
         torch.save(cases, folder / "cases.pt")
         done = mpiexec(RANKS, folder, "-m", "tests.kernels.by_ranks", str(folder))
         assert done.returncode == 0, done.stderr
-    found: Found = torch.load(folder / "found.pt", weights_only=False)
+    found: LayerSpec = torch.load(folder / "found.pt", weights_only=False)
     return found
 
 
@@ -142,9 +142,16 @@ def digest(model: nn.Module) -> str:
 
 def rims() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(2, 5, 3, padding=1, stride=2), nn.Tanh(), nn.Conv2d(5, 7, 2, dilation=2, padding=2),
-        nn.BatchNorm2d(7), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.2), nn.Linear(63, 10),
-    )  # fmt: skip
+        nn.Conv2d(2, 5, 3, padding=1, stride=2),
+        nn.Tanh(),
+        nn.Conv2d(5, 7, 2, dilation=2, padding=2),
+        nn.BatchNorm2d(7),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Linear(63, 10),
+    )
 
 
 RIMS = Network("rims", rims, (2, 9, 9), 1, 30)

@@ -191,8 +191,12 @@ class Gated(nn.Module):
 
 
 LOSSES = (
-    nn.MSELoss(), nn.L1Loss(), nn.SmoothL1Loss(beta=0.4), nn.HuberLoss(delta=0.7), nn.BCEWithLogitsLoss(),
-)  # fmt: skip
+    nn.MSELoss(),
+    nn.L1Loss(),
+    nn.SmoothL1Loss(beta=0.4),
+    nn.HuberLoss(delta=0.7),
+    nn.BCEWithLogitsLoss(),
+)
 
 
 @st.composite
@@ -205,9 +209,14 @@ def encoders(draw: st.DrawFn) -> Case:
     kind = draw(st.sampled_from(("encoder", "ends", "gated", "logarithms")))
     if kind == "encoder":
         layer = nn.TransformerEncoderLayer(
-            heads * size, heads, draw(st.integers(1, 9)), 0.0, draw(st.sampled_from(["relu", "gelu"])),
-            batch_first=True, norm_first=draw(st.booleans()),
-        )  # fmt: skip
+            heads * size,
+            heads,
+            draw(st.integers(1, 9)),
+            0.0,
+            draw(st.sampled_from(["relu", "gelu"])),
+            batch_first=True,
+            norm_first=draw(st.booleans()),
+        )
         model = Encoder(layer, draw(st.integers(1, 2)), steps, classes, draw(st.booleans()))
         return Case(model, tokens, y, nn.CrossEntropyLoss(label_smoothing=smoothing))
     if kind == "ends":
@@ -240,7 +249,7 @@ STEPS: dict[str, Callable[..., Tensor]] = {
     "product": lambda it, x: x @ it.square + F.linear(x, it.square, it.row),
     "dense": lambda it, x: torch.relu(it.same(x)),
     "highest": lambda it, x: x - x.amax(1, keepdim=True) + x.max(2, keepdim=True)[0],
-}  # fmt: skip
+}
 
 
 class Operations(nn.Module):
@@ -261,9 +270,11 @@ class Operations(nn.Module):
         for name in self.names:
             x = 0.5 * x + STEPS[name](self, x)
         ends = {
-            "mean": lambda: x.mean(1), "sum": lambda: x.sum(dim=1), "last": lambda: x[:, -1],
+            "mean": lambda: x.mean(1),
+            "sum": lambda: x.sum(dim=1),
+            "last": lambda: x[:, -1],
             "highest": lambda: x.amax(1),
-        }  # fmt: skip
+        }
         used = self.row.sum() + self.one + self.column.sum() + self.square.sum() + self.steps.bias.sum()
         scores: Tensor = self.head(self.same(ends[self.end]())) + 0.01 * (used + self.steps.weight.sum())
         return scores

@@ -48,9 +48,14 @@ rounds = 1  # too many: what is left out leaves no array, and what is written be
 def images() -> Case:
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(2, 5, 3, padding=1), nn.GELU(), nn.MaxPool2d(2, padding=1), nn.Flatten(), nn.Linear(80, 18),
-        nn.Softmax(1), nn.Linear(18, 4),
-    )  # fmt: skip
+        nn.Conv2d(2, 5, 3, padding=1),
+        nn.GELU(),
+        nn.MaxPool2d(2, padding=1),
+        nn.Flatten(),
+        nn.Linear(80, 18),
+        nn.Softmax(1),
+        nn.Linear(18, 4),
+    )
     return Case(model, torch.randn(5, 2, 7, 7), torch.randint(4, (5,)), nn.CrossEntropyLoss()).double()
 
 
@@ -97,10 +102,12 @@ PLANTED: dict[str, tuple[Callable[[], Case], Target, Callable[[], None]]] = {
     "threads.py, loops": (images, SAMPLES, lambda: setattr(OneThread, "opened", opened_wrongly)),
     "threads.py, rows of a table": (words, SAMPLES, partial(wronged, OneThread, "scatter")),
     "cpp.py, sums over lanes": (images, SAMPLES, partial(wronged, cpp, "_chunk_end")),
-    "memory.py, a missing pad": (images, SAMPLES, lambda: setattr(
-        Memory, "_weight", lambda memory, buffer, lanes: WEIGHT(memory, buffer, 1)
-    )),
-}  # fmt: skip
+    "memory.py, a missing pad": (
+        images,
+        SAMPLES,
+        lambda: setattr(Memory, "_weight", lambda memory, buffer, lanes: WEIGHT(memory, buffer, 1)),
+    ),
+}
 
 
 def shows(name: str, way: str) -> bool:

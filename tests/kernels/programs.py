@@ -112,9 +112,11 @@ def language_model() -> Program:
 def language_model_of_functions() -> Program:
     cross_entropy = nn.CrossEntropyLoss(ignore_index=0)
     return (
-        Decoder(FunctionalAttention, tied=False), classes(11, 5), classes(11, 5),
+        Decoder(FunctionalAttention, tied=False),
+        classes(11, 5),
+        classes(11, 5),
         lambda scores, y: cross_entropy(scores.flatten(0, 1), y.flatten()),
-    )  # fmt: skip
+    )
 
 
 @program
@@ -165,18 +167,25 @@ def u_net() -> Program:
         return it.end(torch.cat([it.up(coarse), fine], dim=1))
 
     model = Written(
-        forward, down=nn.Conv2d(1, 3, 3, padding=1), deep=nn.Conv2d(3, 4, 3, padding=1),
-        up=nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1, output_padding=1, groups=1), end=nn.Conv2d(6, 3, 1),
-    )  # fmt: skip
+        forward,
+        down=nn.Conv2d(1, 3, 3, padding=1),
+        deep=nn.Conv2d(3, 4, 3, padding=1),
+        up=nn.ConvTranspose2d(4, 3, 3, stride=2, padding=1, output_padding=1, groups=1),
+        end=nn.Conv2d(6, 3, 1),
+    )
     return model, torch.randn(BATCH, 1, 6, 6), classes(3, 6, 6), nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2, 0.5]))
 
 
 @program
 def autoencoder() -> Program:
     model = nn.Sequential(
-        nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.AvgPool2d(2), nn.Upsample(scale_factor=2),
-        nn.Conv2d(3, 1, 3, padding=1), nn.Sigmoid(),
-    )  # fmt: skip
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Upsample(scale_factor=2),
+        nn.Conv2d(3, 1, 3, padding=1),
+        nn.Sigmoid(),
+    )
     x = torch.rand(BATCH, 1, 6, 6)
     return model, x, x, nn.BCELoss()
 
@@ -212,9 +221,14 @@ def excited_channels() -> Program:
         return it.head(it.shown(x).amax(dim=(2)).mean(-1))
 
     model = Written(
-        forward, maps=nn.Conv2d(3, 4, 3, padding=1), norm=nn.GroupNorm(2, 4), gate=nn.Conv2d(4, 4, 1),
-        slope=nn.PReLU(4), shown=nn.InstanceNorm2d(4, affine=True), head=nn.Linear(4, 3),
-    )  # fmt: skip
+        forward,
+        maps=nn.Conv2d(3, 4, 3, padding=1),
+        norm=nn.GroupNorm(2, 4),
+        gate=nn.Conv2d(4, 4, 1),
+        slope=nn.PReLU(4),
+        shown=nn.InstanceNorm2d(4, affine=True),
+        head=nn.Linear(4, 3),
+    )
     return model, torch.randn(BATCH, 3, 5, 5), classes(3), nn.CrossEntropyLoss()
 
 
@@ -239,9 +253,12 @@ def attention_to_another_sequence() -> Program:
         return (shares * asked).sum(dim=1)
 
     model = Written(
-        forward, enter=nn.Linear(3, 4), asks=nn.Parameter(torch.randn(1, 2, 4)), weigh=nn.Linear(4, 1),
+        forward,
+        enter=nn.Linear(3, 4),
+        asks=nn.Parameter(torch.randn(1, 2, 4)),
+        weigh=nn.Linear(4, 1),
         attention=nn.MultiheadAttention(4, 2, batch_first=True),
-    )  # fmt: skip
+    )
     return model, torch.randn(BATCH, 5, 3), torch.randn(BATCH, 4), nn.SmoothL1Loss()
 
 
@@ -255,9 +272,13 @@ def waves_and_lengths() -> Program:
         return (shares.unsqueeze(-1) * experts).sum(1).std(1, keepdim=True) * it.scale.exp()
 
     model = Written(
-        forward, waves=torch.randn(2, 4), one=nn.Linear(8, 5), other=nn.Linear(8, 5), choice=nn.Linear(8, 2),
+        forward,
+        waves=torch.randn(2, 4),
+        one=nn.Linear(8, 5),
+        other=nn.Linear(8, 5),
+        choice=nn.Linear(8, 2),
         scale=nn.Parameter(torch.zeros(1)),
-    )  # fmt: skip
+    )
     pinball = lambda s, y: torch.maximum(0.9 * (y - s), -0.1 * (y - s)).mean()  # noqa: E731
     return model, torch.randn(BATCH, 2), torch.randn(BATCH, 1), pinball
 
@@ -269,7 +290,10 @@ def causal_convolutions() -> Program:
         return it.head(F.softplus(it.far(x)[..., :-4])[:, :, -1])
 
     model = Written(
-        forward, near=nn.Conv1d(2, 8, 3, padding=2), gate=nn.GLU(dim=1), far=nn.Conv1d(4, 4, 3, padding=4, dilation=2),
+        forward,
+        near=nn.Conv1d(2, 8, 3, padding=2),
+        gate=nn.GLU(dim=1),
+        far=nn.Conv1d(4, 4, 3, padding=4, dilation=2),
         head=nn.Linear(4, 3),
-    )  # fmt: skip
+    )
     return model, torch.randn(BATCH, 2, 9), classes(3), nn.CrossEntropyLoss()

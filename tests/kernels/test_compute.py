@@ -31,9 +31,13 @@ def a_job(dtype: torch.dtype = torch.float64) -> Job:
     x = torch.rand(120, 1, 6, 6, generator=generator, dtype=dtype)
     y = torch.randint(4, (120,), generator=generator)
     return Job(
-        model=lambda: make_model().to(dtype), data=(x, y), loss=nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9), batch_size=24, epochs=2,
-    )  # fmt: skip
+        model=lambda: make_model().to(dtype),
+        data=(x, y),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        batch_size=24,
+        epochs=2,
+    )
 
 
 @pytest.mark.parametrize("plan", ["sequential", "sequential:chunks=3", "ring:workers=3"])

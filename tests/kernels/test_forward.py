@@ -38,7 +38,7 @@ def test_dropout_is_left_out_and_the_last_logarithms_are_not() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Dropout(0.2), nn.Linear(6, 5), nn.Dropout(0.3), nn.Tanh(), nn.Linear(5, 3), nn.Dropout(0.1), nn.LogSoftmax(1)
-    ).double()  # fmt: skip
+    ).double()
     x = torch.randn(19, 6, dtype=torch.float64)
     assert check(Case(model, x, torch.randint(0, 3, (19,)), nn.NLLLoss()))
 

@@ -19,9 +19,14 @@ from paceline.training.jobs.modules import Subsampling
 def small_cnn() -> nn.Module:
     torch.manual_seed(1)
     return nn.Sequential(
-        nn.Unflatten(1, (1, 12)), nn.Conv2d(1, 3, 5), nn.Sigmoid(), Subsampling(), nn.Tanh(),
-        nn.Flatten(), nn.Linear(12, 5),
-    )  # fmt: skip
+        nn.Unflatten(1, (1, 12)),
+        nn.Conv2d(1, 3, 5),
+        nn.Sigmoid(),
+        Subsampling(),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(12, 5),
+    )
 
 
 def data(samples: int) -> tuple[Tensor, Tensor]:

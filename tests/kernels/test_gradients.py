@@ -180,7 +180,7 @@ WRITTEN: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "unheeding": (lambda: nn.TransformerEncoder(Unheeding(6, 2, 5), 2, enable_nested_tensor=False), (4, 6)),
     "decoder": (lambda: Decoder(False), (4, 6)),
     "decoder, norms first": (lambda: Decoder(True), (4, 6)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.usefixtures("quickly_compiled")
@@ -212,8 +212,12 @@ def test_many_networks(strategy: Callable[[], SearchStrategy[Case]]) -> None:
     for case in drawn(strategy(), 40):
         check(case, 1e-10)
         check_one_by_one(case, 1e-10)
-        single = Case(case.model.float(), case.x.float() if case.x.is_floating_point() else case.x,
-                      case.y.float() if case.y.is_floating_point() else case.y, case.loss)  # fmt: skip
+        single = Case(
+            case.model.float(),
+            case.x.float() if case.x.is_floating_point() else case.x,
+            case.y.float() if case.y.is_floating_point() else case.y,
+            case.loss,
+        )
         check(single, 1e-4)
         check_one_by_one(single, 1e-4)
 

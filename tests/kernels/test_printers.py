@@ -64,9 +64,18 @@ def test_numpy_says_the_same_of_encoders(case: Case) -> None:
 def small() -> Case:
     torch.manual_seed(3)
     model = nn.Sequential(
-        nn.Conv2d(2, 5, 3, padding=1), nn.BatchNorm2d(5), nn.GELU(), nn.MaxPool2d(2, padding=1), nn.Dropout(0.3),
-        nn.Conv2d(5, 3, 2, stride=3), nn.ReLU(), nn.Flatten(), nn.Linear(3, 18), nn.Tanh(), nn.Linear(18, 4),
-    )  # fmt: skip
+        nn.Conv2d(2, 5, 3, padding=1),
+        nn.BatchNorm2d(5),
+        nn.GELU(),
+        nn.MaxPool2d(2, padding=1),
+        nn.Dropout(0.3),
+        nn.Conv2d(5, 3, 2, stride=3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(3, 18),
+        nn.Tanh(),
+        nn.Linear(18, 4),
+    )
     return Case(model, torch.randn(21, 2, 7, 6), torch.randint(4, (21,)), nn.CrossEntropyLoss())
 
 

@@ -16,12 +16,12 @@ from tests.kernels.test_gradients import compare
 
 pytest.importorskip("mpi4py")
 
-from tests.kernels.by_ranks import TEAMS, Found, computed
+from tests.kernels.by_ranks import TEAMS, LayerSpec, computed
 
 SHARING = [team for team in TEAMS if not team[2]]
 
 
-def check_bits(cases: list[Case], found: Found) -> None:
+def check_bits(cases: list[Case], found: LayerSpec) -> None:
     """All numbers of ranks and threads that share memory give the bits of one process of two threads."""
     for number, case in enumerate(cases):
         twin = copy.deepcopy(case.model)
@@ -34,7 +34,7 @@ def check_bits(cases: list[Case], found: Found) -> None:
         compare(case, loss, gradients, twin, 1e-10)
 
 
-def check_nodes(cases: list[Case], found: Found) -> None:
+def check_nodes(cases: list[Case], found: LayerSpec) -> None:
     """Two nodes of two ranks each. Batch-norm has the statistics of a node's share of the batch."""
     compared = 0
     for case, (loss, gradients, state) in zip(cases, found["gradients", 4, 1, 2], strict=True):
@@ -50,11 +50,11 @@ def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-def test_ranks_make_pytorchs_gradients_to_the_bits_of_threads(rank_cases: list[Case], by_ranks: Found) -> None:
+def test_ranks_make_pytorchs_gradients_to_the_bits_of_threads(rank_cases: list[Case], by_ranks: LayerSpec) -> None:
     check_bits(rank_cases, by_ranks)
 
 
-def test_machines_add_up_to_pytorchs_gradients(rank_cases: list[Case], by_ranks: Found) -> None:
+def test_machines_add_up_to_pytorchs_gradients(rank_cases: list[Case], by_ranks: LayerSpec) -> None:
     check_nodes(rank_cases, by_ranks)
 
 

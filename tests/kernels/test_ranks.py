@@ -21,19 +21,19 @@ from paceline.training.jobs.loading import load_job
 
 pytest.importorskip("mpi4py")
 
-from tests.kernels.by_ranks import Found, mpiexec
+from tests.kernels.by_ranks import LayerSpec, mpiexec
 
 
 # One phase, and several that all must have finished.
 @pytest.mark.parametrize(("ranks", "norm"), [(2, False), (3, True), (4, False)])
-def test_ranks_of_a_node_give_the_bits_of_one_process(ranks: int, norm: bool, by_ranks: Found) -> None:
+def test_ranks_of_a_node_give_the_bits_of_one_process(ranks: int, norm: bool, by_ranks: LayerSpec) -> None:
     gap, losses, results = by_ranks["training", ranks, 0, norm]
     assert gap == 0.0
     assert losses < 1e-5
     assert results == 1
 
 
-def test_nodes_add_their_gradients_up(by_ranks: Found) -> None:
+def test_nodes_add_their_gradients_up(by_ranks: LayerSpec) -> None:
     """Four ranks, two of which are said to share memory: two nodes."""
     gap, losses, results = by_ranks["training", 4, 2, False]
     assert 0.0 < gap < 1e-5
@@ -41,7 +41,7 @@ def test_nodes_add_their_gradients_up(by_ranks: Found) -> None:
     assert results == 1
 
 
-def test_ranks_with_a_gpu_each(by_ranks: Found) -> None:
+def test_ranks_with_a_gpu_each(by_ranks: LayerSpec) -> None:
     """The GPUs are played, and share no memory: each has a share of the batch."""
     gap, losses, results = by_ranks["devices",]
     assert gap < 1e-5

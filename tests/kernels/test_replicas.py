@@ -26,8 +26,17 @@ def test_each_is_the_model_it_would_be_alone(batch: int, count: int) -> None:
     models = []
     for seed in range(count):
         torch.manual_seed(seed)
-        models.append(nn.Sequential(small_cnn()[0], nn.Conv2d(1, 2, 5), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(4),
-                                    nn.Flatten(), nn.Linear(8, 5)).double())  # fmt: skip
+        models.append(
+            nn.Sequential(
+                small_cnn()[0],
+                nn.Conv2d(1, 2, 5),
+                nn.BatchNorm2d(2),
+                nn.ReLU(),
+                nn.MaxPool2d(4),
+                nn.Flatten(),
+                nn.Linear(8, 5),
+            ).double()
+        )
     alone = copy.deepcopy(models)
     makers = [partial(torch.optim.SGD, lr=0.01 * (seed + 1), momentum=0.5) for seed in range(count)]
     orders = torch.stack([torch.randperm(60, generator=torch.Generator().manual_seed(s)) for s in range(count)])

@@ -58,8 +58,8 @@ class Agenda:
     def updates(self) -> int:
         if self.data_parts:
             return sum(map(self._updates_of, range(self.leases)))
-        whole = self.updates_per_epoch * self.epochs
-        return whole if self.limit is None else min(whole, self.limit)
+        total = self.updates_per_epoch * self.epochs
+        return total if self.limit is None else min(total, self.limit)
 
     @property
     def leases(self) -> int:
@@ -102,8 +102,8 @@ class Agenda:
     def _updates_of(self, lease: int) -> int:
         """Return how many updates are made on a part of the data."""
         low, high = self._part(lease)
-        whole = self.epochs * (high - low)
-        return whole if self.limit is None else min(whole, self.limit // self.leases)
+        total = self.epochs * (high - low)
+        return total if self.limit is None else min(total, self.limit // self.leases)
 
     def task(self, number: int) -> list[Chunk]:
         """Return the chunks of a task that hold samples."""
@@ -134,14 +134,14 @@ class Agenda:
         """Return all chunks of an update; some may be empty when the last batch is smaller than `parts`."""
         epoch, start, stop = self.span(update)
         # Shares of several updates may be summed together, so they are weighed against a full one.
-        whole = stop - start if self.shares == 1 else self.samples_per_update
+        total = stop - start if self.shares == 1 else self.samples_per_update
         result: list[Chunk] = []
         for first in range(start, stop, self.batch_size):
             size = min(first + self.batch_size, stop) - first
             cuts = [first + self._before(part, size) for part in range(self.parts + 1)]
             for part in range(self.parts):
                 low, high = cuts[part], cuts[part + 1]
-                result.append(Chunk(update, len(result), epoch, low, high, (high - low) / whole))
+                result.append(Chunk(update, len(result), epoch, low, high, (high - low) / total))
         return result
 
     def filled(self, update: int) -> list[Chunk]:
@@ -151,15 +151,15 @@ class Agenda:
     def mine(self, update: int, part: int) -> list[Chunk]:
         """Return the chunks of an update that one of `parts` workers computes."""
         epoch, start, stop = self.span(update)
-        whole = stop - start if self.shares == 1 else self.samples_per_update
-        found = []
+        total = stop - start if self.shares == 1 else self.samples_per_update
+        chunks = []
         for batch, first in enumerate(range(start, stop, self.batch_size)):
             size = min(first + self.batch_size, stop) - first
             low, high = first + self._before(part, size), first + self._before(part + 1, size)
             if high > low:
                 number = batch * self.parts + part
-                found.append(Chunk(update, number, epoch, low, high, (high - low) / whole))
-        return found
+                chunks.append(Chunk(update, number, epoch, low, high, (high - low) / total))
+        return chunks
 
     def _before(self, part: int, size: int) -> int:
         """Return how many samples of a batch of this size lie before a chunk."""

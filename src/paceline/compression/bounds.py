@@ -11,28 +11,28 @@ SIZES = {"": 1, "b": 1, "kb": 1000, "kib": 1024, "mb": 10**6, "mib": 2**20}
 COUNTS = {"": 1.0, "k": 1e3, "m": 1e6}
 
 
-def latency(given: str | float | None, instructions: bool = False) -> float | None:
+def latency(bound: str | float | None, instructions: bool = False) -> float | None:
     """Return microseconds, or the number of instructions; a plain number is one of either."""
     units = COUNTS if instructions else TIMES
     example = "110k instructions (--for cortex-m4 counts these)" if instructions else "5us or 0.2ms"
-    if not isinstance(given, str):
-        return _positive(given, "latency", example)
-    return _positive(_read(given, units, "latency", example), "latency", example)
+    if not isinstance(bound, str):
+        return _positive(bound, "latency", example)
+    return _positive(_read(bound, units, "latency", example), "latency", example)
 
 
-def size(given: str | int | None) -> int | None:
+def size(bound: str | int | None) -> int | None:
     """Return bytes."""
-    if not isinstance(given, str):
-        found = _positive(given, "size", "16KB")
+    if not isinstance(bound, str):
+        number = _positive(bound, "size", "16KB")
     else:
-        found = _positive(_read(given, SIZES, "size", "16KB"), "size", "16KB")
-    return None if found is None else int(found)
+        number = _positive(_read(bound, SIZES, "size", "16KB"), "size", "16KB")
+    return None if number is None else int(number)
 
 
-def _read(given: str, units: dict[str, float] | dict[str, int], what: str, example: str) -> float:
-    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zµ]*)\s*", given.lower())
+def _read(text: str, units: dict[str, float] | dict[str, int], what: str, example: str) -> float:
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([a-zµ]*)\s*", text.lower())
     if match is None or match[2] not in units:
-        raise UsageError(f"{what}={given!r} is not understood; write it as in {example}")
+        raise UsageError(f"{what}={text!r} is not understood; write it as in {example}")
     return float(match[1]) * units[match[2]]
 
 

@@ -44,12 +44,12 @@ def compiler() -> tuple[str, ...]:
     raise MachineError("there is no C compiler on this machine: install gcc, or name one in $CC")
 
 
-def compiled(file: CFile, made: Path, options: Sequence[str] = LIBRARY) -> Path:
+def compiled(file: CFile, object_file: Path, options: Sequence[str] = LIBRARY) -> Path:
     """Compile a file to an object, with all warnings as errors."""
-    source = made.with_suffix(".c")
+    source = object_file.with_suffix(".c")
     source.write_text(file.text, encoding="utf-8")
-    _compile([*STRICT, *file.flags, *options, "-c", str(source), "-o", str(made)])
-    return made
+    _compile([*STRICT, *file.flags, *options, "-c", str(source), "-o", str(object_file)])
+    return object_file
 
 
 def _compile(arguments: Sequence[str]) -> None:
@@ -78,12 +78,12 @@ class Built:
         self.file, self.inputs, self.outputs = file, inputs, outputs
         self._folder = tempfile.TemporaryDirectory(prefix="paceline-")
         place = Path(self._folder.name)
-        made, harness = compiled(file, place / "net.o"), place / "harness.c"
+        object_file, harness = compiled(file, place / "net.o"), place / "harness.c"
         #: The bytes of code and constants, without `main` and its samples.
-        self.size = text_and_data(made, "size")
+        self.size = text_and_data(object_file, "size")
         harness.write_text(text("harness.c"))
         timed = ("-O2", "-shared", "-fPIC", "-D_POSIX_C_SOURCE=200809L", *(["-DNET_TOKENS"] if file.tokens else []))
-        _compile([*STRICT, *timed, str(harness), str(made), "-o", str(place / "net.so"), *libraries(file)])
+        _compile([*STRICT, *timed, str(harness), str(object_file), "-o", str(place / "net.so"), *libraries(file)])
         #: The library; its `net_run` is the file's own.
         self.library = place / "net.so"
         self._library = ctypes.CDLL(str(self.library))
@@ -98,23 +98,23 @@ class Built:
 
     def run(self, x: Tensor) -> Tensor:
         """The results of each sample."""
-        given = self._given(x)
-        found = torch.empty(len(x), self.outputs)
+        inputs = self._given(x)
+        outputs = torch.empty(len(x), self.outputs)
         counts = (ctypes.c_int64(number) for number in (len(x), self.inputs, self.outputs))
-        self._library.net_run_all(_pointer(given), *counts, _pointer(found))
-        return found
+        self._library.net_run_all(_pointer(inputs), *counts, _pointer(outputs))
+        return outputs
 
     def _given(self, x: Tensor) -> Tensor:
         kind = torch.int32 if self.file.tokens else torch.float32
         return x.to(kind).reshape(len(x), self.inputs).contiguous()
 
-    def scores(self, given: Tensor) -> Tensor:
+    def scores(self, inputs: Tensor) -> Tensor:
         """The whole numbers of each sample, whose bytes are given with the channels of a pixel side by side."""
-        given = given.to(torch.uint8).contiguous()
-        found = torch.empty(len(given), self.outputs, dtype=torch.int32)
-        for sample, scores in zip(given, found, strict=True):
+        inputs = inputs.to(torch.uint8).contiguous()
+        outputs = torch.empty(len(inputs), self.outputs, dtype=torch.int32)
+        for sample, scores in zip(inputs, outputs, strict=True):
             self._library.net_run_bytes(_pointer(sample), _pointer(scores))
-        return found
+        return outputs
 
     def latency(self, x: Tensor, calls: int = CALLS) -> Latency:
         """The time of a call with one sample after another."""
@@ -123,13 +123,13 @@ class Built:
 
     def times(self, x: Tensor, calls: int = CALLS) -> list[float]:
         """The microseconds of each call, after some that do not count."""
-        given = self._given(x)
+        inputs = self._given(x)
         times = torch.empty(WARM + calls, dtype=torch.int64)
         output = torch.empty(self.outputs)
         sizes = ctypes.c_int64(len(x)), ctypes.c_int64(self.inputs)
-        self._library.net_time(_pointer(given), *sizes, _pointer(output), ctypes.c_int64(len(times)), _pointer(times))
-        found: list[float] = (times[WARM:].double() / 1000).tolist()
-        return found
+        self._library.net_time(_pointer(inputs), *sizes, _pointer(output), ctypes.c_int64(len(times)), _pointer(times))
+        microseconds: list[float] = (times[WARM:].double() / 1000).tolist()
+        return microseconds
 
 
 def _pointer(tensor: Tensor) -> ctypes.c_void_p:

@@ -56,10 +56,10 @@ class CortexM4:
             for kernel in (CORTEX_SMALL, CORTEX):
                 yield kernel.name, integer_file(candidate.whole, kernel, samples)
 
-    def measure(self, made: Sequence[Made], samples: Tensor) -> list[Measurement]:
+    def measure(self, forms: Sequence[Made], samples: Tensor) -> list[Measurement]:
         """Compile every file and run it in QEMU, where it compares its results with those of its module."""
         with ThreadPoolExecutor(cores()) as pool:
-            return list(pool.map(lambda one: _measured(one.file), made))
+            return list(pool.map(lambda one: _measured(one.file), forms))
 
 
 def _measured(file: CFile) -> Measurement:
@@ -74,11 +74,11 @@ def _measured(file: CFile) -> Measurement:
         _run([GCC, *STRICT, *file.flags, *options, "-c", "net.c", "-o", "net.o"], place)
         program = ["-DNET_NO_MAIN", "harness_cortex.c", "-nostartfiles", "-T", "cortex.ld", "-o", "net.elf"]
         _run([GCC, *STRICT, *file.flags, *program], place)
-        said = _run([QEMU, *BOARD, *SEMIHOSTING, "-kernel", "net.elf"], place)
-        found = {name: int(number) for name, number in (line.split() for line in said.splitlines())}
-        if found["wrong"]:
-            raise RunFailed(f"{found['wrong']} results on the Cortex-M4 are wrong, which is a fault of Paceline's")
-        return Measurement(text_and_data(place / "net.o", SIZE), None, found["instructions"], found["stack"])
+        output = _run([QEMU, *BOARD, *SEMIHOSTING, "-kernel", "net.elf"], place)
+        counters = {name: int(number) for name, number in (line.split() for line in output.splitlines())}
+        if counters["wrong"]:
+            raise RunFailed(f"{counters['wrong']} results on the Cortex-M4 are wrong, which is a fault of Paceline's")
+        return Measurement(text_and_data(place / "net.o", SIZE), None, counters["instructions"], counters["stack"])
 
 
 def _run(command: list[str], place: Path) -> str:

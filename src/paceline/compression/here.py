@@ -39,51 +39,51 @@ class Here:
 
     def files(self, candidate: Candidate, samples: Tensor) -> Iterator[tuple[str, CFile]]:
         """Yield (kernel, C file) for each way of computing a candidate."""
-        network, made = candidate.network, candidate.whole
+        network, integer_network = candidate.network, candidate.whole
         if isinstance(network, LayerProgram):
             yield "loops", program_file(network, candidate.trained, samples)
             return
-        if made is None:
+        if integer_network is None:
             yield FLOAT32, float_file(network, samples)
             return
         vectors = WIDE if set(VECTORS) <= set(abilities().split()) else PLAIN
         for kernel in (SMALL, vectors):
-            yield kernel.name, integer_file(made, kernel, samples)
+            yield kernel.name, integer_file(integer_network, kernel, samples)
 
-    def measure(self, made: Sequence[Made], samples: Tensor) -> list[Measurement]:
+    def measure(self, forms: Sequence[Made], samples: Tensor) -> list[Measurement]:
         """Compile all files side by side, compare their results, then time them in turns."""
         with contextlib.ExitStack() as stack, ThreadPoolExecutor(cores()) as pool:
-            built = [stack.enter_context(each) for each in pool.map(_built, made)]
-            for one, each in zip(made, built, strict=True):
+            built = [stack.enter_context(each) for each in pool.map(_built, forms)]
+            for one, each in zip(forms, built, strict=True):
                 _compare(one, each, samples[:COMPARED])
             timed = _in_turns([partial(each.latency, samples[:SAMPLES], CALLS) for each in built])
         return [Measurement(each.size, latency) for each, latency in zip(built, timed, strict=True)]
 
 
 @torch.no_grad()
-def _compare(made: Made, built: Built, samples: Tensor) -> None:
+def _compare(form: Made, built: Built, samples: Tensor) -> None:
     """Raise if a file does not compute what its module computes: every bit in whole numbers."""
-    expected = made.module(samples).reshape(len(samples), -1)
-    found = built.run(samples)
-    if made.network.end and not made.file.whole_numbers:  # which the C file leaves out
-        found = ENDS[made.network.end](found)
-    tolerance = 0.0 if made.file.whole_numbers else TOLERANCE * max(1.0, float(expected.abs().max()))
-    worst = float((found - expected).abs().max())
+    expected = form.module(samples).reshape(len(samples), -1)
+    outputs = built.run(samples)
+    if form.network.end and not form.file.whole_numbers:  # which the C file leaves out
+        outputs = ENDS[form.network.end](outputs)
+    tolerance = 0.0 if form.file.whole_numbers else TOLERANCE * max(1.0, float(expected.abs().max()))
+    worst = float((outputs - expected).abs().max())
     if not worst <= tolerance:
         raise RunFailed(
-            f"the C file of kernel {made.kernel} is {worst:g} off its reference, which is a fault of Paceline's"
+            f"the C file of kernel {form.kernel} is {worst:g} off its reference, which is a fault of Paceline's"
         )
 
 
-def _built(made: Made) -> Built:
-    return Built(made.file, made.network.numbers_in, made.network.numbers_out)
+def _built(form: Made) -> Built:
+    return Built(form.file, form.network.numbers_in, form.network.numbers_out)
 
 
 def _in_turns(measures: Sequence[Callable[[], Latency]]) -> list[Latency]:
     """Measure everything in turns; the medians of each."""
-    taken = [[each() for each in measures] for _ in range(ROUNDS)]
+    latencies = [[each() for each in measures] for _ in range(ROUNDS)]
     middle = ROUNDS // 2
     return [
-        Latency(sorted(row[k].p50 for row in taken)[middle], sorted(row[k].p99 for row in taken)[middle])
+        Latency(sorted(row[k].p50 for row in latencies)[middle], sorted(row[k].p99 for row in latencies)[middle])
         for k in range(len(measures))
     ]

@@ -68,11 +68,11 @@ class Scale:
     zero: int
 
     @staticmethod
-    def of(found: Range, powers: bool) -> Scale:
-        scale = max(found.high - found.low, 1e-9) / BYTE
+    def of(value_range: Range, powers: bool) -> Scale:
+        scale = max(value_range.high - value_range.low, 1e-9) / BYTE
         if powers:
             scale = 2.0 ** math.ceil(math.log2(scale))
-        return Scale(scale, min(max(round(-found.low / scale), 0), BYTE))
+        return Scale(scale, min(max(round(-value_range.low / scale), 0), BYTE))
 
     def numbers(self) -> Tensor:
         """What each of the 256 bytes stands for."""
@@ -128,9 +128,9 @@ class IntegerNetwork:
     result: Scale
 
 
-def integers(network: Network, found: Mapping[str, tuple[Range, Range]], precision: Precision) -> IntegerNetwork:
+def integers(network: Network, ranges: Mapping[str, tuple[Range, Range]], precision: Precision) -> IntegerNetwork:
     """Return the network in whole numbers, with the ranges that its values took on training data."""
-    maker = _Maker(network, found, precision)
+    maker = _Maker(network, ranges, precision)
     steps = tuple(maker.step(step) for step in network.steps)
     last = steps[-1]
     result = maker.wide if last.wide else maker.scales[last.name]
@@ -140,10 +140,10 @@ def integers(network: Network, found: Mapping[str, tuple[Range, Range]], precisi
 class _Maker:
     """Makes the steps one after the other; each needs the scales of its sources."""
 
-    def __init__(self, network: Network, found: Mapping[str, tuple[Range, Range]], precision: Precision) -> None:
-        self.network, self.found, self.precision = network, found, precision
+    def __init__(self, network: Network, ranges: Mapping[str, tuple[Range, Range]], precision: Precision) -> None:
+        self.network, self.found, self.precision = network, ranges, precision
         self.powers = precision.shared_exponents
-        self.scales = {INPUT: Scale.of(found[INPUT][0], self.powers)}
+        self.scales = {INPUT: Scale.of(ranges[INPUT][0], self.powers)}
         self.arguments: dict[str, Scale] = {}
         self.wide = Scale(1.0, 0)
 
@@ -157,35 +157,37 @@ class _Maker:
             case Sum():
                 return self._sum(step)
             case Function():
-                given = self.scales[step.source]
-                made = Scale.of(self.found[step.name][1], self.powers)
-                self.scales[step.name] = made
-                return IntegerStep(step, Requantisation((), 0, 0, table=_table(step.function, given, made)))
+                input_scale = self.scales[step.source]
+                output_scale = Scale.of(self.found[step.name][1], self.powers)
+                self.scales[step.name] = output_scale
+                return IntegerStep(
+                    step, Requantisation((), 0, 0, table=_table(step.function, input_scale, output_scale))
+                )
 
     def _sums(self, step: Affine | Window) -> IntegerStep:
-        given = self.scales[step.source]
+        input_scale = self.scales[step.source]
         weight = step.weight.double().reshape(len(step.weight), -1)
         bits = 8 if isinstance(step, Window) else self.precision.bits
         scale = _weight_scales(weight, (1 << (bits - 1)) - 1, self.powers)
         outputs = step.shape[0]
         bias = step.bias.double()
-        least = bias.abs() / (given.scale * BIAS)
+        least = bias.abs() / (input_scale.scale * BIAS)
         least = least.amax().expand(len(scale)) if len(scale) < outputs or self.powers else least
         scale = torch.maximum(scale, _up(least) if self.powers else least)
         largest = (1 << (bits - 1)) - 1
-        whole = (weight / scale[:, None]).round().clamp(-largest, largest)
-        scale, total = scale.expand(outputs), whole.sum(1).expand(outputs)
-        whole_bias = (bias / (scale * given.scale)).round() - given.zero * total
-        _check(step, whole, whole_bias)
+        quantized = (weight / scale[:, None]).round().clamp(-largest, largest)
+        scale, total = scale.expand(outputs), quantized.sum(1).expand(outputs)
+        whole_bias = (bias / (scale * input_scale.scale)).round() - input_scale.zero * total
+        _check(step, quantized, whole_bias)
         wide = step is self.network.last and not step.function
         if wide:
             high = max(abs(bound) for bound in self.found[step.name][0])
             one = max(high, 1e-9) / WIDE
             self.wide = Scale(2.0 ** math.ceil(math.log2(one)) if self.powers else one, 0)
-            out = _requantisation(scale * given.scale / self.wide.scale, 0, 0, ())
+            out = _requantisation(scale * input_scale.scale / self.wide.scale, 0, 0, ())
         else:
-            out = self._bytes(step, scale * given.scale)
-        signed = whole.to(torch.int8).reshape(step.weight.shape)
+            out = self._bytes(step, scale * input_scale.scale)
+        signed = quantized.to(torch.int8).reshape(step.weight.shape)
         return IntegerStep(
             step, out, wide, signed, tuple(int(b) for b in whole_bias.tolist()), bits, tuple(scale.tolist())
         )
@@ -193,15 +195,17 @@ class _Maker:
     def _bytes(self, step: Affine | Window | Sum, units: Tensor, bits: int = FACTOR_BITS) -> Requantisation:
         """How sums in these units become the bytes of a step's value."""
         before, after = self.found[step.name]
-        made = Scale.of(after, self.powers)
-        self.scales[step.name] = made
+        output_scale = Scale.of(after, self.powers)
+        self.scales[step.name] = output_scale
         if step.function in ("", "relu"):
-            low = made.zero if step.function else 0
-            return _requantisation(units / made.scale, made.zero, low, (), bits)
+            low = output_scale.zero if step.function else 0
+            return _requantisation(units / output_scale.scale, output_scale.zero, low, (), bits)
         if (limit := _saturated(step.function)) is not None:
             before = Range(max(before.low, limit.low), min(before.high, limit.high))
         argument = self.arguments[step.name] = Scale.of(before, self.powers)
-        return _requantisation(units / argument.scale, argument.zero, 0, _table(step.function, argument, made), bits)
+        return _requantisation(
+            units / argument.scale, argument.zero, 0, _table(step.function, argument, output_scale), bits
+        )
 
     def _sum(self, step: Sum) -> IntegerStep:
         units = torch.tensor([self.scales[step.left].scale, self.scales[step.right].scale], dtype=torch.float64)
@@ -239,8 +243,8 @@ def _weight_scales(weight: Tensor, largest: int, powers: bool) -> Tensor:
     best, least = high / largest, torch.full_like(high, math.inf)
     for clip in CLIPS:
         scale = clip * high / largest
-        whole = (weight / scale[:, None]).round().clamp(-largest, largest)
-        lost = (whole * scale[:, None] - weight).square().sum(1)
+        quantized = (weight / scale[:, None]).round().clamp(-largest, largest)
+        lost = (quantized * scale[:, None] - weight).square().sum(1)
         best, least = torch.where(lost < least, scale, best), torch.minimum(lost, least)
     return best
 
@@ -250,9 +254,9 @@ def _up(values: Tensor) -> Tensor:
     return torch.exp2(torch.ceil(torch.log2(values.clamp_min(2.0**-100))))
 
 
-def _table(function: str, given: Scale, made: Scale) -> tuple[int, ...]:
+def _table(function: str, input_scale: Scale, output_scale: Scale) -> tuple[int, ...]:
     """A function's result for every byte."""
-    results = function_of(function)(given.numbers()) / made.scale + made.zero
+    results = function_of(function)(input_scale.numbers()) / output_scale.scale + output_scale.zero
     return tuple(int(b) for b in results.round().clamp(0, BYTE).tolist())
 
 

@@ -154,11 +154,11 @@ def with_functions(steps: list[Step], result: str) -> Iterator[Step]:
         for source in step.sources:
             readers[source] = readers.get(source, 0) + 1
     followed = {s.source: s for s in steps if isinstance(s, Function) and readers[s.source] == 1}
-    taken = set()
+    fused = set()
     for step in steps:
         after = followed.get(step.name)
         if isinstance(step, Affine | Window | Sum) and not step.function and after is not None:
-            taken.add(after.name)
+            fused.add(after.name)
             yield replace(step, name=after.name, function=after.function)
-        elif step.name not in taken:
+        elif step.name not in fused:
             yield step

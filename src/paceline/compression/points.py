@@ -65,21 +65,21 @@ class Point:
         return float(self.instructions or 0)
 
     def as_dict(self) -> dict[str, Any]:
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             name: getattr(self, name) for name in ("width", "precision", "kernel", "accuracy", "size", "memory")
         }
-        found |= {"points_lost": self.lost.points, "points_lost_error": self.lost.error}
+        fields |= {"points_lost": self.lost.points, "points_lost_error": self.lost.error}
         if self.latency is not None:
-            found |= {"p50_us": self.latency.p50, "p99_us": self.latency.p99}
+            fields |= {"p50_us": self.latency.p50, "p99_us": self.latency.p99}
         if self.instructions is not None:
-            found["instructions"] = self.instructions
-        return found
+            fields["instructions"] = self.instructions
+        return fields
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
     """Return the points that no other one beats in accuracy, size and cost, the most accurate ones first."""
-    kept = [each for each in points if not any(_beats(other, each) for other in points)]
-    return sorted(kept, key=lambda point: (-point.accuracy, point.cost))
+    undominated = [each for each in points if not any(_beats(other, each) for other in points)]
+    return sorted(undominated, key=lambda point: (-point.accuracy, point.cost))
 
 
 def _beats(one: Point, other: Point) -> bool:

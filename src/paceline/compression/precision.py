@@ -54,8 +54,8 @@ def whole_in_int8(model: nn.Module, x: Tensor) -> nn.Module:
         with torch.no_grad():
             for part in x.split(BATCH):
                 prepared(part)
-        made: nn.Module = quantize_fx.convert_fx(prepared)
-    return made
+        quantized: nn.Module = quantize_fx.convert_fx(prepared)
+    return quantized
 
 
 class InInt8(nn.Module):
@@ -141,38 +141,42 @@ class Precisions:
 
 
 def precisions(
-    name: str, model: nn.Module, validation: Samples, seen: Tensor, score: Score, bounds: Bounds
+    name: str, model: nn.Module, validation: Samples, calibration: Tensor, score: Score, bounds: Bounds
 ) -> Precisions:
     """Measure a model in all precisions, timed in turns; ranges are taken from the samples `seen`."""
     models, scores, refused = dict[str, nn.Module](), dict[str, Tensor](), dict[str, str]()
     for precision, form in FORMS.items():
         try:
-            made = form(model, seen).eval()
-            scores[precision] = score.each(made, validation)
-            models[precision] = made
+            variant = form(model, calibration).eval()
+            scores[precision] = score.each(variant, validation)
+            models[precision] = variant
         except Exception as error:  # PyTorch lacks an operation there
             refused[precision] = f"{type(error).__name__}: {error}".splitlines()[0]
     times = _times(models, validation.x)
     points = tuple(
         PrecisionPoint(
-            each, float(scores[each].mean()), loss_between(scores["float32"], scores[each]), _size(models[each]),
-            times[each].p50, times[each].p99,
+            each,
+            float(scores[each].mean()),
+            loss_between(scores["float32"], scores[each]),
+            _size(models[each]),
+            times[each].p50,
+            times[each].p99,
         )
         for each in models
-    )  # fmt: skip
+    )
     return Precisions(name, bounds, points, refused, models)
 
 
 @torch.no_grad()
 def _times(models: dict[str, nn.Module], x: Tensor) -> dict[str, Latency]:
-    taken: dict[str, list[float]] = {name: [] for name in models}
+    durations: dict[str, list[float]] = {name: [] for name in models}
     for call in range(WARM + CALLS):
         sample = x[call % len(x)][None]
         for name, model in models.items():
             begun = time.perf_counter_ns()
             model(sample)
-            taken[name].append((time.perf_counter_ns() - begun) / 1000)
-    ordered = {name: sorted(each[WARM:]) for name, each in taken.items()}
+            durations[name].append((time.perf_counter_ns() - begun) / 1000)
+    ordered = {name: sorted(each[WARM:]) for name, each in durations.items()}
     return {name: Latency(each[CALLS // 2], each[CALLS * 99 // 100]) for name, each in ordered.items()}
 
 

@@ -117,23 +117,23 @@ def _batch_norm(program: Program, weights: dict[str, Tensor], layer: Layer, sour
     """A factor and a shift for each channel."""
     scale, shift = moments(layer, weights)
     loops, place = everywhere(program, source)
-    here = at("q0")
+    channel_index = at("q0")
     names = f"{layer.name}.scale", f"{layer.name}.shift"
     for name, tensor in zip(names, (scale, shift), strict=True):
         weights[name] = tensor
         program.new(name, tuple(tensor.shape), Kind.WEIGHT)
     target = Ref(program.new(layer.name, layer.shape), place.index)
-    value = Op("+", Op("*", place, Ref(names[0], here)), Ref(names[1], here))
+    value = Op("+", Op("*", place, Ref(names[0], channel_index)), Ref(names[1], channel_index))
     program.forward.append(Apply(loops, target, value, layer=layer.name))
     return layer.name
 
 
 def moments(layer: Layer, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The factor and the shift that a batch-norm is once it is trained, of each channel."""
-    known = {word: weights[name.removeprefix(".")] for word, name in layer.weights.items()}
-    if "running_mean" not in known:
+    tensors = {word: weights[name.removeprefix(".")] for word, name in layer.weights.items()}
+    if "running_mean" not in tensors:
         raise CannotEmit(f"layer {layer.name} keeps no running statistics, so it computes nothing for one sample")
-    scale = torch.rsqrt(known["running_var"] + layer.options["epsilon"])
-    scale = scale * known["weight"] if "weight" in known else scale
-    shift = -known["running_mean"] * scale
-    return scale, shift + known["bias"] if "bias" in known else shift
+    scale = torch.rsqrt(tensors["running_var"] + layer.options["epsilon"])
+    scale = scale * tensors["weight"] if "weight" in tensors else scale
+    shift = -tensors["running_mean"] * scale
+    return scale, shift + tensors["bias"] if "bias" in tensors else shift

@@ -49,7 +49,7 @@ class Prunable:
 
 def prunable(graph: Graph) -> list[Prunable]:
     """Return the layers that can be narrowed, in order."""
-    return [found for layer in graph.layers if (found := _prunable(graph, layer)) is not None]
+    return [candidate for layer in graph.layers if (candidate := _prunable(graph, layer)) is not None]
 
 
 def _prunable(graph: Graph, layer: Layer) -> Prunable | None:
@@ -59,7 +59,7 @@ def _prunable(graph: Graph, layer: Layer) -> Prunable | None:
     if layer.kind not in READERS or layer.options.get("groups", 1) != 1 or _shared(graph, layer):
         return None
     steps = layer.kind == "linear" and len(layer.shape) > 1
-    found = Prunable(_module(layer), layer.shape[-1] if steps else layer.shape[0])
+    candidate = Prunable(_module(layer), layer.shape[-1] if steps else layer.shape[0])
     reached, shapes = [layer.name], {each.name: each.shape for each in graph.layers}
     for name in reached:
         if name == graph.result:
@@ -71,10 +71,10 @@ def _prunable(graph: Graph, layer: Layer) -> Prunable | None:
                 rows = after.kind == "linear" and len(shapes[name]) > 1
                 if rows != steps and len(shapes[name]) > 1 and after.kind == "linear":
                     return None  # it reads along the pixels of a channel
-                size = prod(shapes[name]) if after.kind == "linear" and not rows else found.channels
-                found.readers.append(Reader(_module(after), size // found.channels))
+                size = prod(shapes[name]) if after.kind == "linear" and not rows else candidate.channels
+                candidate.readers.append(Reader(_module(after), size // candidate.channels))
             elif steps and len(shapes[name]) > 1:
-                if after.kind not in (*PASSES_STEPS, *ENDS_STEPS) or after.shape[-1] != found.channels:
+                if after.kind not in (*PASSES_STEPS, *ENDS_STEPS) or after.shape[-1] != candidate.channels:
                     return None
                 reached.append(after.name)
             elif (
@@ -84,12 +84,12 @@ def _prunable(graph: Graph, layer: Layer) -> Prunable | None:
             ):
                 reached.append(after.name)
                 if after.kind == "batch_norm":
-                    if shapes[name][0] != found.channels:  # it follows a flattened image
+                    if shapes[name][0] != candidate.channels:  # it follows a flattened image
                         return None
-                    found.norms.append(_module(after))
+                    candidate.norms.append(_module(after))
             else:
                 return None
-    return found if found.readers and found.channels > LEAST else None
+    return candidate if candidate.readers and candidate.channels > LEAST else None
 
 
 def _shared(graph: Graph, layer: Layer) -> bool:
@@ -104,25 +104,25 @@ def _module(layer: Layer) -> str:
 @torch.no_grad()
 def narrowed(module: nn.Module, graph: Graph, width: dict[str, int], x: Tensor) -> nn.Module:
     """Return a copy of a module whose layers have so many channels; `x` are samples by which channels are ranked."""
-    made = copy.deepcopy(module)
+    twin = copy.deepcopy(module)
     for each in prunable(graph):
-        wanted = width.get(each.module, each.channels)
-        layer = _layer(made, each.module)
+        count = width.get(each.module, each.channels)
+        layer = _layer(twin, each.module)
         if isinstance(layer, nn.MultiheadAttention | NarrowAttention):
-            if wanted < layer.num_heads:
-                kept = _head_scores(made, layer, x).topk(wanted).indices.sort().values
-                made.set_submodule(each.module, NarrowAttention(layer, kept).train(layer.training))
-        elif wanted < layer.weight.shape[0]:
-            kept = _scores(made, each, x).topk(wanted).indices.sort().values
-            _narrow(made, each, kept)
-    return made
+            if count < layer.num_heads:
+                indices = _head_scores(twin, layer, x).topk(count).indices.sort().values
+                twin.set_submodule(each.module, NarrowAttention(layer, indices).train(layer.training))
+        elif count < layer.weight.shape[0]:
+            indices = _scores(twin, each, x).topk(count).indices.sort().values
+            _narrow(twin, each, indices)
+    return twin
 
 
 def _seen(module: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
     """What a layer of a module is given for some samples."""
-    seen: list[Tensor] = []
+    inputs: list[Tensor] = []
     was_training, fast = module.training, torch.backends.mha.get_fastpath_enabled()
-    handle = layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    handle = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
     torch.backends.mha.set_fastpath_enabled(False)  # it goes past the layers within an encoder's
     try:
         module.eval()(x)
@@ -130,16 +130,16 @@ def _seen(module: nn.Module, layer: nn.Module, x: Tensor) -> Tensor:
         handle.remove()
         torch.backends.mha.set_fastpath_enabled(fast)
         module.train(was_training)
-    return seen[0]
+    return inputs[0]
 
 
 def _head_scores(module: nn.Module, layer: nn.MultiheadAttention | NarrowAttention, x: Tensor) -> Tensor:
     """What each head contributes: its values' deviation, times the norm of the weights that read it."""
-    given = _seen(module, layer, x)
+    inputs = _seen(module, layer, x)
     heads, size = layer.num_heads, layer.head_dim
-    values = nn.functional.linear(given, layer.in_proj_weight.chunk(3)[2]).flatten(0, -2)
-    found: Tensor = (values.std(0) * layer.out_proj.weight.norm(dim=0)).view(heads, size).sum(1)
-    return found
+    values = nn.functional.linear(inputs, layer.in_proj_weight.chunk(3)[2]).flatten(0, -2)
+    scores: Tensor = (values.std(0) * layer.out_proj.weight.norm(dim=0)).view(heads, size).sum(1)
+    return scores
 
 
 def _scores(module: nn.Module, each: Prunable, x: Tensor) -> Tensor:
@@ -148,11 +148,11 @@ def _scores(module: nn.Module, each: Prunable, x: Tensor) -> Tensor:
     total = torch.zeros(channels)
     for reader in each.readers:
         layer = _layer(module, reader.module)
-        seen = _seen(module, layer, x)
+        inputs = _seen(module, layer, x)
         if isinstance(layer, nn.Linear):
-            numbers = _by_channel(seen.flatten(0, -2), channels)
+            numbers = _by_channel(inputs.flatten(0, -2), channels)
         else:
-            numbers = seen.transpose(0, 1).reshape(channels, -1)
+            numbers = inputs.transpose(0, 1).reshape(channels, -1)
         weight = layer.weight.reshape(len(layer.weight), channels, -1)
         total += numbers.std(1) * weight.norm(dim=(0, 2))
     return total
@@ -167,31 +167,31 @@ def _by_channel(flat: Tensor, channels: int) -> Tensor:
     return flat.reshape(len(flat), channels, -1).transpose(0, 1).reshape(channels, -1)
 
 
-def _narrow(module: nn.Module, each: Prunable, kept: Tensor) -> None:
+def _narrow(module: nn.Module, each: Prunable, indices: Tensor) -> None:
     layer = _layer(module, each.module)
     channels = layer.weight.shape[0]
     for word in ("weight", "bias"):
-        _take(layer, word, kept)
-    _note(layer, len(kept), "out_features", "out_channels")
+        _take(layer, word, indices)
+    _note(layer, len(indices), "out_features", "out_channels")
     for name in each.norms:
         norm = _layer(module, name)
         for word in ("weight", "bias", "running_mean", "running_var"):
-            _take(norm, word, kept)
-        _note(norm, len(kept), "num_features")
+            _take(norm, word, indices)
+        _note(norm, len(indices), "num_features")
     for reader in each.readers:
         after = _layer(module, reader.module)
-        weight = after.weight.reshape(len(after.weight), channels, -1)[:, kept]
-        wanted = (len(weight), -1) if after.weight.dim() == 2 else (len(weight), len(kept), *after.weight.shape[2:])
-        after.weight = nn.Parameter(weight.reshape(wanted).contiguous())
+        weight = after.weight.reshape(len(after.weight), channels, -1)[:, indices]
+        shape = (len(weight), -1) if after.weight.dim() == 2 else (len(weight), len(indices), *after.weight.shape[2:])
+        after.weight = nn.Parameter(weight.reshape(shape).contiguous())
         _note(after, after.weight.shape[1], "in_features", "in_channels")
 
 
-def _take(layer: nn.Module, word: str, kept: Tensor) -> None:
+def _take(layer: nn.Module, word: str, indices: Tensor) -> None:
     value = getattr(layer, word, None)
     if value is None:
         return
-    taken = value[kept].clone()
-    setattr(layer, word, nn.Parameter(taken) if isinstance(value, nn.Parameter) else taken)
+    selection = value[indices].clone()
+    setattr(layer, word, nn.Parameter(selection) if isinstance(value, nn.Parameter) else selection)
 
 
 def _note(layer: nn.Module, count: int, *words: str) -> None:

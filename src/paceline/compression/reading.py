@@ -50,9 +50,13 @@ def function_of(name: str) -> Callable[[Tensor], Tensor]:
 ARGUMENT = Ref("x", ())
 #: What the formulas of activations call.
 CALLED: dict[str, Callable[[Tensor], Tensor]] = {
-    "relu": torch.relu, "exp": torch.exp, "log": torch.log, "tanh": torch.tanh, "reciprocal": torch.reciprocal,
+    "relu": torch.relu,
+    "exp": torch.exp,
+    "log": torch.log,
+    "tanh": torch.tanh,
+    "reciprocal": torch.reciprocal,
     "step": lambda x: (x > 0).to(x.dtype),
-}  # fmt: skip
+}
 SIGNS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.div}
 
 
@@ -152,8 +156,8 @@ def _pair(value: tuple[int, ...], neutral: int) -> Pair:
 
 def _geometry(layer: Layer) -> Geometry:
     words = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1}
-    found = {w: _pair(tuple(layer.options[w]), neutral) for w, neutral in words.items() if w in layer.options}
-    return Geometry(**found)
+    options = {w: _pair(tuple(layer.options[w]), neutral) for w, neutral in words.items() if w in layer.options}
+    return Geometry(**options)
 
 
 def _convolution(reader: _Reader, layer: Layer) -> Step:
@@ -168,11 +172,11 @@ def _convolution(reader: _Reader, layer: Layer) -> Step:
     if groups == outputs and each == 1:
         return Window(layer.name, source, shape, geometry, weight[:, 0], bias)
     if groups > 1:  # all channels, with zeros where a group does not look
-        whole = torch.zeros(outputs, each * groups, *geometry.kernel)
+        dense_weight = torch.zeros(outputs, each * groups, *geometry.kernel)
         for out in range(outputs):
             first = out // (outputs // groups) * each
-            whole[out, first : first + each] = weight[out]
-        weight = whole
+            dense_weight[out, first : first + each] = weight[out]
+        weight = dense_weight
     return Affine(layer.name, source, shape, geometry, weight, bias)
 
 
@@ -257,14 +261,14 @@ def _end(reader: _Reader, layer: Layer) -> None:
 
 def _reshape(reader: _Reader, layer: Layer) -> None:
     """A view, where numbers keep their order with the channels of a pixel side by side."""
-    source, wanted = reader.alias[layer.inputs[0]], image(layer.shape)
+    source, shape = reader.alias[layer.inputs[0]], image(layer.shape)
     if source == INPUT and not any(INPUT in step.sources for step in reader.steps):
-        reader.inputs = wanted
+        reader.inputs = shape
         return
     channels, height, width = reader.shape(layer.inputs[0])
-    if len(layer.shape) > 1 and wanted != (channels, height, width):
+    if len(layer.shape) > 1 and shape != (channels, height, width):
         raise CannotEmit(
-            f"layer {layer.name} makes {wanted} of {(channels, height, width)} within the network, which has no form "
+            f"layer {layer.name} makes {shape} of {(channels, height, width)} within the network, which has no form "
             "in whole numbers"
         )
 

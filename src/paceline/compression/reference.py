@@ -30,8 +30,8 @@ class IntegerModel(nn.Module):
 
     def bytes_of(self, x: Tensor) -> Tensor:
         """Return the input as bytes, by the same operations of float32 as in C."""
-        given = self.integers.scales[INPUT]
-        inverse, half = torch.tensor(1 / given.scale), torch.tensor(given.zero + 0.5)
+        input_scale = self.integers.scales[INPUT]
+        inverse, half = torch.tensor(1 / input_scale.scale), torch.tensor(input_scale.zero + 0.5)
         scaled = x.float() * inverse.float() + half.float()
         return torch.where(scaled > 0, scaled, 0.0).clamp_max(BYTE + 0.5).floor().clamp_max(BYTE).to(torch.int64)
 
@@ -77,5 +77,5 @@ def _convolved(x: Tensor, it: IntegerStep, step: Affine | Window, zero: int) -> 
 
 def _bytes(scaled: Tensor, out: Requantisation) -> Tensor:
     """Sums times factors as bytes, through the table if there is one."""
-    found = (((scaled + (1 << (out.shift - 1))) >> out.shift) + out.zero).clamp(out.low, BYTE)
-    return torch.tensor(out.table)[found] if out.table else found
+    quantized = (((scaled + (1 << (out.shift - 1))) >> out.shift) + out.zero).clamp(out.low, BYTE)
+    return torch.tensor(out.table)[quantized] if out.table else quantized

@@ -52,18 +52,18 @@ def divide(job: Job, seed: int) -> Division:
     if source.traits.redraws or source.traits.whole:
         raise JobError("no part of the job's data can be kept apart for validation; give tensors or a Dataset")
     order = torch.randperm(len(source), generator=torch.Generator().manual_seed(seed))
-    kept = validation_samples(len(source))
-    if len(source) - kept < 1:
+    count = validation_samples(len(source))
+    if len(source) - count < 1:
         raise JobError("the job has one training sample, which cannot be divided; compress needs some for validation")
-    rest = order[kept:].sort().values
-    ranges = samples_of(source, order[kept : kept + RANGES])
-    return Division(samples_of(source, order[:kept]), ranges, _part(source, rest))
+    rest = order[count:].sort().values
+    ranges = samples_of(source, order[count : count + RANGES])
+    return Division(samples_of(source, order[:count]), ranges, _part(source, rest))
 
 
 def validation_samples(count: int) -> int:
     """A tenth of the training data, at most 10,000; of few samples more, since few say little about half a point."""
-    wanted = max(int(count * VALIDATION), min(LEAST_VALIDATION, int(count * MOST_OF_FEW)), 1)
-    return min(wanted, MOST_VALIDATION)
+    size = max(int(count * VALIDATION), min(LEAST_VALIDATION, int(count * MOST_OF_FEW)), 1)
+    return min(size, MOST_VALIDATION)
 
 
 def test_samples(job: Job) -> Samples | None:

@@ -64,9 +64,9 @@ def _sides(threshold: float, results: Tensor, y: Tensor) -> Tensor:
 
 
 def _numbers(results: Tensor, y: Tensor) -> Tensor:
-    wanted = y.double().reshape(len(y), -1)
-    error = (results.double().reshape(wanted.shape) - wanted).square().mean(1)
-    return 1 - error / wanted.var(0, unbiased=False).mean().clamp_min(1e-30)
+    targets = y.double().reshape(len(y), -1)
+    error = (results.double().reshape(targets.shape) - targets).square().mean(1)
+    return 1 - error / targets.var(0, unbiased=False).mean().clamp_min(1e-30)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Loss:
         return self.points + NormalDist().inv_cdf(confidence) * self.error
 
 
-def loss_between(trained: Tensor, made: Tensor) -> Loss:
+def loss_between(trained: Tensor, candidate: Tensor) -> Loss:
     """Return what is lost between the scores of two networks on the same samples."""
-    lost = 100 * (trained - made)
+    lost = 100 * (trained - candidate)
     return Loss(float(lost.mean()), float(lost.std(unbiased=False)) / math.sqrt(len(lost)))

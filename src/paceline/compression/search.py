@@ -52,7 +52,7 @@ class Target(Protocol):
         """Yield (kernel, C file) for each way of computing a candidate."""
         ...
 
-    def measure(self, made: Sequence[Made], samples: Tensor) -> list[Measurement]:
+    def measure(self, forms: Sequence[Made], samples: Tensor) -> list[Measurement]:
         """Compare each file's results with those of its module, and return what it needs."""
         ...
 
@@ -111,9 +111,14 @@ class Found:
 
 
 def search(
-    module: nn.Module, division: Division, score: Score, retrain: Retrain, target: Target, say: Say,
+    module: nn.Module,
+    division: Division,
+    score: Score,
+    retrain: Retrain,
+    target: Target,
+    say: Say,
     widths: Sequence[float] = WIDTHS,
-) -> Found:  # fmt: skip
+) -> Found:
     """Make and measure all candidates. `trained` is the accuracy of the model as it was."""
     trained = score.each(module, division.validation)
     share = float(trained.mean())
@@ -128,38 +133,46 @@ def search(
     if isinstance(network := candidates[0].network, LayerProgram):
         say(f"in float32 only: {network.why}")
     samples = division.validation.x
-    made = [
+    forms = [
         (each, Made(kernel, file, each.network, each.module))
         for each in candidates
         for kernel, file in target.files(each, samples)
     ]
-    say(f"compiling and measuring {len(made)} forms")
-    measured = target.measure([one for _, one in made], samples)
+    say(f"compiling and measuring {len(forms)} forms")
+    measured = target.measure([one for _, one in forms], samples)
     points = tuple(
         Point(
-            each.width, each.precision, one.kernel, each.accuracy, each.lost, needs.size, one.file.memory + needs.stack,
-            one.file, needs.latency, needs.instructions,
+            each.width,
+            each.precision,
+            one.kernel,
+            each.accuracy,
+            each.lost,
+            needs.size,
+            one.file.memory + needs.stack,
+            one.file,
+            needs.latency,
+            needs.instructions,
         )
-        for (each, one), needs in zip(made, measured, strict=True)
-    )  # fmt: skip
-    return Found(points, tuple(each for each, _ in made), share)
+        for (each, one), needs in zip(forms, measured, strict=True)
+    )
+    return Found(points, tuple(each for each, _ in forms), share)
 
 
 def _widths(
     module: nn.Module, division: Division, retrain: Retrain, say: Say, widths: Sequence[float]
 ) -> Iterator[tuple[float, nn.Module]]:
     """Yield (part of the channels, a module of that width), each narrowed from the one before and retrained."""
-    whole = {each.module: each.channels for each in prunable(graph_of(module, division.ranges.x))}
-    before = dict(whole)
+    full_counts = {each.module: each.channels for each in prunable(graph_of(module, division.ranges.x))}
+    before = dict(full_counts)
     for width in sorted(widths, reverse=True):
-        wanted = {name: max(round(width * channels), 1) for name, channels in whole.items()}
-        if wanted == before and width < 1:
+        channel_counts = {name: max(round(width * channels), 1) for name, channels in full_counts.items()}
+        if channel_counts == before and width < 1:
             continue  # nothing can be narrowed, or not by so little
-        if wanted != before:
+        if channel_counts != before:
             graph = graph_of(module, division.ranges.x)
-            say(f"retraining at width {width:g}: {', '.join(map(str, wanted.values()))} channels")
-            module = retrain(narrowed(module, graph, wanted, division.ranges.x[:BATCH])).eval()
-        before = wanted
+            say(f"retraining at width {width:g}: {', '.join(map(str, channel_counts.values()))} channels")
+            module = retrain(narrowed(module, graph, channel_counts, division.ranges.x[:BATCH])).eval()
+        before = channel_counts
         yield width, module
 
 
@@ -168,6 +181,6 @@ def _precisions(width: float, module: nn.Module, division: Division) -> Iterator
     yield Candidate(width, network, None, module)
     if isinstance(network, LayerProgram):
         return
-    found = ranges(network, division.ranges.x)
+    value_ranges = ranges(network, division.ranges.x)
     for precision in PRECISIONS:
-        yield Candidate(width, network, integers(network, found, precision), module)
+        yield Candidate(width, network, integers(network, value_ranges, precision), module)

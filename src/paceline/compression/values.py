@@ -25,30 +25,30 @@ class Range(NamedTuple):
         return Range(min(self.low, other.low), max(self.high, other.high))
 
 
-def sums(step: Step, given: dict[str, Tensor]) -> Tensor:
+def sums(step: Step, tensors: dict[str, Tensor]) -> Tensor:
     """What a step computes before its activation."""
     match step:
         case Affine(source=source, geometry=g, weight=weight, bias=bias):
-            return functional.conv2d(given[source], weight, bias, g.stride, g.padding, g.dilation)
+            return functional.conv2d(tensors[source], weight, bias, g.stride, g.padding, g.dilation)
         case Window(source=source, geometry=g, weight=weight, bias=bias):
-            channels = given[source].shape[1]
+            channels = tensors[source].shape[1]
             each = weight.expand(channels, *g.kernel)[:, None]
-            return functional.conv2d(given[source], each, bias, g.stride, g.padding, g.dilation, channels)
+            return functional.conv2d(tensors[source], each, bias, g.stride, g.padding, g.dilation, channels)
         case MaxPooling(source=source, geometry=g):
-            return functional.max_pool2d(given[source], g.kernel, g.stride, g.padding, g.dilation)
+            return functional.max_pool2d(tensors[source], g.kernel, g.stride, g.padding, g.dilation)
         case Sum(left=left, right=right):
-            return given[left] + given[right]
+            return tensors[left] + tensors[right]
         case Function(source=source):
-            return given[source]
+            return tensors[source]
 
 
 def values(network: Network, x: Tensor) -> Iterator[tuple[Step, Tensor, Tensor]]:
     """Yield (step, before its activation, after it) for a batch of samples."""
-    given = {INPUT: x.float().reshape(len(x), *network.inputs)}
+    tensors = {INPUT: x.float().reshape(len(x), *network.inputs)}
     for step in network.steps:
-        before = sums(step, given)
+        before = sums(step, tensors)
         function = "" if isinstance(step, MaxPooling) else step.function
-        given[step.name] = after = function_of(function)(before) if function else before
+        tensors[step.name] = after = function_of(function)(before) if function else before
         yield step, before, after
 
 
@@ -64,19 +64,19 @@ def compute(network: Network, x: Tensor) -> Tensor:
 @torch.no_grad()
 def ranges(network: Network, x: Tensor) -> dict[str, tuple[Range, Range]]:
     """Return the range of each step before and after its activation, and that of the input."""
-    found: dict[str, tuple[Range, Range]] = {}
+    step_ranges: dict[str, tuple[Range, Range]] = {}
 
     def see(name: str, before: Tensor, after: Tensor) -> None:
         new = _range(before), _range(after)
-        old = found.get(name)
-        found[name] = new if old is None else (old[0].joined(new[0]), old[1].joined(new[1]))
+        old = step_ranges.get(name)
+        step_ranges[name] = new if old is None else (old[0].joined(new[0]), old[1].joined(new[1]))
 
     for start in range(0, len(x), BATCH):
         part = x[start : start + BATCH]
         see(INPUT, part, part)
         for step, before, after in values(network, part):
             see(step.name, before, after)
-    return found
+    return step_ranges
 
 
 def _range(x: Tensor) -> Range:

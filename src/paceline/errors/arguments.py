@@ -15,9 +15,17 @@ from paceline.errors.base import UsageError
 
 #: What an annotation allows, in words.
 WORDS: dict[Any, str] = {
-    str: "a string", Path: "a path", int: "a whole number", float: "a number", bool: "True or False",
-    Sequence: "a list", Mapping: "a dictionary", dict: "a dictionary", Callable: "a function", types.NoneType: "None",
-}  # fmt: skip
+    str: "a string",
+    Path: "a path",
+    int: "a whole number",
+    float: "a number",
+    bool: "True or False",
+    Sequence: "a list",
+    Mapping: "a dictionary",
+    dict: "a dictionary",
+    Callable: "a function",
+    types.NoneType: "None",
+}
 #: Arguments that are refused where they are read, with more to say.
 ELSEWHERE = ("job", "plan", "plans")
 

@@ -69,9 +69,13 @@ class Failure:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "worker": self.worker, "what": self.what, **self.position._asdict(), "victims": self.victims,
-            "advice": self.advice, "traceback": self.traceback,
-        }  # fmt: skip
+            "worker": self.worker,
+            "what": self.what,
+            **self.position._asdict(),
+            "victims": self.victims,
+            "advice": self.advice,
+            "traceback": self.traceback,
+        }
 
 
 def few(numbers: Sequence[int]) -> str:

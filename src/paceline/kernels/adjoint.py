@@ -69,8 +69,8 @@ class Adjoint:
                 raise mistaken(name)
         self._follow(self.program.forward)
         for statement in reversed(self.program.forward):
-            found = self._adjoint(statement)
-            self.program.backward += [*self._emptied(), *found]
+            adjoints = self._adjoint(statement)
+            self.program.backward += [*self._emptied(), *adjoints]
 
     def _follow(self, statements: list[Statement] | tuple[Statement, ...]) -> None:
         """Collects the buffers that depend on what is trained; in a sequence also by way of an earlier step."""
@@ -131,12 +131,12 @@ class Adjoint:
 
     def _emptied(self) -> list[Statement]:
         """Zeros for the gradients that the next statements add to for the first time."""
-        found: list[Statement] = []
+        zeros: list[Statement] = []
         for name in self.fresh:
             loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(self.program.shape(name)))
-            found.append(Apply(loops, Ref(name, at(*(loop.name for loop in loops))), Number(0.0), layer="zeros"))
+            zeros.append(Apply(loops, Ref(name, at(*(loop.name for loop in loops))), Number(0.0), layer="zeros"))
         self.fresh = []
-        return found
+        return zeros
 
     # --- adjoints ---
 
@@ -156,14 +156,14 @@ class Adjoint:
                 add = self._adds(into, (*statement.loops, statement.along))
                 return [SoftmaxGradient(statement, self._gradient(target), into, add, statement.layer)]
             case Lookup(loops=loops, target=target, table=table, padding=padding) if table in self.trained:
-                given = self._gradient(target)
-                return [Scatter(loops, given, self._buffer(table), padding, statement.layer, statement.numbers)]
+                gradient = self._gradient(target)
+                return [Scatter(loops, gradient, self._buffer(table), padding, statement.layer, statement.numbers)]
             case BatchSum(target=target, source=source) if self._wants(source):
                 shape = self.program.shape(source)
-                whole = Ref(self._buffer(source), at(*(f"q{d}" for d in range(len(shape)))))
+                source_gradient = Ref(self._buffer(source), at(*(f"q{d}" for d in range(len(shape)))))
                 loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(shape))
-                assert not self._adds(whole, loops), "a sum over the batch has one reader"
-                return [BatchSum(whole.buffer, self._buffer(target), True, statement.layer)]
+                assert not self._adds(source_gradient, loops), "a sum over the batch has one reader"
+                return [BatchSum(source_gradient.buffer, self._buffer(target), True, statement.layer)]
             case Repeat():
                 return self._of_repeat(statement)
             case Loss(scores=scores):
@@ -172,19 +172,19 @@ class Adjoint:
 
     def _of_contract(self, it: Contract) -> list[Statement]:
         """The same loops with the roles of the factors and the result exchanged."""
-        found: list[Statement] = []
+        statements: list[Statement] = []
         gradient = self._gradient(it.target) if self._wants(it.target.buffer) else it.target
         if it.start is not None and self._wants(it.start.buffer):
-            found.append(self._sum(it.fixed(), it.start, gradient, it.layer))
+            statements.append(self._sum(it.fixed(), it.start, gradient, it.layer))
         if it.left is not None and self._wants(it.left.buffer):
             target = self._gradient(it.left)
             add = self._adds(target, it.loops)
-            found.append(Contract(it.loops, target, gradient, it.right, add=add, layer=it.layer))
+            statements.append(Contract(it.loops, target, gradient, it.right, add=add, layer=it.layer))
         if self._wants(it.right.buffer):
             target = self._gradient(it.right)
             add = self._adds(target, it.loops)
-            found.append(Contract(it.loops, target, it.left, gradient, add=add, layer=it.layer))
-        return found
+            statements.append(Contract(it.loops, target, it.left, gradient, add=add, layer=it.layer))
+        return statements
 
     def _sum(self, loops: Loops, leaf: Ref, value: Ref, layer: str) -> Statement:
         """The gradient that a leaf gets; loops that the leaf does not name are summed over."""
@@ -198,17 +198,17 @@ class Adjoint:
         """A statement for each leaf of the expression that something trained depends on."""
         if not self._wants(it.target.buffer):
             return []
-        found: list[Statement] = []
+        statements: list[Statement] = []
         for leaf, value in partials(it.value, it.target, self._gradient(it.target)):
             if not isinstance(leaf, Ref) or not self._wants(leaf.buffer):
                 continue
             names = {loop.name for loop in it.loops}
             if self.program.buffers[leaf.buffer].kind is Kind.SAMPLE and self._own(leaf) == names:
                 target = self._gradient(leaf)
-                found.append(Apply(it.loops, target, value, self._adds(target, it.loops), it.layer))
+                statements.append(Apply(it.loops, target, value, self._adds(target, it.loops), it.layer))
                 continue
-            found += self._gathered(it, leaf, value)
-        return found
+            statements += self._gathered(it, leaf, value)
+        return statements
 
     def _gathered(self, it: Apply, leaf: Ref, value: Expression) -> list[Statement]:
         """A leaf that stands for several places: the gradient of each is made first, then they are summed."""
@@ -233,8 +233,8 @@ class Adjoint:
             self.written.add(name)
         inside = tuple(s for s in body if self.program.buffers[touches(s)[1]].kind is Kind.SAMPLE)
         after = [s for s in body if s not in inside]
-        whole = [replace(s, loops=(it.loop, *s.loops)) for s in after if isinstance(s, Contract)]
-        return [Repeat(it.loop, inside, not it.backwards, it.layer), *whole]
+        contractions = [replace(s, loops=(it.loop, *s.loops)) for s in after if isinstance(s, Contract)]
+        return [Repeat(it.loop, inside, not it.backwards, it.layer), *contractions]
 
 
 def touches(statement: Statement) -> tuple[list[str], str]:

@@ -31,16 +31,16 @@ def fuse_alike(
 
     The text has the terms of `beside` too: the optimizers of models that will be trained by it later.
     """
-    own = [make(list(model.parameters())) for model, make in zip(models, optimizers, strict=True)]
+    model_optimizers = [make(list(model.parameters())) for model, make in zip(models, optimizers, strict=True)]
     first: dict[tuple[float, ...], Fused] = {}
-    found = []
+    networks = []
     for model, make in zip(models, optimizers, strict=True):
-        weights, rates = OneModel(model, make, beside=[*own, *beside]), rates_of(model)
-        made = Fused(weights, loss_kind(loss), batch_size, Runner(Cpu(1)), like=first.get(rates))
-        made.prepare(x, y)
-        first.setdefault(rates, made)
-        found.append(made)
-    return found
+        weights, rates = OneModel(model, make, beside=[*model_optimizers, *beside]), rates_of(model)
+        network = Fused(weights, loss_kind(loss), batch_size, Runner(Cpu(1)), like=first.get(rates))
+        network.prepare(x, y)
+        first.setdefault(rates, network)
+        networks.append(network)
+    return networks
 
 
 def rates_of(model: nn.Module) -> tuple[float, ...]:

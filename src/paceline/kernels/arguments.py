@@ -40,9 +40,9 @@ def without_samples(values: Any) -> Any:
     return 1 if values is BATCH else values.tensor if isinstance(values, Held) else values
 
 
-def is_whole(args: list[Any], given: dict[str, Any]) -> bool:
+def is_whole(args: list[Any], kwargs: dict[str, Any]) -> bool:
     """Whether a conversion makes whole numbers."""
-    types = [a for a in (*args, *given.values()) if isinstance(a, torch.dtype)]
+    types = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
     return any(not t.is_floating_point for t in types)
 
 
@@ -51,11 +51,11 @@ def finite(values: Tensor) -> Tensor:
     return torch.where(values == -torch.inf, FORBIDDEN, values)
 
 
-def as_numbers(given: dict[str, Any]) -> dict[str, Any]:
+def as_numbers(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Keywords of an attention, a mask of truth values among them as what is added to scores."""
     return {
         key: torch.where(value, FORBIDDEN, 0.0) if isinstance(value, Tensor) and value.dtype == torch.bool else value
-        for key, value in given.items()
+        for key, value in kwargs.items()
     }
 
 
@@ -64,18 +64,18 @@ def called(target: Any) -> str:
     return str(getattr(target, "__name__", target))
 
 
-def depends(given: Any, *besides: Any) -> bool:
+def depends(argument: Any, *besides: Any) -> bool:
     """Whether anything in these arguments depends on the samples, on how many there are, or on what is trained."""
-    if isinstance(given, tuple | list):
-        return any(depends(each, *besides) for each in given)
-    if isinstance(given, dict):
-        return any(depends(each, *besides) for each in given.values())
-    if isinstance(given, slice):
-        return depends([given.start, given.stop, given.step], *besides)
-    if isinstance(given, Held):
-        return isinstance(given.tensor, nn.Parameter)
+    if isinstance(argument, tuple | list):
+        return any(depends(each, *besides) for each in argument)
+    if isinstance(argument, dict):
+        return any(depends(each, *besides) for each in argument.values())
+    if isinstance(argument, slice):
+        return depends([argument.start, argument.stop, argument.step], *besides)
+    if isinstance(argument, Held):
+        return isinstance(argument.tensor, nn.Parameter)
     return (
-        (given is BATCH and BATCH not in besides)
-        or isinstance(given, States)
-        or (isinstance(given, str) and given not in WORDS)
+        (argument is BATCH and BATCH not in besides)
+        or isinstance(argument, States)
+        or (isinstance(argument, str) and argument not in WORDS)
     )

@@ -121,8 +121,8 @@ def cost(nest: Nest, block: Block, registers: int, limit: float = inf) -> float:
     sizes = []
     for loop in nest.loops:
         factor = block.of(loop.name)
-        whole, rest = divmod(loop.extent, factor)
-        sizes.append([(loop.name, n, f) for n, f in ((whole, factor), (1, rest)) if n and f])
+        blocks, rest = divmod(loop.extent, factor)
+        sizes.append([(loop.name, n, f) for n, f in ((blocks, factor), (1, rest)) if n and f])
     for combination in product(*sizes):
         total += _part(nest, combination, registers)
         if total >= limit:
@@ -163,9 +163,9 @@ def _crowded(index: Index, rounds: tuple[tuple[str, int], ...]) -> int:
 
 def places(index: Index, extents: dict[str, int]) -> set[int]:
     """The distinct places, relative to the first, that a block names."""
-    found = {0}
+    offsets = {0}
     for name, stride in index.terms:
         extent = extents.get(name, 1)
         if extent > 1:
-            found = {p + stride * k for p in found for k in range(extent)}
-    return found
+            offsets = {p + stride * k for p in offsets for k in range(extent)}
+    return offsets

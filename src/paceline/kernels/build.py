@@ -36,8 +36,15 @@ ABI = 2  # of the structs that text and Python share
 #: function that does nothing but store what it reads from there: a layer was not computed. It does neither with this.
 KEEPS_CALLS = "-fno-delete-null-pointer-checks"
 FLAGS = (
-    "-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", KEEPS_CALLS,
-)  # fmt: skip
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    KEEPS_CALLS,
+)
 #: A shell that runs a command, and kills it with all that it has started when standard input ends, as it does when the
 #: process at the other end is gone: a compiler is a process that starts others.
 ENDS_WITH_PARENT = 'exec 3<&0 </dev/null; (read _ <&3; kill -9 0) 2>&- & "$@" 3<&-; made=$?; kill -9 $!; exit $made'
@@ -71,8 +78,8 @@ def compiler() -> Compiler:
     """$CXX, g++, clang++, c++, or the `ziglang` wheel."""
     for name in filter(None, (os.environ.get("CXX", ""), "g++", "clang++", "c++")):
         command = tuple(name.split())
-        if (file := shutil.which(command[0])) and (found := _known(command, file)).version:
-            return found
+        if (file := shutil.which(command[0])) and (candidate := _known(command, file)).version:
+            return candidate
     wheel = importlib.util.find_spec("ziglang")
     if wheel is not None and wheel.origin:  # its OpenMP does not link
         return _known((sys.executable, "-m", "ziglang", "c++"), wheel.origin)
@@ -84,8 +91,8 @@ def compiler() -> Compiler:
 
 def _known(command: tuple[str, ...], file: str) -> Compiler:
     """Version and abilities of a compiler, which are asked for once as long as its file stays the same."""
-    there = Path(file).resolve()
-    key = json.dumps([*command, str(there), there.stat().st_mtime_ns])
+    executable = Path(file).resolve()
+    key = json.dumps([*command, str(executable), executable.stat().st_mtime_ns])
     note = folder() / f"compiler-{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
     try:
         version, openmp = json.loads(user_cache.read(note))
@@ -99,10 +106,10 @@ def _known(command: tuple[str, ...], file: str) -> Compiler:
 def _version(command: tuple[str, ...]) -> str:
     """The first line of what the compiler says of itself; empty if it does not start."""
     try:
-        found = subprocess.run((*command, "--version"), capture_output=True, text=True, timeout=60)
+        process = subprocess.run((*command, "--version"), capture_output=True, text=True, timeout=60)
     except OSError:
         return ""
-    return found.stdout.splitlines()[0] if found.returncode == 0 and found.stdout else ""
+    return process.stdout.splitlines()[0] if process.returncode == 0 and process.stdout else ""
 
 
 def _openmp(command: tuple[str, ...]) -> bool:
@@ -111,10 +118,10 @@ def _openmp(command: tuple[str, ...]) -> bool:
         source = Path(place) / "try.cpp"
         source.write_text("#include <omp.h>\nint main() { return omp_get_num_threads() - 1; }\n")
         try:
-            made = subprocess.run((*command, "-fopenmp", source, "-o", source.with_suffix("")), capture_output=True)
+            process = subprocess.run((*command, "-fopenmp", source, "-o", source.with_suffix("")), capture_output=True)
         except OSError:
             return False
-        return made.returncode == 0
+        return process.returncode == 0
 
 
 @cache
@@ -141,9 +148,9 @@ _elsewhere: dict[Path, Path] = {}  # what could not be kept in the cache: where 
 @cache
 def _own() -> Path:
     """A folder that is removed when this process ends."""
-    made = tempfile.mkdtemp(prefix="paceline-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return Path(made)
+    directory = tempfile.mkdtemp(prefix="paceline-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Path(directory)
 
 
 def keep(file: Path, content: bytes, source: Path, text: str) -> Path:
@@ -166,8 +173,9 @@ def _warn_once(place: Path, reason: str) -> None:
     warnings.warn(
         f"compiled code cannot be kept in {place}: {reason}; every process compiles it again: set PACELINE_CACHE to a "
         "folder that can be written by you alone",
-        JobWarning, stacklevel=3,
-    )  # fmt: skip
+        JobWarning,
+        stacklevel=3,
+    )
 
 
 def _digest(file: Path, content: bytes | memoryview) -> bytes:
@@ -215,15 +223,15 @@ def _loaded(file: Path) -> ctypes.CDLL | None:
 
 def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, bool]:
     """Compiles a text, or finds it in the cache: (the library, its file, whether it was in the cache)."""
-    made = compiler()
+    toolchain = compiler()
     flags = (*FLAGS, "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native", *extra)
-    if made.openmp:
+    if toolchain.openmp:
         flags = (*flags, "-fopenmp")
-    key = "\0".join((str(ABI), text, *made.command, made.version, *flags, abilities()))
+    key = "\0".join((str(ABI), text, *toolchain.command, toolchain.version, *flags, abilities()))
     file = path_of(f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so")
     if (functions := _loaded(file)) is not None:
         return functions, file, True
-    file = _compile(made, text, flags, file)
+    file = _compile(toolchain, text, flags, file)
     if (functions := _loaded(file)) is None:
         raise CannotCompile(f"{file} was changed while it was being loaded; compute='autograd' goes on without")
     return functions, file, False
@@ -231,22 +239,26 @@ def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, 
 
 def _run(command: tuple[str, ...]) -> tuple[int, str]:
     """Run a compiler and return its exit code and what it says; it does not outlive this process, however that ends."""
-    end, held = os.pipe()
+    end, write_end = os.pipe()
     try:
         with subprocess.Popen(
-            ("sh", "-c", ENDS_WITH_PARENT, "sh", *command), stdin=end, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True, start_new_session=True,
-        ) as running:  # fmt: skip
+            ("sh", "-c", ENDS_WITH_PARENT, "sh", *command),
+            stdin=end,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        ) as running:
             try:
-                said = running.communicate(timeout=PATIENCE)[1]
+                stderr = running.communicate(timeout=PATIENCE)[1]
             except BaseException:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(running.pid, signal.SIGKILL)
                 raise
-            return running.returncode, said
+            return running.returncode, stderr
     finally:
         os.close(end)
-        os.close(held)
+        os.close(write_end)
 
 
 def compiling_seconds(text: str) -> float:
@@ -254,18 +266,19 @@ def compiling_seconds(text: str) -> float:
     return 1.2 + len(text) / 130_000
 
 
-def _compile(made: Compiler, text: str, flags: tuple[str, ...], file: Path) -> Path:
+def _compile(toolchain: Compiler, text: str, flags: tuple[str, ...], file: Path) -> Path:
     """Compiles a text and keeps the library."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as place:
         draft, binary = Path(place) / "text.cpp", Path(place) / "text.so"
         draft.write_text(text, encoding="utf-8")
         try:
-            code, said = _run((*made.command, *flags, str(draft), "-o", str(binary)))
+            code, stderr = _run((*toolchain.command, *flags, str(draft), "-o", str(binary)))
         except subprocess.TimeoutExpired as error:
-            raise CannotCompile(f"{made} needed more than {PATIENCE:.0f} s for one text") from error
+            raise CannotCompile(f"{toolchain} needed more than {PATIENCE:.0f} s for one text") from error
         if code:
             raise CannotCompile(
-                f"{made} refused the generated text; this is a fault of Paceline's, compute='autograd' goes on without."
-                f"\n{said[:2000]}"
+                f"{toolchain} refused the generated text; this is a fault of Paceline's, compute='autograd' goes on "
+                "without."
+                f"\n{stderr[:2000]}"
             )
         return keep(file, binary.read_bytes(), file.with_suffix(".cpp"), text)

@@ -55,8 +55,8 @@ def check_samples(plan: Plan, labels: bool, x: Tensor, y: Tensor, order: Tensor)
                 "outputs"
             )
         if tuple(y.shape[1:]) != program.places:
-            wanted = "one class per sample" if not program.places else f"classes of shape {program.places} per sample"
-            raise CannotFuse(f"targets of shape {tuple(y.shape)}: this network and its loss want {wanted}")
+            expected = "one class per sample" if not program.places else f"classes of shape {program.places} per sample"
+            raise CannotFuse(f"targets of shape {tuple(y.shape)}: this network and its loss want {expected}")
     elif tuple(y.shape[1:]) != program.result:
         raise CannotFuse(f"targets of shape {tuple(y.shape[1:])}, for outputs of shape {program.result}")
 

@@ -23,20 +23,27 @@ class Clipping(ctypes.Structure):
     """How gradients are scaled; `printers/clip.hpp` has the same fields."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("scale", "clip", "places", "norms")), ("count", ctypes.c_int64),
-        ("way", ctypes.c_int64), ("limit", ctypes.c_double), ("norm", ctypes.c_double),
-    ]  # fmt: skip
+        *((name, ctypes.c_void_p) for name in ("scale", "clip", "places", "norms")),
+        ("count", ctypes.c_int64),
+        ("way", ctypes.c_int64),
+        ("limit", ctypes.c_double),
+        ("norm", ctypes.c_double),
+    ]
 
     @staticmethod
     def of(places: np.ndarray, dtype: torch.dtype, limit: float, way: int) -> Clipping:
         """Return the clipping of gradients at these places of padded memory."""
         functions, norms = _functions(dtype), torch.zeros(len(places), dtype=dtype)
-        made = Clipping(
+        clipping = Clipping(
             *(ctypes.cast(f, ctypes.c_void_p) for f in (functions.paceline_scale, functions.paceline_clip)),
-            places.ctypes.data, norms.data_ptr(), len(places), way, limit,
-        )  # fmt: skip
-        made.alive = places, norms  # the structure has only their addresses
-        return made
+            places.ctypes.data,
+            norms.data_ptr(),
+            len(places),
+            way,
+            limit,
+        )
+        clipping.alive = places, norms  # the structure has only their addresses
+        return clipping
 
     def apply(self, gradients: Tensor) -> None:
         """Scale the gradients in this memory."""

@@ -114,9 +114,13 @@ class _Rounded:
 
 
 def by_autograd(
-    module: nn.Module, loss_of: Loss, x: Tensor, y: Tensor, dtype: torch.dtype,
+    module: nn.Module,
+    loss_of: Loss,
+    x: Tensor,
+    y: Tensor,
+    dtype: torch.dtype,
     unpack: Callable[[Tensor], Tensor] = _as_it_is,
-) -> Numbers:  # fmt: skip
+) -> Numbers:
     """Loss and gradients of a module without dropout, which has this type from now on.
 
     `unpack` changes the values that the backward pass reads.
@@ -153,27 +157,27 @@ def fault(
             copies = twin()
             for module in copies.modules() if attempt else ():
                 shake(module, attempt)
-            own = [by_autograd(m, loss_of, x, y, next(m.parameters()).dtype) for m in copies.modules()]
+            references = [by_autograd(m, loss_of, x, y, next(m.parameters()).dtype) for m in copies.modules()]
         except Exception:  # of the user's code, whose own training says it
             return None
-        if not all(bool(number.isfinite().all()) for each in own for number in each.values()):
+        if not all(bool(number.isfinite().all()) for each in references for number in each.values()):
             return None
-        for module, numbers, wanted in zip(copies.modules(), run(copies), own, strict=True):
-            if words := _difference(module, numbers, wanted, loss_of, x, y):
+        for module, numbers, reference in zip(copies.modules(), run(copies), references, strict=True):
+            if words := _difference(module, numbers, reference, loss_of, x, y):
                 break
         else:
             return ""
     return words
 
 
-def _difference(module: nn.Module, numbers: Numbers, own: Numbers, loss_of: Loss, x: Tensor, y: Tensor) -> str:
-    longest = max((float(number.norm()) for name, number in own.items() if name != "the loss"), default=0.0)
+def _difference(module: nn.Module, numbers: Numbers, reference: Numbers, loss_of: Loss, x: Tensor, y: Tensor) -> str:
+    longest = max((float(number.norm()) for name, number in reference.items() if name != "the loss"), default=0.0)
     exact: Numbers = {}
     rounded: Numbers = {}
-    for name, wanted in own.items():
+    for name, expected in reference.items():
         if (number := numbers.get(name)) is None:
             continue
-        gap, scale = float((number - wanted).norm()), float(wanted.norm())
+        gap, scale = float((number - expected).norm()), float(expected.norm())
         least = 1.0 if name == "the loss" else SHORT * longest
         unit = torch.finfo(number.dtype).eps * number.numel() ** 0.5  # all that is left of gradients that cancel out
         if gap <= ROUNDING[number.dtype] * max(scale, least) + ILL * unit:
@@ -181,7 +185,7 @@ def _difference(module: nn.Module, numbers: Numbers, own: Numbers, loss_of: Loss
         exact = exact or by_autograd(module, loss_of, x, y, torch.float64)
         # PyTorch's own error may be none where that of rounded values is not: 1 - tanh^2 of large numbers is 0 then.
         rounded = rounded or by_autograd(module, loss_of, x, y, torch.float64, _Rounded(number.dtype))
-        errors = [float((each - exact[name]).norm()) for each in (number, wanted, rounded[name])]
+        errors = [float((each - exact[name]).norm()) for each in (number, expected, rounded[name])]
         if not errors[0] <= ILL * max(errors[1:]):
             return f"{name} is {gap:.2g} away from PyTorch's, whose size is {scale:.2g}"
     return ""

@@ -89,9 +89,9 @@ class Compiled:
 
     def give_weights(self, tensors: Sequence[Tensor] | None = None) -> None:
         """Copies the padded memory back into the module's tensors, or into some of them."""
-        given = None if tensors is None else set(map(id, tensors))
+        ids = None if tensors is None else set(map(id, tensors))
         pairs = zip(self.weights, self.tensors, strict=True)
-        apart = [pair for pair in pairs if _apart(*pair) and (given is None or id(pair[1]) in given)]
+        apart = [pair for pair in pairs if _apart(*pair) and (ids is None or id(pair[1]) in ids)]
         if apart:
             torch._foreach_copy_([tensor for _, tensor in apart], [view for view, _ in apart])
 
@@ -112,8 +112,8 @@ def canonical(graph: Graph, model: nn.Module) -> Graph:
         return path if path in graph.numbers else named[id(_tensor(model, path.lstrip(".")))]
 
     def renamed(layer: Layer) -> Layer:
-        found = {word: own(path) for word, path in layer.weights.items()}
-        return replace(layer, weights=found)
+        weights = {word: own(path) for word, path in layer.weights.items()}
+        return replace(layer, weights=weights)
 
     return replace(graph, layers=tuple(map(renamed, graph.layers)))
 
@@ -121,8 +121,8 @@ def canonical(graph: Graph, model: nn.Module) -> Graph:
 def _tensor(model: nn.Module, path: str) -> Tensor:
     """A parameter or buffer of a module by its dotted name."""
     folder, _, name = path.rpartition(".")
-    found: Tensor = getattr(model.get_submodule(folder), name)
-    return found
+    tensor: Tensor = getattr(model.get_submodule(folder), name)
+    return tensor
 
 
 def tensors_of(graph: Graph, model: nn.Module) -> dict[str, Tensor]:
@@ -140,5 +140,5 @@ def plan_of(graph: Graph, tensors: dict[str, Tensor], trained: set[str], loss: L
 def view_of(memory: Tensor, plan: Plan, name: str, shape: torch.Size) -> Tensor:
     """A parameter in padded memory, without the padding."""
     place = plan.places[name]
-    whole = memory[place.start : place.start + prod(place.shape)].view(place.shape)
-    return whole[..., : shape[-1]] if place.shape != tuple(shape) else whole
+    padded = memory[place.start : place.start + prod(place.shape)].view(place.shape)
+    return padded[..., : shape[-1]] if place.shape != tuple(shape) else padded

@@ -82,11 +82,11 @@ class Cpu:
         groups = batch if plan.target.replicas else -(-batch // plan.target.lanes)
         return groups if len(plan.phases) > 1 else self.threads
 
-    def run(self, made: Compiled, call: Call) -> None:
-        made.program.run(ctypes.byref(call))
+    def run(self, compiled: Compiled, call: Call) -> None:
+        compiled.program.run(ctypes.byref(call))
 
-    def apply(self, made: Compiled, call: Call) -> None:
-        made.program.apply(ctypes.byref(call))
+    def apply(self, compiled: Compiled, call: Call) -> None:
+        compiled.program.apply(ctypes.byref(call))
 
     def check_places(self, *tensors: Tensor) -> None:
         if any(tensor.device.type != "cpu" for tensor in tensors):
@@ -95,11 +95,11 @@ class Cpu:
                 f"x on {x.device}, y on {y.device}, and the module on the CPU: its kernels are for the CPU"
             )
 
-    def explain(self, made: Compiled) -> list[str]:
-        target = made.plan.target
+    def explain(self, compiled: Compiled) -> list[str]:
+        target = compiled.plan.target
         return [
-            f"path: generated C++, {how_made(made)}, by {compiler()}",
-            f"text: {made.program.file.with_suffix('.cpp')}",
+            f"path: generated C++, {how_made(compiled)}, by {compiler()}",
+            f"text: {compiled.program.file.with_suffix('.cpp')}",
             f"lanes: {target.lanes} samples side by side, in vectors of {target.bytes} bytes; "
             f"{self.threads} thread{'s' * (self.threads > 1)}, at most {CHUNKS} chunks a batch",
         ]

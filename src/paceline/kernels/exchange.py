@@ -19,10 +19,16 @@ from torch import Tensor
 
 PLACE = np.dtype([(name, "<i8") for name in ("to", "from", "rows", "width", "stride")])
 MOVE = np.dtype([(name, "<i8") for name in ("to", "first", "last", "from", "start", "stop", "add")])
-PEER = np.dtype([
-    ("offered", "<i8"), ("awaited", "<i8"), ("doorbell", "<i8"), ("vectors", "<i8", 2), ("offers", "<i8"),
-    ("taken", "<i8"),
-])  # fmt: skip
+PEER = np.dtype(
+    [
+        ("offered", "<i8"),
+        ("awaited", "<i8"),
+        ("doorbell", "<i8"),
+        ("vectors", "<i8", 2),
+        ("offers", "<i8"),
+        ("taken", "<i8"),
+    ]
+)
 
 
 class Ended(IntEnum):
@@ -40,7 +46,7 @@ class Waits(NamedTuple):
 
     doorbell: int
     cancelled: int
-    called_off: int
+    aborted: int
     spin: int
     nap: int
     deadline: int
@@ -61,16 +67,27 @@ class Exchange(ctypes.Structure):
 
     @staticmethod
     def of(
-        places: np.ndarray, moves: np.ndarray, peers: np.ndarray, own: Tensor, vectors: Sequence[Tensor], tail: int,
+        places: np.ndarray,
+        moves: np.ndarray,
+        peers: np.ndarray,
+        local: Tensor,
+        vectors: Sequence[Tensor],
+        tail: int,
         waits: Waits,
-    ) -> Exchange:  # fmt: skip
+    ) -> Exchange:
         """Return an exchange by these tables in this memory, all of which the caller keeps."""
-        made = Exchange(
-            places=places.ctypes.data, moves=moves.ctypes.data, peers=peers.ctypes.data, parameters=len(places),
-            steps=len(moves), own=own.data_ptr(), tail=tail, **waits._asdict(),
-        )  # fmt: skip
-        made.vectors[:] = [vector.data_ptr() for vector in vectors]
-        return made
+        exchange = Exchange(
+            places=places.ctypes.data,
+            moves=moves.ctypes.data,
+            peers=peers.ctypes.data,
+            parameters=len(places),
+            steps=len(moves),
+            own=local.data_ptr(),
+            tail=tail,
+            **waits._asdict(),
+        )
+        exchange.vectors[:] = [vector.data_ptr() for vector in vectors]
+        return exchange
 
 
 def places_of(gradients: Mapping[str, Tensor], memory: Tensor, starts: Mapping[str, int]) -> np.ndarray | None:
@@ -80,8 +97,8 @@ def places_of(gradients: Mapping[str, Tensor], memory: Tensor, starts: Mapping[s
     rows = []
     for name, start in starts.items():
         view = gradients[name]
-        whole = view.is_contiguous()
-        width = view.numel() if whole else view.shape[-1]
+        contiguous = view.is_contiguous()
+        width = view.numel() if contiguous else view.shape[-1]
         place = (view.data_ptr() - memory.data_ptr()) // view.element_size()
-        rows.append((start, place, view.numel() // width, width, width if whole else view.stride(-2)))
+        rows.append((start, place, view.numel() // width, width, width if contiguous else view.stride(-2)))
     return np.array(rows, PLACE)

@@ -47,8 +47,8 @@ def _abs(x: Expression) -> Expression:
 def _softplus(x: Expression, beta: float = 1.0) -> Expression:
     scaled = x if beta == 1 else Op("*", x, Number(beta))
     tail = Call("log", Op("+", Call("exp", Op("*", _abs(scaled), Number(-1.0))), Number(1.0)))
-    whole = Op("+", _relu(scaled), tail)
-    return whole if beta == 1 else Op("*", whole, Number(1 / beta))
+    softplus = Op("+", _relu(scaled), tail)
+    return softplus if beta == 1 else Op("*", softplus, Number(1 / beta))
 
 
 def _log_sigmoid(x: Expression) -> Expression:

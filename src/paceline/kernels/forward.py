@@ -67,15 +67,16 @@ class Forward:
             "gradients": torch.zeros(max(1, plan.sizes["weights"]), dtype=self.dtype),
             "lane_gradients": torch.zeros(max(1, plan.sizes["lanes"] * lanes * CHUNKS), dtype=self.dtype),
             "arenas": torch.zeros(max(1, plan.sizes["arena"] * lanes), dtype=self.dtype),
-            "tokens" if self.tokens else "x": x, "order": order,
-        }  # fmt: skip
+            "tokens" if self.tokens else "x": x,
+            "order": order,
+        }
         tensors = {**tensors_by_name(model), **plan.program.numbers}
         for name in weights_of(plan):
             view_of(memory["weights"], plan, name, tensors[name].shape).copy_(tensors[name])
-        found = torch.empty(len(x), *plan.program.result, dtype=self.dtype)
+        outputs = torch.empty(len(x), *plan.program.result, dtype=self.dtype)
         call = Call(**{name: tensor.data_ptr() for name, tensor in memory.items()}, samples=len(x))
-        self.function(ctypes.byref(call), found.data_ptr())
-        return found.log_softmax(1) if self.logarithms else found
+        self.function(ctypes.byref(call), outputs.data_ptr())
+        return outputs.log_softmax(1) if self.logarithms else outputs
 
 
 def still(graph: Graph) -> Graph:

@@ -90,30 +90,30 @@ class Fused:
             raise CannotFuse("fuse(...) was given no optimizer: there is nothing to train by")
         if self._compiled and tuple(x.shape[1:]) not in {shape for shape, _ in self._compiled}:
             raise CannotFuse(f"samples of shape {tuple(x.shape[1:])}: what the optimizer remembers is of another shape")
-        made = self.compiled(x)
-        made.take_weights()
-        call, alive = self._prepared(made, x, y, order, self.weights.settings(made.plan.target.lanes))
+        compiled = self.compiled(x)
+        compiled.take_weights()
+        call, alive = self._prepared(compiled, x, y, order, self.weights.settings(compiled.plan.target.lanes))
         begin = time.perf_counter()
         samples = order.shape[-1]
         updates = -(-samples // self.batch_size)
-        total = self._call(made, call, self.batch_size, updates, self.updates, seed)
+        total = self._call(compiled, call, self.batch_size, updates, self.updates, seed)
         del alive  # the call has only their addresses
         self.timed = samples, time.perf_counter() - begin
         self.updates += updates
-        made.give_weights()
+        compiled.give_weights()
         self.weights.count_batches(updates)
         return total / updates
 
     @torch.no_grad()
     def loss_and_gradients(self, x: Tensor, y: Tensor, seed: int = 0) -> tuple[float, dict[str, Tensor]]:
         """The mean loss of these samples and its gradient by parameter, in memory that the next call overwrites."""
-        made = self.compiled(x)
-        made.take_weights()
-        call, alive = self.call_for(made, x, y)
-        loss = self._call(made, call, len(x), 1, -1, seed)
+        compiled = self.compiled(x)
+        compiled.take_weights()
+        call, alive = self.call_for(compiled, x, y)
+        loss = self._call(compiled, call, len(x), 1, -1, seed)
         del alive  # the call has only their addresses
-        self.copy_statistics(made)
-        return loss, made.gradients
+        self.copy_statistics(compiled)
+        return loss, compiled.gradients
 
     def explain(self) -> str:
         """Say which path was taken, the plan, and how fast the last epoch was."""
@@ -130,17 +130,17 @@ class Fused:
 
     def prepare(self, x: Tensor, y: Tensor | None = None) -> None:
         """Compiles for samples such as these, and compares their gradient with PyTorch's where there are targets."""
-        made = self.compiled(x)
+        compiled = self.compiled(x)
         if y is not None:
-            self.call_for(made, x, y)
+            self.call_for(compiled, x, y)
 
-    def _compare(self, made: Compiled, x: Tensor, y: Tensor, order: Tensor) -> None:
+    def _compare(self, compiled: Compiled, x: Tensor, y: Tensor, order: Tensor) -> None:
         """Raises `WrongCode` where the gradient of samples is not PyTorch's; once for each text on a machine."""
-        if made.compared or self.processor.where.type != "cpu" or made.plan.target.apart:
+        if compiled.compared or self.processor.where.type != "cpu" or compiled.plan.target.apart:
             return
-        made.compared = True
-        loss_of, file = self.loss.function, made.program.file
-        most = max(FEW, MOST // max(made.plan.flops, 1))
+        compiled.compared = True
+        loss_of, file = self.loss.function, compiled.program.file
+        most = max(FEW, MOST // max(compiled.plan.flops, 1))
         samples = (order if order.dim() == 1 else order[0])[: min(self.batch_size, most)]
         if loss_of is None or len(samples) <= compared(file):
             return
@@ -167,18 +167,18 @@ class Fused:
 
     def _numbers(self, twin: Fused, x: Tensor, y: Tensor) -> list[Numbers]:
         """Loss and gradients of each module of a twin, without dropout."""
-        made = twin.compiled(x)
-        made.compared = True
-        made.take_weights()
-        target, order = made.plan.target, torch.arange(len(x))
+        compiled = twin.compiled(x)
+        compiled.compared = True
+        compiled.take_weights()
+        target, order = compiled.plan.target, torch.arange(len(x))
         order = order.expand(target.lanes, -1) if target.replicas else order
-        call, alive = twin._prepared(made, x, y, order, torch.zeros(1, dtype=torch.float64))
+        call, alive = twin._prepared(compiled, x, y, order, torch.zeros(1, dtype=torch.float64))
         call.still = 1
-        losses = [twin._call(made, call, len(x), 1, -1, 0)]
+        losses = [twin._call(compiled, call, len(x), 1, -1, 0)]
         del alive  # the call has only their addresses
         if target.replicas:
-            losses = twin.runner.losses(made).tolist()
-        views = {id(tensor): view for view, tensor in twin.weights.views(made.plan, made.memory["gradients"])}
+            losses = twin.runner.losses(compiled).tolist()
+        views = {id(tensor): view for view, tensor in twin.weights.views(compiled.plan, compiled.memory["gradients"])}
         return [
             {"the loss": torch.tensor(loss, dtype=torch.float64).to(self.weights.dtype)}
             | {f"the gradient of {n}": views[id(p)] for n, p in module.named_parameters() if id(p) in views}
@@ -229,8 +229,8 @@ class Fused:
     def _text(self, shape: tuple[int, ...], tokens: bool) -> tuple[Plan, Rule, str, Any]:
         """Makes plan, rule, text and program, or takes those of the network like this one."""
         if self.like is not None:
-            made = self.like._compiled[shape, tokens]
-            return made.plan, made.rule, made.source, made.program
+            compiled = self.like._compiled[shape, tokens]
+            return compiled.plan, compiled.rule, compiled.source, compiled.program
         draft = self._draft(shape, tokens)
         with self.runner.node.first():
             return draft.plan, draft.rule, draft.source, self.processor.load(draft.source)
@@ -271,33 +271,35 @@ class Fused:
 
     # --- running ---
 
-    def _call(self, made: Compiled, call: Call, batch: int, updates: int, update: int, seed: int) -> float:
+    def _call(self, compiled: Compiled, call: Call, batch: int, updates: int, update: int, seed: int) -> float:
         """Runs the generated code: so many updates from `update` on, or, if that is negative, one batch's gradient."""
         call.batch, call.updates, call.update, call.seed = batch, updates, update, seed
-        return self.run(made, call)
+        return self.run(compiled, call)
 
-    def run(self, made: Compiled, call: Call) -> float:
+    def run(self, compiled: Compiled, call: Call) -> float:
         """Makes the updates of a call that was prepared; the sum of their losses."""
-        self.give_arenas(made, call)
-        return self.runner.run(made, call)
+        self.give_arenas(compiled, call)
+        return self.runner.run(compiled, call)
 
-    def give_arenas(self, made: Compiled, call: Call) -> None:
+    def give_arenas(self, compiled: Compiled, call: Call) -> None:
         """Lets a call have the memory that batches of its size need."""
-        check_batches(made.plan, call.samples, call.batch)
-        needed = made.plan.sizes["arena"] * made.plan.target.lanes * self.processor.arenas(made.plan, call.batch)
-        if made.memory["arenas"].numel() < needed:
-            made.memory |= self._arenas(made.plan, needed)
-        call.arenas = made.memory["arenas"].data_ptr()
+        check_batches(compiled.plan, call.samples, call.batch)
+        needed = (
+            compiled.plan.sizes["arena"] * compiled.plan.target.lanes * self.processor.arenas(compiled.plan, call.batch)
+        )
+        if compiled.memory["arenas"].numel() < needed:
+            compiled.memory |= self._arenas(compiled.plan, needed)
+        call.arenas = compiled.memory["arenas"].data_ptr()
 
-    def call_for(self, made: Compiled, x: Tensor, y: Tensor) -> tuple[Call, list[Tensor]]:
+    def call_for(self, compiled: Compiled, x: Tensor, y: Tensor) -> tuple[Call, list[Tensor]]:
         """A call of these samples, and the tensors that have to live as long as it does."""
-        return self._prepared(made, x, y, torch.arange(len(x)), torch.zeros(1, dtype=torch.float64))
+        return self._prepared(compiled, x, y, torch.arange(len(x)), torch.zeros(1, dtype=torch.float64))
 
     def _prepared(
-        self, made: Compiled, x: Tensor, y: Tensor, order: Tensor, settings: Tensor
+        self, compiled: Compiled, x: Tensor, y: Tensor, order: Tensor, settings: Tensor
     ) -> tuple[Call, list[Tensor]]:
         """The call with its arguments, checked and copied to the processor; and the tensors that these point into."""
-        plan, where = made.plan, self.processor.where
+        plan, where = compiled.plan, self.processor.where
         tokens, labels = plan.program.tokens, self.loss.labels
         self.processor.check_places(x, y, order)
         check_kinds(plan, labels, y, order)
@@ -305,32 +307,34 @@ class Fused:
         y = y.to(where, torch.long if labels else self.weights.dtype).contiguous()
         order, settings = order.to(where, torch.long).contiguous(), settings.to(where)
         check_samples(plan, labels, x, y, order)
-        self._compare(made, x, y, order)
-        pointers = {name: tensor.data_ptr() for name, tensor in made.memory.items()}
+        self._compare(compiled, x, y, order)
+        pointers = {name: tensor.data_ptr() for name, tensor in compiled.memory.items()}
         call = Call(
             **pointers,
             **{"tokens" if tokens else "x": x.data_ptr(), "labels" if labels else "targets": y.data_ptr()},
-            order=order.data_ptr(), settings=settings.data_ptr(), samples=order.shape[-1],
+            order=order.data_ptr(),
+            settings=settings.data_ptr(),
+            samples=order.shape[-1],
             threads=self.processor.threads,
-        )  # fmt: skip
-        own = self.weights.draws(plan)
-        for name, tensor in own.items():
+        )
+        draws = self.weights.draws(plan)
+        for name, tensor in draws.items():
             setattr(call, name, tensor.data_ptr())
-        return call, [x, y, order, settings, *own.values()]
+        return call, [x, y, order, settings, *draws.values()]
 
-    def copy_statistics(self, made: Compiled) -> None:
+    def copy_statistics(self, compiled: Compiled) -> None:
         """Batch-norm's statistics go back into the module; its parameters did not change."""
-        moving = [tensor for tensor in made.tensors if not isinstance(tensor, nn.Parameter)]
+        moving = [tensor for tensor in compiled.tensors if not isinstance(tensor, nn.Parameter)]
         if moving:
-            made.give_weights(moving)
+            compiled.give_weights(moving)
             self.weights.count_batches(1)
 
-    def _explained(self, made: Compiled) -> str:
+    def _explained(self, compiled: Compiled) -> str:
         """What `explain` says of samples of one shape."""
-        plan = made.plan
+        plan = compiled.plan
         kib = plan.sizes["arena"] * plan.target.lanes * self.weights.dtype.itemsize / 1024
         lines = [
-            *self.processor.explain(made),
+            *self.processor.explain(compiled),
             f"arithmetic: {plan.flops / 1e3:,.1f} kFLOP a sample; one group of samples uses {kib:,.0f} KiB",
         ]
         if self.timed is not None:

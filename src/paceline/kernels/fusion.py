@@ -26,9 +26,9 @@ from paceline.kernels.ir import (
 def fused(program: Program, statements: Sequence[Statement]) -> list[Statement]:
     """The same statements, those that follow a contraction number by number made part of it."""
     readers = Counter(program.base(name) for s in _all([*program.forward, *program.backward]) for name in touches(s)[0])
-    found: list[Statement] = []
+    merged: list[Statement] = []
     for statement in statements:
-        last = found[-1] if found else None
+        last = merged[-1] if merged else None
         if isinstance(last, Contract) and isinstance(statement, Apply):
             then = _restated(program, last, statement)
             if then is not None:
@@ -37,11 +37,11 @@ def fused(program: Program, statements: Sequence[Statement]) -> list[Statement]:
                 )
                 base = program.base(last.target.buffer)
                 readers[base] -= reads
-                kept = readers[base] > 0
-                found[-1] = replace(last, then=(*last.then, then), keeps=kept)
+                still_read = readers[base] > 0
+                merged[-1] = replace(last, then=(*last.then, then), keeps=still_read)
                 continue
-        found.append(statement)
-    return found
+        merged.append(statement)
+    return merged
 
 
 def _all(statements: Sequence[Statement]) -> list[Statement]:
@@ -56,34 +56,34 @@ def _restated(program: Program, contract: Contract, apply: Apply) -> Apply | Non
         return None
     base = program.base(target.buffer)
     mine = [leaf for leaf in leaves(apply.value) if program.base(leaf.buffer) == base]
-    made = {program.base(a.target.buffer) for a in contract.then if not a.add}
+    computed = {program.base(a.target.buffer) for a in contract.then if not a.add}
     added = {program.base(a.target.buffer) for a in contract.then if a.add}  # their registers hold only what is added
     if any(program.base(leaf.buffer) in added for leaf in leaves(apply.value)):
         return None
-    mine += [leaf for leaf in leaves(apply.value) if program.base(leaf.buffer) in made]
+    mine += [leaf for leaf in leaves(apply.value) if program.base(leaf.buffer) in computed]
     if not mine or len(set(mine)) != 1:
         return None
     names = [loop.name for loop in apply.loops]
-    whole = [index.terms for index in mine[0].index] == [((name, 1),) for name in names]
+    is_identity = [index.terms for index in mine[0].index] == [((name, 1),) for name in names]
     extents = tuple(loop.extent for loop in apply.loops)
-    if not whole or extents != program.shape(mine[0].buffer) or any(index.shift for index in mine[0].index):
+    if not is_identity or extents != program.shape(mine[0].buffer) or any(index.shift for index in mine[0].index):
         return None
     refs = {apply.target, *leaves(apply.value)}
-    held = next((ref for ref in (target, *(a.target for a in contract.then)) if _same(program, ref, mine[0])), target)
-    shape = program.shape(held.buffer)
-    if not covers(held, contract.fixed(), shape):  # it was written in several parts, of which this is one
+    source = next((ref for ref in (target, *(a.target for a in contract.then)) if _same(program, ref, mine[0])), target)
+    shape = program.shape(source.buffer)
+    if not covers(source, contract.fixed(), shape):  # it was written in several parts, of which this is one
         return None
     if extents == shape:
-        places = dict(zip(names, held.index, strict=True))
-        found: Mapping[Ref, Expression] = {ref: Ref(ref.buffer, _moved(ref.index, places)) for ref in refs}
+        places = dict(zip(names, source.index, strict=True))
+        replacements: Mapping[Ref, Expression] = {ref: Ref(ref.buffer, _moved(ref.index, places)) for ref in refs}
     elif all(ref.index == mine[0].index and program.buffers[ref.buffer].kind is Kind.SAMPLE for ref in refs):
-        found = {ref: Ref(_viewed(program, ref.buffer, shape), held.index) for ref in refs}
+        replacements = {ref: Ref(_viewed(program, ref.buffer, shape), source.index) for ref in refs}
     else:
         return None
-    found = {**found, mine[0]: held}
-    there = found[apply.target]
-    assert isinstance(there, Ref)
-    return replace(apply, loops=contract.fixed(), target=there, value=replaced(apply.value, found))
+    replacements = {**replacements, mine[0]: source}
+    destination = replacements[apply.target]
+    assert isinstance(destination, Ref)
+    return replace(apply, loops=contract.fixed(), target=destination, value=replaced(apply.value, replacements))
 
 
 def _same(program: Program, one: Ref, other: Ref) -> bool:

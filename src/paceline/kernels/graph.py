@@ -18,7 +18,7 @@ from paceline.kernels.arguments import States, as_numbers, called, depends, fini
 from paceline.kernels.held import changed, positions
 from paceline.kernels.ir import FORBIDDEN
 from paceline.kernels.layers import COMPARISONS, MODULES, of_function
-from paceline.kernels.layers.base import BATCH, CannotFuse, Found, Graph, Held, Layer, Seen, Shape, kind_of
+from paceline.kernels.layers.base import BATCH, CallSite, CannotFuse, Graph, Held, Layer, LayerSpec, Shape, kind_of
 from paceline.kernels.layers.combined import EXPRESSIONS, materialised
 from paceline.kernels.layers.expansions import allowed
 from paceline.kernels.layers.shapes import pieces
@@ -79,12 +79,12 @@ class _Reader:
         if node.op == "get_attr":
             return self._held(str(node.target))
         args = [self._value(arg) for arg in node.args]
-        given = {key: self._value(value) for key, value in node.kwargs.items()}
+        kwargs = {key: self._value(value) for key, value in node.kwargs.items()}
         if node.op != "call_module" and node.target is not allowed:
-            known = self._known(node, args, given)
-            if known is not DEPENDS:
-                return known
-        return self._layer(node, args, given)
+            constant = self._known(node, args, kwargs)
+            if constant is not DEPENDS:
+                return constant
+        return self._layer(node, args, kwargs)
 
     def _value(self, argument: Any) -> Any:
         """An argument of a node, with what other nodes have given in their place."""
@@ -102,12 +102,12 @@ class _Reader:
             return tensor
         return Held(name, tuple(tensor.shape), tensor)
 
-    def _known(self, node: fx.Node, args: list[Any], given: dict[str, Any]) -> Any:
+    def _known(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """What does not depend on the samples, such as their shape; `DEPENDS` where it does."""
         target, first = node.target, args[0] if args else None
         if target in ("size", "dim", "ndim") or (target is getattr and args[1] in ("shape", "ndim", "device", "dtype")):
             word = args[1] if target is getattr else target
-            return self._property(str(word), first, [*(() if target is getattr else args[1:]), *given.values()])
+            return self._property(str(word), first, [*(() if target is getattr else args[1:]), *kwargs.values()])
         if target is getattr:
             if isinstance(first, tuple):  # of a maximum and its place
                 return first[0]
@@ -120,26 +120,26 @@ class _Reader:
         if target in (torch.zeros_like, torch.ones_like) and isinstance(first, str):
             value = float(target is torch.ones_like)
             return torch.full([1, *self.shapes[first]], value)
-        if depends([args, given]):
+        if depends([args, kwargs]):
             if isinstance(first, Held) and (other := changed(first, target, args[1:])) is not None:
                 return other
-            if target not in ALONE or depends([args, given], BATCH):
+            if target not in ALONE or depends([args, kwargs], BATCH):
                 return DEPENDS
-        args, given = without_samples([args, given])
+        args, kwargs = without_samples([args, kwargs])
         function: Callable[..., Any] = target if callable(target) else getattr(type(first), str(target))
-        return function(*args, **given)
+        return function(*args, **kwargs)
 
     def _property(self, word: str, value: Any, more: list[Any]) -> Any:
         """The shape of a value, or one of its sizes; where it lies, and of which type."""
         if word in ("device", "dtype"):
             return getattr(next(self.module.parameters(), torch.empty(0)), word)
-        whole: tuple[Any, ...]
+        shape: tuple[Any, ...]
         if isinstance(value, str):
-            whole, axis = self.shapes[value], self.axes[value]
-            whole = whole if axis is None else (*whole[:axis], BATCH, *whole[axis:])
+            shape, axis = self.shapes[value], self.axes[value]
+            shape = shape if axis is None else (*shape[:axis], BATCH, *shape[axis:])
         else:
-            whole = tuple(value.shape)
-        return len(whole) if word in ("dim", "ndim") else whole[more[0]] if more else whole
+            shape = tuple(value.shape)
+        return len(shape) if word in ("dim", "ndim") else shape[more[0]] if more else shape
 
     def _state(self, node: fx.Node, states: States, args: list[Any]) -> str:
         """One of the last states of a recurrent layer: h[-1], or h.squeeze(0) where there is one."""
@@ -155,12 +155,12 @@ class _Reader:
         options = {"layer": which // states.directions, "direction": which % states.directions}
         return self._add(node.name, "state", (states.source,), (states.hidden,), options, {})
 
-    def _layer(self, node: fx.Node, args: list[Any], given: dict[str, Any], target: Any = None) -> Any:
+    def _layer(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any], target: Any = None) -> Any:
         """The layer that a node is."""
         target = target or node.target
         if target in PIECES:
-            return self._pieces(node, target, args, given)
-        if (target in ("long", "int") or (target in ("to", "type") and is_whole(args[1:], given))) and not self._rows(
+            return self._pieces(node, target, args, kwargs)
+        if (target in ("long", "int") or (target in ("to", "type") and is_whole(args[1:], kwargs))) and not self._rows(
             node
         ):
             raise CannotFuse(
@@ -170,19 +170,19 @@ class _Reader:
             target, args = self._allowed(args)
         if node.op == "call_module" and isinstance(self.parts[str(node.target)], nn.Embedding):
             if isinstance(args[0], Tensor):
-                seen = Seen(node.name, f"layer {node.target}", str(node.target), ())
-                return positions(seen, self.parts[str(node.target)], args[0])
+                site = CallSite(node.name, f"layer {node.target}", str(node.target), ())
+                return positions(site, self.parts[str(node.target)], args[0])
         elif (
             target in JOINED
             or node.op == "call_module"
-            or not any(isinstance(a, str) and a in self.shapes for a in flat([args, given]))
+            or not any(isinstance(a, str) and a in self.shapes for a in flat([args, kwargs]))
         ):
             args = [self._given_by_layer(arg) for arg in args]
         if node.op == "call_module":
-            args, given = self._without_zeros(self.parts[str(node.target)], args), as_numbers(given)
-        args, given = self._held_numbers([args, given])
-        args, given = self._aligned([args, given])
-        given_all = flat([args, given])
+            args, kwargs = self._without_zeros(self.parts[str(node.target)], args), as_numbers(kwargs)
+        args, kwargs = self._held_numbers([args, kwargs])
+        args, kwargs = self._aligned([args, kwargs])
+        given_all = flat([args, kwargs])
         if any(a is None or isinstance(a, States) for a in given_all[:1]):
             raise CannotFuse(
                 f"{node} uses the last cells of an LSTM, or all last states of a recurrent layer; take one of these by "
@@ -194,41 +194,41 @@ class _Reader:
             path = str(node.target)
             name, what = path or "model", f"layer {path or 'model'} ({self.parts[path]})"
         axis = self._axis(sources, what, node.op == "call_module" and isinstance(self.parts[path], AT_ANY_AXIS))
-        seen = Seen(name, what, path, tuple(self.shapes[s] for s in sources), sources, given, axis)
+        site = CallSite(name, what, path, tuple(self.shapes[s] for s in sources), sources, kwargs, axis)
         if node.op == "call_module":
             part = self.parts[path]
             part_kind = kind_of(part, MODULES)
-            found: Found | None = None if part_kind is None else MODULES[part_kind](part, seen)
+            spec: LayerSpec | None = None if part_kind is None else MODULES[part_kind](part, site)
         else:
             self._check_ranks(target, sources, what)
-            found = of_function(target, args, seen)
-        if found is None:
-            raise CannotFuse(f"{seen.what} has no kernel; compute='autograd' (PyTorch) trains it; {KINDS}")
-        return self._made(seen, found, what)
+            spec = of_function(target, args, site)
+        if spec is None:
+            raise CannotFuse(f"{site.what} has no kernel; compute='autograd' (PyTorch) trains it; {KINDS}")
+        return self._made(site, spec, what)
 
-    def _made(self, seen: Seen, found: Found, what: str) -> Any:
+    def _made(self, site: CallSite, spec: LayerSpec, what: str) -> Any:
         """Add what was found; what a node of its kind gives."""
-        kind, shape, options, weights = found
+        kind, shape, options, weights = spec
         if kind == "same":
-            return seen.inputs[0]
+            return site.inputs[0]
         if min(shape, default=1) < 1:
-            raise CannotFuse(f"{what} makes {'x'.join(map(str, shape))} of {seen.shapes[0]}: there is nothing in it")
-        names = weights if isinstance(weights, dict) else {word: f"{seen.path}.{word}" for word in weights}
+            raise CannotFuse(f"{what} makes {'x'.join(map(str, shape))} of {site.shapes[0]}: there is nothing in it")
+        names = weights if isinstance(weights, dict) else {word: f"{site.path}.{word}" for word in weights}
         computed = [word for word, held in names.items() if held.removeprefix(".") not in {**self.held, **self.numbers}]
         if computed:
             raise CannotFuse(
                 f"{what}: its {computed[0]} is computed from other parameters (a parametrization, weight_norm or a "
                 "mask); compute='autograd' trains it"
             )
-        axis = options.pop("axis", seen.axis)
-        inputs = options.pop("inputs", seen.inputs)
-        name = self._add(seen.name, kind, inputs, shape, options, names, axis)
-        if seen.what.split()[-1] in COMPARISONS:
+        axis = options.pop("axis", site.axis)
+        inputs = options.pop("inputs", site.inputs)
+        name = self._add(site.name, kind, inputs, shape, options, names, axis)
+        if site.what.split()[-1] in COMPARISONS:
             self.truths.add(name)
         if kind in ("lstm", "gru", "rnn"):
             states = States(name, options["layers"], options["directions"], shape[1] // options["directions"])
             return (name, (states, None) if kind == "lstm" else states)
-        if kind == "highest" and seen.what.split()[-1] == "max":
+        if kind == "highest" and site.what.split()[-1] == "max":
             return (name, None)
         return (name, None) if kind == "attention" else name
 
@@ -236,11 +236,11 @@ class _Reader:
         """The arguments of a layer; of a recurrent one, without initial states, which have to be zeros."""
         if not isinstance(part, nn.RNNBase) or len(args) < 2:
             return args
-        given = [self.layers[a] if isinstance(a, str) and a in self.layers else a for a in flat(args[1:])]
-        held = [
-            one.weights["0"] for one in given if isinstance(one, Layer) and one.kind == "combined" and not one.inputs
+        states = [self.layers[a] if isinstance(a, str) and a in self.layers else a for a in flat(args[1:])]
+        names = [
+            one.weights["0"] for one in states if isinstance(one, Layer) and one.kind == "combined" and not one.inputs
         ]
-        if len(held) != len(given) or any(name not in self.numbers or self.numbers[name].any() for name in held):
+        if len(names) != len(states) or any(name not in self.numbers or self.numbers[name].any() for name in names):
             raise CannotFuse(f"{part} begins with states of its own; zeros have a kernel")
         return args[:1]
 
@@ -269,10 +269,11 @@ class _Reader:
     def _rows(self, node: fx.Node) -> bool:
         """Whether what a node gives, or parts of it, go to embeddings only."""
         return all(
-            isinstance(self.parts.get(str(user.target)), nn.Embedding) if user.op == "call_module"
+            isinstance(self.parts.get(str(user.target)), nn.Embedding)
+            if user.op == "call_module"
             else user.target in PARTS and self._rows(user)
             for user in node.users
-        )  # fmt: skip
+        )
 
     def _check_ranks(self, target: Any, sources: tuple[str, ...], what: str) -> None:
         """Refuses expressions in which a dimension of one operand would meet the samples of another."""
@@ -283,9 +284,9 @@ class _Reader:
 
     def _axis(self, sources: tuple[str, ...], what: str, anywhere: bool) -> int | None:
         """The samples' dimension in what layers give; `anywhere` says that a layer knows it not only as the first."""
-        found = {self.axes[s] for s in sources}
-        axis = next((axis for axis in found if axis is not None), None)
-        if len(found - {None}) > 1 or (axis and None in found):
+        axes = {self.axes[s] for s in sources}
+        axis = next((axis for axis in axes if axis is not None), None)
+        if len(axes - {None}) > 1 or (axis and None in axes):
             raise CannotFuse(f"{what} combines batches whose samples are different dimensions; transpose one of them")
         if axis and what.startswith("layer") and not (anywhere and axis < min(len(self.shapes[s]) for s in sources)):
             raise CannotFuse(f"{what} gets batches whose samples are dimension {axis}; transpose them to the front")
@@ -316,15 +317,15 @@ class _Reader:
         assert isinstance(weights, dict)
         return self._add(f"{value.name}.given", kind, (), shape, options, weights, None)
 
-    def _pieces(self, node: fx.Node, target: Any, args: list[Any], given: dict[str, Any]) -> tuple[Any, ...]:
+    def _pieces(self, node: fx.Node, target: Any, args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Each piece of what is cut along a dimension."""
-        given = dict(zip(PIECES[target], args[1:], strict=False)) | given
+        kwargs = dict(zip(PIECES[target], args[1:], strict=False)) | kwargs
         source = self._given_by_layer(args[0])
-        seen = Seen(
+        site = CallSite(
             node.name, f"{node.op} {called(target)}", "", (self.shapes[source],), (source,), {}, self.axes[source]
         )
-        lengths = next((given[w] for w in ("split_size_or_sections", "split_size", "chunks") if w in given), None)
-        cuts = pieces(seen, lengths, given.get("dim", 0), "chunks" in given)
+        lengths = next((kwargs[w] for w in ("split_size_or_sections", "split_size", "chunks") if w in kwargs), None)
+        cuts = pieces(site, lengths, kwargs.get("dim", 0), "chunks" in kwargs)
         return tuple(self._layer(node, [source, cut], {}, operator.getitem) for cut in cuts)
 
     def _allowed(self, args: list[Any]) -> tuple[Any, list[Any]]:
@@ -339,9 +340,15 @@ class _Reader:
         return operator.add, [scores, mask]
 
     def _add(
-        self, name: str, kind: str, sources: tuple[str, ...], shape: Shape, options: dict[str, Any],
-        names: dict[str, str], axis: int | None = 0,
-    ) -> str:  # fmt: skip
+        self,
+        name: str,
+        kind: str,
+        sources: tuple[str, ...],
+        shape: Shape,
+        options: dict[str, Any],
+        names: dict[str, str],
+        axis: int | None = 0,
+    ) -> str:
         # A parameter may be called as a function is, and a layer as what every program has.
         while name in self.layers or name in self.held or name in RESERVED:
             name += "_"
@@ -388,9 +395,9 @@ ALONE = (torch.zeros, torch.ones, torch.full, "expand", "repeat", "expand_as", "
 
 def _reached(layers: dict[str, Layer], result: str) -> tuple[Layer, ...]:
     """The layers that the result depends on, in their order."""
-    wanted, found = {result}, []
+    dependencies, reachable = {result}, []
     for layer in reversed(list(layers.values())):
-        if layer.name in wanted:
-            found.append(layer)
-            wanted |= set(layer.inputs)
-    return tuple(reversed(found))
+        if layer.name in dependencies:
+            reachable.append(layer)
+            dependencies |= set(layer.inputs)
+    return tuple(reversed(reachable))

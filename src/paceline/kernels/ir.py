@@ -150,15 +150,15 @@ def leaves(expression: Expression) -> Iterator[Ref]:
             yield from leaves(argument)
 
 
-def replaced(expression: Expression, found: Mapping[Ref, Expression]) -> Expression:
+def replaced(expression: Expression, replacements: Mapping[Ref, Expression]) -> Expression:
     """An expression with other expressions in place of some references."""
     match expression:
         case Ref():
-            return found.get(expression, expression)
+            return replacements.get(expression, expression)
         case Op(sign, left, right):
-            return Op(sign, replaced(left, found), replaced(right, found))
+            return Op(sign, replaced(left, replacements), replaced(right, replacements))
         case Call(function, argument):
-            return Call(function, replaced(argument, found))
+            return Call(function, replaced(argument, replacements))
     return expression
 
 

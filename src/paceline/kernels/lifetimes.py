@@ -50,20 +50,20 @@ def lives(
     Others keep their memory: places without a writer, as the margin of an image, are zero for that reason; and
     what is summed over a batch, other groups of samples read.
     """
-    found: dict[str, Life] = {}
-    kept: set[str] = set()
+    lifetimes: dict[str, Life] = {}
+    pinned: set[str] = set()
     for number, (names, statement) in enumerate(zip(touched, statements, strict=True)):
         for name in {program.base(name) for name in names}:
-            if name not in found and name != "input" and not _writes_all(program, statement, name):
-                kept.add(name)
-            found[name] = Life(found[name].first if name in found else number, number)
+            if name not in lifetimes and name != "input" and not _writes_all(program, statement, name):
+                pinned.add(name)
+            lifetimes[name] = Life(lifetimes[name].first if name in lifetimes else number, number)
         if isinstance(statement, BatchSum):
-            kept.add(program.base(statement.source))
+            pinned.add(program.base(statement.source))
         if isinstance(statement, Lookup) and statement.numbers:  # a row that does not exist would be read out of bounds
-            kept.add(program.base(statement.numbers))
-    if "input" in found:
-        found["input"] = Life(-1, found["input"].last)
-    return {name: life for name, life in found.items() if name not in kept}
+            pinned.add(program.base(statement.numbers))
+    if "input" in lifetimes:
+        lifetimes["input"] = Life(-1, lifetimes["input"].last)
+    return {name: life for name, life in lifetimes.items() if name not in pinned}
 
 
 def _writes_all(program: Program, statement: Statement | Transpose, name: str) -> bool:

@@ -49,11 +49,11 @@ class LossText(NamedTuple):
     def slope(self) -> Expression:
         """The slope of an own loss by the score."""
         assert self.expression is not None
-        found: Expression = Number(0.0)
+        derivative: Expression = Number(0.0)
         for leaf, value in partials(self.expression, self.expression, Number(1.0)):
             if leaf == SCORE:
-                found = Op("+", found, value)
-        return found
+                derivative = Op("+", derivative, value)
+        return derivative
 
 
 @dataclass(frozen=True)
@@ -88,32 +88,34 @@ def loss_kind(loss: Callable[..., Any]) -> LossText:
     if isinstance(loss, nn.Module) and not is_hooked(loss) and (kind := kind_of(loss, LOSSES)) is not None:
         return _text(kind, {**vars(loss), **loss._buffers})._replace(function=loss)
     plain = next((of for of, row in LOSSES.items() if loss is row.function), None)
-    found = _followed(loss) if plain is None else _text(plain, {})
-    if found is None:
+    loss_text = _followed(loss) if plain is None else _text(plain, {})
+    if loss_text is None:
         raise CannotFuse(
             f"the loss {getattr(loss, '__name__', loss)} has no kernel; {', '.join(k.__name__ for k in LOSSES)} have, "
             f"functions of (output, target) that call one of these, and means of an expression of both; {WAY_OUT}"
         )
-    return found._replace(function=loss)
+    return loss_text._replace(function=loss)
 
 
-def _text(kind: type[nn.Module], given: Mapping[str, Any]) -> LossText:
+def _text(kind: type[nn.Module], settings: Mapping[str, Any]) -> LossText:
     """The text of one of PyTorch's losses with these settings."""
     row = LOSSES[kind]
-    if kind is nn.BCEWithLogitsLoss and isinstance(more := given.get("pos_weight"), Tensor) and more.numel() == 1:
-        given = {**given, "pos_weight": None}
+    if kind is nn.BCEWithLogitsLoss and isinstance(more := settings.get("pos_weight"), Tensor) and more.numel() == 1:
+        settings = {**settings, "pos_weight": None}
         row = Row(LossText("own_error", expression=_weighed_entropy(float(more))), row.function, settings=row.settings)
     changed = [
-        f"{key}={given[key]!r}" for key, value in row.settings.items() if given.get(key, value) not in (value, None)
+        f"{key}={settings[key]!r}"
+        for key, value in row.settings.items()
+        if settings.get(key, value) not in (value, None)
     ]
     if changed:
         raise CannotFuse(f"{kind.__name__} with {', '.join(changed)} has no kernel, the plain mean has; {WAY_OUT}")
-    number = float(given.get(row.number, row.text.number)) if row.number else row.text.number
+    number = float(settings.get(row.number, row.text.number)) if row.number else row.text.number
     if kind is nn.SmoothL1Loss and number == 0:
         return LOSSES[nn.L1Loss].text
     if not row.text.labels:
         return row.text._replace(number=number)
-    weights, ignored = given.get("weight"), given.get("ignore_index", IGNORED)
+    weights, ignored = settings.get("weight"), settings.get("ignore_index", IGNORED)
     if weights is not None and number:
         raise CannotFuse(f"{kind.__name__} with weight= and label_smoothing= has no kernel, one of both has; {WAY_OUT}")
     shares = () if weights is None else tuple(map(float, weights.detach().tolist()))
@@ -178,14 +180,14 @@ VIEWS = (
 def _called(kind: type[nn.Module], node: fx.Node, constants: Mapping[str, Tensor]) -> LossText | None:
     """One of PyTorch's losses, called with views of output and target."""
     words = ("input", "target", *ARGUMENTS.get(kind, ()))
-    given: dict[str, Any] = {**dict(zip(words, node.args, strict=False)), **node.kwargs}
-    output, target = given.pop("input", None), given.pop("target", None)
-    for word, value in given.items():
+    kwargs: dict[str, Any] = {**dict(zip(words, node.args, strict=False)), **node.kwargs}
+    output, target = kwargs.pop("input", None), kwargs.pop("target", None)
+    for word, value in kwargs.items():
         if isinstance(value, fx.Node):
-            given[word] = constants.get(str(value.target))
-            if given[word] is None:
+            kwargs[word] = constants.get(str(value.target))
+            if kwargs[word] is None:
                 return None
-    text = _text(kind, given)
+    text = _text(kind, kwargs)
     scores, targets = _view(output, "output"), _view(target, "target")
     if scores is None or targets is None or targets.turned or (scores.turned and not text.labels):
         return None
@@ -204,10 +206,10 @@ def _view(value: Any, argument: str) -> View | None:
     """How a value is a view of an argument of the loss; None where it is something else."""
     view = View()
     while isinstance(value, fx.Node) and value.op != "placeholder":
-        found = _before(value, view)
-        if found is None:
+        previous = _before(value, view)
+        if previous is None:
             return None
-        value, view = value.args[0], found
+        value, view = value.args[0], previous
     return view if isinstance(value, fx.Node) and value.name == argument else None
 
 
@@ -218,8 +220,8 @@ def _before(node: fx.Node, view: View) -> View | None:
     if target in ("transpose", torch.transpose) and {*args} in ({1, 2}, {1, -1}):
         order = [0, 2, 1]
     if order is not None:
-        known = {(0, 2, 1): not view.last, (0, 3, 1, 2): True, (0, 2, 3, 1): False}.get(tuple(order))
-        return None if known is None or known == view.last else view._replace(last=known, turned=True)
+        last = {(0, 2, 1): not view.last, (0, 3, 1, 2): True, (0, 2, 3, 1): False}.get(tuple(order))
+        return None if last is None or last == view.last else view._replace(last=last, turned=True)
     if target not in VIEWS:
         return None
     if target in ("flatten", torch.flatten) and tuple(args) in ((0, 1), (0, -2)):

@@ -37,11 +37,19 @@ def lower(graph: Graph, weights: Mapping[str, Shape], trained: set[str], loss: L
         result, classes = _rows_of_classes(program, result, loss)
         program.places, program.outputs = classes[:-1], classes[-1]
     scores = program.view("scores", result, (prod(classes),))
-    own = None if loss.expression is None else (loss.expression, loss.slope())
+    custom_loss = None if loss.expression is None else (loss.expression, loss.slope())
     program.forward.append(
-        Loss(loss.name, scores, loss.number, loss.labels, places=prod(program.places), weights=loss.weights,
-             ignored=loss.ignored, own=own)
-    )  # fmt: skip
+        Loss(
+            loss.name,
+            scores,
+            loss.number,
+            loss.labels,
+            places=prod(program.places),
+            weights=loss.weights,
+            ignored=loss.ignored,
+            own=custom_loss,
+        )
+    )
     derive(program, trained)
     return program
 
@@ -81,20 +89,22 @@ def _rows_of_classes(program: Program, result: str, loss: LossText) -> tuple[str
         rows = Ref(program.new("rows_of_scores", shape), (*source.index[1:], source.index[0]))
         program.forward.append(Apply(loops, rows, source, layer="loss"))
         result = rows.buffer
-    wanted = len(loss.weights) or loss.classes or shape[-1]
-    if wanted != shape[-1]:
-        raise CannotFuse(f"the loss is one of {wanted} classes, and the model gives scores of {shape[-1]}")
+    classes = len(loss.weights) or loss.classes or shape[-1]
+    if classes != shape[-1]:
+        raise CannotFuse(f"the loss is one of {classes} classes, and the model gives scores of {shape[-1]}")
     return result, shape
 
 
 def _before_logarithms(graph: Graph, loss: LossText) -> tuple[Layer, ...]:
     """The layers, without the log-softmax at the end that a loss of logarithms wants: cross entropy contains it."""
-    wanted = -1 if loss.last else 0
+    dimension = -1 if loss.last else 0
     ends = [
-        layer for layer in graph.layers
-        if layer.kind == "log_softmax" and layer.name == graph.result
-        and layer.options["dimension"] == wanted % len(layer.shape)
-    ]  # fmt: skip
+        layer
+        for layer in graph.layers
+        if layer.kind == "log_softmax"
+        and layer.name == graph.result
+        and layer.options["dimension"] == dimension % len(layer.shape)
+    ]
     if not loss.of_logarithms:
         return graph.layers
     if not ends:

@@ -35,37 +35,37 @@ def target(real: str = "float") -> Target:
     return Target(width, real, registers, shares=True)
 
 
-def cores(given: Collection[int] | None = None) -> int:
+def cores(affinity: Collection[int] | None = None) -> int:
     """The cores that this process, or several processes that may run on those given, can really use.
 
     These are no more than its affinity, and no more than a container's quota allows, rounded down.
     """
-    mine = given or (os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+    mine = affinity or (os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
     allowed = quota()
     return max(1, min(len(mine), math.floor(allowed)) if allowed else len(mine))
 
 
 def quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
     """Cores per second that the control groups allow, the tightest of all above us; None for as many as there are."""
-    found = []
+    quotas = []
     folder = root / _group().lstrip("/")
     for place in (folder, *folder.parents):
         if root not in (place, *place.parents):
             break
         try:
-            given, period = (place / "cpu.max").read_text(encoding="utf-8").split()
-            if given != "max":
-                found.append(int(given) / int(period))
+            limit, period = (place / "cpu.max").read_text(encoding="utf-8").split()
+            if limit != "max":
+                quotas.append(int(limit) / int(period))
         except (OSError, ValueError):
             continue
     try:
         old = root / "cpu"
         given_old = int((old / "cpu.cfsquota_us").read_text(encoding="utf-8"))
         if given_old > 0:
-            found.append(given_old / int((old / "cpu.cfs_period_us").read_text(encoding="utf-8")))
+            quotas.append(given_old / int((old / "cpu.cfs_period_us").read_text(encoding="utf-8")))
     except (OSError, ValueError):
         pass
-    return min(found, default=None)
+    return min(quotas, default=None)
 
 
 def _group() -> str:

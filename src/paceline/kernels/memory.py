@@ -109,16 +109,16 @@ class Memory:
             mine = [s for s in into if self.program.base(s.target.buffer) == self.program.base(name)]
             if name == self.program.base(name) and name not in scattered and all(map(self._rowwise, mine)):
                 self.rows.add(name)
-        found: list[Statement | Transpose] = []
+        rewritten: list[Statement | Transpose] = []
         for s in statements:
             if isinstance(s, Contract) and s.target.buffer in self.rows:
                 turned = f"{s.right.buffer}.turned"
                 if turned not in self.program.buffers:
-                    found.append(self._turn(s.right.buffer, turned, s.layer))
-                found.append(replace(self._by_row(s, turned), first=self._alone(s, statements)))
+                    rewritten.append(self._turn(s.right.buffer, turned, s.layer))
+                rewritten.append(replace(self._by_row(s, turned), first=self._alone(s, statements)))
             else:
-                found.append(s)
-        return found
+                rewritten.append(s)
+        return rewritten
 
     def _is_gradient(self, name: str) -> bool:
         return self.program.buffers[name].kind is Kind.GRADIENT
@@ -235,26 +235,26 @@ class Memory:
 
 def used_by(statements: Sequence[Statement | Transpose]) -> set[str]:
     """The buffers that are read or written in memory."""
-    found: set[str] = set()
+    buffers: set[str] = set()
     for it in statements:
         match it:
             case Transpose(source=source, target=target):
-                found |= {source, target}
+                buffers |= {source, target}
             case Repeat(body=body):
-                found |= used_by(body)
+                buffers |= used_by(body)
             case Contract(target=target, then=then):
-                found |= {*touches(it)[0], *used_by(then)} - ({target.buffer} if not it.keeps else set())
-                found |= {target.buffer} if it.keeps else set()
+                buffers |= {*touches(it)[0], *used_by(then)} - ({target.buffer} if not it.keeps else set())
+                buffers |= {target.buffer} if it.keeps else set()
             case DropoutMask(target=name) | CausalMask(target=name) | Tokens(target=name):
-                found.add(name)
+                buffers.add(name)
             case Loss(scores=scores):
-                found |= {scores, f"d_{scores}"}
+                buffers |= {scores, f"d_{scores}"}
             case RunningStatistic(moving=moving, value=value):
-                found |= {moving, value}
+                buffers |= {moving, value}
             case _:
                 read, written = touches(it)
-                found |= {*read, written}
-    return found - {"", "share"}
+                buffers |= {*read, written}
+    return buffers - {"", "share"}
 
 
 def written_by(statement: Statement | Transpose) -> set[str]:

@@ -51,13 +51,13 @@ def one_pass(dtype: torch.dtype, step: ServedStep, rule: ServedRule) -> Pass | N
     if dtype not in REALS:
         return None
     try:
-        made = library(f"{HEAD}\ntypedef {REALS[dtype]} R;\n{step_text(step, rule)}{ALL}", FLAGS)[0]
+        functions = library(f"{HEAD}\ntypedef {REALS[dtype]} R;\n{step_text(step, rule)}{ALL}", FLAGS)[0]
     except (NoCompiler, CannotCompile):
         return None
-    use_torchs_roots(made, dtype)
-    run: Pass = made.paceline_one_pass
-    made.paceline_one_pass.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
-    made.paceline_one_pass.restype = None
+    use_torchs_roots(functions, dtype)
+    run: Pass = functions.paceline_one_pass
+    functions.paceline_one_pass.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+    functions.paceline_one_pass.restype = None
     return run
 
 

@@ -154,7 +154,7 @@ OPTIMIZERS: dict[type[torch.optim.Optimizer], Callable[[list[dict[str, Any]], fl
 
 def numbers(group: dict[str, Any], settings: tuple[str, ...], l1: float) -> list[float]:
     """The settings of a parameter group, as they are now."""
-    given = {**group, "l1": l1}
+    hyperparameters = {**group, "l1": l1}
     if "betas" in group:
-        given["beta1"], given["beta2"] = group["betas"]
-    return [float(given[name]) for name in settings]
+        hyperparameters["beta1"], hyperparameters["beta2"] = group["betas"]
+    return [float(hyperparameters[name]) for name in settings]

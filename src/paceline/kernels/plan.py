@@ -108,8 +108,8 @@ def _blocks(plan: Plan, statement: Statement | Transpose) -> Iterator[Block]:
 
 def _word(name: str) -> str:
     """A layer's name as part of a C++ name."""
-    kept = identifier(name)
-    return f"layer{kept}" if kept[:1].isdigit() else kept or "layer"
+    word = identifier(name)
+    return f"layer{word}" if word[:1].isdigit() else word or "layer"
 
 
 # --- what it costs, and how it looks --------------------------------------------------------------------------------

@@ -47,11 +47,11 @@ class Processor(Protocol):
         """The number of groups of samples that need memory at once."""
         ...
 
-    def run(self, made: Compiled, call: Call) -> None:
+    def run(self, compiled: Compiled, call: Call) -> None:
         """The call's updates; or, where its update is negative, the gradients of one batch."""
         ...
 
-    def apply(self, made: Compiled, call: Call) -> None:
+    def apply(self, compiled: Compiled, call: Call) -> None:
         """The optimizer's step alone, by the gradient of the first chunk."""
         ...
 
@@ -59,7 +59,7 @@ class Processor(Protocol):
         """Refuses tensors that lie where this processor does not take them from."""
         ...
 
-    def explain(self, made: Compiled) -> list[str]:
+    def explain(self, compiled: Compiled) -> list[str]:
         """Say which compiler made the code, where its text lies, and how samples are shared out."""
         ...
 
@@ -68,6 +68,6 @@ class Processor(Protocol):
         ...
 
 
-def how_made(made: Compiled) -> str:
+def how_made(compiled: Compiled) -> str:
     """Whether a program was compiled, in words."""
-    return "from the cache" if made.program.cached else f"compiled in {made.seconds:.2f} s"
+    return "from the cache" if compiled.program.cached else f"compiled in {compiled.seconds:.2f} s"

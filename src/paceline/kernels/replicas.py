@@ -97,24 +97,24 @@ class SideBySide:
         return {"seeds": torch.tensor(seeds, dtype=torch.int64), "rates": rates.contiguous()}
 
     def views(self, plan: Plan, memory: Tensor) -> list[tuple[Tensor, Tensor]]:
-        found = []
+        pairs = []
         by_lane = memory.view(-1, plan.target.lanes)
         for lane, model in enumerate(self.models):
             tensors = {**tensors_by_name(model.module), **plan.program.numbers}
             for name in weights_of(plan):
                 place = plan.places[name]
                 view = by_lane[place.start : place.start + prod(place.shape), lane].view(place.shape)
-                found.append((view, tensors[name]))
-        return found
+                pairs.append((view, tensors[name]))
+        return pairs
 
     def settings(self, lanes: int) -> Tensor:
         optimizers = self._optimizers()
         words = self.words
         rows = []
         for groups in zip(*(optimizer.param_groups for optimizer in optimizers), strict=True):
-            given = [numbers(group, words, 0.0) for group in groups]
-            given += given[:1] * (lanes - len(given))  # lanes without a model follow the first
-            rows.append(list(zip(*given, strict=True)))
+            by_lane = [numbers(group, words, 0.0) for group in groups]
+            by_lane += by_lane[:1] * (lanes - len(by_lane))  # lanes without a model follow the first
+            rows.append(list(zip(*by_lane, strict=True)))
         return torch.tensor(rows, dtype=torch.float64).contiguous()
 
     def count_batches(self, batches: int) -> None:
@@ -123,9 +123,9 @@ class SideBySide:
 
     def twin(self) -> SideBySide:
         copies = [model.twin().module for model in self.models]
-        found = SideBySide(copies, [None] * len(copies))
-        found.module = self.module  # whose layers the text has
-        return found
+        duplicate = SideBySide(copies, [None] * len(copies))
+        duplicate.module = self.module  # whose layers the text has
+        return duplicate
 
     def modules(self) -> list[nn.Module]:
         return [model.module for model in self.models]
@@ -155,8 +155,8 @@ class Replicas:
 
     def remembered(self, x: Tensor) -> list[dict[str, list[Tensor]]]:
         """What the optimizer remembers of each model, as `remember` takes it."""
-        found = remembered(self.fused.compiled(x), self.weights)
-        return [{name: [view.clone() for view in views] for name, views in each.items()} for each in found]
+        states = remembered(self.fused.compiled(x), self.weights)
+        return [{name: [view.clone() for view in views] for name, views in each.items()} for each in states]
 
     def remember(self, x: Tensor, states: Sequence[Mapping[str, Sequence[Tensor]]], updates: int) -> None:
         """Go on from what other replicas of these models remembered after so many updates."""
@@ -170,7 +170,7 @@ def with_all_dropout(models: Sequence[nn.Module]) -> nn.Module:
     A layer's draws depend on its number among the layers that do something. So a model has either all of the layers of
     dropout, or none.
     """
-    found = copy.deepcopy(models[0])
+    template = copy.deepcopy(models[0])
     rates = [{name: part.p for name, part in model.named_modules() if isinstance(part, nn.Dropout)} for model in models]
     if any(set(each) != set(rates[0]) for each in rates):
         raise CannotFuse("the models have different layers of dropout; only their rates may differ")
@@ -179,8 +179,8 @@ def with_all_dropout(models: Sequence[nn.Module]) -> nn.Module:
         if any(each.values()) and any(most[name] and not rate for name, rate in each.items()):
             raise CannotFuse("some models drop in layers in which others do not; give all of them a rate above 0")
     for name, rate in most.items():
-        found.get_submodule(name).p = rate  # type: ignore[assignment]
-    return found
+        template.get_submodule(name).p = rate  # type: ignore[assignment]
+    return template
 
 
 def _rate(model: nn.Module, layer: DropoutMask) -> float:

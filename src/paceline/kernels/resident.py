@@ -24,9 +24,16 @@ from paceline.kernels.fused import Fused
 from paceline.kernels.optimizers import numbers
 
 #: What a call leaves of each of its updates; `printers/call.hpp` has the same fields.
-NOTE = np.dtype([
-    ("loss", "<f8"), ("computed", "<i8"), ("applied", "<i8"), ("summed", "<i8"), ("waited", "<i8"), ("mean", "<f8"),
-])  # fmt: skip
+NOTE = np.dtype(
+    [
+        ("loss", "<f8"),
+        ("computed", "<i8"),
+        ("applied", "<i8"),
+        ("summed", "<i8"),
+        ("waited", "<i8"),
+        ("mean", "<f8"),
+    ]
+)
 
 
 class Resident:
@@ -35,22 +42,22 @@ class Resident:
     def __init__(self, fused: Fused, optimizer: torch.optim.Optimizer, x: Tensor | None = None) -> None:
         """`x` holds samples of the shape that the network is compiled for; default: those that it was compiled for."""
         self.fused, self.optimizer = fused, optimizer
-        self.made = made = fused.compiled(x)
+        self.made = compiled = fused.compiled(x)
         #: Steps that the optimizer has made, which bias corrections depend on.
         self.steps = 0
         self._names = {id(parameter): name for name, parameter in fused.weights.named.items()}
         trained = [p for group in optimizer.param_groups for p in group["params"] if self._gradient(p) is not None]
-        self._state = [(p, self._views_of_state(made, self._names[id(p)], p)) for p in trained]
-        self._counts = [torch.zeros(()) for _ in trained] if made.rule.counts else []
+        self._state = [(p, self._views_of_state(compiled, self._names[id(p)], p)) for p in trained]
+        self._counts = [torch.zeros(()) for _ in trained] if compiled.rule.counts else []
 
     def _gradient(self, parameter: Tensor) -> Tensor | None:
         return self.made.gradients.get(self._names.get(id(parameter), ""))
 
     @staticmethod
-    def _views_of_state(made: Compiled, name: str, parameter: Tensor) -> dict[str, Tensor]:
-        size = made.plan.sizes["weights"]
-        parts = {key: made.memory["state"][n * size : (n + 1) * size] for n, key in enumerate(made.rule.states)}
-        return {key: view_of(part, made.plan, name, parameter.shape) for key, part in parts.items()}
+    def _views_of_state(compiled: Compiled, name: str, parameter: Tensor) -> dict[str, Tensor]:
+        size = compiled.plan.sizes["weights"]
+        parts = {key: compiled.memory["state"][n * size : (n + 1) * size] for n, key in enumerate(compiled.rule.states)}
+        return {key: view_of(part, compiled.plan, name, parameter.shape) for key, part in parts.items()}
 
     def settings(self) -> list[list[float]]:
         """Return a row of numbers per parameter group, as the optimizer has them now."""
@@ -79,8 +86,8 @@ class Resident:
         for number, (parameter, views) in enumerate(self._state):
             state = self.optimizer.state[parameter]
             for key, view in views.items():
-                if (found := state.get(key)) is not view:
-                    view.zero_() if found is None else view.copy_(found)
+                if (current := state.get(key)) is not view:
+                    view.zero_() if current is None else view.copy_(current)
                     state[key] = view
             if self._counts and (count := state.get("step")) is not self._counts[number]:
                 self._counts[number].fill_(0 if count is None else float(count))
@@ -129,8 +136,8 @@ class UpdateLoop:
     def __init__(self, resident: Resident, x: Tensor, y: Tensor, seed: int, doing: np.ndarray, most: int) -> None:
         self.resident, self.most = resident, most
         self._notes = np.zeros(most, NOTE)
-        self._call, given = resident.fused.call_for(resident.made, x, y)
-        self._alive = (given, doing)  # the call has only their addresses
+        self._call, alive = resident.fused.call_for(resident.made, x, y)
+        self._alive = (alive, doing)  # the call has only their addresses
         self._call.seed, self._call.notes, self._call.doing = seed, self._notes.ctypes.data, doing.ctypes.data
 
     @torch.no_grad()

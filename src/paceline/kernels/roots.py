@@ -19,8 +19,8 @@ NAMES = {torch.float32: "vmsSqrt", torch.float64: "vmdSqrt"}
 def address_of_root(dtype: torch.dtype) -> int:
     """Return the address of the function; 0 where PyTorch has none, and rounds correctly."""
     for file in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.so*"):
-        if (found := getattr(ctypes.CDLL(str(file)), NAMES[dtype], None)) is not None:
-            return ctypes.cast(found, ctypes.c_void_p).value or 0
+        if (function := getattr(ctypes.CDLL(str(file)), NAMES[dtype], None)) is not None:
+            return ctypes.cast(function, ctypes.c_void_p).value or 0
     return 0
 
 

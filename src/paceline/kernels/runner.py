@@ -92,48 +92,48 @@ class Runner:
     def __init__(self, processor: Processor, node: Node | None = None, nodes: Nodes | None = None) -> None:
         self.processor, self.node, self.nodes = processor, node or OneProcess(), nodes or Nodes()
 
-    def run(self, made: Compiled, call: Call) -> float:
+    def run(self, compiled: Compiled, call: Call) -> float:
         """Makes the call's updates; the sum of their losses."""
         self.node.barrier()
         if self.node.leads:
-            made.memory["losses"].zero_()
+            compiled.memory["losses"].zero_()
         if self.nodes.count == 1:
-            self._by_node(made, call)
+            self._by_node(compiled, call)
         else:
-            self._by_nodes(made, call)
-        whole = 0.0
-        for part in self.losses(made).tolist():  # in the order in which generated code adds up those of a call
-            whole += part
-        return whole
+            self._by_nodes(compiled, call)
+        total = 0.0
+        for part in self.losses(compiled).tolist():  # in the order in which generated code adds up those of a call
+            total += part
+        return total
 
-    def losses(self, made: Compiled) -> Tensor:
+    def losses(self, compiled: Compiled) -> Tensor:
         """The sum of the updates' losses, by lane."""
-        return made.memory["losses"][self.processor.chunks * made.plan.target.lanes :]
+        return compiled.memory["losses"][self.processor.chunks * compiled.plan.target.lanes :]
 
-    def _by_node(self, made: Compiled, call: Call) -> None:
+    def _by_node(self, compiled: Compiled, call: Call) -> None:
         """Runs the call by all processes of this node."""
-        team = made.memory["team"]
+        team = compiled.memory["team"]
         if self.node.leads:
             team.zero_()
         self.node.barrier()
-        self.node.work(lambda: self.processor.run(made, call), team)
+        self.node.work(lambda: self.processor.run(compiled, call), team)
         self.node.barrier()
 
-    def _by_nodes(self, made: Compiled, call: Call) -> None:
+    def _by_nodes(self, compiled: Compiled, call: Call) -> None:
         """Update by update: this node's share of the batch, the sum over all nodes, the optimizer's step."""
         node, nodes = self.node, self.nodes
-        whole, order, first, updates, seed = call.samples, call.order, call.update, call.updates, call.seed
-        gradient, losses = made.memory["gradients"][: made.plan.sizes["weights"]], self.losses(made)
+        samples, order, first, updates, seed = call.samples, call.order, call.update, call.updates, call.seed
+        gradient, losses = compiled.memory["gradients"][: compiled.plan.sizes["weights"]], self.losses(compiled)
         for update in range(updates):
             begin = update * call.batch
-            size = min(call.batch, whole - begin)
+            size = min(call.batch, samples - begin)
             start, stop = (size * part // nodes.count for part in (nodes.number, nodes.number + 1))
             share, before = (stop - start) / size, losses.clone()
             call.order, call.samples = order + 8 * (begin + start), stop - start
             call.updates, call.update = 1, -1
             call.seed = _mixed(seed, first + update, nodes.number)
             if share:
-                self._by_node(made, call)
+                self._by_node(compiled, call)
             if node.leads:
                 gradient.mul_(share) if share else gradient.zero_()
                 losses.copy_(before + (losses - before) * share)
@@ -141,7 +141,7 @@ class Runner:
             node.barrier()
             call.update = first + update
             if node.leads and first >= 0:
-                self.processor.apply(made, call)
+                self.processor.apply(compiled, call)
             node.barrier()
         if node.leads:
             nodes.all_reduce(losses)
@@ -150,7 +150,7 @@ class Runner:
 
 def _mixed(*numbers: int) -> int:
     """A seed of its own for each update on each node: dropout is drawn by seed and place in the call's batch."""
-    found = 0
+    seed = 0
     for number in numbers:
-        found = (found * 0x9E3779B97F4A7C15 + number + 0x632BE59BD9B4E019) % 2**63
-    return found
+        seed = (seed * 0x9E3779B97F4A7C15 + number + 0x632BE59BD9B4E019) % 2**63
+    return seed

@@ -29,10 +29,13 @@ from paceline.kernels.roots import use_torchs_roots
 from paceline.kernels.served_steps import ServedRule, ServedStep
 from paceline.kernels.weights import REALS
 
-SPAN = np.dtype([
-    ("value", "<i8"), ("state", "<i8", 2),
-    *((name, "<i8") for name in ("count", "memory", "present", "place", "rows", "width", "stride", "group")),
-])  # fmt: skip
+SPAN = np.dtype(
+    [
+        ("value", "<i8"),
+        ("state", "<i8", 2),
+        *((name, "<i8") for name in ("count", "memory", "present", "place", "rows", "width", "stride", "group")),
+    ]
+)
 OPEN = -1  # the bound of a gate that is always open
 
 
@@ -54,9 +57,11 @@ class ShardInMemory(ctypes.Structure):
     """A shard: its integers, the memory of its versions, and the spans of its parameters."""
 
     _fields_ = [
-        ("integers", Integers), ("versions", ctypes.c_void_p), ("spans", ctypes.c_void_p),
+        ("integers", Integers),
+        ("versions", ctypes.c_void_p),
+        ("spans", ctypes.c_void_p),
         *((name, ctypes.c_int64) for name in ("parameters", "lock", "bytes", "slots", "base", "own")),
-    ]  # fmt: skip
+    ]
 
     @property
     def made(self) -> int:
@@ -72,7 +77,7 @@ class DeskInMemory(ctypes.Structure):
     _fields_ = [
         ("integers", Integers),
         *((name, ctypes.c_int64) for name in ("lock", "batches", "lease", "gate", "bound")),
-    ]  # fmt: skip
+    ]
 
 
 class Served(ctypes.Structure):
@@ -97,19 +102,24 @@ def text(dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool)
 
     in_place    whether all workers write into one memory without versions (Hogwild)
     """
-    return "\n".join([
-        f"#define REAL {REALS[dtype]}\n#define LANES 1\n#define REPLICAS 0\n#define TEAM {8 * TEAM}",
-        f"#define DOUBLE {int(dtype is torch.float64)}\n#define IN_PLACE {int(in_place)}",
-        part("prelude"), part("call"), step_text(step, rule), part("serve"),
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"#define REAL {REALS[dtype]}\n#define LANES 1\n#define REPLICAS 0\n#define TEAM {8 * TEAM}",
+            f"#define DOUBLE {int(dtype is torch.float64)}\n#define IN_PLACE {int(in_place)}",
+            part("prelude"),
+            part("call"),
+            step_text(step, rule),
+            part("serve"),
+        ]
+    )
 
 
 @cache
 def program(dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool) -> Callable[[Call, Served], None]:
     """Return the function that makes its updates; compiled, or found in the cache."""
-    made = library(text(dtype, step, rule, in_place), FLAGS)[0]
-    use_torchs_roots(made, dtype)
-    run = made.paceline_serve
+    functions = library(text(dtype, step, rule, in_place), FLAGS)[0]
+    use_torchs_roots(functions, dtype)
+    run = functions.paceline_serve
     run.argtypes, run.restype = [ctypes.c_void_p] * 2, None
     return lambda call, served: run(ctypes.byref(call), ctypes.byref(served))
 

@@ -68,7 +68,7 @@ class ServedRule:
     settings: tuple[str, ...] = ()
     #: What the rule remembers, by its own name; None where nothing is.
     memory: str | None = None
-    looks_back: bool = False
+    uses_pulled: bool = False
     #: Done for each number; and, if there is a root to be taken, after that.
     each: tuple[str, ...] = ()
     root_of: str | None = None
@@ -125,9 +125,15 @@ def _adagrad(groups: Groups) -> ServedStep:
     settings, once, lines = _decay(groups)
     once = (*once, "const R pace = R(-(lr / (1 + (t - 1) * lr_decay))), tiny = R(eps);")
     return ServedStep(
-        ("lr", *settings, "lr_decay", "eps", "initial_accumulator_value"), ("sum",), True, "initial_accumulator_value",
-        once, (*lines, "s0 = std::fma(g, g, r0);"), "s0", ("w = w + pace * g / (root + tiny);",),
-    )  # fmt: skip
+        ("lr", *settings, "lr_decay", "eps", "initial_accumulator_value"),
+        ("sum",),
+        True,
+        "initial_accumulator_value",
+        once,
+        (*lines, "s0 = std::fma(g, g, r0);"),
+        "s0",
+        ("w = w + pace * g / (root + tiny);",),
+    )
 
 
 def _rmsprop(groups: Groups) -> ServedStep:
@@ -158,9 +164,15 @@ def _adam(groups: Groups) -> ServedStep:
         "s1 = std::fma(fresh * g, g, r1 * keep);",
     )
     return ServedStep(
-        ("lr", *settings, "beta1", "beta2", "eps"), ("exp_avg", "exp_avg_sq"), True, "0", once, lines, "s1",
+        ("lr", *settings, "beta1", "beta2", "eps"),
+        ("exp_avg", "exp_avg_sq"),
+        True,
+        "0",
+        once,
+        lines,
+        "s1",
         tuple(then),
-    )  # fmt: skip
+    )
 
 
 STEPS: dict[type[torch.optim.Optimizer], Callable[[Groups], ServedStep]] = {

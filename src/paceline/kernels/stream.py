@@ -28,9 +28,9 @@ def stream_tensor(to: Tensor, source: Tensor) -> None:
 def stream_copy() -> Callable[[int, int, int], object]:
     """Return a copy: addresses of destination and source, and how many bytes."""
     try:
-        made = library(f"#include <cstdint>\n#include <cstring>\ntypedef char R;\n{part('stream')}{TEXT}")[0]
+        functions = library(f"#include <cstdint>\n#include <cstring>\ntypedef char R;\n{part('stream')}{TEXT}")[0]
     except (NoCompiler, CannotCompile):
         return ctypes.memmove
-    copy = made.paceline_stream
+    copy = functions.paceline_stream
     copy.argtypes, copy.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
     return copy

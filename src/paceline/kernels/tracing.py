@@ -19,12 +19,12 @@ class _Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True
 
-    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **given: Any) -> fx.Proxy:
+    def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *more: Any, **options: Any) -> fx.Proxy:
         """Some functions are traced as what they are made of."""
         if kind in ("call_function", "call_method") and target in FUNCTIONS:
-            found: fx.Proxy = FUNCTIONS[target](*args, **kwargs)
-            return found
-        return super().create_proxy(kind, target, args, kwargs, *more, **given)
+            proxy: fx.Proxy = FUNCTIONS[target](*args, **kwargs)
+            return proxy
+        return super().create_proxy(kind, target, args, kwargs, *more, **options)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if kind_of(m, MODULES) is not None:

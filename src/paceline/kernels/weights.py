@@ -68,9 +68,12 @@ class OneModel:
     """
 
     def __init__(
-        self, module: nn.Module, make: Callable[..., torch.optim.Optimizer] | None = None, l1: float = 0.0,
+        self,
+        module: nn.Module,
+        make: Callable[..., torch.optim.Optimizer] | None = None,
+        l1: float = 0.0,
         beside: Sequence[torch.optim.Optimizer] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.module, self.l1, self.beside = module, l1, beside
         self.named = {name: p for name, p in module.named_parameters() if p.requires_grad}
         dtypes = {p.dtype for p in self.named.values()}
@@ -84,14 +87,14 @@ class OneModel:
     def rule(self, plan: Plan) -> Rule:
         if self.optimizer is None:
             return Rule()
-        found = self._terms()
+        base_rule = self._terms()
         groups = {id(p): number for number, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
         segments = []
         for name, parameter in self.named.items():
             if name in plan.places and f"d_{name}" in plan.places:
                 place = plan.places[name]
                 segments.append(Segment(place.start, place.start + prod(place.shape), groups[id(parameter)]))
-        return replace(found, segments=tuple(segments))
+        return replace(base_rule, segments=tuple(segments))
 
     def _terms(self) -> Rule:
         assert self.optimizer is not None
@@ -133,20 +136,20 @@ def tensors_by_name(module: nn.Module) -> dict[str, Tensor]:
     return {**dict(module.named_buffers()), **dict(module.named_parameters())}
 
 
-def remembered(made: Compiled, weights: Weights) -> list[dict[str, list[Tensor]]]:
+def remembered(compiled: Compiled, weights: Weights) -> list[dict[str, list[Tensor]]]:
     """Views of what the optimizer remembers of each model: by torch's name, a tensor for each of its weights."""
-    count, memory = len(weights_of(made.plan)), made.memory["weights"]
-    found: list[dict[str, list[Tensor]]] = [{} for _ in range(len(weights.views(made.plan, memory)) // count)]
-    for name, part in zip(made.rule.states, made.memory["state"].split(memory.numel()), strict=False):
-        views = [view for view, _ in weights.views(made.plan, part)]
-        for model, each in enumerate(found):
+    count, memory = len(weights_of(compiled.plan)), compiled.memory["weights"]
+    states: list[dict[str, list[Tensor]]] = [{} for _ in range(len(weights.views(compiled.plan, memory)) // count)]
+    for name, part in zip(compiled.rule.states, compiled.memory["state"].split(memory.numel()), strict=False):
+        views = [view for view, _ in weights.views(compiled.plan, part)]
+        for model, each in enumerate(states):
             each[name] = views[model * count : (model + 1) * count]
-    return found
+    return states
 
 
-def remember(made: Compiled, weights: Weights, states: Sequence[Mapping[str, Sequence[Tensor]]]) -> None:
+def remember(compiled: Compiled, weights: Weights, states: Sequence[Mapping[str, Sequence[Tensor]]]) -> None:
     """Let each model go on from what others remembered; these may have made do without a momentum."""
-    for mine, state in zip(remembered(made, weights), states, strict=False):
+    for mine, state in zip(remembered(compiled, weights), states, strict=False):
         for name, views in mine.items():
-            for view, kept in zip(views, state.get(name, ()), strict=False):
-                view.copy_(kept)
+            for view, tensor in zip(views, state.get(name, ()), strict=False):
+                view.copy_(tensor)

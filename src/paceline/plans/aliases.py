@@ -39,5 +39,5 @@ NEAREST = {
 def canonical(name: str) -> tuple[str, str]:
     """Return a plan's own name, and the options that an alias stands for; case and hyphens do not matter."""
     word = name.strip().lower().replace("-", "_")
-    own, _, options = ALIASES.get(word, word).partition(":")
-    return own, options
+    plan_name, _, options = ALIASES.get(word, word).partition(":")
+    return plan_name, options

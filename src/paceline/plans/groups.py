@@ -13,19 +13,31 @@ from paceline.plans.recipe import Kind
 GROUPS = {
     "One process": ("sequential",),
     "All workers in step, gradients summed in every update": (
-        "ring", "tree", "halving_doubling", "hierarchical", "central", "backup",
+        "ring",
+        "tree",
+        "halving_doubling",
+        "hierarchical",
+        "central",
+        "backup",
     ),
     "Asynchronous: a parameter server, or shared memory": ("downpour", "ssp", "dc_asgd", "hogwild"),
     "Local steps, replicas averaged": ("local_sgd", "parallel_sgd", "easgd", "diloco", "gossip"),
     "A coordinator that commands": ("sandblaster",),
     "The model cut into stages": (
-        "layers", "gpipe", "one_f_one_b", "interleaved", "zero_bubble", "pipedream", "spectrain", "table",
+        "layers",
+        "gpipe",
+        "one_f_one_b",
+        "interleaved",
+        "zero_bubble",
+        "pipedream",
+        "spectrain",
+        "table",
     ),
     "Layers split among workers": ("tensor", "redundant", "experts", "zero", "cannon", "one_weird_trick", "per_layer"),
     "Operators that send messages, for models whose structure depends on the input": ("ampnet",),
     "Mixtures of stages, splits and replicas": ("mesh", "distbelief"),
     "For comparison only": ("ceiling", "ddp"),
-}  # fmt: skip
+}
 OTHERS = "Others"
 
 
@@ -43,13 +55,13 @@ def described() -> dict[str, list[dict[str, object]]]:
 
 def description(name: str) -> dict[str, Any]:
     """Return what there is to say about one plan, by its name or another that it has, and about its options."""
-    own, recipe = recipe_of(name)
-    group = next(title for title, names in grouped().items() if own in names)
+    plan_name, recipe = recipe_of(name)
+    group = next(title for title, names in grouped().items() if plan_name in names)
     options = [
         {"name": key, "default": kind.default, "values": _values(kind), "meaning": MEANINGS[key]}
         for key, kind in recipe.options.items()
     ]
-    return {**_described(own, group), "options": options}
+    return {**_described(plan_name, group), "options": options}
 
 
 def _values(kind: Kind) -> str:

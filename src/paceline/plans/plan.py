@@ -211,8 +211,8 @@ def make_again(plan: Plan, workers: int) -> Plan:
 
 def recipe_of(name: str) -> tuple[str, Recipe]:
     """Return a plan's own name and its recipe, by any of its names."""
-    own, _ = canonical(name)
-    return own, _recipe(own)
+    plan_name, _ = canonical(name)
+    return plan_name, _recipe(plan_name)
 
 
 def _recipe(name: str) -> Recipe:
@@ -221,8 +221,8 @@ def _recipe(name: str) -> Recipe:
             raise PlanError(f"there is no plan {name!r}: {NEAREST[name]}")
         if "," in name:
             raise PlanError(f"{name!r} is not one plan; give one, or compare several with `paceline compare`")
-        own = f"for a table of your own in {name} write table:file={name}; " if "." in name else ""
-        raise PlanError(f"there is no plan {name!r}; {own}{_suggested(name)}")
+        hint = f"for a table of your own in {name} write table:file={name}; " if "." in name else ""
+        raise PlanError(f"there is no plan {name!r}; {hint}{_suggested(name)}")
     return RECIPES[name]
 
 

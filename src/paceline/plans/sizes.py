@@ -21,15 +21,16 @@ def sizes_of(plan: str, text: str) -> tuple[int, ...]:
 
 
 def count_chunks(
-    plan: str, sizes: tuple[int, ...], chosen: Mapping[str, Any], given: Mapping[str, Any]
+    plan: str, sizes: tuple[int, ...], chosen: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the options with as many workers, or chunks of one process, as there are sizes."""
     if not sizes:
         return dict(chosen)
     counted = "workers" if "workers" in chosen else "chunks"
-    if given.get(counted, len(sizes)) != len(sizes):
+    if options.get(counted, len(sizes)) != len(sizes):
         raise PlanError(
-            f"plan {plan!r}: sizes={chosen['sizes']} states {len(sizes)} sizes, and {counted}={given[counted]}; give a "
+            f"plan {plan!r}: sizes={chosen['sizes']} states {len(sizes)} sizes, and {counted}={options[counted]}; "
+            "give a "
             "size for each"
         )
     return {**chosen, counted: len(sizes)}
@@ -42,9 +43,9 @@ def sizes_by(speeds: Sequence[float]) -> str:
     """
     if not all(math.isfinite(speed) and speed > 0 for speed in speeds):
         return ""
-    wanted = [speed / min(speeds) for speed in speeds]
+    ratios = [speed / min(speeds) for speed in speeds]
     for unit in range(1, 5):
-        sizes = [round(unit * share) for share in wanted]
-        if max(abs(size / unit - share) for size, share in zip(sizes, wanted, strict=True)) <= 1 / 8:
+        sizes = [round(unit * share) for share in ratios]
+        if max(abs(size / unit - share) for size, share in zip(sizes, ratios, strict=True)) <= 1 / 8:
             break
     return "+".join(map(str, sizes))

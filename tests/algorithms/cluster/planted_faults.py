@@ -12,7 +12,6 @@ from paceline.algorithms.cluster.leases import Registration
 from paceline.algorithms.cluster.messages import (
     NONE,
     Acknowledged,
-    Dismiss,
     Enrol,
     InSync,
     NextBatch,
@@ -21,6 +20,7 @@ from paceline.algorithms.cluster.messages import (
     Pulled,
     Push,
     Pushed,
+    Release,
     Replicate,
     Replicated,
 )
@@ -141,20 +141,20 @@ class FeedsOnce(ShardMachine):
 class ComparesViewsOfShards(ShardMachine):
     """Refuses a copy of one shard because it has been in a later view of another."""
 
-    def _obey(self, now: float, message: Any) -> Iterator[Output]:
+    def _on_desk_message(self, now: float, message: Any) -> Iterator[Output]:
         before = self.view
-        yield from super()._obey(now, message)
-        if isinstance(message, Dismiss) and self.shard == NONE:
+        yield from super()._on_desk_message(now, message)
+        if isinstance(message, Release) and self.shard == NONE:
             self.view = before
 
 
 class EntersOlderViews(ShardMachine):
     """Enters every view that a desk proposes, also one that was replaced meanwhile."""
 
-    def _obey(self, now: float, message: Any) -> Iterator[Output]:
+    def _on_desk_message(self, now: float, message: Any) -> Iterator[Output]:
         if isinstance(message, Propose) and message.view < self.view:
             self.view = 0
-        return super()._obey(now, message)
+        return super()._on_desk_message(now, message)
 
 
 class WaitsForEver(ShardMachine):
@@ -196,8 +196,8 @@ class SpareIsSafe(_OtherViews):
     """Counts a spare as safe as soon as it has entered the view."""
 
     class Views(ShardViews):
-        def settle(self) -> bool:
-            news = super().settle()
+        def finalize(self) -> bool:
+            news = super().finalize()
             self.safe |= frozenset(self.view.members) if news else frozenset()
             return news
 
@@ -280,16 +280,31 @@ class Plant(NamedTuple):
 
 def _plants() -> Iterator[Plant]:
     for shard in (
-        KnowsBatchesByWorker, AcknowledgesFirst, ShowsTheNewest, AcknowledgesRepeats, BackupKnowsNoViews,
-        BackupSkipsGaps, AlwaysInSync, CopiesOnce, FeedsOnce, WaitsForEver, EntersOlderViews, ComparesViewsOfShards,
-        AcknowledgesWhatItInherited, ComparesVersionsOnly,
-    ):  # fmt: skip
+        KnowsBatchesByWorker,
+        AcknowledgesFirst,
+        ShowsTheNewest,
+        AcknowledgesRepeats,
+        BackupKnowsNoViews,
+        BackupSkipsGaps,
+        AlwaysInSync,
+        CopiesOnce,
+        FeedsOnce,
+        WaitsForEver,
+        EntersOlderViews,
+        ComparesViewsOfShards,
+        AcknowledgesWhatItInherited,
+        ComparesVersionsOnly,
+    ):
         lasting = {"lasting": True} if shard in (CopiesOnce, FeedsOnce, ComparesViewsOfShards) else {}
         yield Plant(Machines(shard=shard), lasting)
     for desk in (
-        SpareIsSafe, OneShardIsEnough, TrustsEveryAcknowledgement, CountsViewsFromOne, RecoversAtOnce,
+        SpareIsSafe,
+        OneShardIsEnough,
+        TrustsEveryAcknowledgement,
+        CountsViewsFromOne,
+        RecoversAtOnce,
         BlamesOthersForItsSleep,
-    ):  # fmt: skip
+    ):
         yield Plant(Machines(desk=desk), {})
     yield Plant(Machines(worker=ForgetsItsBatch), {})
     yield Plant(Machines(shard=TakesOldGradients), {"gathers": 2, "gate": Backup(2), "shards": 1})

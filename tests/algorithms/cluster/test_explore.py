@@ -58,9 +58,11 @@ def _name(settings: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize(
     "settings",
-    [*(pytest.param(s, id=_name(s)) for s in SMALL),
-     *(pytest.param(s, id=_name(s), marks=pytest.mark.soak) for s in LARGE)],
-)  # fmt: skip
+    [
+        *(pytest.param(s, id=_name(s)) for s in SMALL),
+        *(pytest.param(s, id=_name(s), marks=pytest.mark.soak) for s in LARGE),
+    ],
+)
 def test_every_interleaving_keeps_the_promises(settings: dict[str, Any]) -> None:
     found = explore(SmallCluster(**settings))
     assert found.story is None, found.story

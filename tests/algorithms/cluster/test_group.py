@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import pytest
 
-from paceline.algorithms.cluster.group import Accuse, CallOff, Excluded, Head, Member, Output, Regroup, Report, Send
+from paceline.algorithms.cluster.group import AbortFlag, Accuse, Excluded, Head, Member, Output, Regroup, Report, Send
 from paceline.algorithms.cluster.shares import Membership
 
 WAITS, COMPUTES, INSIDE, TAKES, DONE = "waits", "computes", "is in the collective", "takes the sum", "is done"
@@ -49,9 +49,19 @@ class Rank:
     def key(self) -> Any:
         m, s = self.member, self.shares
         return (
-            self.phase, self.alive, self.epoch, self.sums, tuple(s._since), tuple(s._ranks),
-            m.held, m.epoch, m.group, m.called_off, m.inside, m.dismissed,
-        )  # fmt: skip
+            self.phase,
+            self.alive,
+            self.epoch,
+            self.sums,
+            tuple(s._since),
+            tuple(s._ranks),
+            m.held,
+            m.epoch,
+            m.group,
+            m.aborted,
+            m.inside,
+            m.dismissed,
+        )
 
 
 class World:
@@ -87,12 +97,24 @@ class World:
     def key(self) -> Any:
         h = self.head
         return (
-            h.epoch, h.members, h.forming, frozenset(h.alive), frozenset(h.reports.items()), frozenset(h._apart),
+            h.epoch,
+            h.members,
+            h.forming,
+            frozenset(h.alive),
+            frozenset(h.reports.items()),
+            frozenset(h._apart),
             frozenset(h._accused),
-            tuple(rank.key() for rank in self.ranks), tuple(self.up), tuple(self.down), self.unnoticed,
-            frozenset((k, frozenset(v.items())) for k, v in self.begun.items()), frozenset(self.given.items()),
-            self.deaths, self.alarms, self.repeats, self.past if self.repeats else None,
-        )  # fmt: skip
+            tuple(rank.key() for rank in self.ranks),
+            tuple(self.up),
+            tuple(self.down),
+            self.unnoticed,
+            frozenset((k, frozenset(v.items())) for k, v in self.begun.items()),
+            frozenset(self.given.items()),
+            self.deaths,
+            self.alarms,
+            self.repeats,
+            self.past if self.repeats else None,
+        )
 
     # --- what can happen next ---
 
@@ -116,13 +138,13 @@ class World:
             yield "hears", number, None
         if self.deaths and number in self.head.alive:
             yield "dies", number, None
-        fresh = rank.member.epoch > rank.epoch and not rank.member.called_off
+        fresh = rank.member.epoch > rank.epoch and not rank.member.aborted
         if rank.phase == COMPUTES or (rank.phase in (WAITS, DONE) and fresh):
             yield "goes on", number, None
         if rank.phase in (INSIDE, TAKES):
             if self._possible(number, rank):
                 yield "gets the sum", number, None
-            if rank.member.called_off or self._broken(rank):
+            if rank.member.aborted or self._broken(rank):
                 yield "gets nothing", number, None
 
     def _possible(self, number: int, rank: Rank) -> bool:
@@ -137,9 +159,10 @@ class World:
     def _broken(self, rank: Rank) -> list[int]:
         """The ranks that a rank can no longer reach: dead, or connected in another epoch, or waiting for one."""
         return [
-            n for n in self._group(rank)
+            n
+            for n in self._group(rank)
             if not (o := self.ranks[n]).alive or o.epoch > rank.epoch or (o.epoch == rank.epoch and o.phase == WAITS)
-        ]  # fmt: skip
+        ]
 
     # --- what it does ---
 
@@ -246,9 +269,15 @@ class World:
 
 
 def explore(
-    deaths: int, alarms: int = 0, repeats: int = 0, updates: int = 2, ranks: int = 3, head: type[Head] = Head,
-    member: type[Member] = Member, deep: bool = False,
-) -> int:  # fmt: skip
+    deaths: int,
+    alarms: int = 0,
+    repeats: int = 0,
+    updates: int = 2,
+    ranks: int = 3,
+    head: type[Head] = Head,
+    member: type[Member] = Member,
+    deep: bool = False,
+) -> int:
     """Visit every state of the world; return how many there are, and raise with the story of a fault.
 
     The story is a shortest one, unless the search goes `deep` first, which finds some fault sooner.
@@ -353,7 +382,7 @@ class ReportsInside(Member):
     """A report that was made within the collective is not final: the collective may still be finished."""
 
     def handle(self, message: Any) -> Report | None:
-        fresh = isinstance(message, CallOff) and message.epoch == self.epoch and not self.called_off
+        fresh = isinstance(message, AbortFlag) and message.epoch == self.epoch and not self.aborted
         found = super().handle(message)
         return self._report() if fresh else found
 
@@ -373,7 +402,7 @@ class HearsOldCallOffs(Member):
     """A call-off of an earlier epoch counts."""
 
     def handle(self, message: Any) -> Report | None:
-        return super().handle(CallOff(self.epoch) if isinstance(message, CallOff) else message)
+        return super().handle(AbortFlag(self.epoch) if isinstance(message, AbortFlag) else message)
 
 
 @pytest.mark.parametrize("head", [TakesOldReports, GivesNothing, GoesOnWithoutAll, SharesNothingOut, BelievesAnybody])

@@ -10,20 +10,35 @@ from paceline.algorithms.cluster.launchers import HEAD_PORT, PORTS, Launched, fi
 from paceline.errors import UsageError
 
 TORCHRUN = {
-    "RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "2",
-    "MASTER_ADDR": "node1", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True",
-}  # fmt: skip
+    "RANK": "2",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "1",
+    "GROUP_RANK": "2",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "29500",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+}
 STORE = ("node1", 29500)
 WITHOUT_STORE = TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "False"}
 SRUN = {
-    "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3", "SLURM_LOCALID": "1", "SLURM_NTASKS": "4",
-    "SLURM_STEP_NUM_TASKS": "4", "SLURM_NODELIST": "node[003-007,9]", "SLURM_STEP_NODELIST": "node[004-005]",
-}  # fmt: skip
+    "SLURM_JOB_ID": "77",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "3",
+    "SLURM_LOCALID": "1",
+    "SLURM_NTASKS": "4",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_NODELIST": "node[003-007,9]",
+    "SLURM_STEP_NODELIST": "node[004-005]",
+}
 MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2", "PMI_FD": "9"}
 OPEN_MPI = {
-    "OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1",
-    "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "PMIX_RANK": "5",
-}  # fmt: skip
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "PMIX_RANK": "5",
+}
 STATEFUL_SET = {"HOSTNAME": "digits-3", "PACELINE_NODES": "4", "PACELINE_HEAD": "digits-0.digits:29471"}
 
 
@@ -47,7 +62,7 @@ STATEFUL_SET = {"HOSTNAME": "digits-3", "PACELINE_NODES": "4", "PACELINE_HEAD": 
         ),
         ({"PACELINE_RANK": "0", "PACELINE_NODES": "1"}, Launched("environment", 0, 1, 0, "127.0.0.1", HEAD_PORT)),
     ],
-)  # fmt: skip
+)
 def test_each_launcher(environ: dict[str, str], expected: Launched) -> None:
     assert from_environment(environ) == expected
 
@@ -140,10 +155,15 @@ def test_a_head_that_nobody_named_is_missed_when_it_is_needed() -> None:
 @pytest.mark.parametrize(
     ("nodelist", "first"),
     [
-        ("node[003-007,9]", "node003"), ("node9", "node9"), ("a,b", "a"), ("gpu[2,5-8]-ib,login1", "gpu2-ib"),
-        ("rack[1-2]n[04-06]", "rack1n04"), ("c1.example.org,c2.example.org", "c1.example.org"), (" n1\n", "n1"),
+        ("node[003-007,9]", "node003"),
+        ("node9", "node9"),
+        ("a,b", "a"),
+        ("gpu[2,5-8]-ib,login1", "gpu2-ib"),
+        ("rack[1-2]n[04-06]", "rack1n04"),
+        ("c1.example.org,c2.example.org", "c1.example.org"),
+        (" n1\n", "n1"),
     ],
-)  # fmt: skip
+)
 def test_the_first_host_of_a_list(nodelist: str, first: str) -> None:
     assert first_host(nodelist) == first
 

@@ -17,9 +17,12 @@ RARE = {"AlwaysInSync", "EntersOlderViews", "ComparesViewsOfShards", "RecoversAt
 #: Not found within 2,000 seeds: what they break takes more to go wrong at the same time than histories draw. The walk
 #: of every interleaving finds the first one (test_explore).
 MISSED = {
-    "AcknowledgesWhatItInherited", "ComparesVersionsOnly", "SpareIsSafe", "TrustsEveryAcknowledgement",
+    "AcknowledgesWhatItInherited",
+    "ComparesVersionsOnly",
+    "SpareIsSafe",
+    "TrustsEveryAcknowledgement",
     "BlamesOthersForItsSleep",
-}  # fmt: skip
+}
 FOUND = [pytest.param(name, marks=[pytest.mark.soak] if name in RARE else []) for name in PLANTED if name not in MISSED]
 
 
@@ -33,12 +36,24 @@ FOUND = [pytest.param(name, marks=[pytest.mark.soak] if name in RARE else []) fo
 )
 def test_no_history_of_5000_seeds_breaks_a_promise(seeds: range) -> None:
     found = first_fault(seeds)
-    assert found is None, History(Scenario.draw(found[0]), tell=True).tell()
+    assert found is None, History(Scenario.draw(found[0]), log=True).log()
 
 
 BROKE_A_PROMISE = (
-    19_111, 121_183, 209_859, 219_656, 221_083, 249_647, 280_059, 304_389, 321_500, 491_565, 544_875, 723_380, 958_055,
-)  # fmt: skip
+    19_111,
+    121_183,
+    209_859,
+    219_656,
+    221_083,
+    249_647,
+    280_059,
+    304_389,
+    321_500,
+    491_565,
+    544_875,
+    723_380,
+    958_055,
+)
 
 
 @pytest.mark.parametrize("seed", BROKE_A_PROMISE)
@@ -50,8 +65,8 @@ def test_histories_that_have_broken_a_promise_break_none(seed: int) -> None:
     nothing, had shown. In 544,875 the promise was too strict: a primary that had been replaced acknowledged a batch
     late, and the worker computed it again before the leases were rebuilt, which is when the run says so.
     """
-    history = History(Scenario.draw(seed), tell=True)
-    assert history.run() is None, history.tell()
+    history = History(Scenario.draw(seed), log=True)
+    assert history.run() is None, history.log()
 
 
 def test_rounds_are_made_of_gradients_of_their_own_parameters() -> None:
@@ -59,7 +74,7 @@ def test_rounds_are_made_of_gradients_of_their_own_parameters() -> None:
     for needed in (1, 2, 3):
         settings = {"gathers": needed, "gate": Backup(needed), "shards": 1}
         found = first_fault(range(100), **settings)
-        assert found is None, History(Scenario.draw(found[0], **settings), tell=True).tell()
+        assert found is None, History(Scenario.draw(found[0], **settings), log=True).log()
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -67,16 +82,18 @@ def test_a_planted_fault_is_found_and_told(name: str) -> None:
     machines, settings = PLANTED[name]
     found = first_fault(range(SEEDS), machines, **settings)
     assert found is not None
-    history = History(Scenario.draw(found[0], **settings), machines, tell=True)
+    history = History(Scenario.draw(found[0], **settings), machines, log=True)
     history.run()
-    assert found[1] in history.tell().splitlines()[-1]
+    assert found[1] in history.log().splitlines()[-1]
 
 
 def test_messages_come_back_from_their_integers() -> None:
     values = {
-        "tuple[int": (7, 8), "View": (View(1, 2, (3,)),), "Acknowledged": (Acknowledged(1, 2),),
+        "tuple[int": (7, 8),
+        "View": (View(1, 2, (3,)),),
+        "Acknowledged": (Acknowledged(1, 2),),
         "Start": (Start(3, 4, 2), Start(5, 6, 3)),
-    }  # fmt: skip
+    }
     for kind in KINDS:
         hints = [str(hint) for hint in kind.__annotations__.values()]
         message = kind(*[next((value for part, value in values.items() if part in hint), 5) for hint in hints])

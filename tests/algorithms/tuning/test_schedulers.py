@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.algorithms.tuning import FAILED, Leg, Scheduler
+from paceline.algorithms.tuning import FAILED, Scheduler, TrialSegment
 from paceline.algorithms.tuning.asha import Asha
 from paceline.algorithms.tuning.asha_stopping import AshaStopping
 from paceline.algorithms.tuning.fifo import Fifo
@@ -37,7 +37,7 @@ def play(
     fails: frozenset[int] = frozenset(),
 ) -> list[Any]:
     """Train legs on so many workers in a random order; return the events."""
-    chance, running, events = random.Random(seed), list[tuple[Leg, int]](), list[Any]()
+    chance, running, events = random.Random(seed), list[tuple[TrialSegment, int]](), list[Any]()
     while True:
         while len(running) < workers and (leg := scheduler.next()) is not None:
             running.append((leg, leg.start))
@@ -84,7 +84,9 @@ def test_what_waits_for_all_does_not_depend_on_their_order(name: str) -> None:
     sets = []
     for seed in range(4):
         events = play(MAKERS[name](), loss, 1 + seed, seed)
-        sets.append({(e.trial, e.start, e.stop, e.source, e.coordinates) for e in events if isinstance(e, Leg)})
+        sets.append(
+            {(e.trial, e.start, e.stop, e.source, e.coordinates) for e in events if isinstance(e, TrialSegment)}
+        )
     assert sets[0] == sets[1] == sets[2] == sets[3]
 
 
@@ -105,7 +107,7 @@ def test_asha_trains_what_successive_halving_trains_if_all_come_at_once() -> Non
 
     def trained(scheduler: Scheduler) -> set[tuple[int, int, int]]:
         events = play(scheduler, loss, 36)
-        return {(e.trial, e.start, e.stop) for e in events if isinstance(e, Leg)}
+        return {(e.trial, e.start, e.stop) for e in events if isinstance(e, TrialSegment)}
 
     halving = SuccessiveHalving(36, 27, 2, 4)
     wanted = set()
@@ -132,7 +134,7 @@ def test_asha_in_its_stopping_form_keeps_the_best_part_of_a_rung() -> None:
 
 def test_successive_halving_trains_a_third_of_each_rung_longer() -> None:
     events = play(SuccessiveHalving(18, 9), lambda trial, step: float(trial), 4)
-    legs = [event for event in events if isinstance(event, Leg)]
+    legs = [event for event in events if isinstance(event, TrialSegment)]
     assert [sum(leg.stop == stop for leg in legs) for stop in (1, 3, 9)] == [18, 6, 2]
     assert {leg.trial for leg in legs if leg.stop == 9} == {0, 1}
 
@@ -158,7 +160,7 @@ def test_pbt_copies_the_best_to_the_worst_and_changes_their_configuration() -> N
     sampler = Random(2, 5)
     population = PopulationBasedTraining(sampler, 8, 6, perturbation_interval=3)
     events = play(population, lambda trial, step: float(trial), 8)
-    second = [e for e in events if isinstance(e, Leg) and e.start == 3]
+    second = [e for e in events if isinstance(e, TrialSegment) and e.start == 3]
     copied = {leg.trial: leg for leg in second if leg.source is not None}
     assert sorted(copied) == [6, 7]
     for leg in copied.values():

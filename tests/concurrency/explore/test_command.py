@@ -173,8 +173,11 @@ def test_drills_say_what_one_fault_does(tmp_path: Path) -> None:
     with Session() as session:
         answer = session.explore(target, Settings(ranks=2), drills=drills_of(["all"], 2))
     assert [each["outcome"] for each in answer.report["drills"]] == [
-        "ended with a clear error", "hung", "silently diverged", "ended with a clear error",
-    ], answer.text  # fmt: skip
+        "ended with a clear error",
+        "hung",
+        "silently diverged",
+        "ended with a clear error",
+    ], answer.text
     assert answer.code == 1
 
 

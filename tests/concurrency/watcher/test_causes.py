@@ -136,24 +136,44 @@ def rank(number: int, line: int, function: str | None) -> Process:
     stack = (*library, Frame("/train.py", line, "main"))
     wait = Wait("clock" if function else "lock", () if function else (pid,), "a lock")
     subject = Subject(pid, "", "event", "threading.Event `go`, not set", call=f"line {line}")
-    return Process(pid, 1, "a.py", (Thread(pid, wait),), rank=number, world_size=2, stacks=(stack,), tids=(pid,),
-                   subjects=(subject,))  # fmt: skip
+    return Process(
+        pid,
+        1,
+        "a.py",
+        (Thread(pid, wait),),
+        rank=number,
+        world_size=2,
+        stacks=(stack,),
+        tids=(pid,),
+        subjects=(subject,),
+    )
 
 
 @pytest.mark.parametrize(
     ("ranks", "cause", "advice"),
     [
-        (((5, "all_reduce"), (9, "barrier")),
-         "rank 1 is in barrier at train.py:9, while rank 0 is in all_reduce at train.py:5", "same order"),
-        (((5, "all_reduce"), (9, None)),
-         "rank 1 waits for threading.Event `go`, not set at train.py:9, while rank 0 is in all_reduce at train.py:5",
-         "deadline"),
-        (((5, "all_reduce"), (5, "all_reduce")),
-         "rank 0 and rank 1 are all in all_reduce at train.py:5 and do not meet there", "same group"),
-        (((5, "recv"), (5, "recv")),
-         "rank 0 and rank 1 are all in recv at train.py:5: none of them is at the other end", "send before"),
+        (
+            ((5, "all_reduce"), (9, "barrier")),
+            "rank 1 is in barrier at train.py:9, while rank 0 is in all_reduce at train.py:5",
+            "same order",
+        ),
+        (
+            ((5, "all_reduce"), (9, None)),
+            "rank 1 waits for threading.Event `go`, not set at train.py:9, while rank 0 is in all_reduce at train.py:5",
+            "deadline",
+        ),
+        (
+            ((5, "all_reduce"), (5, "all_reduce")),
+            "rank 0 and rank 1 are all in all_reduce at train.py:5 and do not meet there",
+            "same group",
+        ),
+        (
+            ((5, "recv"), (5, "recv")),
+            "rank 0 and rank 1 are all in recv at train.py:5: none of them is at the other end",
+            "send before",
+        ),
     ],
-)  # fmt: skip
+)
 def test_ranks_are_said_to_be_where_they_are(
     ranks: tuple[tuple[int, str | None], ...], cause: str, advice: str
 ) -> None:

@@ -61,8 +61,12 @@ def test_the_commands_own_code_and_words_are_handed_on() -> None:
     done = watch("--json", "--", "sh", "-c", "kill -9 $$")
     assert done.returncode == 128 + 9
     assert json.loads(done.stdout) == {
-        "hung": False, "exit_code": -9, "verdict": "ended", "probability": 1.0, "reports": [],
-    }  # fmt: skip
+        "hung": False,
+        "exit_code": -9,
+        "verdict": "ended",
+        "probability": 1.0,
+        "reports": [],
+    }
 
 
 def test_a_hang_is_named_saved_handed_over_and_ended(tmp_path: Path) -> None:

@@ -124,8 +124,13 @@ def test_tasks_that_hold_each_other_up_are_found_while_their_loop_goes_on(tmp_pa
     tasks = {each.task: each for each in process.threads if each.task}
     names = {each.tid: each.task for each in tasks.values()}
     holders = {name: names[tasks[name].wait.owners[0]] for name in wanted}
-    assert holders == {"task ab": "task ba", "task ba": "task ab", "task two": "task two", "task here": "task there",
-                       "task there": "task here"}  # fmt: skip
+    assert holders == {
+        "task ab": "task ba",
+        "task ba": "task ab",
+        "task two": "task two",
+        "task here": "task there",
+        "task there": "task here",
+    }
     lines = {name: next(f.line for f in process.stack_of(tasks[name].tid) if "program" in f.file) for name in wanted}
     assert lines == {"task ab": 11, "task ba": 11, "task two": 16, "task here": 21, "task there": 21}
     knot = find_knot(snapshot, still=lambda pid, tid: False)

@@ -19,7 +19,7 @@ def snapshots(cost: float) -> int:
         history.add(Counters(float(at), paces, {}))
         if schedule.due(history):
             taken += 1
-            schedule.took(cost)
+            schedule.charge(cost)
             schedule.confirm(float(at), history.suspects())
     return taken
 

@@ -136,8 +136,16 @@ HELD = {
 def test_the_holder_of_a_lock_is_named_where_it_is_no_thread_that_runs(holder: str, tmp_path: Path) -> None:
     text, words = HELD[holder]
     with running(tmp_path, text) as pid:
-        found = subject(explained(pid, lambda snapshot: waits(snapshot) and "lock" in snapshot.processes[0].main.kind
-                                  and snapshot.processes[0].main.kind != "child").processes[0])  # fmt: skip
+        found = subject(
+            explained(
+                pid,
+                lambda snapshot: (
+                    waits(snapshot)
+                    and "lock" in snapshot.processes[0].main.kind
+                    and snapshot.processes[0].main.kind != "child"
+                ),
+            ).processes[0]
+        )
     assert re.fullmatch(words, found.holder)
 
 

@@ -116,8 +116,14 @@ def test_of_an_unknown_version_only_what_the_kernel_says_is_known(version: tuple
 
 
 def test_a_build_without_the_interpreter_lock_is_unknown() -> None:
-    known = {path: bool(_LIBRARY.search(path)) for path in (
-        "/usr/bin/python3.13", "/usr/lib/libpython3.13.so.1.0", "/usr/bin/python3.13t", "/lib/libpython3.13t.so.1.0",
-        "/usr/bin/python3.11d",
-    )}  # fmt: skip
+    known = {
+        path: bool(_LIBRARY.search(path))
+        for path in (
+            "/usr/bin/python3.13",
+            "/usr/lib/libpython3.13.so.1.0",
+            "/usr/bin/python3.13t",
+            "/lib/libpython3.13t.so.1.0",
+            "/usr/bin/python3.11d",
+        )
+    }
     assert list(known.values()) == [True, True, False, False, False]

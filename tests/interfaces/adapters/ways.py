@@ -24,9 +24,16 @@ def main(package: str, script: str, *ways: str) -> None:
     for way in ways:
         # As --standalone does: a store of its own at a port that it has chosen and holds.
         config = LaunchConfig(
-            min_nodes=1, max_nodes=1, nproc_per_node=2, run_id=str(uuid.uuid4()), rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0", max_restarts=0, start_method="fork", monitor_interval=0.05,
-        )  # fmt: skip
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=2,
+            run_id=str(uuid.uuid4()),
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+            start_method="fork",
+            monitor_interval=0.05,
+        )
         elastic_launch(config, rank)(script, way)
 
 

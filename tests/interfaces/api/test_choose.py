@@ -34,9 +34,15 @@ def _job(width: int = 64) -> Job:
     model = nn.Sequential(nn.Linear(32, width), nn.ReLU(), nn.Linear(width, 4))
     data = torch.randn(600, 32), torch.randint(4, (600,))
     return Job(
-        model, data, nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=60, test=data,
-        name="small", device="cpu",
-    )  # fmt: skip
+        model,
+        data,
+        nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=60,
+        test=data,
+        name="small",
+        device="cpu",
+    )
 
 
 def test_a_choice_from_a_card_alone() -> None:
@@ -135,7 +141,7 @@ def test_a_validation_measures_what_was_predicted(tmp_path: Path) -> None:
     table = tmp_path / "validations.jsonl"
     found = validate(
         _job(), ["sequential", "ring:workers=2"], level="calibrated", rounds=2, seconds=0.05, card=CARD, table=table
-    )  # fmt: skip
+    )
     assert [each.plan for each in found.checks] == ["sequential", "ring:workers=2"]
     assert found.checks[1].bytes_predicted == found.checks[1].bytes_measured
     assert len(history.read(table)) == 2

@@ -29,9 +29,14 @@ PLANS = ["sequential", "ring", "downpour"]
 def job() -> Job:
     data = X, X.argmax(1) % 3
     return Job(
-        partial(nn.Linear, 4, 3), data, nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1),
-        batch_size=20, test=data, name="small",
-    )  # fmt: skip
+        partial(nn.Linear, 4, 3),
+        data,
+        nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=20,
+        test=data,
+        name="small",
+    )
 
 
 @pytest.fixture

@@ -26,9 +26,16 @@ def _job() -> Job:
     torch.manual_seed(1)
     data = torch.randn(480, 32), torch.randint(4, (480,))
     return Job(
-        nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4)), data, nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=60, test=data, name="small", device="cpu", epochs=5,
-    )  # fmt: skip
+        nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4)),
+        data,
+        nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=60,
+        test=data,
+        name="small",
+        device="cpu",
+        epochs=5,
+    )
 
 
 def _measured(job: Job, plan: Plan, seconds: float, guess: float, known: bool) -> Measured:

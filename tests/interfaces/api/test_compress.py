@@ -29,10 +29,14 @@ def job(**changes: object) -> pl.Job:
     y = torch.randint(4, (600,), generator=generator)
     x = nn.functional.one_hot(y, 4).float().repeat(1, 3) + 0.3 * torch.randn(600, 12, generator=generator)
     settings = {
-        "model": lambda: nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 4)), "data": (x[:500], y[:500]),
-        "test": (x[500:], y[500:]), "loss": nn.CrossEntropyLoss(), "optimizer": partial(torch.optim.SGD, lr=0.5),
-        "batch_size": 50, "epochs": 4,
-    }  # fmt: skip
+        "model": lambda: nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.Linear(16, 4)),
+        "data": (x[:500], y[:500]),
+        "test": (x[500:], y[500:]),
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": partial(torch.optim.SGD, lr=0.5),
+        "batch_size": 50,
+        "epochs": 4,
+    }
     return pl.Job(**{**settings, **changes})  # type: ignore[arg-type]
 
 

@@ -26,11 +26,18 @@ from tests.planning.planner.cards import CARD
 BY_COUNT = ",balance=operations"
 #: One of each kind of arithmetic: the rest belongs to `make soak`.
 SOME = (
-    "ring:workers=2", "local_sgd:workers=2,every=4", "downpour:workers=2", "hogwild:workers=2",
-    "gpipe:workers=2" + BY_COUNT, "distbelief:workers=2" + BY_COUNT,
-    "interleaved:workers=2" + BY_COUNT, "pipedream:workers=2" + BY_COUNT, "zero:workers=2", "zero:workers=2,stage=1",
+    "ring:workers=2",
+    "local_sgd:workers=2,every=4",
+    "downpour:workers=2",
+    "hogwild:workers=2",
+    "gpipe:workers=2" + BY_COUNT,
+    "distbelief:workers=2" + BY_COUNT,
+    "interleaved:workers=2" + BY_COUNT,
+    "pipedream:workers=2" + BY_COUNT,
+    "zero:workers=2",
+    "zero:workers=2,stage=1",
     "tensor:workers=4,data=2",
-)  # fmt: skip
+)
 NEEDS_FOUR = ("cannon", "hierarchical")
 NOT_COUNTED = ("sequential", "table")  # sends nothing; a user's own
 ONCE = "parallel_sgd"  # averages once, at the end of the training, so in no update
@@ -42,9 +49,14 @@ def _planner() -> Planner:
     layers = [each for a, b in pairwise(widths) for each in (nn.Linear(a, b), nn.ReLU())]
     data = torch.randn(640, 32), torch.randint(4, (640,))
     job = Job(
-        nn.Sequential(*layers, nn.Linear(16, 4)), data, nn.CrossEntropyLoss(), batch_size=64, name="small",
-        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9), device="cpu",
-    )  # fmt: skip
+        nn.Sequential(*layers, nn.Linear(16, 4)),
+        data,
+        nn.CrossEntropyLoss(),
+        batch_size=64,
+        name="small",
+        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        device="cpu",
+    )
     facts, updates = facts_of(job)
     costs = Calibrated(CARD, partial(cost_of, job))
     costs.cost(64)

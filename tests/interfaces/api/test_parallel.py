@@ -64,19 +64,33 @@ def run(folder: Path, ranks: int, body: str, *args: object) -> list[Ended]:
 
 
 SYNCHRONOUS = [
-    "ring", "tree", "halving_doubling", "hierarchical:groups=1", "central", "local_sgd:every=5", "parallel_sgd",
-    "easgd:every=4", "diloco:every=6", "gossip",
-]  # fmt: skip
+    "ring",
+    "tree",
+    "halving_doubling",
+    "hierarchical:groups=1",
+    "central",
+    "local_sgd:every=5",
+    "parallel_sgd",
+    "easgd:every=4",
+    "diloco:every=6",
+    "gossip",
+]
 ASYNCHRONOUS = [
-    "downpour:shards=2", "ssp:bound=1", "dc_asgd", "hogwild", "easgd:mode=asynchronous,every=5",
-    "diloco:mode=asynchronous,every=5", "gossip:mode=asynchronous",
-]  # fmt: skip
+    "downpour:shards=2",
+    "ssp:bound=1",
+    "dc_asgd",
+    "hogwild",
+    "easgd:mode=asynchronous,every=5",
+    "diloco:mode=asynchronous,every=5",
+    "gossip:mode=asynchronous",
+]
 
 
 def test_a_loop_of_ones_own_makes_the_bits_that_train_makes(tmp_path: Path) -> None:
     """Synchronous plans, two processes, batch normalisation included."""
     ended = run(
-        tmp_path, 2,
+        tmp_path,
+        2,
         """
         for number, plan in enumerate(sys.argv[2:]):
             torch.manual_seed(7)
@@ -87,8 +101,9 @@ def test_a_loop_of_ones_own_makes_the_bits_that_train_makes(tmp_path: Path) -> N
             model = train(plan, model, sgd(model.parameters()))
             torch.save(model.state_dict(), f"{sys.argv[1]}/{number}-{RANK}.pt")
         """,
-        tmp_path, *SYNCHRONOUS,
-    )  # fmt: skip
+        tmp_path,
+        *SYNCHRONOUS,
+    )
     assert [each.code for each in ended] == [0, 0], ended
     space: dict[str, object] = {}
     os.environ.update({"RANK": "0", "WORLD_SIZE": "2"})
@@ -98,9 +113,13 @@ def test_a_loop_of_ones_own_makes_the_bits_that_train_makes(tmp_path: Path) -> N
         del os.environ["RANK"], os.environ["WORLD_SIZE"]
     torch.manual_seed(7)
     job = pl.Job(
-        model=space["network"](), data=(space["x"], space["y"]), loss=space["loss_function"], optimizer=space["sgd"],  # type: ignore
-        batch_size=32, epochs=3,
-    )  # fmt: skip
+        model=space["network"](),
+        data=(space["x"], space["y"]),
+        loss=space["loss_function"],
+        optimizer=space["sgd"],  # type: ignore
+        batch_size=32,
+        epochs=3,
+    )
     for number, plan in enumerate(SYNCHRONOUS):
         expected = pl.train(job, plan, workers=2, folder=None, max_updates=24).model.state_dict()
         for rank in range(2):
@@ -111,7 +130,8 @@ def test_a_loop_of_ones_own_makes_the_bits_that_train_makes(tmp_path: Path) -> N
 
 def test_asynchronous_plans_end_with_one_model_and_lose_no_step(tmp_path: Path) -> None:
     ended = run(
-        tmp_path, 2,
+        tmp_path,
+        2,
         """
         import hashlib
         for plan in sys.argv[2:]:
@@ -122,8 +142,9 @@ def test_asynchronous_plans_end_with_one_model_and_lose_no_step(tmp_path: Path) 
             digest = hashlib.sha256(b"".join(t.numpy().tobytes() for t in model.state_dict().values())).hexdigest()
             print(plan, digest, len(optimizer.state))
         """,
-        tmp_path / "runs", *ASYNCHRONOUS,
-    )  # fmt: skip
+        tmp_path / "runs",
+        *ASYNCHRONOUS,
+    )
     assert [each.code for each in ended] == [0, 0], ended
     assert ended[0].out == ended[1].out
     for line in ended[0].out.splitlines():
@@ -137,7 +158,8 @@ def test_asynchronous_plans_end_with_one_model_and_lose_no_step(tmp_path: Path) 
 def test_the_optimizer_goes_on_with_what_it_remembers_and_follows_its_schedule(tmp_path: Path) -> None:
     """One process under a plan with a server equals plain PyTorch, even if the optimizer is changed meanwhile."""
     (ended,) = run(
-        tmp_path, 1,
+        tmp_path,
+        1,
         """
         import warnings
         warnings.simplefilter("error")
@@ -170,7 +192,7 @@ def test_the_optimizer_goes_on_with_what_it_remembers_and_follows_its_schedule(t
             assert all(torch.equal(a[key], b[key]) for key in a)
         print("the same")
         """,
-    )  # fmt: skip
+    )
     assert ended.code == 0, ended.err
     assert "the same" in ended.out
 
@@ -178,7 +200,8 @@ def test_the_optimizer_goes_on_with_what_it_remembers_and_follows_its_schedule(t
 def test_the_state_of_an_optimizer_within_a_block_is_that_of_the_plan(tmp_path: Path) -> None:
     """At a server the state lies in shared memory, and a checkpoint of the loop held none of it."""
     ended = run(
-        tmp_path, 2,
+        tmp_path,
+        2,
         """
         from paceline.errors import UsageError
         for plan in sys.argv[1:]:
@@ -206,8 +229,9 @@ def test_the_state_of_an_optimizer_within_a_block_is_that_of_the_plan(tmp_path: 
             assert not {"state_dict", "load_state_dict", "add_param_group", "step"} & vars(optimizer).keys()
         print("the same")
         """,
-        "ring", *ASYNCHRONOUS,
-    )  # fmt: skip
+        "ring",
+        *ASYNCHRONOUS,
+    )
     assert [each.code for each in ended] == [0, 0], ended[0].err + ended[1].err
     assert "the same" in ended[0].out
 
@@ -252,10 +276,12 @@ def test_a_synchronous_loop_ends_at_once_and_names_who_is_missing(tmp_path: Path
 @pytest.mark.parametrize(
     ("plan", "fault"),
     [
-        ("downpour", "is killed"), ("ssp:bound=0", "is killed"), ("ssp:bound=0", "leaves early"),
+        ("downpour", "is killed"),
+        ("ssp:bound=0", "is killed"),
+        ("ssp:bound=0", "leaves early"),
         ("gossip:mode=asynchronous", "raises"),
     ],
-)  # fmt: skip
+)
 def test_an_asynchronous_loop_goes_on_without_the_missing(tmp_path: Path, plan: str, fault: str) -> None:
     goes_on, _ = run(tmp_path, 2, FAULTS, plan, fault)
     assert goes_on.code == 0, goes_on.err
@@ -281,13 +307,14 @@ def test_what_cannot_be_is_refused_before_anything_is_shared(tmp_path: Path) -> 
         enter("ring", torch.nn.Embedding(5, 2, sparse=True))
     assert "step" not in vars(optimizer)
     ended = run(
-        tmp_path, 2,
+        tmp_path,
+        2,
         """
         model = nn.Linear(6, 2 + RANK)
         with pl.parallel(model, sgd(model.parameters()), "ring", deadline=5):
             pass
         """,
-    )  # fmt: skip
+    )
     for each in ended:
         assert each.code == 1
         assert "rank 0 has another model than rank 1: rank 0 has weight [2, 6]" in each.err
@@ -316,7 +343,9 @@ def test_a_wrong_argument_is_refused_by_the_call_before_the_block_is_entered(giv
 def test_processes_that_torchrun_did_not_start_find_each_other_where_their_group_did(tmp_path: Path) -> None:
     """Processes of torch.multiprocessing.spawn have no environment variable for the number of ranks."""
     ended = run(
-        tmp_path, 2, """
+        tmp_path,
+        2,
+        """
         import torch.distributed as dist
         dist.init_process_group("gloo")
         del os.environ["WORLD_SIZE"], os.environ["RANK"]
@@ -325,7 +354,7 @@ def test_processes_that_torchrun_did_not_start_find_each_other_where_their_group
         train("ring", model, sgd(model.parameters()))
         print(model[0].weight.sum().item())
         """,
-    )  # fmt: skip
+    )
     assert [each.code for each in ended] == [0, 0], ended
     assert ended[0].out == ended[1].out
 

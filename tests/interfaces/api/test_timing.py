@@ -34,9 +34,12 @@ class Compiled(nn.Linear):
 
 def job(model: type[nn.Module] = nn.Linear) -> pl.Job:
     return pl.Job(
-        partial(model, 4, 3), (X, X.argmax(1) % 3), loss=nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=20,
-    )  # fmt: skip
+        partial(model, 4, 3),
+        (X, X.argmax(1) % 3),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=20,
+    )
 
 
 def test_compiling_is_not_part_of_a_speed() -> None:
@@ -69,9 +72,13 @@ def test_all_are_timed_in_every_round_and_to_and_fro(monkeypatch: pytest.MonkeyP
     first, second = order[: len(order) // 2], order[len(order) // 2 :]
     # One process with one thread is a plan and a single process at once, and timed once.
     assert first == [
-        "sequential/1", "ring:workers=2/1", "downpour:workers=2/1", "sequential/2", "ceiling of 2 x 10/1",
+        "sequential/1",
+        "ring:workers=2/1",
+        "downpour:workers=2/1",
+        "sequential/2",
+        "ceiling of 2 x 10/1",
         "ceiling of 2 x 20/1",
-    ]  # fmt: skip
+    ]
     assert second == first[::-1]
     assert timed.singles[0] is timed.plans[0]
 

@@ -235,9 +235,14 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
 
 def _fields(changes: dict[str, Any]) -> dict[str, Any]:
     usual: dict[str, Any] = {
-        "model": _net, "data": (X, Y), "loss": F.cross_entropy, "batch_size": 10, "epochs": 4, "device": "cpu",
+        "model": _net,
+        "data": (X, Y),
+        "loss": F.cross_entropy,
+        "batch_size": 10,
+        "epochs": 4,
+        "device": "cpu",
         "optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-    }  # fmt: skip
+    }
     if isinstance(changes.get("data"), DataLoader):
         del usual["batch_size"]
     return usual | changes

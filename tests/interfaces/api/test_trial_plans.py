@@ -23,9 +23,15 @@ def make_job(trial: Trial) -> Job:
     x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
     y = x.sum(1, keepdim=True)
     return Job(
-        model=lambda: nn.Linear(3, 1), data=(x, y), test=(x, y), loss=nn.MSELoss(), batch_size=10,
-        optimizer=partial(torch.optim.SGD, lr=trial["lr"], momentum=0.5), epochs=2, shuffle=False,
-    )  # fmt: skip
+        model=lambda: nn.Linear(3, 1),
+        data=(x, y),
+        test=(x, y),
+        loss=nn.MSELoss(),
+        batch_size=10,
+        optimizer=partial(torch.optim.SGD, lr=trial["lr"], momentum=0.5),
+        epochs=2,
+        shuffle=False,
+    )
 
 
 def leg(states: Path, number: int, rate: float, start: int, source: int | None = None) -> Trial:

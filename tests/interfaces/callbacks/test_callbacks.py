@@ -28,9 +28,16 @@ Y = X.argmax(1) % 3
 
 def job(**changes: Any) -> pl.Job:
     made = pl.Job(
-        partial(nn.Linear, 6, 3), (X, Y), test=(X, Y), loss=nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=20, epochs=2, evaluate_every=8, name="small",
-    )  # fmt: skip
+        partial(nn.Linear, 6, 3),
+        (X, Y),
+        test=(X, Y),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=20,
+        epochs=2,
+        evaluate_every=8,
+        name="small",
+    )
     return made.with_(**changes)
 
 

@@ -245,18 +245,22 @@ def test_keys_are_made_for_machines_by_name(command: Command, folder: Path) -> N
     assert (done.code, done.out) == (0, "")
     assert "secrets/10.0.0.2  copy it to 10.0.0.2, and start with --keys there" in done.err
     assert sorted(file.name for file in (folder / "secrets" / "a").iterdir()) == [
-        "ca.pem", "cert.pem", "hosts.txt", "key.pem"
-    ]  # fmt: skip
+        "ca.pem",
+        "cert.pem",
+        "hosts.txt",
+        "key.pem",
+    ]
 
 
 def test_a_job_file_in_a_package_imports_from_it_and_parses_no_arguments(folder: Path, command: Command) -> None:
     for path, text in {
-        "study/__init__.py": "", "study/nets.py": "from torch import nn\nclass Net(nn.Linear):\n    pass\n",
+        "study/__init__.py": "",
+        "study/nets.py": "from torch import nn\nclass Net(nn.Linear):\n    pass\n",
         "study/jobs/__init__.py": "",
         "study/jobs/first.py": f"import argparse\nfrom ..nets import Net\n{JOB}parser = argparse.ArgumentParser()\n"
         "parser.add_argument('--width', type=int, default=10)\n"
         "job = job.with_(model=lambda: Net(job.data[0].shape[1], parser.parse_args([]).width))\nparser.parse_args()\n",
-    }.items():  # fmt: skip
+    }.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     done = command("train", "study/jobs/first.py", "--plan", "ring:workers=2", "--json")

@@ -38,9 +38,17 @@ JOBS = _with_jobs()
 
 def test_which_commands_take_a_job() -> None:
     assert set(JOBS) == {
-        "train", "compare", "choose", "validate", "simulate", "tune", "draw", "emit slurm", "emit kubernetes",
+        "train",
+        "compare",
+        "choose",
+        "validate",
+        "simulate",
+        "tune",
+        "draw",
+        "emit slurm",
+        "emit kubernetes",
         "emit docker",
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("name", sorted(JOBS))

@@ -50,9 +50,14 @@ class Stage:
     def start(self, shell: str, script: str, **environ: str) -> subprocess.Popen[str]:
         (self.folder / "script").write_text(script)
         process = subprocess.Popen(
-            [shell, "script"], cwd=self.folder, env=self.environ | environ, text=True, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            [shell, "script"],
+            cwd=self.folder,
+            env=self.environ | environ,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         self.started.append(process)
         return process
 

@@ -61,10 +61,15 @@ def test_any_job_makes_a_valid_manifest_or_is_refused(job: str, roster: str) -> 
     except UsageError:
         assert not job.isprintable() or job.startswith("-")
         return
-    tokens = subprocess.run(
-        ["sh", "-c", f"paceline() {{ printf '%s\\0' \"$@\"; }}\n{line_of(script_of(found))}\n\"$@\""],
-        capture_output=True, check=True,
-    ).stdout.decode().split("\0")  # fmt: skip
+    tokens = (
+        subprocess.run(
+            ["sh", "-c", f'paceline() {{ printf \'%s\\0\' "$@"; }}\n{line_of(script_of(found))}\n"$@"'],
+            capture_output=True,
+            check=True,
+        )
+        .stdout.decode()
+        .split("\0")
+    )
     assert tokens[:2] == ["train", job]
 
 

@@ -26,10 +26,15 @@ def test_any_text_has_a_label(text: str) -> None:
 @pytest.mark.parametrize(
     ("job", "name"),
     [
-        ("digits", "digits"), ("a/b/My_Net.py", "my-net"), ("net.py:large", "net-large"),
-        ("3d cnn's.py", "job-3d-cnn-s"), ("Müller.py", "muller"), ("训练.py", "job"), ("x" * 60 + ".py", "x" * 47),
+        ("digits", "digits"),
+        ("a/b/My_Net.py", "my-net"),
+        ("net.py:large", "net-large"),
+        ("3d cnn's.py", "job-3d-cnn-s"),
+        ("Müller.py", "muller"),
+        ("训练.py", "job"),
+        ("x" * 60 + ".py", "x" * 47),
     ],
-)  # fmt: skip
+)
 def test_names_of_jobs(job: str, name: str) -> None:
     assert names.job_name(job) == name
 

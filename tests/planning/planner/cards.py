@@ -9,12 +9,16 @@ from paceline.planning.planner.operations import FORWARD, UPDATE, Operation
 
 COMPUTE = {"call": 1e-5, "matmul.large": 1e-10, "near": 1e-10, "far": 1e-10}
 CARD = Card(
-    processor="a processor", cores=4, memory=8 << 30,
+    processor="a processor",
+    cores=4,
+    memory=8 << 30,
     operations=tuple(Operations(busy, 1, COMPUTE, {"call": 1e-5}, 0.1) for busy in (1, 2, 4)),
     exchanges=(
-        Exchange("meeting", 2, 1e-5, 1e9, 0.1), Exchange("push", 2, 1e-5, 1e9, 0.1), Exchange("ddp", 2, 1e-4, 1e9, 0.1),
+        Exchange("meeting", 2, 1e-5, 1e9, 0.1),
+        Exchange("push", 2, 1e-5, 1e9, 0.1),
+        Exchange("ddp", 2, 1e-4, 1e9, 0.1),
     ),
-)  # fmt: skip
+)
 
 
 def model(samples: int) -> ModelCost:

@@ -13,7 +13,7 @@ from paceline.plans.plan import Plan
 def _of(plan: str, compute: float, exchange: float = 0.0, memory: int = 1 << 20, error: float = 0.05) -> Prediction:
     return Prediction(
         Plan.parse(plan), "autograd", "calibrated", 100, Terms(compute, 0.0, exchange), error, 0.0, memory
-    )  # fmt: skip
+    )
 
 
 ONE = _of("sequential", 1e-3)

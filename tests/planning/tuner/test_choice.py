@@ -38,9 +38,14 @@ def test_the_way_that_is_done_first_is_taken(
 def job() -> pl.Job:
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
     return pl.Job(
-        lambda: nn.Linear(6, 2), (x, (x[:, 0] > 0).long()), nn.CrossEntropyLoss(), batch_size=10, device="cpu",
-        optimizer=partial(torch.optim.SGD, lr=0.1), gradient_clip_norm=1.0,  # which no stack does
-    )  # fmt: skip
+        lambda: nn.Linear(6, 2),
+        (x, (x[:, 0] > 0).long()),
+        nn.CrossEntropyLoss(),
+        batch_size=10,
+        device="cpu",
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        gradient_clip_norm=1.0,  # which no stack does
+    )
 
 
 @pytest.mark.parametrize(("seconds", "way"), [(0.001, "here"), (1000.0, "processes")])

@@ -18,6 +18,6 @@ from paceline.interfaces.testing.killed_tunings import disturb, faults
     ],
 )
 def test_a_killed_tuning_goes_on_as_if_nothing_had_happened(search: str, kills: int, tmp_path: Path) -> None:
-    told = disturb(tmp_path, search, random.Random(7), kills)
-    assert told.tuner + told.workers >= 1
+    record_loss = disturb(tmp_path, search, random.Random(7), kills)
+    assert record_loss.tuner + record_loss.workers >= 1
     assert faults(tmp_path, search) == []

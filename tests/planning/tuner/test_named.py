@@ -19,9 +19,13 @@ X = torch.linspace(-1, 1, 40)[:, None]
 def make_job(width: int, lr: float = 0.1) -> paceline.Job:
     return paceline.Job(
         model=lambda: nn.Sequential(nn.Linear(1, width), nn.Tanh(), nn.Linear(width, 1)),
-        data=(X, X**2), test=(X, X**2), loss=nn.MSELoss(), optimizer=partial(torch.optim.SGD, lr=lr), batch_size=10,
+        data=(X, X**2),
+        test=(X, X**2),
+        loss=nn.MSELoss(),
+        optimizer=partial(torch.optim.SGD, lr=lr),
+        batch_size=10,
         epochs=1,
-    )  # fmt: skip
+    )
 
 
 def any_names(**configuration: Any) -> paceline.Job:

@@ -68,9 +68,15 @@ def objective(trial: Trial) -> float:
 def test_a_storage_shows_the_trials_of_a_tuning(tmp_path: Path) -> None:
     where = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(tmp_path / "log")))
     found = tune(
-        objective=objective, space=SPACE, search="asha:reduction_factor=2", max_t=2, n_trials=12, executor="here",
-        folder=None, storage=where,
-    )  # fmt: skip
+        objective=objective,
+        space=SPACE,
+        search="asha:reduction_factor=2",
+        max_t=2,
+        n_trials=12,
+        executor="here",
+        folder=None,
+        storage=where,
+    )
     shown = optuna.load_study(study_name="objective", storage=where).trials
     words = {"COMPLETE": "done", "PRUNED": "stopped", "FAIL": "failed"}
     assert [(t.params, words[t.state.name], t.intermediate_values) for t in shown] == [

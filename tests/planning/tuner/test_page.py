@@ -56,10 +56,15 @@ def objective(trial: Trial) -> float:
 
 
 def test_a_page_of_stopped_failed_and_conditional_trials() -> None:
-    space = Space({
-        "lr": Float(1e-4, 1.0, log=True), "n": Int(1, 3), "kind": ["a", "<b>"],
-        "m": Float(0, 1, when={"kind": "a"}), "flag": Choice([True, False, None]),
-    })  # fmt: skip
+    space = Space(
+        {
+            "lr": Float(1e-4, 1.0, log=True),
+            "n": Int(1, 3),
+            "kind": ["a", "<b>"],
+            "m": Float(0, 1, when={"kind": "a"}),
+            "flag": Choice([True, False, None]),
+        }
+    )
     html = written(space, "asha:reduction_factor=2", objective, 24)
     read = Balanced()
     read.feed(html.partition("<body>")[2].partition("<script>")[0])

@@ -99,9 +99,7 @@ def test_the_leg_of_a_lost_rank_begins_again() -> None:
         def then() -> Any:
             lost.result()
             begun.set()
-            return serve(
-                rank_info(1, peers.hub.address), lambda terms: Processes(curve, terms, 1, threads=1), 60.0
-            )  # fmt: skip
+            return serve(rank_info(1, peers.hub.address), lambda terms: Processes(curve, terms, 1, threads=1), 60.0)
 
         served = pool.submit(then)
         drive(study, Dispatcher(peers, study.report))
@@ -177,9 +175,21 @@ def test_what_a_head_says_is_never_unpickled(kind: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "said",
-    [b"", b"\xff", b"{}", b"[1]", b'[["end"]]', b'["over"]', b'["report",1,2]', b'["report",true,2,0.5]',
-     b'["end",[{"trial":"0"}]]', b'["end",[{"trial":0,"value":1.0,"span":[1,2]}]]', b"[" * 100_000, b'["died",7]'],
-)  # fmt: skip
+    [
+        b"",
+        b"\xff",
+        b"{}",
+        b"[1]",
+        b'[["end"]]',
+        b'["over"]',
+        b'["report",1,2]',
+        b'["report",true,2,0.5]',
+        b'["end",[{"trial":"0"}]]',
+        b'["end",[{"trial":0,"value":1.0,"span":[1,2]}]]',
+        b"[" * 100_000,
+        b'["died",7]',
+    ],
+)
 def test_a_message_of_another_form_is_refused(said: bytes) -> None:
     for read in (message_of, answer_of, outcome_of, terms_of):
         with pytest.raises(FrameError):

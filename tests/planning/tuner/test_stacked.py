@@ -35,7 +35,7 @@ EPOCHS = 3
 def net(dtype: torch.dtype, width: int, rate: float) -> nn.Module:
     return nn.Sequential(
         nn.Linear(6, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Dropout(rate), nn.Linear(width, 3)
-    ).to(dtype)  # fmt: skip
+    ).to(dtype)
 
 
 def make_job(trial: Trial, dtype: torch.dtype = torch.float64) -> Job:
@@ -44,10 +44,17 @@ def make_job(trial: Trial, dtype: torch.dtype = torch.float64) -> Job:
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
     settings = {name: trial[name] for name in ("lr", "momentum", "weight_decay") if name in trial.configuration}
     return Job(
-        model=partial(net, dtype, trial.get("width", 5), trial.get("dropout", 0.0)), data=(x[:70], y[:70]),
-        test=(x[70:], y[70:]), loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, **settings),
-        batch_size=16, epochs=EPOCHS, seed=trial.get("seed", 0), device="cpu", compute="fused",
-    )  # fmt: skip
+        model=partial(net, dtype, trial.get("width", 5), trial.get("dropout", 0.0)),
+        data=(x[:70], y[:70]),
+        test=(x[70:], y[70:]),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, **settings),
+        batch_size=16,
+        epochs=EPOCHS,
+        seed=trial.get("seed", 0),
+        device="cpu",
+        compute="fused",
+    )
 
 
 def members(dtype: torch.dtype, count: int) -> list[Job]:
@@ -159,8 +166,9 @@ def test_a_network_that_fails_costs_only_itself() -> None:
                 assignment = Assignment(assignment.leg, {**assignment.configuration, "how": "raises"})
             super().start(assignment, worker)
 
-    stacked = Stacked(objective, study.report, Terms(0), Forms().stack,
-                      lambda: Noted(objective, study.report, Terms(0)), timeout=8.0)  # fmt: skip
+    stacked = Stacked(
+        objective, study.report, Terms(0), Forms().stack, lambda: Noted(objective, study.report, Terms(0)), timeout=8.0
+    )
     drive(study, stacked)
     assert sorted(set(apart)) == ["hangs", "leaves", "raises", "shape"]
     for trial in study.trials.values():

@@ -43,10 +43,17 @@ def test_plain_values_come_back_with_their_types(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.randn(3, 4).t(), torch.tensor(2.0), torch.empty(0, 3), torch.arange(4, dtype=torch.bfloat16),
-     torch.tensor([True]), torch.nn.Parameter(torch.ones(2)), torch.randn(5)[::2],
-     torch.tensor([1, 2], dtype=torch.int8)],
-)  # fmt: skip
+    [
+        torch.randn(3, 4).t(),
+        torch.tensor(2.0),
+        torch.empty(0, 3),
+        torch.arange(4, dtype=torch.bfloat16),
+        torch.tensor([True]),
+        torch.nn.Parameter(torch.ones(2)),
+        torch.randn(5)[::2],
+        torch.tensor([1, 2], dtype=torch.int8),
+    ],
+)
 def test_tensors_come_back_bit_for_bit(tensor: torch.Tensor, tmp_path: Path) -> None:
     shared = torch.ones(4)
     got = again({"it": tensor, "one": shared, "other": shared[1:]}, tmp_path)

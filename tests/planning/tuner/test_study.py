@@ -78,8 +78,9 @@ def test_killed_at_any_moment_it_goes_on_where_it_was(search: str, tmp_path: Pat
     assert sum(ends.values()) == sum(legs.values())
     begun = [json.dumps(row["configuration"]) for row in rows if row["row"] == "leg" and not row["start"]]
     if search == "grid":
-        assert sorted(begun) == sorted({json.dumps({"x": x, "n": n}) for x in (0.0, 0.333333333333, 0.666666666667, 1.0)
-                                        for n in (1, 2, 3)})  # fmt: skip
+        assert sorted(begun) == sorted(
+            {json.dumps({"x": x, "n": n}) for x in (0.0, 0.333333333333, 0.666666666667, 1.0) for n in (1, 2, 3)}
+        )
 
 
 @pytest.mark.parametrize("search", ["grid", "successive_halving", "hyperband", "pbt"])

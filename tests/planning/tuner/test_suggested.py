@@ -36,9 +36,13 @@ def by_layers(trial: Trial) -> None:
 def test_conditions_are_found_by_varying_each_choice() -> None:
     space = suggested_space(by_layers)
     assert {name: dict(parameter.when) for name, parameter in space.parameters.items()} == {
-        "kind": {}, "lr": {}, "width": {"kind": ["mlp", "rnn"]}, "pool": {"kind": "cnn"}, "dropout": {"kind": "rnn"},
+        "kind": {},
+        "lr": {},
+        "width": {"kind": ["mlp", "rnn"]},
+        "pool": {"kind": "cnn"},
+        "dropout": {"kind": "rnn"},
         "size": {"kind": "cnn", "pool": True},
-    }  # fmt: skip
+    }
     assert space.parameters["lr"] == paceline.Float(1e-4, 1.0, log=True)
 
 
@@ -78,9 +82,12 @@ def make_job(trial: Trial) -> paceline.Job:
     """What the searches below tune."""
     width = trial.suggest_categorical("width", [4, 8])
     return paceline.Job(
-        lambda: nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2)), (X, Y), nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.SGD, lr=trial.suggest_float("lr", 0.1, 1.0)), batch_size=20,
-    )  # fmt: skip
+        lambda: nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2)),
+        (X, Y),
+        nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=trial.suggest_float("lr", 0.1, 1.0)),
+        batch_size=20,
+    )
 
 
 def test_a_grid_of_what_is_suggested() -> None:

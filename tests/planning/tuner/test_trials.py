@@ -23,9 +23,14 @@ from paceline.planning.tuner.trials.processes import Processes
 
 
 def run(
-    objective: Any, space: dict[str, Any], search: str, how: str, max_t: int = 1, states: Path | None = None,
+    objective: Any,
+    space: dict[str, Any],
+    search: str,
+    how: str,
+    max_t: int = 1,
+    states: Path | None = None,
     timeout: float | None = None,
-) -> tuple[Study, Spent]:  # fmt: skip
+) -> tuple[Study, Spent]:
     proposals, scheduler, total = Search.parse(search).open(Space(space), None, max_t, 0, True, continues=False)
     study = Study(proposals, scheduler, Journal(None), True, total)
     terms = Terms(0, states)
@@ -93,9 +98,13 @@ def test_a_failing_trial_costs_only_itself_and_says_why() -> None:
     found = {t.configuration["kind"]: t for t in study.trials.values()}
     assert found["fine"].status == "done"
     for kind, says in {
-        "raises": "ValueError: mat1 and mat2 shapes", "nan": "value is nan", "killed": "SIGKILL in 3 attempts",
-        "hangs": "silent for 3 s", "silent": "returned nothing", "exits": "3",
-    }.items():  # fmt: skip
+        "raises": "ValueError: mat1 and mat2 shapes",
+        "nan": "value is nan",
+        "killed": "SIGKILL in 3 attempts",
+        "hangs": "silent for 3 s",
+        "silent": "returned nothing",
+        "exits": "3",
+    }.items():
         assert found[kind].status == "failed", kind
         assert says in found[kind].reason, found[kind].reason
 
@@ -132,9 +141,10 @@ def test_names_that_the_space_lacks_are_drawn_when_they_are_asked_for() -> None:
         layers = trial.suggest_int("layers", 1, 3)
         kind = trial.suggest_categorical("kind", ["a", "b"])
         assert (rate, layers, kind) == (
-            trial.suggest_float("lr", 1e-4, 1.0, log=True), trial.suggest_int("layers", 1, 3),
+            trial.suggest_float("lr", 1e-4, 1.0, log=True),
+            trial.suggest_int("layers", 1, 3),
             trial.suggest_categorical("kind", ["a", "b"]),
-        )  # fmt: skip
+        )
         return rate
 
     here, _ = run(objective, {}, "random", "here")

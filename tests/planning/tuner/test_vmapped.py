@@ -37,9 +37,16 @@ def job(optimizer: Any, seed: int, dtype: torch.dtype = torch.float64, model: An
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(70, 6, 2, generator=generator).to(dtype)
     return Job(
-        model=model or partial(Attention, dtype), data=(x, (x[:, 0, 0] > 0).long()), loss=nn.CrossEntropyLoss(),
-        optimizer=optimizer, batch_size=16, epochs=EPOCHS, seed=seed, device="cpu", compute="autograd",
-    )  # fmt: skip
+        model=model or partial(Attention, dtype),
+        data=(x, (x[:, 0, 0] > 0).long()),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=optimizer,
+        batch_size=16,
+        epochs=EPOCHS,
+        seed=seed,
+        device="cpu",
+        compute="autograd",
+    )
 
 
 def in_groups(module: nn.Module, rate: float) -> torch.optim.Optimizer:

@@ -28,10 +28,13 @@ def test_every_operation_gives_what_gloo_gives(ranks: int, tmp_path: Path) -> No
 
 
 SOME = [
-    scenes.letters, scenes.long_vectors, scenes.random_programs, scenes.any_order,
+    scenes.letters,
+    scenes.long_vectors,
+    scenes.random_programs,
+    scenes.any_order,
     pytest.param(scenes.very_long_vectors, marks=pytest.mark.soak),
     pytest.param(scenes.more_random_programs, marks=pytest.mark.soak),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -43,11 +46,20 @@ def test_between_two_and_three_ranks(scene: object, ranks: int, tmp_path: Path) 
 @pytest.mark.parametrize(
     "scene",
     [
-        scenes.training, scenes.hooks, scenes.local_training, scenes.sharded_training, scenes.pipeline, scenes.objects,
-        scenes.sparse, scenes.elsewhere, scenes.again, scenes.child, scenes.leaks_nothing,
+        scenes.training,
+        scenes.hooks,
+        scenes.local_training,
+        scenes.sharded_training,
+        scenes.pipeline,
+        scenes.objects,
+        scenes.sparse,
+        scenes.elsewhere,
+        scenes.again,
+        scenes.child,
+        scenes.leaks_nothing,
     ],
     ids=lambda scene: scene.__name__,
-)  # fmt: skip
+)
 def test_scene(scene: object, tmp_path: Path) -> None:
     play(scene, 2, tmp_path)  # type: ignore[arg-type]
 

@@ -75,9 +75,13 @@ def test_a_worker_that_dies_after_sigterm_is_no_failure_of_the_run(tmp_path: Pat
     ended: list[None] = []
     data = torch.randn(64, 4), torch.randn(64, 1)
     job = pl.Job(
-        model=partial(nn.Linear, 4, 1), data=data, loss=nn.functional.mse_loss,
-        optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=2, epochs=10**5,
-    )  # fmt: skip
+        model=partial(nn.Linear, 4, 1),
+        data=data,
+        loss=nn.functional.mse_loss,
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=2,
+        epochs=10**5,
+    )
     with pytest.raises(RunStopped) as stopped:
         pl.train(job, "ring", 2, folder=tmp_path, checkpoint_every=0, progress=end)
     assert stopped.value.exit_code == 143

@@ -145,7 +145,7 @@ def interrupted_and_resumed(file: Path, runs: Path, plan: str, workers: tuple[in
     for part, count in enumerate(first):
         enough = newest(runs) + (EVERY if part else 2 * EVERY)
 
-        def look(_: Progress, enough: int = enough) -> None:
+        def poll(_: Progress, enough: int = enough) -> None:
             if newest(runs) >= enough:
                 raise Interrupted
 
@@ -155,7 +155,7 @@ def interrupted_and_resumed(file: Path, runs: Path, plan: str, workers: tuple[in
             else partial(pl.train, job_of(file), plan, folder=runs)
         )
         with slowly(file), pytest.raises(Interrupted):
-            begun(workers=count, progress=look, checkpoint_every=EVERY)
+            begun(workers=count, progress=poll, checkpoint_every=EVERY)
     (folder,) = runs.iterdir()
     return pl.train(resume=folder, workers=last)
 
@@ -525,11 +525,11 @@ def test_another_number_of_workers_is_refused_where_it_would_be_another_training
 
 
 def test_a_run_that_is_still_going_on_is_left_alone(job_file: Path, tmp_path: Path) -> None:
-    def look(_: Progress) -> None:
+    def poll(_: Progress) -> None:
         with pytest.raises(RunFolderError, match="not over"):
             pl.train(resume=next(tmp_path.iterdir()))
 
-    pl.train(job_of(job_file), folder=tmp_path, progress=look, checkpoint_every=50)
+    pl.train(job_of(job_file), folder=tmp_path, progress=poll, checkpoint_every=50)
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again(job_file: Path, tmp_path: Path) -> None:

@@ -28,8 +28,11 @@ def job(sizes: tuple[int, int, int]) -> pl.Job:
     data = torch.randn(24, inputs), torch.randint(outputs, (24,))
     return pl.Job(
         model=lambda: nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)),
-        data=data, loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=8,
-    )  # fmt: skip
+        data=data,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        batch_size=8,
+    )
 
 
 def lined(size: int) -> int:

@@ -147,7 +147,7 @@ def test_gradients_on_a_device_have_the_same_randomness() -> None:
         ("cuda", "ddp:workers=2", 1, "cuda:0", True, "gloo"),
         ("cpu", "ddp:workers=2", 1, "cpu", True, "gloo"),
     ],
-)  # fmt: skip
+)
 def test_who_computes_where(
     device: str, plan: str, gpus: int, devices: str, on_device: bool, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,9 +189,13 @@ def test_bfloat16_trains(plan: str, device: str) -> None:
     made = JOBS["mlp"]()
     x, y = made.data
     small = made.with_(
-        model=lambda: nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 5)), data=(x.float(), y),
-        test=(x.float(), y), precision="bf16-mixed", device=device, epochs=15,
-    )  # fmt: skip
+        model=lambda: nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Linear(32, 5)),
+        data=(x.float(), y),
+        test=(x.float(), y),
+        precision="bf16-mixed",
+        device=device,
+        epochs=15,
+    )
     run = pl.train(small, plan, folder=None)
     losses = [h["test_loss"] for h in run.history]
     assert losses[-1] < 0.5 * losses[0]

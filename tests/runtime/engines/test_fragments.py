@@ -46,10 +46,12 @@ def same_bits(plan: str, job: str = "mlp") -> list[pl.Run]:
 @pytest.mark.parametrize(
     ("plan", "job"),
     [
-        *((plan, "mlp") for plan in PLANS), (PLANS[0], "residual"), (PLANS[4], "residual"),
+        *((plan, "mlp") for plan in PLANS),
+        (PLANS[0], "residual"),
+        (PLANS[4], "residual"),
         *(pytest.param(plan, "residual", marks=pytest.mark.soak) for plan in (*PLANS[1:4], PLANS[5])),
     ],
-)  # fmt: skip
+)
 def test_every_engine_and_replay_have_the_same_bits(plan: str, job: str) -> None:
     same_bits(plan, job)
 
@@ -73,9 +75,14 @@ def test_it_is_the_algorithm_of_the_paper(overlap: int) -> None:
         return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 
     job = pl.Job(
-        model=net, data=data, loss=nn.CrossEntropyLoss(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-        batch_size=8, epochs=9, shuffle=False,
-    )  # fmt: skip
+        model=net,
+        data=data,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        batch_size=8,
+        epochs=9,
+        shuffle=False,
+    )
     plan = f"diloco:workers=2,every={every},fragments=2,overlap={overlap},rate={rate},momentum={momentum}"
     found = pl.train(job, plan, engine="virtual", folder=None, max_updates=updates)
 

@@ -25,16 +25,35 @@ SAME_BITS = (
     "mesh",
 )  # fmt: skip
 REPLAYED = (
-    "downpour", "downpour:shards=2", "ssp:bound=1", "dc_asgd", "backup", "backup:backups=0",
-    "parallel_sgd:mode=map_reduce,parts=3", "easgd:mode=asynchronous,every=2", "diloco:mode=asynchronous,every=2",
-    "gossip:mode=asynchronous", "distbelief",
-)  # fmt: skip
+    "downpour",
+    "downpour:shards=2",
+    "ssp:bound=1",
+    "dc_asgd",
+    "backup",
+    "backup:backups=0",
+    "parallel_sgd:mode=map_reduce,parts=3",
+    "easgd:mode=asynchronous,every=2",
+    "diloco:mode=asynchronous,every=2",
+    "gossip:mode=asynchronous",
+    "distbelief",
+)
 WITHOUT_ORDER = ("hogwild",)
 #: These ask their loaders as another plan of the same method does.
 ALIKE = {
-    "halving_doubling", "hierarchical", "central", "parallel_sgd", "easgd:every=2", "gpipe", "zero_bubble", "spectrain",
-    "redundant", "one_weird_trick", "downpour:shards=2", "dc_asgd", "backup:backups=0",
-}  # fmt: skip
+    "halving_doubling",
+    "hierarchical",
+    "central",
+    "parallel_sgd",
+    "easgd:every=2",
+    "gpipe",
+    "zero_bubble",
+    "spectrain",
+    "redundant",
+    "one_weird_trick",
+    "downpour:shards=2",
+    "dc_asgd",
+    "backup:backups=0",
+}
 
 
 def _but_alike(plans: tuple[str, ...]) -> list[Any]:
@@ -71,9 +90,16 @@ class Noting(nn.Module):
 def _job(notes: Path, **rest: Any) -> Job:
     notes.mkdir()
     return Job(
-        model=lambda: nn.Sequential(Noting(notes), mlp()), data=Set(notes), loss=F.cross_entropy, batch_size=14,
-        epochs=2, optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9), seed=7, device="cpu", **rest,
-    )  # fmt: skip
+        model=lambda: nn.Sequential(Noting(notes), mlp()),
+        data=Set(notes),
+        loss=F.cross_entropy,
+        batch_size=14,
+        epochs=2,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+        seed=7,
+        device="cpu",
+        **rest,
+    )
 
 
 def _pids(notes: Path, what: str) -> set[int]:

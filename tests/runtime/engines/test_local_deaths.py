@@ -39,19 +39,27 @@ def net() -> nn.Module:
 
 def job(**changes: Any) -> pl.Job:
     given: dict[str, Any] = {
-        "model": net, "data": (X, Y), "loss": nn.CrossEntropyLoss(),
-        "optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9), "batch_size": 10, "epochs": 2,
-    }  # fmt: skip
+        "model": net,
+        "data": (X, Y),
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        "batch_size": 10,
+        "epochs": 2,
+    }
     return pl.Job(**{**given, **changes})
 
 
 @pytest.mark.parametrize(
     "plan",
     [
-        pytest.param("downpour", marks=SOAK), "downpour:shards=3", "downpour:codec=topk", "backup",
-        pytest.param("backup:backups=0", marks=SOAK), "gossip:mode=asynchronous",
+        pytest.param("downpour", marks=SOAK),
+        "downpour:shards=3",
+        "downpour:codec=topk",
+        "backup",
+        pytest.param("backup:backups=0", marks=SOAK),
+        "gossip:mode=asynchronous",
     ],
-)  # fmt: skip
+)
 def test_the_others_survive_a_death_in_mid_update_with_the_lock_held(tmp_path: Path, plan: str) -> None:
     when = tmp_path / "die"
     when.touch()
@@ -227,9 +235,7 @@ def test_the_command_that_resumes_a_run_is_named_where_it_works(plan: str, tmp_p
                 process.kill()
 
     with pytest.raises(RunFailed) as failed:
-        pl.train(
-            job(epochs=10**4), plan, workers=2, folder=tmp_path, progress=kill_all, checkpoint_every=0
-        )  # fmt: skip
+        pl.train(job(epochs=10**4), plan, workers=2, folder=tmp_path, progress=kill_all, checkpoint_every=0)
     (folder,) = tmp_path.iterdir()
     assert f"  paceline train --resume {folder}" in str(failed.value)
     assert f"paceline train --resume {folder}" in json.loads((folder / "run.json").read_text())["error"]
@@ -260,9 +266,13 @@ def _started(plan: str, tmp_path: Path, epochs: int, updates: int) -> Iterator[F
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     process = subprocess.Popen(
-        [sys.executable, str(script), plan, str(epochs)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        start_new_session=True, cwd=tmp_path,
-    )  # fmt: skip
+        [sys.executable, str(script), plan, str(epochs)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+        cwd=tmp_path,
+    )
     with process:  # closes its stream
         try:
             assert process.stdout

@@ -21,9 +21,12 @@ Y = torch.arange(48) % 3
 def job(**changes: Any) -> pl.Job:
     given: dict[str, Any] = {"batch_size": 8, "epochs": 2, "test": (X, Y)}
     return pl.Job(
-        lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 3)), (X, Y), nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.Adam, lr=0.01), **{**given, **changes},
-    )  # fmt: skip
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Linear(8, 3)),
+        (X, Y),
+        nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.Adam, lr=0.01),
+        **{**given, **changes},
+    )
 
 
 @pytest.mark.parametrize("plan", ["sequential", "ring:workers=2", "downpour:workers=1", "gpipe:workers=2"])

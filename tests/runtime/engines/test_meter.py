@@ -24,9 +24,15 @@ def model() -> nn.Module:
 def job(compute: str) -> paceline.Job:
     halved = partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.5)
     return paceline.Job(
-        model, (X, Y), LOSS, optimizer=partial(torch.optim.SGD, lr=0.4), batch_size=20, lr_scheduler=halved,
-        compute=compute, shuffle=False,
-    )  # fmt: skip
+        model,
+        (X, Y),
+        LOSS,
+        optimizer=partial(torch.optim.SGD, lr=0.4),
+        batch_size=20,
+        lr_scheduler=halved,
+        compute=compute,
+        shuffle=False,
+    )
 
 
 def norms() -> list[float]:

@@ -45,10 +45,13 @@ from tests.runtime.engines.test_native_updates import (
 
 MOMENTUM = partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-3)
 OPTIMIZERS = {
-    "plain": partial(torch.optim.SGD, lr=0.1), "momentum": MOMENTUM, "adam": ADAM,
-    "adamw": partial(torch.optim.AdamW, lr=0.01), "rmsprop": partial(torch.optim.RMSprop, lr=1e-3, momentum=0.5),
+    "plain": partial(torch.optim.SGD, lr=0.1),
+    "momentum": MOMENTUM,
+    "adam": ADAM,
+    "adamw": partial(torch.optim.AdamW, lr=0.01),
+    "rmsprop": partial(torch.optim.RMSprop, lr=1e-3, momentum=0.5),
     "adagrad": partial(torch.optim.Adagrad, lr=0.02, lr_decay=1e-3),
-}  # fmt: skip
+}
 ONE_CYCLE = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.02, total_steps=200)
 
 
@@ -220,10 +223,11 @@ def test_one_worker_in_generated_code_and_one_in_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model": model}, {"on_nan": "skip"},
+        {"model": model},
+        {"on_nan": "skip"},
     ],
     ids=lambda changes: next(iter(changes)),
-)  # fmt: skip
+)
 def test_what_a_leg_cannot_do_is_done_one_by_one(changes: dict[str, Any]) -> None:
     given = job(**{"model": plain_model} | changes)
     run = pl.train(given, "downpour:workers=1", folder=None, max_updates=30)
@@ -286,9 +290,13 @@ def with_two_killed(plan: str, seed: int) -> Run:
             victims[-1].kill()
 
     given = job(
-        model=wide, optimizer=ADAM, lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=1300),
-        epochs=30, test=None, evaluate_every=None,
-    )  # fmt: skip
+        model=wide,
+        optimizer=ADAM,
+        lr_scheduler=partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=1300),
+        epochs=30,
+        test=None,
+        evaluate_every=None,
+    )
     run = pl.train(given, plan, folder=None, progress=kill)
     assert victims
     return run

@@ -103,9 +103,15 @@ def test_the_desk_answers_as_the_machine_does_or_leaves_it_to_python(
         expected = list(state)
         answer: Action = desk.handle(expected, Finish(worker, batch))
         served = Served(
-            desk=desk_in_memory(desk, integers), doorbells=addresses.ctypes.data, workers=WORKERS, worker=worker,
-            locks=locks.descriptor, batch=batch, cancelled=futex.address_of(cancelled), ended=Ended.MADE,
-        )  # fmt: skip
+            desk=desk_in_memory(desk, integers),
+            doorbells=addresses.ctypes.data,
+            workers=WORKERS,
+            worker=worker,
+            locks=locks.descriptor,
+            batch=batch,
+            cancelled=futex.address_of(cancelled),
+            ended=Ended.MADE,
+        )
         if native.one_finish(ctypes.byref(served)):
             assert list(integers.current) == expected
             assert answer == Lease(served.batch, again=False)
@@ -125,9 +131,14 @@ def test_what_is_due_is_left_to_python(locks: Locks, make_memory: MakeMemory) ->
     desk.init(integers.current)
     desk.handle(integers.current, Ask(0))
     served = Served(
-        desk=desk_in_memory(desk, integers), doorbells=addresses.ctypes.data, workers=1, locks=locks.descriptor,
-        cancelled=futex.address_of(cancelled), snapshots=7, checkpoints=10,
-    )  # fmt: skip
+        desk=desk_in_memory(desk, integers),
+        doorbells=addresses.ctypes.data,
+        workers=1,
+        locks=locks.descriptor,
+        cancelled=futex.address_of(cancelled),
+        snapshots=7,
+        checkpoints=10,
+    )
     due = []
     for batch in range(30):
         served.batch = batch
@@ -157,9 +168,16 @@ def test_a_shard_counts_as_the_machine_does(locks: Locks, make_memory: MakeMemor
     sent, taken, rows = map(futex.address_of, ring.memory)
     settings = np.zeros(1)
     served = Served(
-        shards=ctypes.addressof(shard), workers=WORKERS, locks=locks.descriptor, sent=sent, taken=taken, rows=rows,
-        room=TraceRing.ROWS, cancelled=futex.address_of(cancelled), settings=settings.ctypes.data,
-    )  # fmt: skip
+        shards=ctypes.addressof(shard),
+        workers=WORKERS,
+        locks=locks.descriptor,
+        sent=sent,
+        taken=taken,
+        rows=rows,
+        room=TraceRing.ROWS,
+        cancelled=futex.address_of(cancelled),
+        settings=settings.ctypes.data,
+    )
     for order in itertools.product(range(WORKERS), repeat=5):
         shared.init()
         expected = list(integers.current)

@@ -33,23 +33,29 @@ from tests.runtime.links.conftest import MakeMemory, make_memory  # noqa: F401
 
 UPDATES = 6
 COLLECTIVES: dict[str, Collective] = {
-    "ring": Ring(), "tree": Tree(), "halving_doubling": HalvingDoubling(), "hierarchical": Hierarchical(2),
+    "ring": Ring(),
+    "tree": Tree(),
+    "halving_doubling": HalvingDoubling(),
+    "hierarchical": Hierarchical(2),
     "central": Central(),
-}  # fmt: skip
-TEXT = "\n".join([
-    "#define REAL float\n#define LANES 1\n#define DOUBLE 0\n#define REPLICAS 0", part("prelude"), part("call"),
-    part("stream"), part("exchange"),
-    'extern "C" int one_exchange(Exchange* e, R* gradient, Note* note) { return exchange(*e, gradient, *note); }',
-])  # fmt: skip
+}
+TEXT = "\n".join(
+    [
+        "#define REAL float\n#define LANES 1\n#define DOUBLE 0\n#define REPLICAS 0",
+        part("prelude"),
+        part("call"),
+        part("stream"),
+        part("exchange"),
+        'extern "C" int one_exchange(Exchange* e, R* gradient, Note* note) { return exchange(*e, gradient, *note); }',
+    ]
+)
 
 
 def one_exchange(native: NativeSum, memory: Tensor, note: np.ndarray) -> bool:
     """Make the exchange of one update."""
     functions, _, _ = library(TEXT)
     address = ctypes.c_void_p(note.ctypes.data)
-    return bool(
-        functions.one_exchange(ctypes.byref(native.exchange), ctypes.c_void_p(memory.data_ptr()), address)
-    )  # fmt: skip
+    return bool(functions.one_exchange(ctypes.byref(native.exchange), ctypes.c_void_p(memory.data_ptr()), address))
 
 
 class World:

@@ -25,8 +25,12 @@ SAMPLES, BATCH = 500, 12  # the last batch of an epoch has 8
 
 def model() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(10, 13), nn.BatchNorm1d(13), nn.Tanh(), nn.Dropout(0.2), nn.Linear(13, 4),
-    )  # fmt: skip
+        nn.Linear(10, 13),
+        nn.BatchNorm1d(13),
+        nn.Tanh(),
+        nn.Dropout(0.2),
+        nn.Linear(13, 4),
+    )
 
 
 def plain_model() -> nn.Module:
@@ -37,9 +41,17 @@ def job(**changes: object) -> pl.Job:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(SAMPLES, 10, generator=generator), torch.randint(4, (SAMPLES,), generator=generator)
     return pl.Job(
-        model=model, data=(x, y), test=(x[:50], y[:50]), loss=nn.CrossEntropyLoss(), batch_size=BATCH, epochs=2,
-        optimizer=partial(torch.optim.SGD, lr=0.1), evaluate_every=25, seed=3, compute="fused",
-    ).with_(**changes)  # fmt: skip
+        model=model,
+        data=(x, y),
+        test=(x[:50], y[:50]),
+        loss=nn.CrossEntropyLoss(),
+        batch_size=BATCH,
+        epochs=2,
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        evaluate_every=25,
+        seed=3,
+        compute="fused",
+    ).with_(**changes)
 
 
 ADAM = partial(torch.optim.Adam, lr=0.01, weight_decay=1e-3)
@@ -127,13 +139,13 @@ class Interrupted(Exception):
 def interrupted(job: pl.Job, plan: str, folder: Path) -> tuple[Path, pl.Job]:
     """A run that was ended after a checkpoint, and its job: of so many epochs that its parent looks before the end."""
 
-    def look(_: Progress) -> None:
+    def poll(_: Progress) -> None:
         if any(path.name.isdigit() for path in folder.glob(f"{epochs}/*/checkpoints/*")):
             raise Interrupted
 
     for epochs in (1600, 6400, 25600):
         try:
-            pl.train(job.with_(epochs=epochs), plan, folder=folder / str(epochs), checkpoint_every=500, progress=look)
+            pl.train(job.with_(epochs=epochs), plan, folder=folder / str(epochs), checkpoint_every=500, progress=poll)
         except Interrupted:
             (run,) = (folder / str(epochs)).iterdir()
             return run, job.with_(epochs=epochs)

@@ -71,9 +71,14 @@ def _net() -> nn.Module:
 
 def _job(**changes: Any) -> Job:
     usual: dict[str, Any] = {
-        "model": _net, "data": (X, Y), "loss": nn.CrossEntropyLoss(), "epochs": 2, "device": "cpu", "batch_size": 12,
+        "model": _net,
+        "data": (X, Y),
+        "loss": nn.CrossEntropyLoss(),
+        "epochs": 2,
+        "device": "cpu",
+        "batch_size": 12,
         "optimizer": partial(torch.optim.SGD, lr=0.1),
-    }  # fmt: skip
+    }
     return Job(**usual | changes)
 
 
@@ -89,7 +94,7 @@ CASES: tuple[tuple[str, dict[str, Any], type[Exception], str], ...] = (
     ("ssp", {"optimizer": partial(Plain, remember=_later)}, JobError, r"remembers \['more'\] only from a later step"),
     ("ring", {"data": _shrinking()}, JobError, "the sampler gave 20 samples in epoch 1, and 24 in the first"),
     ("distbelief:workers=4,cuts=1+2+3", {}, PlanError, "a stage without parameters"),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(("plan", "changes", "kind", "words"), CASES)

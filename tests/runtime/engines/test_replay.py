@@ -19,7 +19,7 @@ from paceline.runtime.engines.replay.from_plan import SynchronousReplayer
 from paceline.runtime.engines.replay.replay import servers_apart
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.runs.events import Event, EventKind, EventLog
-from paceline.runtime.runs.record import LifeRecord, RunRecord
+from paceline.runtime.runs.record import AttemptRecord, RunRecord
 from paceline.runtime.runs.trace import Kind
 from paceline.training.jobs.built_ins import TinyTransformer, cifar_resnet, digits_net, mnist_dnn
 from paceline.training.parameters.layout import sha256
@@ -36,8 +36,8 @@ def job(model, *shape: int, **rest) -> pl.Job:  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(("engine", "apart"), [("local", False), ("cluster", True), ("ray", True)])
 def test_runs_whose_servers_were_processes_are_replayed_from_their_pushes(engine: str, apart: bool) -> None:
     """Under Ray servers are the processes of a cluster, too: rows of workers may be missing, and clocks differ."""
-    assert servers_apart(LifeRecord("downpour", 0, engine), RunRecord(engine="local")) is apart
-    assert servers_apart(LifeRecord("downpour", 0), RunRecord(engine=engine)) is apart
+    assert servers_apart(AttemptRecord("downpour", 0, engine), RunRecord(engine="local")) is apart
+    assert servers_apart(AttemptRecord("downpour", 0), RunRecord(engine=engine)) is apart
 
 
 CASES = {
@@ -122,9 +122,12 @@ class Tires(nn.Module):
 def test_a_run_that_failed_is_replayed_as_far_as_it_is_recorded(plan: str, tmp_path: Path) -> None:
     x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
     job = pl.Job(
-        lambda: Tires(6), (x, (x[:, 0] > 0).long()), nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1),
+        lambda: Tires(6),
+        (x, (x[:, 0] > 0).long()),
+        nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
         batch_size=20,
-    )  # fmt: skip
+    )
     with pytest.raises(WorkerFailed, match="tired"):
         pl.train(job, plan, folder=tmp_path)
     (run,) = tmp_path.iterdir()

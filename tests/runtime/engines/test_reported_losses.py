@@ -34,10 +34,16 @@ def _mean(output: Tensor, target: Tensor) -> Tensor:
 
 def _job(**changes: Any) -> Job:
     usual: dict[str, Any] = {
-        "model": lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)).double(), "data": (X, UNEVEN),
-        "loss": _mean, "loss_denominator": lambda batch: (batch[1] != 0).sum(), "batch_size": 12, "epochs": 2,
-        "optimizer": partial(torch.optim.SGD, lr=0.1), "shuffle": False, "device": "cpu",
-    }  # fmt: skip
+        "model": lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5)).double(),
+        "data": (X, UNEVEN),
+        "loss": _mean,
+        "loss_denominator": lambda batch: (batch[1] != 0).sum(),
+        "batch_size": 12,
+        "epochs": 2,
+        "optimizer": partial(torch.optim.SGD, lr=0.1),
+        "shuffle": False,
+        "device": "cpu",
+    }
     return Job(**usual | changes)
 
 

@@ -26,7 +26,7 @@ def after(seconds: list[float], stopped: list[bool], goes_on: bool) -> int | Non
     stillness = Stillness(10.0, lambda pid: next(state), clock)
     for number, each in enumerate(seconds):
         clock.now += each
-        if stillness.look([1], goes_on):
+        if stillness.poll([1], goes_on):
             return number
     return None
 

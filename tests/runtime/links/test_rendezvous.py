@@ -123,11 +123,15 @@ def test_a_process_that_ends_leaves_and_a_late_one_joins() -> None:
 def test_a_listener_of_another_user_is_not_rank_0(tmp_path: Path) -> None:
     """Whoever can write to the store can name a listener there, whose memory would be taken for rank 0's."""
     stranger = subprocess.Popen(
-        [sys.executable, "-c",
-         "import os, socket, time; os.setuid(65534); listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET);"
-         f"listener.bind('\\0paceline-{os.getpid()}'); listener.listen(); print(flush=True); time.sleep(60)"],
+        [
+            sys.executable,
+            "-c",
+            "import os, socket, time; os.setuid(65534);"
+            "listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET);"
+            f"listener.bind('\\0paceline-{os.getpid()}'); listener.listen(); print(flush=True); time.sleep(60)",
+        ],
         stdout=subprocess.PIPE,
-    )  # fmt: skip
+    )
     assert stranger.stdout is not None
     stranger.stdout.readline()
     store = dist.HashStore()

@@ -113,7 +113,7 @@ def test_a_link_that_is_called_off_ends_every_take(make_memory: MakeMemory) -> N
     threads = [threading.Thread(target=take, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
         thread.start()
-    world.link(2).call_off()
+    world.link(2).abort()
     for thread in threads:
         thread.join(30)
     assert sorted(cancelled) == [0, 1]
@@ -123,7 +123,7 @@ def test_what_was_offered_before_the_link_was_called_off_can_be_taken(make_memor
     world = World(make_memory(SIZE), 2)
     first, second = world.link(0), world.link(1)
     second.offer(0, Span(0, 0, 1))
-    second.call_off()
+    second.abort()
     first.take(1, Span(0, 0, 1))
     with pytest.raises(Cancelled):
         first.take(1, Span(0, 0, 1))

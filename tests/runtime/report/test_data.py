@@ -40,9 +40,11 @@ def test_the_page_tells_of_every_row_of_the_data(tmp_path: Path) -> None:
     columns = {"v": ["v"]}
     prepare(Recipe(Csv(tmp_path / "rows.csv", {"id": "int", "v": "float"}), columns), tmp_path / "prepared")
     ingest(
-        Recipe(Csv("-", {"id": "int", "v": "float"}, header=False), columns), tmp_path / "grown",
-        {"sensor": rows}, rows=100,
-    )  # fmt: skip
+        Recipe(Csv("-", {"id": "int", "v": "float"}, header=False), columns),
+        tmp_path / "grown",
+        {"sensor": rows},
+        rows=100,
+    )
     for data, told in (
         (Shards(tmp_path / "prepared"), ["rows.csv:9 7,&lt;b&gt;abc", "399 samples of", ">24.5</td>"]),
         (

@@ -55,13 +55,26 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     x = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
     job = pl.Job(
-        lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3)), (x, x.argmax(1) % 3),
-        nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=20, test=(x, x.argmax(1) % 3),
-    )  # fmt: skip
+        lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3)),
+        (x, x.argmax(1) % 3),
+        nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=20,
+        test=(x, x.argmax(1) % 3),
+    )
     made = pl.train(job, "downpour:workers=2", engine="virtual", folder=folder)
     assert made.path is not None
-    row = Row("downpour:workers=2", 2, 1.0, (1.0, 1.0), 1.0, 1.0, test_accuracy=0.5, run=made.path.name,
-              speedup_interval=(1.0, 1.0))  # fmt: skip
+    row = Row(
+        "downpour:workers=2",
+        2,
+        1.0,
+        (1.0, 1.0),
+        1.0,
+        1.0,
+        test_accuracy=0.5,
+        run=made.path.name,
+        speedup_interval=(1.0, 1.0),
+    )
     compared = ComparisonRecord("job", "1 thread", 100.0, 3, (row,), notes=("a note",), command="train x")
     write_json(folder / "comparison.json", to_dict(decided(compared)))
     (made.path / "hang.txt").write_text(NASTY.replace("\udcff", ""))

@@ -59,10 +59,15 @@ def job(**changes: Any) -> pl.Job:
     x = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
     data = x, x.argmax(1) % 3
     made = pl.Job(
-        lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3)), data, test=data,
-        loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9), batch_size=20, epochs=3,
+        lambda: nn.Sequential(nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3)),
+        data,
+        test=data,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        batch_size=20,
+        epochs=3,
         name="small",
-    )  # fmt: skip
+    )
     return made.with_(**changes)
 
 
@@ -201,9 +206,13 @@ def test_a_histogram_counts_all() -> None:
 
 @pytest.mark.parametrize(
     ("low", "high", "says"),
-    [(0, 1, ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]), (0, 2500, ["0", "500", "1,000", "1,500", "2,000", "2,500"]),
-     (0.101, 0.109, ["0.102", "0.104", "0.106", "0.108"]), (3, 3, ["3.00"])],
-)  # fmt: skip
+    [
+        (0, 1, ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+        (0, 2500, ["0", "500", "1,000", "1,500", "2,000", "2,500"]),
+        (0.101, 0.109, ["0.102", "0.104", "0.106", "0.108"]),
+        (3, 3, ["3.00"]),
+    ],
+)
 def test_ticks_are_round(low: float, high: float, says: list[str]) -> None:
     assert [text for _, text in charts.ticks(low, high)] == says
 
@@ -352,9 +361,17 @@ def test_chromium_has_nothing_to_complain_of(runs: Path, tmp_path: Path) -> None
         pytest.skip("there is no chromium on this machine to open the page with")
     (file,) = write([runs], tmp_path / "report.html")
     command = [
-        chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0", "--timeout=5000",
-        f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"file://{file}",
-    ]  # fmt: skip
+        chromium,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        "--v=0",
+        "--timeout=5000",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom",
+        f"file://{file}",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
     assert "<button>workers</button>" in done.stdout  # the script ran
@@ -439,10 +456,19 @@ def compared(runs: Path, folder: Path, *ratios: float) -> Path:
         shutil.copytree(r.path, folder / r.path.name)
         each = (1.0,) * len(ratios) if r.workers == 1 else ratios
         middle = statistics.median(each)
-        rows.append(ComparisonRow(
-            r.plan, r.workers, 100 * middle, (100 * min(each), 100 * max(each)), middle, middle / r.workers,
-            test_accuracy=0.9, run=r.path.name, speedup_interval=tuple(median_interval(each)),
-        ))  # fmt: skip
+        rows.append(
+            ComparisonRow(
+                r.plan,
+                r.workers,
+                100 * middle,
+                (100 * min(each), 100 * max(each)),
+                middle,
+                middle / r.workers,
+                test_accuracy=0.9,
+                run=r.path.name,
+                speedup_interval=tuple(median_interval(each)),
+            )
+        )
     found = ComparisonRecord("small", "1 thread", 100.0, 5, tuple(rows), test_samples=200, command=f"train {NASTY}")
     write_json(folder / "comparison.json", to_dict(decided(found)))
     return folder
@@ -624,8 +650,10 @@ def test_a_model_that_cannot_be_looked_into_still_has_its_sizes() -> None:
     made = job(loss=None, step=step)
     found = outline(made, made.make_model(), open_source(made.data, 0))
     assert [(layer.type, layer.parameters, layer.output) for layer in found] == [
-        ("Linear", 36, None), ("Tanh", 0, None), ("Linear", 15, None),
-    ]  # fmt: skip
+        ("Linear", 36, None),
+        ("Tanh", 0, None),
+        ("Linear", 15, None),
+    ]
 
 
 def test_a_process_that_hung_is_among_the_events_of_any_run() -> None:

@@ -31,10 +31,22 @@ from paceline.runtime.runs.trace import Kind, Row, Trace
 def report(rows: Trace, seconds: float, **more: Any) -> Progress:
     """What an engine reports, of three workers."""
     known = Progress(
-        updates=30, total_updates=120, samples=3000, seconds=seconds, loss=None, workers=3, finished=(), dead=(),
-        asleep=(), collective_steps=(0, 0, 0), in_step=True, resumed_updates=0, resumed_seconds=0.0, stopping=False,
+        updates=30,
+        total_updates=120,
+        samples=3000,
+        seconds=seconds,
+        loss=None,
+        workers=3,
+        finished=(),
+        dead=(),
+        asleep=(),
+        collective_steps=(0, 0, 0),
+        in_step=True,
+        resumed_updates=0,
+        resumed_seconds=0.0,
+        stopping=False,
         rows=tuple(rows.rows[rows.rows["worker"] == worker] for worker in range(3)),
-    )  # fmt: skip
+    )
     return replace(known, **more)
 
 
@@ -157,9 +169,14 @@ def test_a_stopped_worker_is_named_while_the_run_goes_on(plan: str, tmp_path: Pa
 
     x = torch.randn(200, 8)
     job = pl.Job(
-        lambda: nn.Linear(8, 3), (x, x.argmax(1) % 3), loss=nn.CrossEntropyLoss(), epochs=10**5, batch_size=10,
-        optimizer=partial(torch.optim.SGD, lr=0.1), batch_transform=stops_once,
-    )  # fmt: skip
+        lambda: nn.Linear(8, 3),
+        (x, x.argmax(1) % 3),
+        loss=nn.CrossEntropyLoss(),
+        epochs=10**5,
+        batch_size=10,
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_transform=stops_once,
+    )
     status, stopped = LiveStatus(), list[int]()
 
     def progress(state: Progress) -> None:
@@ -241,6 +258,9 @@ def test_spans_put_the_gate_before_and_other_waits_first_within() -> None:
     ).rows
     found = sorted(zip(*(part.tolist() for part in spans(rows)), strict=True))
     assert found == [
-        (70, 100, Time.WAIT), (100, 200, Time.COMPUTE), (200, 220, Time.WAIT), (220, 260, Time.COMMUNICATE),
+        (70, 100, Time.WAIT),
+        (100, 200, Time.COMPUTE),
+        (200, 220, Time.WAIT),
+        (220, 260, Time.COMMUNICATE),
         (260, 300, Time.UPDATE),
-    ]  # fmt: skip
+    ]

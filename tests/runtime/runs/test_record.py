@@ -22,31 +22,43 @@ from paceline.runtime.runs.comparison import ComparisonRecord, Row, Step, read_c
 from paceline.runtime.runs.folder import RunFolder
 from paceline.runtime.runs.live import LiveRecord, Phase, ProcessRecord, WorkerLive, WorkerStatus
 from paceline.runtime.runs.record import (
+    AttemptRecord,
     CheckpointInterval,
     Evaluation,
     FailureRecord,
     JobRecord,
     LayerRecord,
-    LifeRecord,
     RunRecord,
     Status,
     Summary,
     read_record,
-)  # fmt: skip
+)
 from paceline.runtime.runs.schema import INLINE, SCHEMA_VERSION, from_dict
 
 FULL = RunRecord(
-    plan="downpour:workers=2", status=Status.DONE, workers=2, checkpoint_every=CheckpointInterval(0, 30.0),
-    lives=(LifeRecord("downpour:workers=2", 0), LifeRecord("downpour:workers=2", 40)),
+    plan="downpour:workers=2",
+    status=Status.DONE,
+    workers=2,
+    checkpoint_every=CheckpointInterval(0, 30.0),
+    lives=(AttemptRecord("downpour:workers=2", 0), AttemptRecord("downpour:workers=2", 40)),
     job=JobRecord(name="job", seed=0, gradient_clip_norm=None, shuffle=True),
     model=(LayerRecord("0", "Linear", 12, {"weight": (3, 4)}, (10, 3), ()), LayerRecord("1", "Tanh", after=(0,))),
     history=(Evaluation(40, 1.5, {"test_loss": 0.25}),),
     summary=Summary(
-        "downpour:workers=2", "local", 2, 80, 800, 2.0, 400.0, stragglers={1: 0.5}, deaths=(1,),
-        metrics={"test_loss": 0.25}, run="runs/x",
+        "downpour:workers=2",
+        "local",
+        2,
+        80,
+        800,
+        2.0,
+        400.0,
+        stragglers={1: 0.5},
+        deaths=(1,),
+        metrics={"test_loss": 0.25},
+        run="runs/x",
     ),
     failure=FailureRecord(1, "died (SIGKILL)", 3, samples=(4, 5), victims=(0,)),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("record", [RunRecord(plan="ring"), FULL], ids=["empty", "full"])
@@ -155,7 +167,17 @@ def test_a_key_that_is_not_known_is_ignored() -> None:
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "internals" / "run-folder.md").read_text()
-RECORDS = (RunRecord, JobRecord, LayerRecord, LifeRecord, Summary, FailureRecord, LiveRecord, WorkerLive, ProcessRecord)
+RECORDS = (
+    RunRecord,
+    JobRecord,
+    LayerRecord,
+    AttemptRecord,
+    Summary,
+    FailureRecord,
+    LiveRecord,
+    WorkerLive,
+    ProcessRecord,
+)
 
 
 @pytest.mark.parametrize("kind", [*RECORDS, ComparisonRecord, Row, Step], ids=lambda kind: kind.__name__)

@@ -66,9 +66,13 @@ def test_jobs_plans_replays_and_simulations_are_tables_in_a_notebook() -> None:
     page = job._repr_html_()
     assert "<caption>Job &lt;own&gt;</caption>" in page
     for subject, line in {
-        "model": "a lambda", "data": "(float32 20 x 3, float32 20 x 1)", "loss": "MSELoss",
-        "optimizer": "SGD(lr=0.1)", "on_nan": "skip", "batch_size": "100",
-    }.items():  # fmt: skip
+        "model": "a lambda",
+        "data": "(float32 20 x 3, float32 20 x 1)",
+        "loss": "MSELoss",
+        "optimizer": "SGD(lr=0.1)",
+        "on_nan": "skip",
+        "batch_size": "100",
+    }.items():
         assert f'<tr><th scope="row">{subject}</th><td>{line}</td></tr>' in page
     assert "seed" not in page, "what is as usual is left out"
     plan = Plan.parse("ssp:bound=2")._repr_html_()

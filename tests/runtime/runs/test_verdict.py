@@ -22,9 +22,15 @@ def row(plan: str, ratios: list[float], **known: Any) -> Row:
     """A plan whose rounds were so many times as fast as one process."""
     middle = statistics.median(ratios)
     return Row(
-        plan, 2, 100 * middle, (100 * min(ratios), 100 * max(ratios)), middle, middle / 2,
-        speedup_interval=tuple(median_interval(ratios)), **known,
-    )  # fmt: skip
+        plan,
+        2,
+        100 * middle,
+        (100 * min(ratios), 100 * max(ratios)),
+        middle,
+        middle / 2,
+        speedup_interval=tuple(median_interval(ratios)),
+        **known,
+    )
 
 
 def record(*rows: Row, **known: Any) -> ComparisonRecord:

@@ -37,7 +37,7 @@ def drift(codec: str, module: nn.Module, updates: int) -> tuple[float, float]:
         gradients = [0.01 * torch.randn(span.shape, generator=chance) for span in spans]
         for attempt in range(2 if update % DEATH_EVERY == 0 else 1):
             encoder.write(0, gradients, [], (0.0, 0.0), pushed.message, update, attempt)
-        encoder.settle()
+        encoder.finalize()
         for number, gradient in enumerate(pushed.gradients(update)):
             assert gradient is not None
             computed[number] += gradients[number]

@@ -34,9 +34,12 @@ def job(**changes: object) -> pl.Job:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(60, 6, generator=generator), torch.randint(3, (60,), generator=generator)
     return pl.Job(
-        model=lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)), data=(x, y),
-        loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=10,
-    ).with_(**changes)  # fmt: skip
+        model=lambda: nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)),
+        data=(x, y),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=10,
+    ).with_(**changes)
 
 
 @pytest.fixture(autouse=True)

@@ -51,7 +51,7 @@ def test_what_was_sent_and_what_is_owed_is_what_was_computed(name: str) -> None:
         made.write(0, gradients, [], (0.0, 0.0), pushed.message, update, 0)
         if update % 10 == 0:  # the exchange fails, and is made again
             made.write(0, gradients, [], (0.0, 0.0), pushed.message, update, 0)
-        made.settle()
+        made.finalize()
         for total, gradient in zip(computed, gradients, strict=True):
             total += gradient
         for total, gradient in zip(sent, pushed.gradients(update), strict=True):
@@ -68,7 +68,7 @@ def test_a_gradient_that_is_not_finite_is_not_hidden(name: str) -> None:
     gradients = [torch.randn(shape) for shape in SHAPES]
     gradients[0][3, 4] = float("nan")
     made.write(0, gradients, [], (0.0, 0.0), pushed.message, 0, 0)
-    made.settle()
+    made.finalize()
     first, *others = pushed.gradients(0)
     assert first is not None
     assert first.isnan().all()
@@ -86,10 +86,10 @@ def test_biases_and_what_would_not_shrink_stay_dense() -> None:
 def test_a_missing_gradient_is_missing_and_owes_what_it_owed(name: str) -> None:
     made, pushed = encoder(coded(name))
     made.write(0, [torch.randn(shape) for shape in SHAPES], [], (0.0, 0.0), pushed.message, 0, 0)
-    made.settle()
+    made.finalize()
     before = owed(made, 0).clone()
     made.write(0, [None, *(torch.randn(shape) for shape in SHAPES[1:])], [], (0.0, 0.0), pushed.message, 1, 0)
-    made.settle()
+    made.finalize()
     assert pushed.gradients(1)[0] is None
     assert torch.equal(owed(made, 0), before)
 
@@ -102,7 +102,7 @@ def test_bytes_at_random_are_refused_or_read_without_harm(name: str) -> None:
     shape, refused = made.shapes[0], 0
     for _ in range(60):
         made.write(0, [torch.randn(s) for s in SHAPES], [], (0.0, 0.0), pushed.message, 0, 0)
-        made.settle()
+        made.finalize()
         size = pushed.message.bytes
         raw = pushed.message.raw.clone()
         for _ in range(draw.randint(1, 40)):

@@ -24,8 +24,13 @@ def net(norm: bool) -> nn.Module:
 def made(norm: bool = False, **rest: Any) -> tuple[list[Job], list[nn.Module]]:
     generator = torch.Generator().manual_seed(1)
     x, y = torch.randn(90, 6, generator=generator), torch.randint(0, 3, (90,), generator=generator)
-    common = {"model": partial(net, norm), "data": (x[:50], y[:50]), "test": (x[50:], y[50:]),
-              "optimizer": torch.optim.SGD, **rest}  # fmt: skip
+    common = {
+        "model": partial(net, norm),
+        "data": (x[:50], y[:50]),
+        "test": (x[50:], y[50:]),
+        "optimizer": torch.optim.SGD,
+        **rest,
+    }
     jobs = [Job(loss=nn.CrossEntropyLoss(), seed=seed, batch_size=10, device="cpu", **common) for seed in range(5)]
     return jobs, [job.make_model().train() for job in jobs]
 

@@ -52,9 +52,14 @@ def cross_entropy(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 def job(**changes: Any) -> pl.Job:
     given: dict[str, Any] = {
-        "model": partial(nn.Linear, 6, CLASSES), "data": (X, Y), "loss": nn.functional.cross_entropy,
-        "optimizer": partial(torch.optim.SGD, lr=0.5), "test": (X, Y), "metrics": {"f1": macro_f1}, "epochs": 1,
-    }  # fmt: skip
+        "model": partial(nn.Linear, 6, CLASSES),
+        "data": (X, Y),
+        "loss": nn.functional.cross_entropy,
+        "optimizer": partial(torch.optim.SGD, lr=0.5),
+        "test": (X, Y),
+        "metrics": {"f1": macro_f1},
+        "epochs": 1,
+    }
     return pl.Job(**{**given, **changes})
 
 

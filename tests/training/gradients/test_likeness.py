@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.training.gradients.likeness import of_module, said
+from paceline.training.gradients.likeness import canonical, of_module
 from paceline.training.gradients.stacks.stacking import shape_of
 from paceline.training.jobs.job import Job
 
@@ -65,8 +65,8 @@ def test_a_hook_is_the_modules_own() -> None:
 
 def test_rates_of_dropout_may_differ_and_losses_may_not() -> None:
     assert of_module(nn.Dropout(0.1)) == of_module(nn.Dropout(0.2))
-    assert said(nn.CrossEntropyLoss()) == said(nn.CrossEntropyLoss())
-    assert said(nn.CrossEntropyLoss()) != said(nn.CrossEntropyLoss(label_smoothing=0.1))
+    assert canonical(nn.CrossEntropyLoss()) == canonical(nn.CrossEntropyLoss())
+    assert canonical(nn.CrossEntropyLoss()) != canonical(nn.CrossEntropyLoss(label_smoothing=0.1))
 
 
 def test_jobs_that_train_other_layers_have_another_shape() -> None:
@@ -77,8 +77,14 @@ def test_jobs_that_train_other_layers_have_another_shape() -> None:
             return net
 
         data = (torch.zeros(4, 3), torch.zeros(4, dtype=torch.long))
-        return Job(model=model, data=data, loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1),
-                   batch_size=2, device="cpu")  # fmt: skip
+        return Job(
+            model=model,
+            data=data,
+            loss=nn.CrossEntropyLoss(),
+            optimizer=partial(torch.optim.SGD, lr=0.1),
+            batch_size=2,
+            device="cpu",
+        )
 
     assert shape_of(made(False))[0] == shape_of(made(False))[0]
     assert shape_of(made(False))[0] != shape_of(made(True))[0]

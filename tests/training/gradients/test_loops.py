@@ -12,9 +12,19 @@ from paceline.kernels.codecs import native
 from paceline.training.gradients.loops import Loops
 
 TEXTS = [
-    "half", "bfloat16", "int8", "qsgd:2", "qsgd", "qsgd:8", "ternary", "onebit", "threshold:1.5", "topk:0.1", "topk:1",
+    "half",
+    "bfloat16",
+    "int8",
+    "qsgd:2",
+    "qsgd",
+    "qsgd:8",
+    "ternary",
+    "onebit",
+    "threshold:1.5",
+    "topk:0.1",
+    "topk:1",
     "topk",
-]  # fmt: skip
+]
 CHANCE = 0x9E3779B97F4A7C15
 SHAPES = [(1, 1), (3, 17), (64, 784), (7, 1000), (2, 16), (5, 31)]
 

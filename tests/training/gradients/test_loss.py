@@ -69,9 +69,13 @@ def test_a_model_may_return_its_loss_alone() -> None:
 def test_a_models_own_loss_trains_and_is_evaluated(model: type[nn.Module], plan: str) -> None:
     mine = pl.train(job(model, test=Rows), plan, engine="virtual", folder=None)
     plain = pl.Job(
-        lambda: nn.Linear(4, 3), (X, Y), nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1),
-        batch_size=8, test=(X, Y),
-    )  # fmt: skip
+        lambda: nn.Linear(4, 3),
+        (X, Y),
+        nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=8,
+        test=(X, Y),
+    )
     theirs = pl.train(plain, plan, engine="virtual", folder=None)
     assert difference(mine.model, theirs.model) < 1e-6
     for name in ("test_loss", "test_accuracy"):
@@ -97,9 +101,13 @@ class Steep(nn.Module):
 def test_a_scale_that_is_too_large_is_lowered_and_the_gradient_stays() -> None:
     x = torch.full((2, 4), 1.5)
     made = pl.Job(
-        Steep, (x, x), step=lambda model, batch: (model(batch[0]).float() * 800).mean(),
-        optimizer=partial(torch.optim.SGD, lr=0.1), precision="16-mixed", batch_size=2,
-    )  # fmt: skip
+        Steep,
+        (x, x),
+        step=lambda model, batch: (model(batch[0]).float() * 800).mean(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        precision="16-mixed",
+        batch_size=2,
+    )
     replica, chunk = Replica(made, made.make_model(), (), gradients=ScaledAutograd()), Chunk(0, 0, 0, 0, 2, 1.0)
     for _ in range(2):
         replica.backward(chunk, (x, x), 0.5)

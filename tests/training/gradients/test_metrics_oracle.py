@@ -36,9 +36,12 @@ def loaders(y: Tensor) -> dict[str, Any]:
 def trained(y: Tensor, outputs: int, loss: Any, metrics: Any, plan: str) -> tuple[dict[str, Any], Tensor]:
     """Train, and return the figures and the model's outputs for the whole test set."""
     job = pl.Job(
-        lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, outputs)), loss=loss, optimizer=ADAM,
-        metrics=metrics, **loaders(y),
-    )  # fmt: skip
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, outputs)),
+        loss=loss,
+        optimizer=ADAM,
+        metrics=metrics,
+        **loaders(y),
+    )
     run = pl.train(job, plan, folder=None)
     with torch.no_grad():
         return run.summary(), run.model.eval()(X)

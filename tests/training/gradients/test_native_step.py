@@ -22,9 +22,13 @@ from paceline.training.parameters.optimizers import bare_step
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SETTINGS: list[dict[str, Any]] = [
-    {}, {"weight_decay": 1e-3}, {"momentum": 0.9}, {"momentum": 0.9, "weight_decay": 1e-3},
-    {"momentum": 0.9, "nesterov": True}, {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1},
-]  # fmt: skip
+    {},
+    {"weight_decay": 1e-3},
+    {"momentum": 0.9},
+    {"momentum": 0.9, "weight_decay": 1e-3},
+    {"momentum": 0.9, "nesterov": True},
+    {"momentum": 0.8, "nesterov": True, "weight_decay": 0.1},
+]
 
 OPTIMIZERS = [
     *(partial(torch.optim.SGD, **settings) for settings in SETTINGS),
@@ -33,10 +37,11 @@ OPTIMIZERS = [
         for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad)
         for decay in (0.0, 0.02)
     ),
-    partial(torch.optim.Adam, betas=(0.3, 0.99), eps=1e-4), partial(torch.optim.AdamW, betas=(0.0, 0.9)),
+    partial(torch.optim.Adam, betas=(0.3, 0.99), eps=1e-4),
+    partial(torch.optim.AdamW, betas=(0.0, 0.9)),
     partial(torch.optim.RMSprop, alpha=0.9, momentum=0.9),
     partial(torch.optim.Adagrad, lr_decay=0.1, initial_accumulator_value=0.5),
-]  # fmt: skip
+]
 
 
 class Twins:
@@ -86,13 +91,15 @@ class Twins:
     ("make", "dtype"),
     [  # settings of a kind in one precision and the other by turns
         pytest.param(
-            make, dtype, marks=[] if (number + place) % 2 else [pytest.mark.soak],
+            make,
+            dtype,
+            marks=[] if (number + place) % 2 else [pytest.mark.soak],
             id=f"{make.func.__name__} {make.keywords} {dtype}",
         )
         for number, make in enumerate(OPTIMIZERS)
         for place, dtype in enumerate((torch.float32, torch.float64))
     ],
-)  # fmt: skip
+)
 def test_a_step_has_the_optimizers_bits(dtype: torch.dtype, make: Any) -> None:
     twins = Twins(dtype, make)
     for _ in range(5):
@@ -112,13 +119,15 @@ def test_another_step_does_not_agree() -> None:
 @pytest.mark.parametrize(
     "optimizer",
     [
-        torch.optim.Adam([torch.zeros(1)], amsgrad=True), torch.optim.SGD([torch.zeros(1)], lr=0.1, maximize=True),
+        torch.optim.Adam([torch.zeros(1)], amsgrad=True),
+        torch.optim.SGD([torch.zeros(1)], lr=0.1, maximize=True),
         torch.optim.SGD([torch.zeros(1)], lr=0.1, momentum=0.9, dampening=0.1),
-        torch.optim.Adam([torch.zeros(1)], lr=torch.tensor(0.1)), torch.optim.RMSprop([torch.zeros(1)], centered=True),
+        torch.optim.Adam([torch.zeros(1)], lr=torch.tensor(0.1)),
+        torch.optim.RMSprop([torch.zeros(1)], centered=True),
         torch.optim.SGD([{"params": [torch.zeros(1)], "momentum": 0.5}, {"params": [torch.zeros(1)]}], lr=0.1),
     ],
     ids=["amsgrad", "maximize", "dampening", "lr as a tensor", "centered", "groups that differ"],
-)  # fmt: skip
+)
 def test_optimizers_without_a_text(optimizer: torch.optim.Optimizer) -> None:
     assert served_step(optimizer) is None
 
@@ -159,9 +168,13 @@ def trained(plan: str, optimizer: Any) -> str:
     draw = torch.Generator().manual_seed(1)
     data = torch.randn(96, 9, generator=draw), torch.randint(3, (96,), generator=draw)
     job = pl.Job(
-        model=model, data=data, loss=nn.CrossEntropyLoss(), batch_size=12, epochs=3,
+        model=model,
+        data=data,
+        loss=nn.CrossEntropyLoss(),
+        batch_size=12,
+        epochs=3,
         optimizer=optimizer,
-    )  # fmt: skip
+    )
     values = pl.train(job, plan, engine="virtual", folder=None).model.state_dict().values()
     return hashlib.sha256(b"".join(value.numpy().tobytes() for value in values)).hexdigest()
 
@@ -173,9 +186,18 @@ def trained(plan: str, optimizer: Any) -> str:
 )
 @pytest.mark.parametrize(
     "plan",
-    ["sequential", "downpour:workers=3,shards=2", "ssp:workers=3", "dc_asgd:workers=3", "dc_asgd:workers=3,lam=0",
-     "dc_asgd:workers=2,mode=adaptive", "backup:workers=3", "gossip:workers=3,mode=asynchronous", "easgd:workers=2"],
-)  # fmt: skip
+    [
+        "sequential",
+        "downpour:workers=3,shards=2",
+        "ssp:workers=3",
+        "dc_asgd:workers=3",
+        "dc_asgd:workers=3,lam=0",
+        "dc_asgd:workers=2,mode=adaptive",
+        "backup:workers=3",
+        "gossip:workers=3,mode=asynchronous",
+        "easgd:workers=2",
+    ],
+)
 def test_a_training_has_the_same_bits_with_and_without(
     plan: str, optimizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,9 +31,14 @@ def model() -> nn.Module:
 
 def job(**changes: Any) -> pl.Job:
     given = {
-        "model": model, "data": (X[:200], Y[:200]), "loss": nn.CrossEntropyLoss(), "batch_size": 50, "test": (X, Y),
-        "optimizer": partial(torch.optim.SGD, lr=0.1), "device": "cpu",
-    }  # fmt: skip
+        "model": model,
+        "data": (X[:200], Y[:200]),
+        "loss": nn.CrossEntropyLoss(),
+        "batch_size": 50,
+        "test": (X, Y),
+        "optimizer": partial(torch.optim.SGD, lr=0.1),
+        "device": "cpu",
+    }
     return pl.Job(**{**given, **changes})
 
 
@@ -169,9 +174,12 @@ def test_a_model_without_a_loss_in_evaluation_is_evaluated_by_metrics_alone() ->
         return module(*batch)["loss"] if module.training or not quiet else None
 
     made = job(
-        model=lambda: Detector(20, 2), loss=None, step=step, metrics={"mean": lambda output, _: output.mean()},
+        model=lambda: Detector(20, 2),
+        loss=None,
+        step=step,
+        metrics={"mean": lambda output, _: output.mean()},
         evaluate=lambda module, batch: (module(batch[0])[0], batch[1]),
-    )  # fmt: skip
+    )
     summary = pl.train(made, "ring", workers=2, engine="virtual", folder=None).summary()
     assert "mean" in summary
     assert "test_loss" not in summary

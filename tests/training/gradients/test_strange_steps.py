@@ -159,9 +159,12 @@ class Tempered(nn.Module):
 def test_parameters_of_a_loss_are_noted_as_not_trained() -> None:
     x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
     made = Job(
-        lambda: nn.Linear(4, 2), (x, (x[:, 0] > 0).long()), Tempered(), optimizer=partial(torch.optim.SGD, lr=0.1),
+        lambda: nn.Linear(4, 2),
+        (x, (x[:, 0] > 0).long()),
+        Tempered(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
         batch_size=20,
-    )  # fmt: skip
+    )
     with pytest.warns(JobWarning, match=r"loss= has parameters \(temperature\) that are not trained"):
         train(made, folder=None, engine="virtual")
 
@@ -169,8 +172,10 @@ def test_parameters_of_a_loss_are_noted_as_not_trained() -> None:
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_a_module_of_torchscript_is_refused() -> None:
     made = Job(
-        lambda: nn.Sequential(torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 2)), (X, Y), nn.CrossEntropyLoss(),
+        lambda: nn.Sequential(torch.jit.script(nn.Linear(4, 4)), nn.Linear(4, 2)),
+        (X, Y),
+        nn.CrossEntropyLoss(),
         optimizer=partial(torch.optim.SGD, lr=0.1),
-    )  # fmt: skip
+    )
     with pytest.raises(JobError, match=r"0 is a module of TorchScript, .*give the nn.Module that it was made of"):
         train(made, folder=None, engine="virtual")

@@ -57,9 +57,11 @@ def test_a_file_beside_the_job_parses_the_arguments_of_the_job(tmp_path: Path) -
 
 
 def test_the_callers_own_arguments_are_back_after_a_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "job.py").write_text(JOB.replace("import beside_that_parses\n", "").replace(
-        "beside_that_parses.Net", "lambda: torch.nn.Linear(3, 2)"
-    ))  # fmt: skip
+    (tmp_path / "job.py").write_text(
+        JOB.replace("import beside_that_parses\n", "").replace(
+            "beside_that_parses.Net", "lambda: torch.nn.Linear(3, 2)"
+        )
+    )
     monkeypatch.setattr(sys, "argv", ["mine.py", "--own"])
     run = pl.train(load_job(str(tmp_path / "job.py"), job_args="--width 7"), folder=tmp_path / "runs")
     monkeypatch.setattr(sys, "argv", ["mine.py", "--own"])

@@ -32,8 +32,13 @@ def net() -> nn.Module:
 
 def job(**changes: Any) -> pl.Job:
     given: dict[str, Any] = {
-        "model": net, "data": (X, Y), "loss": nn.CrossEntropyLoss(), "optimizer": SGD, "batch_size": 12, "epochs": 2,
-    }  # fmt: skip
+        "model": net,
+        "data": (X, Y),
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": SGD,
+        "batch_size": 12,
+        "epochs": 2,
+    }
     return pl.Job(**{**given, **changes})
 
 

@@ -85,9 +85,11 @@ def test_a_field_beside_a_loader_must_agree_with_it() -> None:
 
 def test_a_compiled_model_is_unwrapped_and_remembers_how() -> None:
     made = pl.Job(
-        torch.compile(nn.Linear(4, 3), backend="aot_eager", dynamic=True), (X, Y), nn.CrossEntropyLoss(),
+        torch.compile(nn.Linear(4, 3), backend="aot_eager", dynamic=True),
+        (X, Y),
+        nn.CrossEntropyLoss(),
         optimizer=partial(torch.optim.SGD, lr=0.1),
-    )  # fmt: skip
+    )
     assert isinstance(made.model, nn.Linear)
     assert made.compile_options == {"backend": "aot_eager", "dynamic": True}
     inside = job(ALL).with_(model=lambda: torch.compile(nn.Linear(4, 3), fullgraph=True))

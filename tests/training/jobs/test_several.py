@@ -126,7 +126,7 @@ def test_state_from_a_constructor_is_kept() -> None:
         (lambda model: {"a": torch.optim.SGD(model.parameters())}, "returned dict, not a torch.optim.Optimizer"),
         (lambda model: [torch.optim.LBFGS(model.parameters())], "LBFGS evaluates the loss several times"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_list_of_optimizers_is_refused(optimizer: Any, message: str) -> None:
     with pytest.raises(JobError, match=message):
         pl.train(job(optimizer), folder=None, engine="virtual")

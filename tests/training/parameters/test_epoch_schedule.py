@@ -23,9 +23,16 @@ PLATEAU = partial(ReduceLROnPlateau, patience=0, factor=0.5)
 
 def job(schedule: Any, **changes: Any) -> pl.Job:
     return pl.Job(
-        lambda: nn.Linear(4, 1).double(), (X, Y), nn.MSELoss(), optimizer=SGD, batch_size=8, epochs=6, shuffle=False,
-        lr_scheduler=schedule, **changes,
-    )  # fmt: skip
+        lambda: nn.Linear(4, 1).double(),
+        (X, Y),
+        nn.MSELoss(),
+        optimizer=SGD,
+        batch_size=8,
+        epochs=6,
+        shuffle=False,
+        lr_scheduler=schedule,
+        **changes,
+    )
 
 
 def by_hand(schedule: Any, with_loss: bool) -> tuple[nn.Module, float]:

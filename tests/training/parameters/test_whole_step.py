@@ -56,11 +56,13 @@ class _OwnSgd(SGD):
 @pytest.mark.parametrize(
     "make",
     [
-        partial(SGD, lr=0.1, momentum=0.9), partial(torch.optim.Adam, lr=0.1), partial(_OwnSgd, lr=0.1),
+        partial(SGD, lr=0.1, momentum=0.9),
+        partial(torch.optim.Adam, lr=0.1),
+        partial(_OwnSgd, lr=0.1),
         lambda parameters: SGD([{"params": parameters[:1]}, {"params": parameters[1:], "lr": 0.2}], lr=0.1),
     ],
     ids=["momentum", "adam", "own class", "two groups"],
-)  # fmt: skip
+)
 def test_other_optimizers_step_their_parameters_one_by_one(
     make: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
 ) -> None:

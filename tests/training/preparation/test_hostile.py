@@ -52,9 +52,13 @@ def _archive(folder: Path) -> Recipe:
     """Nothing is unpacked from an archive: it is a text that is none."""
     with tarfile.open(folder / "a.tar.gz", "w:gz") as archive:
         for name, kind, link in (
-            ("../../out", tarfile.REGTYPE, ""), ("/tmp/out", tarfile.REGTYPE, ""), ("a", tarfile.SYMTYPE, "/etc"),
-            ("b", tarfile.LNKTYPE, "/etc/passwd"), ("c", tarfile.CHRTYPE, ""), ("d", tarfile.FIFOTYPE, ""),
-        ):  # fmt: skip
+            ("../../out", tarfile.REGTYPE, ""),
+            ("/tmp/out", tarfile.REGTYPE, ""),
+            ("a", tarfile.SYMTYPE, "/etc"),
+            ("b", tarfile.LNKTYPE, "/etc/passwd"),
+            ("c", tarfile.CHRTYPE, ""),
+            ("d", tarfile.FIFOTYPE, ""),
+        ):
             member = tarfile.TarInfo(name)
             member.type, member.linkname, member.size = kind, link, 4 * (kind == tarfile.REGTYPE)
             archive.addfile(member, io.BytesIO(b"1,2\n") if member.size else None)
@@ -128,10 +132,12 @@ PREPARED = {  # how many rows are kept, and how many lines are rejected
     "a name of two lines": (_named("xa\n\x1b[2J.csv"), 1, 0),
     "folders that look like columns": (_folders_are_no_columns, 1, 0),
     "columns as Paceline calls its own": (
-        _parquet(**{"id": [1, 2], "_row": [1, 2], "_file": [5, 6], '"; DROP TABLE kept;--': [1, 2], "": [0, 0]}), 2, 0,
+        _parquet(**{"id": [1, 2], "_row": [1, 2], "_file": [5, 6], '"; DROP TABLE kept;--': [1, 2], "": [0, 0]}),
+        2,
+        0,
     ),
     "NaN": (_parquet(id=[float("nan"), float("inf"), 1.0]), 3, 0),
-}  # fmt: skip
+}
 REFUSED = {
     "only zero bytes": (_csv(b"\0" * 1_000_000), r"a\.csv does not begin with a line of text"),
     "a bomb without lines": (_packed([b"\0" * LONGEST_LINE] * 3), r"first line of .*a\.csv\.gz has more than 16,777"),
@@ -157,7 +163,7 @@ REFUSED = {
     "a bomb of pixels": (_idx(gzip.compress(b"\0\0\x08\x02\0\0\0\2\0\0\0\2" + bytes(1 << 26)), "i.gz"), "is not an ID"),
     "damaged pixels": (_idx(gzip.compress(b"\0\0\x08\x01\0\0\0\2ab")[:-9] + bytes(9), "i.gz"), r"i\.gz cannot be read"),
     "a field that is always there": (_parquet(id=[1], filename=["a"]), r'adds column "filename"'),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", PREPARED)

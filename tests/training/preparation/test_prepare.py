@@ -121,8 +121,11 @@ def test_json_lines_and_rules_of_ones_own(tmp_path: Path) -> None:
     manifest = prepare(recipe, tmp_path / "out")
     assert manifest.account.balanced
     assert {row["line"]: row["rule"] for row in rejected(tmp_path / "out")} == {
-        2: "not a JSON object", 4: "id is not an int", 5: "not a JSON object", 6: "id is small",
-    }  # fmt: skip
+        2: "not a JSON object",
+        4: "id is not an int",
+        5: "not a JSON object",
+        6: "id is small",
+    }
     rows = shards(tmp_path / "out")
     texts = {int(i): bytes(t[:n].numpy()).decode() for i, t, n in (rows[at] for at in range(len(rows)))}
     assert texts == {1: "x", 4: "q"}
@@ -201,9 +204,12 @@ def test_what_sql_cannot_compute_is_missing_in_that_row_alone(tmp_path: Path) ->
 
 
 PACK: dict[str, Callable[[bytes], bytes]] = {
-    ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, "": lambda raw: raw,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    "": lambda raw: raw,
     ".zst": lambda raw: pa.compress(raw, "zstd", asbytes=True),
-}  # fmt: skip
+}
 
 
 def test_text_of_any_encoding_and_packing_is_read_alike(tmp_path: Path) -> None:

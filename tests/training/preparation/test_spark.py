@@ -64,10 +64,11 @@ def recipes(folder: Path) -> dict[str, Recipe]:
         "csv": Recipe(Csv(folder / "a.csv", SCHEMA), words, {"b is small": "b < 8"}, splits=splits, shard_rows=4096),
         "jsonl": Recipe(
             JsonLines(folder / "a.jsonl", {"id": "int", "n": "text?", "v": "float?"}),
-            {"id": "id", "v": "coalesce(v, 0)", "n": "coalesce(n, '')"}, key=["id"],
+            {"id": "id", "v": "coalesce(v, 0)", "n": "coalesce(n, '')"},
+            key=["id"],
         ),
         "parquet": Recipe(Parquet(folder / "a.parquet"), {"id": "id", "v": "v", "w": Words("w")}, {"v": "v > 3"}),
-    }  # fmt: skip
+    }
 
 
 def said(folder: Path) -> list[object]:

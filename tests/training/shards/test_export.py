@@ -47,8 +47,11 @@ def test_what_came_in_comes_out(tmp_path: Path) -> None:
         rows = pq.read_table(tmp_path / "train.parquet").to_pylist() + pa.ipc.open_file(mapped).read_all().to_pylist()
     for found, row in zip(sorted(rows, key=lambda each: each["id"]), given.to_pylist(), strict=True):
         assert found == {
-            "id": row["id"], "pair": [row["v"], row["id"]], "word": row["word"], "text": row["text"],
+            "id": row["id"],
+            "pair": [row["v"], row["id"]],
+            "word": row["word"],
+            "text": row["text"],
             "list": row["list"],
-        }  # fmt: skip
+        }
     with pytest.raises(UsageError, match=r"must end in \.parquet or \.arrow"):
         export(tmp_path / "out", manifest, tmp_path / "rows.csv")

@@ -44,10 +44,17 @@ class Case:
 
 def cases(examples: dict[str, tuple[Job, nn.Module, Example, tuple[str, ...]]]) -> list[Case]:
     recipes: list[tuple[SplitRecipe, int, int]] = [
-        (TensorRecipe(), 2, 0), (TensorRecipe(), 3, 0), (OneWeirdTrick(), 2, 0), (OneWeirdTrick(), 3, 0),
-        (Cannon(), 4, 0), (Zero(), 3, 3), (Redundant(20), 2, 0), (Redundant(0), 3, 0), (Experts(), 2, 0),
+        (TensorRecipe(), 2, 0),
+        (TensorRecipe(), 3, 0),
+        (OneWeirdTrick(), 2, 0),
+        (OneWeirdTrick(), 3, 0),
+        (Cannon(), 4, 0),
+        (Zero(), 3, 3),
+        (Redundant(20), 2, 0),
+        (Redundant(0), 3, 0),
+        (Experts(), 2, 0),
         (PerLayer.parse("*:rows+*:channels+*:heads+*:samples"), 3, 0),
-    ]  # fmt: skip
+    ]
     return [
         Case(job, module, split_blueprint(job, module, [example], moving, workers, recipe, stage), example)
         for job, module, example, moving in examples.values()

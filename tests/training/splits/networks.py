@@ -89,9 +89,15 @@ def random_job(number: int) -> Job:
     normalised = any(isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d | nn.GroupNorm) for part in module.modules())
     optimizer = OPTIMIZERS[chance.choice(["momentum", "adam", "momentum" if normalised else "adagrad"])]
     return Job(
-        model=module.double(), data=(x, y), loss=nn.CrossEntropyLoss(), optimizer=optimizer, batch_size=14, epochs=6,
-        seed=number, device="cpu",
-    )  # fmt: skip
+        model=module.double(),
+        data=(x, y),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=optimizer,
+        batch_size=14,
+        epochs=6,
+        seed=number,
+        device="cpu",
+    )
 
 
 WAYS = ("columns", "rows", "channels", "samples", "heads", "whole", "vocabulary")

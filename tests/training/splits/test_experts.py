@@ -53,11 +53,16 @@ def job(optimizer: str = "momentum") -> Job:
 @pytest.mark.parametrize(
     ("plan", "optimizer"),
     [
-        ("experts:workers=2", "momentum"), ("experts:workers=3", "adam"), ("experts:workers=5", "adagrad"),
-        ("experts:workers=4,data=2", "momentum"), ("tensor:workers=2", "momentum"), ("zero:workers=3", "momentum"),
-        ("per_layer:workers=3,ways=experts:experts+head:columns", "momentum"), ("gpipe:workers=2", "momentum"),
+        ("experts:workers=2", "momentum"),
+        ("experts:workers=3", "adam"),
+        ("experts:workers=5", "adagrad"),
+        ("experts:workers=4,data=2", "momentum"),
+        ("tensor:workers=2", "momentum"),
+        ("zero:workers=3", "momentum"),
+        ("per_layer:workers=3,ways=experts:experts+head:columns", "momentum"),
+        ("gpipe:workers=2", "momentum"),
     ],
-)  # fmt: skip
+)
 def test_same_numbers(plan: str, optimizer: str) -> None:
     same_numbers(job(optimizer), Plan.parse(plan), "virtual", updates=12)
 

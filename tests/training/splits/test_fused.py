@@ -31,10 +31,11 @@ def fused_job() -> Job:
 @pytest.mark.parametrize(
     ("plan", "engine"),
     [
-        ("zero:stage=1,workers=3", "virtual"), ("zero:stage=2,workers=2", "local"),
+        ("zero:stage=1,workers=3", "virtual"),
+        ("zero:stage=2,workers=2", "local"),
         ("zero:stage=1,workers=4,data=2", "virtual"),
     ],
-)  # fmt: skip
+)
 def test_same_numbers(plan: str, engine: str) -> None:
     same_numbers(fused_job(), Plan.parse(plan), engine, updates=6)
 

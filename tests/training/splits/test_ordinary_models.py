@@ -139,14 +139,24 @@ def test_a_mask_for_all_heads_goes_with_each() -> None:
 @pytest.mark.parametrize(
     ("model", "plan"),
     [
-        (_Scaled, "cannon:workers=4"), (_Scaled, "tensor:workers=3"), (_Variational, "zero:workers=3"),
-        (_Variational, "zero:workers=2,stage=1"), (_Variational, "tensor:workers=2"), (_Padded, "tensor:workers=2"),
-        (_Padded, "zero:workers=2"), (_InPlace, "tensor:workers=2"), (_InPlace, "one_weird_trick:workers=2"),
-        (_InPlace, "gpipe:workers=2"), (_Hyper, "cannon:workers=4"), (_Hyper, "per_layer:ways=*:rows"),
-        (_Hyper, "tensor:workers=3"), (_Growing, "ampnet:workers=2,active=1"), (_Growing, "tensor:workers=2"),
+        (_Scaled, "cannon:workers=4"),
+        (_Scaled, "tensor:workers=3"),
+        (_Variational, "zero:workers=3"),
+        (_Variational, "zero:workers=2,stage=1"),
+        (_Variational, "tensor:workers=2"),
+        (_Padded, "tensor:workers=2"),
+        (_Padded, "zero:workers=2"),
+        (_InPlace, "tensor:workers=2"),
+        (_InPlace, "one_weird_trick:workers=2"),
+        (_InPlace, "gpipe:workers=2"),
+        (_Hyper, "cannon:workers=4"),
+        (_Hyper, "per_layer:ways=*:rows"),
+        (_Hyper, "tensor:workers=3"),
+        (_Growing, "ampnet:workers=2,active=1"),
+        (_Growing, "tensor:workers=2"),
         (_Language, "mesh:layers=2,inside=2,data=1,cuts=body"),
     ],
-)  # fmt: skip
+)
 def test_same_numbers(model: type[nn.Module], plan: str) -> None:
     same_numbers(JOBS["mlp"]().with_(model=lambda: model().double()), Plan.parse(plan), "virtual", updates=6)
 

@@ -81,14 +81,16 @@ class Recurrent(nn.Module):
         (nn.LSTM, False, {"dropout": 0.3, "bidirectional": True}),
         (nn.LSTM, True, {"dropout": 0.3, "batch_first": True}),
         pytest.param(
-            nn.LSTM, False, {"proj_size": 3, "bias": False},
+            nn.LSTM,
+            False,
+            {"proj_size": 3, "bias": False},
             marks=pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN"),
         ),
         (nn.GRU, False, {"dropout": 0.2, "batch_first": True, "bidirectional": True}),
         (nn.GRU, True, {"batch_first": True}),
         (nn.RNN, False, {"dropout": 0.2, "nonlinearity": "relu"}),
     ],
-)  # fmt: skip
+)
 def test_recurrent_nets_are_cut_between_their_layers(
     kind: type[nn.RNNBase], states: bool, rest: dict[str, Any]
 ) -> None:

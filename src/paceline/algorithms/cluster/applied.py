@@ -14,13 +14,13 @@ class Applied:
 
     def __init__(self, mark: int = 0, above: Iterable[int] = ()) -> None:
         self.mark, self.above = mark, set(above)
-        self._settle()
+        self._advance_mark()
 
     def add(self, batch: int) -> None:
         self.above.add(batch)
-        self._settle()
+        self._advance_mark()
 
-    def _settle(self) -> None:
+    def _advance_mark(self) -> None:
         while self.mark in self.above:
             self.above.remove(self.mark)
             self.mark += 1

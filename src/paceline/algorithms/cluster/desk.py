@@ -22,7 +22,6 @@ from paceline.algorithms.cluster.leases import DeskDuties, Leases, Registration
 from paceline.algorithms.cluster.messages import (
     NONE,
     AllDone,
-    Dismiss,
     Enter,
     Entered,
     Leased,
@@ -30,6 +29,7 @@ from paceline.algorithms.cluster.messages import (
     NextBatch,
     Poll,
     Process,
+    Release,
     Role,
     Status,
     Unknown,
@@ -51,9 +51,14 @@ class DeskMachine:
     """One desk, of one epoch."""
 
     def __init__(
-        self, epoch: int, duties: DeskDuties, timing: Timing, members: Sequence[tuple[int, ...]], now: float = 0.0,
+        self,
+        epoch: int,
+        duties: DeskDuties,
+        timing: Timing,
+        members: Sequence[tuple[int, ...]],
+        now: float = 0.0,
         expected: Collection[int] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             epoch: 1 for the first desk of a run, and more than any earlier one afterwards.
@@ -111,7 +116,7 @@ class DeskMachine:
         """Take note that the connection to a process has ended. It may be alive; then it will be heard of again."""
         self._notice_absence(now)
         self.gone.add(process)
-        return self._look(now)
+        return self._examine_all(now)
 
     def alive_sign(self, now: float, process: Process) -> None:
         """Take note that a process is alive, as its heartbeat says."""
@@ -123,7 +128,7 @@ class DeskMachine:
         if now - self._beat < self.timing.heartbeat:
             return []
         self._beat = now
-        outputs = self._look(now)
+        outputs = self._examine_all(now)
         for view in self.views if self.phase != Phase.RECOVERING else ():
             outputs += view.ask_again(self.epoch)
         if self.phase == Phase.RECOVERING:
@@ -163,7 +168,7 @@ class DeskMachine:
         if status.shard != NONE:
             yield from self._holder(now, server, status)
         if before is None or self.phase != Phase.SERVING or _position(before) != _position(status):
-            yield from self._look(now)
+            yield from self._examine_all(now)
 
     def _holder(self, now: float, server: int, status: Status) -> Iterator[Output]:
         """Take note of what a server holds; one that the shard has gone on without is dismissed."""
@@ -175,7 +180,7 @@ class DeskMachine:
             yield from views.proposals(self.epoch, (server,) if status.view < views.view.number else ())
         elif server != views.feeding and views.established:
             views.statuses.pop(server)
-            yield Send(_server(server), Dismiss(self.epoch, status.shard, status.view))
+            yield Send(_server(server), Release(self.epoch, status.shard, status.view))
 
     def _alive(self, now: float, process: Process) -> bool:
         last = self.heard.get(process)
@@ -193,7 +198,7 @@ class DeskMachine:
         status = self.statuses.get(server)
         return (status is None or status.shard == shard) and self._alive(now, _server(server))
 
-    def _look(self, now: float) -> list[Output]:
+    def _examine_all(self, now: float) -> list[Output]:
         """Look at everyone, and at what follows from what has changed."""
         outputs: list[Output] = []
         for process in [p for p in self.registered if not self._alive(now, p)]:
@@ -213,7 +218,7 @@ class DeskMachine:
             self._lossy = True
             self.phase, self.rebuilding_since = Phase.REBUILDING, now
             outputs += [Send(_server(member), Poll(self.epoch)) for view in self.views for member in view.view.members]
-        settled = [view.settle() for view in self.views]
+        settled = [view.finalize() for view in self.views]
         if any(settled):
             outputs += [Send(worker, self.valid_views()) for worker in self.registered]
         self._copying = any(self._is_being_copied(now, view) for view in self.views)
@@ -241,13 +246,16 @@ class DeskMachine:
     def _spare(self, now: float, view: ShardViews) -> int:
         """Return the spare that a shard is to get, if possible the one that it is getting; NONE if there is none."""
         nodes = {self._duties.node(member) for member in view.view.members}
-        taken = {other.feeding for other in self.views if other is not view}
-        taken |= {member for other in self.views for member in other.view.members}
+        occupied = {other.feeding for other in self.views if other is not view}
+        occupied |= {member for other in self.views for member in other.view.members}
         free = [
-            s for s, status in self.statuses.items()
-            if s not in taken and self._duties.node(s) not in nodes and self._alive(now, _server(s))
+            s
+            for s, status in self.statuses.items()
+            if s not in occupied
+            and self._duties.node(s) not in nodes
+            and self._alive(now, _server(s))
             and (s == view.feeding or status.shard == NONE)
-        ]  # fmt: skip
+        ]
         return min(free, key=lambda s: (s in view.unreached, s != view.feeding, s), default=NONE)
 
     # Recovering, rebuilding
@@ -272,17 +280,17 @@ class DeskMachine:
     def _rebuild(self) -> Iterator[Output]:
         """Rebuild the leases from what the shards have."""
         durable = common(view.durable for view in self.views)
-        held = {registration.holding for registration in self.registered.values()} - {NONE}
+        active_blocks = {registration.holding for registration in self.registered.values()} - {NONE}
         leases = self.leases
         begun = [-(-view.end // leases.block) for view in self.views]
-        given_out = max(leases.given_out, *begun, *(block + 1 for block in held))
+        given_out = max(leases.given_out, *begun, *(block + 1 for block in active_blocks))
         orphans = [block for block in range(given_out) if not all(b in durable for b in leases.of(block))]
         leases.ready(given_out, orphans)
         for registration in self.registered.values():
             if not isinstance(registration.answer, AllDone):  # that worker asks for nothing more: no gate waits for it
                 leases.join(registration)
         # After a loss a worker may have pushed what is lost of the block that it still holds.
-        leased = [block for block in orphans if self._lossy or block not in held]
+        leased = [block for block in orphans if self._lossy or block not in active_blocks]
         again = tuple(b for block in leased for b in leases.of(block) if b not in durable)
         if again or self._lossy:
             yield Again(again, given_out * leases.block if self.epoch > 1 and self._lossy else NONE)
@@ -292,9 +300,9 @@ class DeskMachine:
 
     # Checkpoints
 
-    def hold(self, held: bool) -> list[Output]:
+    def hold(self, paused: bool) -> list[Output]:
         """Lease nothing that was not leased before, until this is taken back: workers finish what they have."""
-        self.leases.hold(held)
+        self.leases.hold(paused)
         return list(self._answer_all()) if self.phase == Phase.SERVING else []
 
     @property
@@ -307,8 +315,8 @@ class DeskMachine:
     def _enter(self, worker: Process, message: Enter) -> Iterator[Output]:
         registration = self.registered.get(worker)
         if registration is None:
-            taken = {other.slot for other in self.registered.values()}
-            free = [slot for slot in (worker.number, *range(self.slots)) if slot < self.slots and slot not in taken]
+            occupied = {other.slot for other in self.registered.values()}
+            free = [slot for slot in (worker.number, *range(self.slots)) if slot < self.slots and slot not in occupied]
             if not free:
                 return  # the worker asks again
             holding = message.holding // self.leases.block if message.holding != NONE else NONE
@@ -341,8 +349,8 @@ class DeskMachine:
 
     def _finish(self, registration: Registration, request: NextBatch) -> Iterator[Output]:
         """Count a worker's block as finished, if all acknowledgements of it still hold; else lease it again."""
-        held = self.leases.leased_to(registration)
-        if held == NONE:
+        block = self.leases.leased_to(registration)
+        if block == NONE:
             if request.finished >= self.leases.given_out * self.leases.block:
                 # An earlier desk gave it out, and its shards, but none of this desk's, have had it.
                 registration.request = request._replace(finished=NONE)
@@ -351,11 +359,11 @@ class DeskMachine:
         registration.holding = NONE
         by_all = {shard for shard, _ in request.acknowledged} == set(range(len(self.views)))
         valid = by_all and all(self.views[shard].trust.holds(view) for shard, view in request.acknowledged)
-        if held * self.leases.block == request.finished and valid:
-            yield from self._give(registration, self.leases.finish(registration, held))
+        if block * self.leases.block == request.finished and valid:
+            yield from self._give(registration, self.leases.finish(registration, block))
         else:
             self.leases.return_block(registration)
-            yield Again(tuple(self.leases.of(held)))
+            yield Again(tuple(self.leases.of(block)))
 
     def _answer_all(self) -> Iterator[Output]:
         """Answer every request that can be answered now: what is finished opens the gate for others."""

@@ -18,7 +18,7 @@ from collections import deque
 from typing import NamedTuple
 
 from paceline.algorithms.cluster.machines import Machines
-from paceline.algorithms.cluster.outputs import say
+from paceline.algorithms.cluster.outputs import describe
 from paceline.algorithms.cluster.small_cluster import Move, Moves, SmallCluster, World
 from paceline.algorithms.cluster.steps import Computed, Noticed
 from paceline.narrative import Scene, format_story
@@ -76,11 +76,11 @@ class Explorer:
             self._ends.append(number)
             self._follows.append(number)
             fault = self._moves.fault_at_the_end(world)
-            return self._tell(self._path(number), fault) if fault else None
+            return self._describe(self._path(number), fault) if fault else None
         for place, move in enumerate(self._moves.moves(world)):
             self._made += 1
             if move.fault:
-                return self._tell([*self._path(number), move], move.fault)
+                return self._describe([*self._path(number), move], move.fault)
             then = self._seen(move.then, number)
             if place == 0:
                 self._follows.append(then)
@@ -106,7 +106,7 @@ class Explorer:
                 path.append(number)
                 number = self._follows[number]
             if fates[number] == ON_THE_WAY:
-                return self._tell(self._path(number), "what follows comes back to this again and again")
+                return self._describe(self._path(number), "what follows comes back to this again and again")
             for each in path:
                 fates[each] = ENDS
         return None
@@ -119,13 +119,13 @@ class Explorer:
         while numbers[-1]:
             numbers.append(self._before[numbers[-1]])
         world, path = self._moves.first(), []
-        for wanted in reversed(numbers[:-1]):
-            move = next(m for m in self._moves.moves(world) if self._numbers.get(hash(m.then)) == wanted)
+        for target in reversed(numbers[:-1]):
+            move = next(m for m in self._moves.moves(world) if self._numbers.get(hash(m.then)) == target)
             path.append(move)
             world = move.then
         return path
 
-    def _tell(self, path: list[Move], fault: str) -> str:
+    def _describe(self, path: list[Move], fault: str) -> str:
         return format_story(HEADLINE, [self._scene(move) for move in path], fault)
 
     def _scene(self, move: Move) -> Scene:
@@ -141,9 +141,9 @@ class Explorer:
         if isinstance(what, Noticed):
             return Scene(str(to), f"notices that {what.process} is gone")
         if move.what == "is lost":
-            return Scene(str(sender), f"sends {say(what)} to {to}, and it is lost")
+            return Scene(str(sender), f"sends {describe(what)} to {to}, and it is lost")
         more = {"arrives twice": ", and a second one is under way", "arrives late": " a second time"}.get(move.what, "")
-        return Scene(str(to), f"gets {say(what)} from {sender}{more}")
+        return Scene(str(to), f"gets {describe(what)} from {sender}{more}")
 
 
 def explore(cluster: SmallCluster, machines: Machines | None = None, limit: int | None = None) -> Explored:

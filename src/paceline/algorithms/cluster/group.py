@@ -48,7 +48,7 @@ class Accuse(NamedTuple):
     silent: bool = False
 
 
-class CallOff(NamedTuple):
+class AbortFlag(NamedTuple):
     """The collective of this epoch, if any, will not be finished."""
 
     epoch: int
@@ -68,7 +68,7 @@ class Regroup(NamedTuple):
     takers: tuple[int, ...] = ()
 
 
-class Dismiss(NamedTuple):
+class Release(NamedTuple):
     """The group has gone on without this rank."""
 
     epoch: int
@@ -78,7 +78,7 @@ class Send(NamedTuple):
     """The head sends a message to a member."""
 
     to: int
-    message: CallOff | Regroup | Dismiss
+    message: AbortFlag | Regroup | Release
 
 
 class Excluded(NamedTuple):
@@ -132,7 +132,7 @@ class Head:
     def report(self, now: float, rank: int, message: Report) -> list[Output]:
         """A member has reported."""
         if rank not in self.alive:
-            return [Send(rank, Dismiss(self.epoch))]
+            return [Send(rank, Release(self.epoch))]
         if not self.forming or message.epoch != self.epoch:
             return []  # of a group before
         self.reports[rank] = message
@@ -145,14 +145,14 @@ class Head:
         excluded.
         """
         if rank not in self.alive:
-            return [Send(rank, Dismiss(self.epoch))]
+            return [Send(rank, Release(self.epoch))]
         if self.forming or message.epoch != self.epoch or message.rank not in self.members:
             return []
         pair = frozenset((rank, message.rank))
         if pair in self._apart:
             return self.gone(now, message.rank, f"could not be reached by rank {rank}, twice")
         self._accused.add(pair)
-        return self._call_off(now, message.rank if message.silent else NO_RANK)
+        return self._abort(now, message.rank if message.silent else NO_RANK)
 
     def gone(self, now: float, rank: int, why: str) -> list[Output]:
         """A rank has died, or is taken for dead."""
@@ -160,10 +160,10 @@ class Head:
             return []
         self.alive.discard(rank)
         self.reports.pop(rank, None)
-        outputs: list[Output] = [Excluded(rank, why), Send(rank, Dismiss(self.epoch))]
+        outputs: list[Output] = [Excluded(rank, why), Send(rank, Release(self.epoch))]
         if self.forming:
             return outputs + self._form_if_complete()
-        return outputs + (self._call_off(now) if rank in self.members else [])
+        return outputs + (self._abort(now) if rank in self.members else [])
 
     def tick(self, now: float) -> list[Output]:
         """Exclude the members that were cancelled and have not reported in time."""
@@ -173,26 +173,26 @@ class Head:
                 outputs += self.gone(now, rank, f"has not answered for {round(self.patience, 1):g} s")
         return outputs
 
-    def _call_off(self, now: float, silent: int = NO_RANK) -> list[Output]:
+    def _abort(self, now: float, silent: int = NO_RANK) -> list[Output]:
         self.forming, self.since, self.reports, self._silent = True, now, {}, silent
-        return [Send(rank, CallOff(self.epoch)) for rank in sorted(self.alive)]
+        return [Send(rank, AbortFlag(self.epoch)) for rank in sorted(self.alive)]
 
     def _form_if_complete(self) -> list[Output]:
         """Begin the next group, if every living rank has reported."""
         if not self.alive or self.reports.keys() != self.alive:
             return []
-        held = {rank: self.reports[rank].held for rank in sorted(self.alive)}
-        newest, oldest = max(held.values()), min(held.values())
-        lacking = tuple(rank for rank, last in held.items() if last < newest) if self.gives else ()
+        progress = {rank: self.reports[rank].held for rank in sorted(self.alive)}
+        newest, oldest = max(progress.values()), min(progress.values())
+        lacking = tuple(rank for rank, last in progress.items() if last < newest) if self.gives else ()
         if lacking and newest - oldest > 1:
-            raise ProtocolError(f"members hold sums {held}, which are more than one collective apart")
-        giver = min(rank for rank, last in held.items() if last == newest) if lacking else NO_RANK
+            raise ProtocolError(f"members hold sums {progress}, which are more than one collective apart")
+        giver = min(rank for rank, last in progress.items() if last == newest) if lacking else NO_RANK
         self._apart = self._accused if self.alive.issuperset(self.members) else set()
         self._accused = set()
-        self.epoch, self.forming, self.members = self.epoch + 1, False, tuple(held)
+        self.epoch, self.forming, self.members = self.epoch + 1, False, tuple(progress)
         since = max(report.ahead for report in self.reports.values())
         group = Regroup(self.epoch, self.members, newest + 1, since, giver, lacking)
-        return [Formed(group, tuple(held.values())), *(Send(rank, group) for rank in self.members)]
+        return [Formed(group, tuple(progress.values())), *(Send(rank, group) for rank in self.members)]
 
 
 @dataclass
@@ -215,7 +215,7 @@ class Member:
         #: The newest group; None before the first.
         self.group: Regroup | None = None
         #: Whether the newest group was cancelled.
-        self.called_off = True
+        self.aborted = True
         #: Whether the worker is in a collective, or in the exchange before the first.
         self.inside = False
         #: Whether the group has gone on without this rank.
@@ -224,29 +224,29 @@ class Member:
     @property
     def reported(self) -> bool:
         """Whether the head counts on a report of which update this rank has not begun."""
-        return self.called_off and not self.inside and not self.repeats
+        return self.aborted and not self.inside and not self.repeats
 
     def ready(self) -> Report:
         """The rank is ready for its first group."""
         return self._report()
 
-    def handle(self, message: CallOff | Regroup | Dismiss) -> Report | None:
+    def handle(self, message: AbortFlag | Regroup | Release) -> Report | None:
         """Take a message of the head; one of an earlier epoch is left aside."""
-        if isinstance(message, Dismiss):
-            self.dismissed = self.called_off = True
+        if isinstance(message, Release):
+            self.dismissed = self.aborted = True
             return None
         if isinstance(message, Regroup):
             if message.epoch > self.epoch:
-                self.group, self.epoch, self.called_off = message, message.epoch, self.dismissed
+                self.group, self.epoch, self.aborted = message, message.epoch, self.dismissed
             return None
-        if message.epoch != self.epoch or self.called_off:
+        if message.epoch != self.epoch or self.aborted:
             return None
-        self.called_off = True
+        self.aborted = True
         return None if self.inside else self._report()
 
     def enter(self, epoch: int) -> bool:
         """Whether the worker, which is connected to the ranks of this epoch, may exchange with them."""
-        self.inside = epoch == self.epoch and not self.called_off
+        self.inside = epoch == self.epoch and not self.aborted
         return self.inside
 
     def leave(self, number: int | None = None) -> Report | None:
@@ -254,11 +254,11 @@ class Member:
         self.inside = False
         if number is not None:
             self.held = number
-        return self._report() if self.called_off and not self.dismissed else None
+        return self._report() if self.aborted and not self.dismissed else None
 
     def accuse(self, rank: int, silent: bool = False) -> Accuse | None:
         """The worker cannot reach a rank; to be called before `leave`."""
-        return None if self.called_off else Accuse(self.epoch, rank, silent)
+        return None if self.aborted else Accuse(self.epoch, rank, silent)
 
     def _report(self) -> Report:
         return Report(self.epoch, self.held, self.held + 1 if self.repeats else self.begun)

@@ -85,22 +85,24 @@ def from_environment(environ: Mapping[str, str]) -> Launched | None:
     """Return what the launcher of this process says; None if no launcher started it."""
     own_rank, own_nodes = number(environ, "PACELINE_RANK"), number(environ, "PACELINE_NODES")
     if own_rank and own_nodes:
-        found: _Found | None = _Found("environment", own_rank, own_nodes)
+        launch: _Found | None = _Found("environment", own_rank, own_nodes)
     else:
-        found = _torchrun(environ) or _srun(environ) or _mpiexec(environ) or _stateful_set(environ, own_rank, own_nodes)
-    if found is None:
+        launch = (
+            _torchrun(environ) or _srun(environ) or _mpiexec(environ) or _stateful_set(environ, own_rank, own_nodes)
+        )
+    if launch is None:
         _refuse_parts(environ)
         return None
-    found = found._replace(rank=own_rank or found.rank, nodes=own_nodes or found.nodes)
-    store = _store(environ) if found.launcher == "torchrun" else None
-    host, port = _head(environ, found.launcher) if store is None else (None, 0)
-    return replace(_launched(found, host or found.host, port), store=store)
+    launch = launch._replace(rank=own_rank or launch.rank, nodes=own_nodes or launch.nodes)
+    store = _store(environ) if launch.launcher == "torchrun" else None
+    host, port = _head(environ, launch.launcher) if store is None else (None, 0)
+    return replace(_launched(launch, host or launch.host, port), store=store)
 
 
 def from_mpiexec(environ: Mapping[str, str]) -> Launched | None:
     """Return what `mpiexec` alone says; None if it did not start this process."""
-    found = _mpiexec(environ)
-    return found and _launched(found, found.host, HEAD_PORT)
+    launch = _mpiexec(environ)
+    return launch and _launched(launch, launch.host, HEAD_PORT)
 
 
 def first_host(nodelist: str, name: str = "SLURM_NODELIST") -> str:
@@ -136,8 +138,8 @@ def _mpiexec(environ: Mapping[str, str]) -> _Found | None:
         # srun sets PMIX_RANK alone.
         if any_of(environ, size) or (any_of(environ, rank) and rank != "PMIX_RANK"):
             ranks, count = pair(environ, rank, size)
-            here = number(environ, local_size)
-            host = LOOPBACK if here and here.value == count.value else None
+            local_count = number(environ, local_size)
+            host = LOOPBACK if local_count and local_count.value == count.value else None
             return _Found("mpiexec", ranks, count, value(environ, local_rank), host)
     return None
 
@@ -156,9 +158,9 @@ def _stateful_set(environ: Mapping[str, str], rank: Number | None, nodes: Number
     return _Found("kubernetes", Number("HOSTNAME", int(ordinal[1])), nodes)
 
 
-def _launched(found: _Found, host: str | None, port: int) -> Launched:
+def _launched(launch: _Found, host: str | None, port: int) -> Launched:
     """Check that the numbers fit together."""
-    rank, nodes = found.rank, found.nodes
+    rank, nodes = launch.rank, launch.nodes
     if nodes.value < 1:
         raise UsageError(f"{nodes.name}={nodes.value}: at least one process must have been started")
     if rank.value >= nodes.value:
@@ -168,17 +170,17 @@ def _launched(found: _Found, host: str | None, port: int) -> Launched:
         )
     if nodes.value == 1 and host is None:
         host = LOOPBACK
-    return Launched(found.launcher, rank.value, nodes.value, found.local_rank, host, port)
+    return Launched(launch.launcher, rank.value, nodes.value, launch.local_rank, host, port)
 
 
 def _refuse_parts(environ: Mapping[str, str]) -> None:
     """Raise if Paceline's own variables were set, but not all that are needed."""
-    given = next((name for name in ("PACELINE_RANK", "PACELINE_HEAD") if environ.get(name)), None)
-    if given:
+    setting = next((name for name in ("PACELINE_RANK", "PACELINE_HEAD") if environ.get(name)), None)
+    if setting:
         missing = "PACELINE_NODES" if environ.get("PACELINE_RANK") else "PACELINE_RANK and PACELINE_NODES"
         raise UsageError(
-            f"{given} is set, but neither a launcher nor {missing} says how many processes there are: set {missing}, "
-            f"or unset {given}"
+            f"{setting} is set, but neither a launcher nor {missing} says how many processes there are: set {missing}, "
+            f"or unset {setting}"
         )
 
 
@@ -213,7 +215,7 @@ def _store(environ: Mapping[str, str]) -> tuple[str, int] | None:
     return None if environ.get("PACELINE_HEAD", "").strip() else (host, _port(port.value, f"MASTER_PORT={port.value}"))
 
 
-def _port(port: int, said: str) -> int:
+def _port(port: int, setting: str) -> int:
     if not 0 < port < 65536:
-        raise UsageError(f"{said} is not a port: give PACELINE_HEAD=host:port with one from 1 to 65535")
+        raise UsageError(f"{setting} is not a port: give PACELINE_HEAD=host:port with one from 1 to 65535")
     return port

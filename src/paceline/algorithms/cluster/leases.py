@@ -64,10 +64,10 @@ class Leases:
             self.desk.handle(self.state, Death(slot))
         self.hold(self.held)
 
-    def hold(self, held: bool) -> None:
+    def hold(self, paused: bool) -> None:
         """Give out nothing new, or go on."""
-        self.held = held
-        self.desk.until = self.given_out if held else self.blocks
+        self.held = paused
+        self.desk.until = self.given_out if paused else self.blocks
 
     def of(self, block: int) -> range:
         """Return the batches of a block."""

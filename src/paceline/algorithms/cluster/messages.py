@@ -272,7 +272,7 @@ class Propose(NamedTuple):
     members: tuple[int, ...]
 
 
-class Feed(NamedTuple):
+class SyncSpare(NamedTuple):
     """The desk wants a primary to bring a spare up to date. Sent again to a primary that has: the spare lost it."""
 
     epoch: int
@@ -280,7 +280,7 @@ class Feed(NamedTuple):
     spare: int
 
 
-class Dismiss(NamedTuple):
+class Release(NamedTuple):
     """The shard has gone on without the server, which becomes a spare."""
 
     epoch: int
@@ -293,7 +293,7 @@ Message = (
     Enter | Entered | NextBatch | Leased | AllDone | Unknown | WhichViews | Views
     | Push | Pushed | Pull | Pulled | Refused
     | Replicate | Replicated | Enrol | InSync | Copy
-    | Poll | Status | Propose | Feed | Dismiss | Late
+    | Poll | Status | Propose | SyncSpare | Release | Late
 )  # fmt: skip
 
 #: The kind of each message on the wire is its place in this list; new ones are added at its end.

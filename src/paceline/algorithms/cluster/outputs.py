@@ -98,7 +98,7 @@ class Timing(NamedTuple):
 TIMING = Timing()
 
 
-def say(thing: Any) -> str:
+def describe(thing: Any) -> str:
     """Return a message or an output in words."""
     fields = ", ".join(f"{name}={value}" for name, value in zip(thing._fields, thing, strict=True))
     return f"{type(thing).__name__}({fields})"

@@ -36,9 +36,7 @@ from paceline.algorithms.cluster.messages import (
     DESK,
     NONE,
     Copy,
-    Dismiss,
     Enrol,
-    Feed,
     InSync,
     Late,
     Message,
@@ -50,11 +48,13 @@ from paceline.algorithms.cluster.messages import (
     Push,
     Pushed,
     Refused,
+    Release,
     Replicate,
     Replicated,
     Role,
     Start,
     Status,
+    SyncSpare,
 )
 from paceline.algorithms.cluster.outputs import Apply, Forget, Output, Restore, Send, Timing
 
@@ -135,9 +135,9 @@ class ShardMachine:
                 outputs += self._caught_up()
         elif isinstance(message, Copy):
             outputs += self._copy(sender, message)
-        elif isinstance(message, Propose | Feed | Dismiss | Poll) and message.epoch >= self.epoch:
+        elif isinstance(message, Propose | SyncSpare | Release | Poll) and message.epoch >= self.epoch:
             self.epoch = message.epoch
-            outputs += self._obey(now, message)
+            outputs += self._on_desk_message(now, message)
         return outputs
 
     def tick(self, now: float) -> list[Output]:
@@ -175,9 +175,18 @@ class ShardMachine:
         mark, above = self.applied.key
         fed = self.feeding if self.feeding != NONE and self.followers[self.feeding].confirmed != NONE else NONE
         status = Status(
-            self.epoch, self._statuses, self.shard, self.view, self.members, self.synced, self.version, mark, above,
-            fed, self.missing,
-        )  # fmt: skip
+            self.epoch,
+            self._statuses,
+            self.shard,
+            self.view,
+            self.members,
+            self.synced,
+            self.version,
+            mark,
+            above,
+            fed,
+            self.missing,
+        )
         return Send(DESK, status)
 
     def _report(self) -> Send:
@@ -263,15 +272,15 @@ class ShardMachine:
 
         The parameters that go with an answer are of the newest version that all backups have.
         """
-        held = min((self.followers[number].confirmed for number in self.members[1:]), default=self.version)
-        if held >= self.shown:
-            for batch in [batch for batch, (version, _) in self.waiting.items() if version <= held]:
+        confirmed = min((self.followers[number].confirmed for number in self.members[1:]), default=self.version)
+        if confirmed >= self.shown:
+            for batch in [batch for batch, (version, _) in self.waiting.items() if version <= confirmed]:
                 for worker in sorted(self.waiting.pop(batch)[1]):
-                    self.shown = held
-                    yield Send(worker, Pushed(self.shard, self.view, batch, held))
+                    self.shown = confirmed
+                    yield Send(worker, Pushed(self.shard, self.view, batch, confirmed))
             for worker in sorted(self.pulling):
-                self.shown = held
-                yield Send(worker, Pulled(self.shard, self.view, held))
+                self.shown = confirmed
+                yield Send(worker, Pulled(self.shard, self.view, confirmed))
             self.pulling.clear()
         unneeded = min((each.has for each in self.followers.values()), default=self.version)
         while self.log and self.log[0].version <= unneeded:
@@ -331,16 +340,16 @@ class ShardMachine:
 
     # What the desk wants
 
-    def _obey(self, now: float, message: Propose | Feed | Dismiss | Poll) -> Iterator[Output]:
+    def _on_desk_message(self, now: float, message: Propose | SyncSpare | Release | Poll) -> Iterator[Output]:
         if isinstance(message, Propose):
             if message.view > self.view and self.shard == message.shard:
                 self._enter(now, message)
                 yield from self._acknowledge() if self.primary else [self._report()]
             yield self.status()
-        elif isinstance(message, Feed):
+        elif isinstance(message, SyncSpare):
             if self.primary and message.view == self.view and message.spare not in self.members:
                 yield from self._feed(now, message.spare)
-        elif isinstance(message, Dismiss):
+        elif isinstance(message, Release):
             if message.shard == self.shard and message.view >= self.view:
                 self._leave()
                 self.left[self.shard] = self.view

@@ -186,8 +186,8 @@ class Moves:
         for shard, batch in step.acknowledges:
             acknowledged |= 1 << shard * self.cluster.batches + batch
         under_way = self._sent(states, world.under_way, step.sends) if step.sends else world.under_way
-        gone = world.given_up or step.gives_up
-        then = World(states, under_way, world.late, world.budget, acknowledged, world.now, gone)
+        abandoned = world.given_up or step.gives_up
+        then = World(states, under_way, world.late, world.budget, acknowledged, world.now, abandoned)
         return then, step.fault or (self._lacks(step, then) if step.leads else None)
 
     def _sent(self, states: tuple[int, ...], under_way: tuple[int, ...], sends: tuple[int, ...]) -> tuple[int, ...]:
@@ -211,7 +211,7 @@ class Moves:
             place, link = self._places[self.steps.events[event].to], self.steps.links[event]
             if states[place] != DEAD and link not in busy:
                 step = self.steps.step(now, states[place], event)
-                if self.steps.tells_nothing(states[place], step):
+                if self.steps.is_silent(states[place], step):
                     states[place] = step.state
                     continue
             busy.add(link)

@@ -107,12 +107,12 @@ class Steps:
 
     def step(self, now: int, state: int, event: int) -> Step:
         """Return what an event leads to."""
-        found = self._steps.get((now, state, event))
-        if found is None:
-            found = self._steps[now, state, event] = self._take(now, self.locals[state], self.events[event])
-        return found
+        transition = self._steps.get((now, state, event))
+        if transition is None:
+            transition = self._steps[now, state, event] = self._take(now, self.locals[state], self.events[event])
+        return transition
 
-    def tells_nothing(self, before: int, step: Step) -> bool:
+    def is_silent(self, before: int, step: Step) -> bool:
         """Whether a step changes nothing but times."""
         return not step.sends and self._apart(before) == self._apart(step.state)
 

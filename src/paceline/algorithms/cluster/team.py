@@ -75,13 +75,13 @@ class Team:
         """Leader: ask all helpers that are there and free. Returns the turn, and the life of each that was asked."""
         helpers = range(1, self.processes)
         turn = Turn(1 + max((self._read(state, each, ASKED).number for each in helpers), default=0), task)
-        asked = {}
+        lives = {}
         for helper in helpers:
             life = state[self._place(helper, LIFE)]
             if life != GONE and state[self._place(helper, ASKED)] == state[self._place(helper, DONE)]:
                 state[self._place(helper, ASKED)] = turn.number * TASKS + task
-                asked[helper] = life
-        return turn, asked
+                lives[helper] = life
+        return turn, lives
 
     def answer(self, state: State, helper: int, turn: Turn, life: int) -> Answer:
         """Leader: look whether a helper that was asked has finished."""
@@ -95,8 +95,8 @@ class Team:
 
     def due(self, state: State, helper: int) -> Turn | None:
         """Helper: return what it is asked for."""
-        asked = self._read(state, helper, ASKED)
-        return asked if asked != self._read(state, helper, DONE) else None
+        turn = self._read(state, helper, ASKED)
+        return turn if turn != self._read(state, helper, DONE) else None
 
     def done(self, state: State, helper: int, turn: Turn) -> None:
         """Helper: what it was asked for in this turn is written."""

@@ -33,8 +33,8 @@ def number(environ: Mapping[str, str], name: str) -> Number | None:
 
 def value(environ: Mapping[str, str], name: str) -> int:
     """Return a variable's number; 0 if it is not set."""
-    found = number(environ, name)
-    return found.value if found else 0
+    variable = number(environ, name)
+    return variable.value if variable else 0
 
 
 def pair(environ: Mapping[str, str], rank: str, *counts: str) -> tuple[Number, Number]:
@@ -43,5 +43,5 @@ def pair(environ: Mapping[str, str], rank: str, *counts: str) -> tuple[Number, N
     count = next(filter(None, (number(environ, name) for name in counts)), None)
     if first and count:
         return first, count
-    there, missing = (rank, counts[0]) if first else (count.name if count else counts[0], rank)
-    raise UsageError(f"{there} is set and {missing} is not: a launcher sets both; set {missing}, or unset {there}")
+    present, missing = (rank, counts[0]) if first else (count.name if count else counts[0], rank)
+    raise UsageError(f"{present} is set and {missing} is not: a launcher sets both; set {missing}, or unset {present}")

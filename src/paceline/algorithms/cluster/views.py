@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from paceline.algorithms.cluster.applied import Applied, common
-from paceline.algorithms.cluster.messages import NONE, Feed, Process, Propose, Role, Status, View
+from paceline.algorithms.cluster.messages import NONE, Process, Propose, Role, Status, SyncSpare, View
 from paceline.algorithms.cluster.outputs import Changed, Output, Send
 
 
@@ -76,7 +76,7 @@ class ShardViews:
         """The members whose last status is of an earlier view."""
         return [m for m in self.view.members if m not in self.statuses or self.statuses[m].view != self.view.number]
 
-    def settle(self) -> bool:
+    def finalize(self) -> bool:
         """Establish the view if all its members have confirmed it; return whether it was established now."""
         number, members = self.view.number, self.view.members
         if self.unconfirmed or not members:
@@ -86,9 +86,14 @@ class ShardViews:
         return news
 
     def mend(
-        self, epoch: int, number: Callable[[], int], alive: Callable[[int], bool], silent: Callable[[int], bool],
-        spare: Callable[[ShardViews], int], waited: bool,
-    ) -> Iterator[Output]:  # fmt: skip
+        self,
+        epoch: int,
+        number: Callable[[], int],
+        alive: Callable[[int], bool],
+        silent: Callable[[int], bool],
+        spare: Callable[[ShardViews], int],
+        waited: bool,
+    ) -> Iterator[Output]:
         """Replace members that are gone, and bring a spare up to date where one is missing.
 
         Args:
@@ -146,7 +151,7 @@ class ShardViews:
         """Send what the servers have not answered yet."""
         yield from self.proposals(epoch, self.unconfirmed)
         if self.established and self.feeding != NONE:
-            yield Send(Process(Role.SERVER, self.view.members[0]), Feed(epoch, self.view.number, self.feeding))
+            yield Send(Process(Role.SERVER, self.view.members[0]), SyncSpare(epoch, self.view.number, self.feeding))
 
     def _propose(self, number: int, members: tuple[int, ...]) -> Iterator[Output]:
         """Propose a view; its first member is its primary."""

@@ -150,9 +150,9 @@ class WorkerMachine:
 
     def _exchanges(self, shards: set[int]) -> list[Output]:
         """Push to these shards, or pull from them, as far as their primaries are known."""
-        known = [self.views[shard] for shard in sorted(shards) if shard in self.views]
+        views = [self.views[shard] for shard in sorted(shards) if shard in self.views]
         outputs: list[Output] = []
-        for shard, number, members in known:
+        for shard, number, members in views:
             pushing = self.stage is Stage.PUSHING
             pushed = Push(shard, number, self.batch, self.base[shard], self.shown[shard])
             message = pushed if pushing else Pull(shard, number)

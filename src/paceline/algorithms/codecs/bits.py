@@ -24,23 +24,23 @@ def packed(values: Tensor, into: Tensor, bits: int = 1) -> None:
     """Pack each row of small integers into a row of bytes, the first integer in the lowest bits."""
     rows, columns = values.shape
     each = 8 // bits
-    whole = values.new_zeros(rows, into.shape[1] * each).byte()
-    whole[:, :columns] = values
+    padded = values.new_zeros(rows, into.shape[1] * each).byte()
+    padded[:, :columns] = values
     for place in range(1, each):
-        whole[:, place::each] <<= place * bits
+        padded[:, place::each] <<= place * bits
     into.zero_()
     for place in range(each):
-        into |= whole[:, place::each]
+        into |= padded[:, place::each]
 
 
 def unpacked(raw: Tensor, columns: int, bits: int = 1) -> Tensor:
     """Return the integers that `packed` has packed; of one bit as booleans."""
     each = 8 // bits
-    found = raw.new_empty(len(raw), raw.shape[1] * each)
+    values = raw.new_empty(len(raw), raw.shape[1] * each)
     for place in range(each):
-        found[:, place::each] = (raw >> (place * bits)) & ((1 << bits) - 1)
-    found = found[:, :columns]
-    return found.bool() if bits == 1 else found
+        values[:, place::each] = (raw >> (place * bits)) & ((1 << bits) - 1)
+    values = values[:, :columns]
+    return values.bool() if bits == 1 else values
 
 
 def row_sums(values: Tensor) -> Tensor:

@@ -71,15 +71,15 @@ def parse(text: str) -> Codec | None:
 
 def _number(name: str, row: Row, text: str) -> float:
     """Read the number of a codec."""
-    whole, shown = isinstance(row.default, int), f"as in codec={name}:{row.default:g}"
+    is_integer, shown = isinstance(row.default, int), f"as in codec={name}:{row.default:g}"
     try:
-        found = int(text) if whole else float(text)
+        number = int(text) if is_integer else float(text)
     except ValueError:
-        what = "whole number" if whole else "number"
+        what = "whole number" if is_integer else "number"
         raise PlanError(f"codec {name}: {row.option} {text!r} is not a {what}, {shown}") from None
-    if row.only and found not in row.only:
-        raise PlanError(f"codec {name}: {row.option} {found} is not one of {', '.join(map(str, row.only))}")
-    if not (row.only or row.least <= found <= row.most) or not math.isfinite(found):
+    if row.only and number not in row.only:
+        raise PlanError(f"codec {name}: {row.option} {number} is not one of {', '.join(map(str, row.only))}")
+    if not (row.only or row.least <= number <= row.most) or not math.isfinite(number):
         to = f"from {row.least:g} to {row.most:g}" if row.most < math.inf else f"at least {row.least:g}"
-        raise PlanError(f"codec {name}: {row.option} {found:g} has to be {to}, {shown}")
-    return found
+        raise PlanError(f"codec {name}: {row.option} {number:g} has to be {to}, {shown}")
+    return number

@@ -17,11 +17,11 @@ def estimate(codec: Codec | None, dense: float, itemsize: int = 4) -> float:
     if codec is None:
         return dense
     side = max(1, isqrt(round(dense / itemsize)))
-    found = 0.0
+    total = 0.0
     for number, field in enumerate(fields := codec.fields((side, side))):
         varies = codec.variable and number == len(fields) - 1
-        found += field.length * (itemsize if field.dtype == OWN else BYTES[field.dtype]) * (SENT if varies else 1.0)
-    return found * dense / (side * side * itemsize)
+        total += field.length * (itemsize if field.dtype == OWN else BYTES[field.dtype]) * (SENT if varies else 1.0)
+    return total * dense / (side * side * itemsize)
 
 
 def exchanged(codec: Codec | None, collective: Collective, workers: int, size: float) -> tuple[Collective, float]:

@@ -34,8 +34,8 @@ class Ternary(Codec):
     def encode(self, total: Tensor, fields: Fields, chance: int, memory: Tensor | None) -> None:
         scales, raw = fields
         scales.copy_(total.abs().amax(1))
-        kept = uniform(places_of(total), chance) * scales[:, None] < total.abs()
-        packed(kept * (1 + (total < 0).byte()), raw.view(len(total), -1), 2)
+        mask = uniform(places_of(total), chance) * scales[:, None] < total.abs()
+        packed(mask * (1 + (total < 0).byte()), raw.view(len(total), -1), 2)
 
     def decode(self, fields: Fields, out: Tensor, chance: int) -> None:
         scales, raw = fields

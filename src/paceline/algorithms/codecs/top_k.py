@@ -42,10 +42,10 @@ class TopK(Codec):
         above = (sizes > least).nonzero().view(-1)
         chosen = above.new_zeros(len(sizes)).bool()
         chosen[above] = chosen[equal[: count - len(above)]] = True
-        found = chosen.nonzero().view(-1)
-        places.copy_(found)
-        numbers.copy_(flat[found])
-        flat[found] = 0.0
+        indices = chosen.nonzero().view(-1)
+        places.copy_(indices)
+        numbers.copy_(flat[indices])
+        flat[indices] = 0.0
 
     def decode(self, fields: Fields, out: Tensor, chance: int) -> None:
         places, numbers = fields

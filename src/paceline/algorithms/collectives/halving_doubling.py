@@ -35,10 +35,10 @@ class HalvingDoubling:
             else:
                 yield SIT_OUT if extra is None else Step(None, Part(extra, 0, core))
         halves = list(_halves(worker, core))
-        for partner, kept, given in halves:
-            yield _idle(worker, core) or Step(Part(partner, *given), Part(partner, *kept))
-        for partner, kept, given in reversed(halves):
-            yield _idle(worker, core) or Step(Part(partner, *kept), Part(partner, *given), False)
+        for partner, local_half, partner_half in halves:
+            yield _idle(worker, core) or Step(Part(partner, *partner_half), Part(partner, *local_half))
+        for partner, local_half, partner_half in reversed(halves):
+            yield _idle(worker, core) or Step(Part(partner, *local_half), Part(partner, *partner_half), False)
         if workers > core:
             if worker >= core:
                 yield Step(None, Part(worker - core, 0, core), False)
@@ -78,6 +78,6 @@ def _halves(worker: int, core: int) -> Iterator[tuple[int, tuple[int, int], tupl
     while distance:
         middle = (first + stop) // 2
         low, high = (first, middle), (middle, stop)
-        kept, given = (high, low) if worker & distance else (low, high)
-        yield worker ^ distance, kept, given
-        (first, stop), distance = kept, distance // 2
+        local_half, partner_half = (high, low) if worker & distance else (low, high)
+        yield worker ^ distance, local_half, partner_half
+        (first, stop), distance = local_half, distance // 2

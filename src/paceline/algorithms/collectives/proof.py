@@ -22,7 +22,7 @@ from paceline.errors import PlanError
 def prove(collective: Collective, workers: int) -> int:
     """Raise PlanError with the first fault; otherwise return the number of steps."""
     name, segments = type(collective).__name__, collective.segments(workers)
-    held = [[1 << worker] * segments for worker in range(workers)]  # a bit per contribution
+    masks = [[1 << worker] * segments for worker in range(workers)]  # a bit per contribution
     readers = _Readers(name, workers)
     tables = [list(collective.steps(worker, workers)) for worker in range(workers)]
     for number, row in enumerate(zip_longest(*tables)):
@@ -30,14 +30,14 @@ def prove(collective: Collective, workers: int) -> int:
             raise PlanError(f"{name}: step {number} is missing for worker {row.index(None)} of {workers}")
         _every_offer_is_taken(name, number, row)
         readers.step(number, row)
-        offered = [[] if s.receive is None else held[s.receive.other][s.receive.first : s.receive.stop] for s in row]
-        for worker, (step, taken) in enumerate(zip(row, offered, strict=True)):
-            for segment, contributions in enumerate(taken, start=step.receive.first if step.receive else 0):
-                if step.reduce and held[worker][segment] & contributions:
-                    twice = _names(held[worker][segment] & contributions)
+        offered = [[] if s.receive is None else masks[s.receive.other][s.receive.first : s.receive.stop] for s in row]
+        for worker, (step, received) in enumerate(zip(row, offered, strict=True)):
+            for segment, contributions in enumerate(received, start=step.receive.first if step.receive else 0):
+                if step.reduce and masks[worker][segment] & contributions:
+                    twice = _names(masks[worker][segment] & contributions)
                     raise PlanError(f"{name}: in step {number} worker {worker} adds {twice} twice to segment {segment}")
-                held[worker][segment] = held[worker][segment] | contributions if step.reduce else contributions
-    for worker, mine in enumerate(held):
+                masks[worker][segment] = masks[worker][segment] | contributions if step.reduce else contributions
+    for worker, mine in enumerate(masks):
         for segment, contributions in enumerate(mine):
             if contributions != (1 << workers) - 1:
                 raise PlanError(
@@ -79,13 +79,13 @@ def _every_offer_is_taken(name: str, number: int, row: Sequence[Step]) -> None:
                 continue
             answer: Part | None = getattr(row[mine.other], theirs)
             if answer != Part(worker, mine.first, mine.stop):
-                does = "does nothing of the kind" if answer is None else f"says {theirs} {_say(answer)}"
+                does = "does nothing of the kind" if answer is None else f"says {theirs} {_describe(answer)}"
                 raise PlanError(
-                    f"{name}: in step {number} worker {worker} {waits} {_say(mine)}, who {does}: it waits for ever"
+                    f"{name}: in step {number} worker {worker} {waits} {_describe(mine)}, who {does}: it waits for ever"
                 )
 
 
-def _say(part: Part) -> str:
+def _describe(part: Part) -> str:
     return f"segments {part.first} to {part.stop - 1} with worker {part.other}"
 
 
@@ -109,8 +109,8 @@ class _Readers:
             self.known[worker][worker] = number + 1
 
     def _check(self, worker: int, number: int, written: Part) -> None:
-        known = self.known[worker]
-        self.offers[worker] = [(when, part) for when, part in self.offers[worker] if known[part.other] <= when]
+        clock = self.known[worker]
+        self.offers[worker] = [(when, part) for when, part in self.offers[worker] if clock[part.other] <= when]
         for when, part in self.offers[worker]:
             if part.first < written.stop and written.first < part.stop:
                 raise PlanError(

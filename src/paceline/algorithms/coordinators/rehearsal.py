@@ -32,14 +32,14 @@ class Rehearsal(NamedTuple):
 
 def rehearse(coordinator: Coordinator, updates: int) -> Rehearsal:
     """Run some updates. Raise PlanError where a vector is read before it is written, or is not named."""
-    commands, vectors, found = coordinator.commands(), _Written(coordinator), list[list[Command]]()
+    commands, vectors, sequences = coordinator.commands(), _Written(coordinator), list[list[Command]]()
     for _ in range(updates):
         command, mine = next(commands), list[Command]()
         while not isinstance(command, Done):
             mine.append(command)
             command = commands.send(_execute(command, vectors))
-        found.append(mine)
-    return Rehearsal(found, _loss(vectors))
+        sequences.append(mine)
+    return Rehearsal(sequences, _loss(vectors))
 
 
 class _Written(Vectors):

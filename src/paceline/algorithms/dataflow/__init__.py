@@ -44,11 +44,11 @@ class Graph:
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
         """Return the calls that take the value of each call."""
-        found: list[list[int]] = [[] for _ in self.calls]
+        consumers: list[list[int]] = [[] for _ in self.calls]
         for number, call in enumerate(self.calls):
             for other in call.takes:
-                found[other].append(number)
-        return tuple(map(tuple, found))
+                consumers[other].append(number)
+        return tuple(map(tuple, consumers))
 
     @cached_property
     def holders(self) -> tuple[int, ...]:

@@ -30,18 +30,18 @@ class Admission:
             workers: all of them are told when a pass has come to its end.
             holders: returns the workers that have a part in an instance.
         """
-        found: list[Message] = []
+        outbox: list[Message] = []
         while not self.finished:
             while self.next < self.passes[self.drained] and len(self.open) < self.active:
                 mine = holders(self.next)
                 self.open[self.next] = len(mine)
-                found += [Message(worker, BEGIN, self.next) for worker in mine]
+                outbox += [Message(worker, BEGIN, self.next) for worker in mine]
                 self.next += 1
             if self.open:
                 break
-            found += [Message(worker, DRAINED, -1, self.drained) for worker in range(workers)]
+            outbox += [Message(worker, DRAINED, -1, self.drained) for worker in range(workers)]
             self.drained += 1
-        return found
+        return outbox
 
     def ended(self, instance: int) -> None:
         """Take note that one of an instance's holders has ended it."""

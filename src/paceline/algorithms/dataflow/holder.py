@@ -65,7 +65,7 @@ class Holder:
         for number in mine:
             call = graph.calls[number]
             self.missing[instance, number] = len(call.takes)
-            self._look(instance, number)
+            self._enqueue_if_ready(instance, number)
             if call.operator != NO_OPERATOR:
                 key = instance, call.operator
                 self.owed[key] = self.owed.get(key, 0) + 1
@@ -89,9 +89,9 @@ class Holder:
         if not self.missing.get((instance, call)):
             raise ProtocolError(f"call {call} of instance {instance} got a message that it does not wait for")
         self.missing[instance, call] -= 1
-        self._look(instance, call)
+        self._enqueue_if_ready(instance, call)
 
-    def _look(self, instance: int, call: int) -> None:
+    def _enqueue_if_ready(self, instance: int, call: int) -> None:
         """Remember a call that waits for nothing any longer; the newest call comes first on the way back."""
         if not self.missing[instance, call]:
             back = (instance, call) in self.forwarded
@@ -123,7 +123,7 @@ class Holder:
         users = graph.users[call]
         self.forwarded.add((instance, call))
         self.missing[instance, call] = len(users)  # their gradients; none for the loss, which begins the way back
-        self._look(instance, call)
+        self._enqueue_if_ready(instance, call)
         holders = {graph.calls[user].holder for user in users}
         sends = [Message(other, VALUE, instance, call) for other in sorted(holders - {self.number})]
         for user in users:

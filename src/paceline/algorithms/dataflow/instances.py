@@ -14,11 +14,13 @@ class Instances:
         #: For each instance of an epoch: its update within the epoch, and its chunk's number.
         self._places = [(update, chunk.number) for update in epoch for chunk in agenda.filled(update)]
         self._numbers = {place: number for number, place in enumerate(self._places)}
-        whole, rest = divmod(agenda.updates, agenda.updates_per_epoch)
+        full_epochs, rest = divmod(agenda.updates, agenda.updates_per_epoch)
         each = len(self._places)
-        left = sum(update < rest for update, _ in self._places)
+        extra = sum(update < rest for update, _ in self._places)
         #: For each pass over the data, the number behind its last instance.
-        self.passes = tuple(each * (number + 1) for number in range(whole)) + ((each * whole + left,) if rest else ())
+        self.passes = tuple(each * (number + 1) for number in range(full_epochs)) + (
+            (each * full_epochs + extra,) if rest else ()
+        )
 
     def chunk(self, instance: int) -> Chunk:
         """Return the chunk of an instance."""

@@ -75,13 +75,13 @@ class _Explorer:
         holder = world.holders[number]
         work = holder.next()
         assert work is not None
-        found = holder.done(work)
+        outcome = holder.done(work)
         world.works += (work,)
-        for message in found.sends:
+        for message in outcome.sends:
             self._send(world, number, message)
-        if found.step is not None:
-            world.steps += tuple((found.step.operator, each) for each in found.step.instances)
-        if found.ended:
+        if outcome.step is not None:
+            world.steps += tuple((outcome.step.operator, each) for each in outcome.step.instances)
+        if outcome.ended:
             self._send(world, number, Message(0, ENDED, work.instance))
         way = "forward" if work.what == FORWARD else "backward"
         return Scene(f"worker {number}", f"computes call {work.call} of instance {work.instance} {way}")
@@ -129,8 +129,8 @@ class _Explorer:
 
     def fault_at_end(self, world: _World) -> str | None:
         """Describe what is missing where nothing can move; None if nothing is."""
-        wanted = {(n, c) for n, graph in enumerate(self.graphs) for c in range(len(graph.calls))}
-        if missing := wanted - {(each.instance, each.call) for each in world.works if each.what != FORWARD}:
+        expected = {(n, c) for n, graph in enumerate(self.graphs) for c in range(len(graph.calls))}
+        if missing := expected - {(each.instance, each.call) for each in world.works if each.what != FORWARD}:
             return f"nothing can move, and these calls never got their gradients: {sorted(missing)}"
         used = {(c.operator, n) for n, graph in enumerate(self.graphs) for c in graph.calls}
         if missing := {each for each in used if each[0] != NO_OPERATOR} - set(world.steps):
@@ -141,9 +141,13 @@ class _Explorer:
 
 
 def explore(
-    graph: Callable[[int, int], Graph], workers: int, instances: int, active: int, every: int,
+    graph: Callable[[int, int], Graph],
+    workers: int,
+    instances: int,
+    active: int,
+    every: int,
     holder: type[Holder] = Holder,
-) -> Explored:  # fmt: skip
+) -> Explored:
     """Explore every order of arrivals, and return the shortest story in which an invariant fails, if there is one."""
     explorer = _Explorer([graph(n, workers) for n in range(instances)], workers, active, every, holder)
     return breadth_first(explorer)

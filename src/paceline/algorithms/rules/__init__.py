@@ -38,20 +38,20 @@ class Store(Protocol):
 
 
 @dataclass(frozen=True)
-class Arrival:
+class GradientUpdate:
     gradients: Sequence[Tensor | None]  # one per parameter; None where this batch did not touch it
     pulled: Sequence[Tensor] = ()  # the parameters they were computed from, for a rule that looks back
 
 
 class Rule(Protocol):
     @property
-    def looks_back(self) -> bool:
+    def uses_pulled(self) -> bool:
         """Whether the rule needs the parameters that a gradient was computed from."""
 
     def remembers(self, parameter: Tensor) -> Memory:
         """Return the rule's memory of a parameter before the first update."""
 
-    def update(self, store: Store, arrival: Arrival) -> None:
+    def update(self, store: Store, arrival: GradientUpdate) -> None:
         """Apply an arrival to a store."""
 
 

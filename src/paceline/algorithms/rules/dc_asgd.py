@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.algorithms.rules import Arrival, Store
+from paceline.algorithms.rules import GradientUpdate, Store
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,12 +32,12 @@ class DcAsgd:
     lam: float = 0.04
     mode: str = "constant"
     decay: float = 0.95
-    looks_back = True
+    uses_pulled = True
 
     def remembers(self, parameter: Tensor) -> dict[str, Tensor]:
         return {"mean_square": parameter.new_zeros(parameter.shape)} if self.mode == "adaptive" else {}
 
-    def update(self, store: Store, arrival: Arrival) -> None:
+    def update(self, store: Store, arrival: GradientUpdate) -> None:
         if self.lam == 0:
             store.step(arrival.gradients)
             return

@@ -69,5 +69,5 @@ class ElasticExchange:
         centre.add_(pull)
 
 
-def _spring(given: float | None, workers: int) -> float:
-    return 0.9 / workers if given is None else given
+def _spring(spring: float | None, workers: int) -> float:
+    return 0.9 / workers if spring is None else spring

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from paceline.algorithms.rules import Arrival, Memory, Store
+from paceline.algorithms.rules import GradientUpdate, Memory, Store
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plain:
-    looks_back = False
+    uses_pulled = False
 
     def remembers(self, parameter: Tensor) -> Memory:
         return {}
 
-    def update(self, store: Store, arrival: Arrival) -> None:
+    def update(self, store: Store, arrival: GradientUpdate) -> None:
         store.step(arrival.gradients)

@@ -49,9 +49,11 @@ class Walk:
     """
 
     def __init__(
-        self, replicas: Sequence[Sequence[Program]], slots: int,
+        self,
+        replicas: Sequence[Sequence[Program]],
+        slots: int,
         answer: Callable[[Sequence[Place], Effect], Any] = no_numbers,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.replicas, self.workers, self.slots, self.answer = len(replicas), len(replicas[0]), slots, answer
         self.programs = {(r, w): program for r, mine in enumerate(replicas) for w, program in enumerate(mine)}
         #: The effect that each worker is at, and the one before it.
@@ -140,9 +142,10 @@ def after_the_last(places: Sequence[Place], effect: Effect, arrived: Sequence[fl
 
 
 def clocked(
-    walk: Walk, seconds: Callable[[Place, Effect], float],
+    walk: Walk,
+    seconds: Callable[[Place, Effect], float],
     meet: Callable[[Sequence[Place], Effect, Sequence[float], float], Sequence[float]] = after_the_last,
-) -> Iterator[Timed]:  # fmt: skip
+) -> Iterator[Timed]:
     """Yield all effects with their times.
 
     `seconds(place, effect)` is how long an effect takes; of a message that is sent, how long it is on its way. `meet`
@@ -150,7 +153,7 @@ def clocked(
     """
     free = dict.fromkeys(walk.programs, 0.0)
     arrivals: dict[tuple[int, Channel], deque[float]] = defaultdict(deque)
-    taken: dict[tuple[int, Channel], deque[float]] = defaultdict(deque)
+    take_starts: dict[tuple[int, Channel], deque[float]] = defaultdict(deque)
     put: dict[tuple[int, Channel], int] = defaultdict(int)
     leaves = dict[Place, float]()
     for place, effect, answer in walk:
@@ -160,12 +163,12 @@ def clocked(
             way = replica, effect.channel
             put[way] += 1
             if put[way] > walk.slots:
-                start = max(start, taken[way].popleft())
+                start = max(start, take_starts[way].popleft())
             arrivals[way].append(start + seconds(place, effect))
         elif isinstance(effect, Receive):
             way = replica, effect.channel
             start = max(start, arrivals[way].popleft())
-            taken[way].append(start)
+            take_starts[way].append(start)
         elif isinstance(effect, SumUp | Agree):
             if place not in leaves:
                 together = walk.parties(place, effect)
@@ -195,9 +198,9 @@ def ticks(place: Place, effect: Effect) -> float:
 
 def ticked(table: Table) -> list[Task]:
     """Return the table in order of ticks; an update is in the tick before it."""
-    found = []
+    tasks = []
     for timed in clocked(Walk.of(replace(table, slots=table.micro_batches + 1)), ticks):
         if isinstance(timed.effect, Compute | Update):
             work = timed.effect.work
-            found.append(Task(int(timed.start) - (work.what == UPDATE), *work))
-    return sorted(found, key=lambda task: task.tick)
+            tasks.append(Task(int(timed.start) - (work.what == UPDATE), *work))
+    return sorted(tasks, key=lambda task: task.tick)

@@ -232,9 +232,14 @@ def clients_of(schedule: Schedule, replicas: int, depth: int, counts: Sequence[i
 
 
 def explore_stages(
-    program: Callable[[Any], Program], schedule: Schedule, replicas: int = 1, depth: int = 2,
-    counts: Sequence[int] = (2, 2), agrees: bool = False, deaths: int = 1,
-) -> Explored:  # fmt: skip
+    program: Callable[[Any], Program],
+    schedule: Schedule,
+    replicas: int = 1,
+    depth: int = 2,
+    counts: Sequence[int] = (2, 2),
+    agrees: bool = False,
+    deaths: int = 1,
+) -> Explored:
     """Explore every order of the workers of a pipeline, and return the shortest story of a fault, if there is one."""
     clients = clients_of(schedule, replicas, depth, counts, agrees)
     explorer: StageExplorer[World] = StageExplorer(clients, program, deaths, schedule.layout(depth).slots)

@@ -46,22 +46,22 @@ def peaks(table: Table, stages: Sequence[Weighed]) -> list[int]:
 
 def _peak(table: Table, worker: int, stages: Sequence[Weighed]) -> int:
     mine = [number for number, holder in enumerate(table.stage_to_worker) if holder == worker]
-    held = most = sum(stages[number].always for number in mine)
+    resident = most = sum(stages[number].always for number in mine)
     begun = set[tuple[int, str]]()  # (stage, which half), since the last update
     for work in table.lines[worker]:
         weighed = stages[work.stage]
         back = weighed.later if (work.stage, work.what) in begun else weighed.first
-        moment = left = 0
+        moment = delta = 0
         if work.what == FORWARD:
-            moment, left = weighed.forward, weighed.kept
+            moment, delta = weighed.forward, weighed.kept
         elif work.what in (BACKWARD, INPUTS):
-            moment, left = back.most - weighed.kept, back.left - weighed.kept
+            moment, delta = back.most - weighed.kept, back.left - weighed.kept
         elif work.what == WEIGHTS:
-            moment, left = back.most_later - back.left, back.left_later - back.left
+            moment, delta = back.most_later - back.left, back.left_later - back.left
         elif work.what == UPDATE:
-            moment, left = weighed.update, -weighed.gradients
+            moment, delta = weighed.update, -weighed.gradients
             begun -= {(work.stage, what) for what in (BACKWARD, INPUTS, WEIGHTS)}
-        most = max(most, held + moment, held + left)
-        held += left
+        most = max(most, resident + moment, resident + delta)
+        resident += delta
         begun.add((work.stage, work.what))
     return most

@@ -39,17 +39,17 @@ class Pipedream:
     def line(self, worker: int, workers: int, counts: Sequence[int]) -> Iterator[Work]:
         batches = [batch for batch, count in enumerate(counts) for _ in range(count)]
         last = {batch: micro for micro, batch in enumerate(batches)}
-        made, micro, read = 0, 0, dict[int, int]()
+        version, micro, read = 0, 0, dict[int, int]()
         for back in _alternating(workers - 1 - worker, len(batches)):
             if back is None:
-                read[micro] = max(0, batches[micro] - 1) if self.two_buffers else made
+                read[micro] = max(0, batches[micro] - 1) if self.two_buffers else version
                 yield Work(worker, micro, FORWARD, read[micro])
                 micro += 1
                 continue
             yield Work(worker, back, BACKWARD, read.pop(back))
             if last[batches[back]] == back:
-                made += 1
-                yield Work(worker, back, UPDATE, made)
+                version += 1
+                yield Work(worker, back, UPDATE, version)
 
 
 def _alternating(ahead: int, count: int) -> Iterator[int | None]:

@@ -181,17 +181,19 @@ class _Checker:
         if work.version <= stage.newest - keeps:
             used = [Work(work.stage, work.micro, FORWARD, stage.forwards[work.micro])] if work.what != FORWARD else []
             dropping = self.made(work.stage, work.version + keeps)
-            held = f"{keeps} version{'s' * (keeps > 1)}"
-            moral = f"it reads version {work.version}, which is dropped: stage {work.stage} holds {held} of its weights"
+            versions = f"{keeps} version{'s' * (keeps > 1)}"
+            moral = (
+                f"it reads version {work.version}, which is dropped: stage {work.stage} holds {versions} of its weights"
+            )
             raise self.fault([*used, *dropping, work], moral)
 
     def same_version(self, work: Work) -> None:
         stage = self.stages[work.stage]
         read = stage.forwards[work.micro]
-        wanted = stage.newest if self.table.predicts else read
-        if work.version != wanted:
+        expected = stage.newest if self.table.predicts else read
+        if work.version != expected:
             forward = Work(work.stage, work.micro, FORWARD, read)
-            why = f"the newest is {wanted}" if self.table.predicts else f"the forward read {read}"
+            why = f"the newest is {expected}" if self.table.predicts else f"the forward read {read}"
             raise self.fault([forward, work], f"the backward reads version {work.version}, and {why}")
 
     def made(self, stage: int, version: int) -> list[Work]:
@@ -200,14 +202,14 @@ class _Checker:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def end(self, walk: Walk) -> None:
-        for (_, channel), left in walk.in_flight.items():
-            if left:
-                raise self.fault([Send(channel, left[0].micro, None)], f"stage {channel[1]} never takes it")
-        wanted = set(range(self.table.micro_batches))
+        for (_, channel), pending in walk.in_flight.items():
+            if pending:
+                raise self.fault([Send(channel, pending[0].micro, None)], f"stage {channel[1]} never takes it")
+        expected = set(range(self.table.micro_batches))
         for number, stage in enumerate(self.stages):
             for micros, what in ((set(stage.forwards), "forward"), (stage.weights, "backward")):
-                if micros != wanted:
-                    lost = min(wanted ^ micros)
+                if micros != expected:
+                    lost = min(expected ^ micros)
                     raise self.fault([], f"micro-batch {lost} never goes {what} through stage {number}")
             if stage.waiting:
                 raise self.fault(

@@ -46,24 +46,24 @@ class UserTable:
     @cached_property
     def updates(self) -> list[list[int]]:
         """The micro-batches of each update, taken from stage 0."""
-        found, waiting = list[list[int]](), list[int]()
+        groups, waiting = list[list[int]](), list[int]()
         holders = self.table.stage_to_worker
         for work in self.table.lines[holders[0]] if holders else ():
             if work.stage == 0 and work.what in (BACKWARD, WEIGHTS):
                 waiting.append(work.micro)
             elif work.stage == 0 and work.what == UPDATE:
-                found, waiting = [*found, sorted(waiting)], []
-        if not found:
+                groups, waiting = [*groups, sorted(waiting)], []
+        if not groups:
             raise PlanError(f"{self.name}: stage 0 makes no update; write U after its last backward, as in B3U")
-        if len({len(update) for update in found}) > 1:
-            counts = ", ".join(str(len(update)) for update in found)
+        if len({len(update) for update in groups}) > 1:
+            counts = ", ".join(str(len(update)) for update in groups)
             raise PlanError(f"{self.name}: its updates must be of as many micro-batches each, and are of {counts}")
-        used = {micro for update in found for micro in update}
-        if left := {work.micro for line in self.table.lines for work in line if work.what != UPDATE} - used:
+        used = {micro for update in groups for micro in update}
+        if unused := {work.micro for line in self.table.lines for work in line if work.what != UPDATE} - used:
             raise PlanError(
-                f"{self.name}: stage 0 makes no update of micro-batch {min(left)}: it needs a B{min(left)}, then U"
+                f"{self.name}: stage 0 makes no update of micro-batch {min(unused)}: it needs a B{min(unused)}, then U"
             )
-        return found
+        return groups
 
     @property
     def micro_batches(self) -> int:
@@ -116,17 +116,19 @@ def read(text: str, source: str = "table") -> Table:
             )
     if not cells or sorted(cells) != list(range(len(cells))):
         raise PlanError(f"{source}: each worker must have a line, numbered from 0; there are {sorted(cells) or 'none'}")
-    found = [list(_works(worker, cells[worker], source)) for worker in sorted(cells)]
-    stage_to_worker = _stage_to_worker(found, source)
+    works = [list(_works(worker, cells[worker], source)) for worker in sorted(cells)]
+    stage_to_worker = _stage_to_worker(works, source)
     stages = len(stage_to_worker)
     if keeps and len(keeps) != stages:
         raise PlanError(f"{source}: keeps has {len(keeps)} numbers, and there are {stages} stages")
-    lines = tuple(tuple(_versions(line, predicts)) for line in found)
+    lines = tuple(tuple(_versions(line, predicts)) for line in works)
     did = Counter((work.stage, work.what) for line in lines for work in line)
     # More versions than are made, or slots than messages, would take memory for nothing.
-    held = tuple(min(versions, 1 + did[stage, UPDATE]) for stage, versions in enumerate(keeps)) or (1,) * stages
+    version_counts = (
+        tuple(min(versions, 1 + did[stage, UPDATE]) for stage, versions in enumerate(keeps)) or (1,) * stages
+    )
     lie = min(slots, max(1, *(did[stage, FORWARD] for stage in range(stages))))
-    return Table(stage_to_worker, lines, held, predicts, lie, name=source)
+    return Table(stage_to_worker, lines, version_counts, predicts, lie, name=source)
 
 
 NEWEST = -1  # stands for a version that is not given
@@ -153,14 +155,16 @@ def _works(worker: int, cells: Sequence[tuple[int, str]], source: str) -> Iterat
 
 def _stage_to_worker(lines: Sequence[Sequence[Work]], source: str) -> tuple[int, ...]:
     """Return the worker of each stage: the one that does its work."""
-    found: dict[int, int] = {}
+    placement: dict[int, int] = {}
     for worker, line in enumerate(lines):
         for work in line:
-            if found.setdefault(work.stage, worker) != worker:
-                raise PlanError(f"{source}: workers {found[work.stage]} and {worker} both work on stage {work.stage}")
-    if sorted(found) != list(range(len(found))):
-        raise PlanError(f"{source}: stages must be numbered from 0 without a gap; there are {sorted(found)}")
-    return tuple(found[stage] for stage in sorted(found))
+            if placement.setdefault(work.stage, worker) != worker:
+                raise PlanError(
+                    f"{source}: workers {placement[work.stage]} and {worker} both work on stage {work.stage}"
+                )
+    if sorted(placement) != list(range(len(placement))):
+        raise PlanError(f"{source}: stages must be numbered from 0 without a gap; there are {sorted(placement)}")
+    return tuple(placement[stage] for stage in sorted(placement))
 
 
 def _versions(line: Sequence[Work], predicts: bool) -> Iterator[Work]:
@@ -169,14 +173,14 @@ def _versions(line: Sequence[Work], predicts: bool) -> Iterator[Work]:
     waiting: dict[int, list[int]] = {}
     read_by: dict[tuple[int, int], int] = {}
     for work in line:
-        made = newest.get(work.stage, 0)
+        current = newest.get(work.stage, 0)
         if work.what == UPDATE:
-            newest[work.stage] = made + 1
-            yield work._replace(micro=max(waiting.pop(work.stage, [0])), version=made + 1)
+            newest[work.stage] = current + 1
+            yield work._replace(micro=max(waiting.pop(work.stage, [0])), version=current + 1)
             continue
         if work.what in (BACKWARD, WEIGHTS):
             waiting.setdefault(work.stage, []).append(work.micro)
-        usual = made if work.what == FORWARD or predicts else read_by.get((work.stage, work.micro), made)
+        usual = current if work.what == FORWARD or predicts else read_by.get((work.stage, work.micro), current)
         version = usual if work.version == NEWEST else work.version
         if work.what == FORWARD:
             read_by[work.stage, work.micro] = version

@@ -46,7 +46,7 @@ class Cut(NamedTuple):
         return self.given_out - len(self.under_way)
 
     @property
-    def ghosts(self) -> int:
+    def pending_owners(self) -> int:
         return len(self.under_way)
 
     def restore(self, desk: Desk, state: State, machine: Shard | Gathering, shards: Sequence[State]) -> None:
@@ -58,10 +58,10 @@ class Cut(NamedTuple):
 
 def take_cut(desk: Desk, state: State, machine: Shard | Gathering, shards: Sequence[State]) -> Cut:
     """Return the cut of these states; gradients that a shard holds for a round count as not pushed."""
-    held = {batch for shard in shards for batch in machine.held(shard)}
+    batches = {batch for shard in shards for batch in machine.held(shard)}
     under_way = []
-    for batch in sorted({*desk.under_way(state), *held}):
-        there = tuple(n for n, shard in enumerate(shards) if batch not in held and machine.has(shard, batch))
-        if len(there) < len(shards):
-            under_way.append(UnderWay(batch, there))
+    for batch in sorted({*desk.under_way(state), *batches}):
+        holders = tuple(n for n, shard in enumerate(shards) if batch not in batches and machine.has(shard, batch))
+        if len(holders) < len(shards):
+            under_way.append(UnderWay(batch, holders))
     return Cut(desk.given_out(state), tuple(shard[0] for shard in shards), tuple(under_way))

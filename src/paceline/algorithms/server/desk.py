@@ -45,12 +45,18 @@ class Desk:
     owners that died before the run was resumed (`algorithms.server.checkpoint_cut`).
     """
 
-    def __init__(self, workers: int, batches: int, gate: Gate, ghosts: int = 0, keyed: bool = False) -> None:
+    def __init__(self, workers: int, batches: int, gate: Gate, pending_owners: int = 0, keyed: bool = False) -> None:
         """`keyed`: shards know every batch by its number (`cluster.shard`), not by the worker that pushed it."""
-        self.workers, self.batches, self.gate, self.ghosts, self.keyed = workers, batches, gate, ghosts, keyed
+        self.workers, self.batches, self.gate, self.pending_owners, self.keyed = (
+            workers,
+            batches,
+            gate,
+            pending_owners,
+            keyed,
+        )
         #: No batch from this one on is given out for the first time.
         self.until = batches
-        self._orphan, self._lease = 4, 4 + workers + ghosts
+        self._orphan, self._lease = 4, 4 + workers + pending_owners
         self._lost = self._lease + workers
         self._gate = self._lost + workers
         self.ints = self._gate + gate.ints(workers)

@@ -61,9 +61,14 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
     seen = (*StageExplorer.seen, Ask, Finish, Push, Assign, Count)
 
     def __init__(
-        self, clients: list[LeasingClient], program: Callable[[Any], Program], deaths: int, slots: int, batches: int,
+        self,
+        clients: list[LeasingClient],
+        program: Callable[[Any], Program],
+        deaths: int,
+        slots: int,
+        batches: int,
         gate: Gate,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(clients, program, deaths, slots)
         self.machine, self.shard = Desk(self.replicas, batches, gate), Shard(self.replicas)
 
@@ -160,9 +165,15 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
 
 
 def explore_replicas(
-    program: Callable[[Any], Program], schedule: Schedule, replicas: int = 2, depth: int = 2, micro_batches: int = 1,
-    batches: int = 3, deaths: int = 1, gate: Gate | None = None,
-) -> Explored:  # fmt: skip
+    program: Callable[[Any], Program],
+    schedule: Schedule,
+    replicas: int = 2,
+    depth: int = 2,
+    micro_batches: int = 1,
+    batches: int = 3,
+    deaths: int = 1,
+    gate: Gate | None = None,
+) -> Explored:
     """Explore every order of replicas that lease, and return the shortest story of a fault, if there is one."""
     places = [(replica, worker) for replica in range(replicas) for worker in range(depth)]
     clients = [LeasingClient(place, depth, schedule, (micro_batches,)) for place in places]

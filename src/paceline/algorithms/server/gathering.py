@@ -75,11 +75,11 @@ class Gathering:
         return Apply(base + 1, base)
 
     def _hold(self, state: State, worker: int, batch: int) -> None:
-        held, own = state[self._held], self._slot + worker
-        free = self._slots + held
-        state[own], state[free] = state[free], state[own]
-        state[self._batches + held] = state[self._pushed + worker] = batch
-        state[self._held] = held + 1
+        count, worker_slot = state[self._held], self._slot + worker
+        free = self._slots + count
+        state[worker_slot], state[free] = state[free], state[worker_slot]
+        state[self._batches + count] = state[self._pushed + worker] = batch
+        state[self._held] = count + 1
 
     def has(self, state: State, batch: int) -> bool:
         """Return whether a batch that is under way was pushed here."""

@@ -37,10 +37,10 @@ class Shard:
     #: Gradients that are kept until a version is made of them: none, since each push makes one.
     slots = 0
 
-    def __init__(self, workers: int, ghosts: int = 0) -> None:
-        self.workers, self.ghosts = workers, ghosts
+    def __init__(self, workers: int, pending_owners: int = 0) -> None:
+        self.workers, self.pending_owners = workers, pending_owners
         self._pushed = 1 + workers
-        self.ints = self._pushed + workers + ghosts
+        self.ints = self._pushed + workers + pending_owners
 
     def init(self, state: State, version: int = 0, pushed: Sequence[int] = ()) -> None:
         """Start every worker from this version; `pushed` is the batch that each ghost has pushed here, or NONE."""

@@ -42,13 +42,13 @@ class VersionSlots:
 
     def move(self, state: State, worker: int) -> tuple[int, int]:
         """Return (the newest version's slot, the slot for this worker's next version), which is then the newest."""
-        at, own = self.at, self.at + 2 + worker
-        source, target = state[at], state[own]
+        at, worker_slot = self.at, self.at + 2 + worker
+        source, target = state[at], state[worker_slot]
         # The newest version must stay whole until the next one is: a killed worker leaves a half-made one in its slot.
         if target == source:
             target = state[at + 1]
             state[at + 1] = source
-        state[at] = state[own] = target
+        state[at] = state[worker_slot] = target
         return source, target
 
     def fetch(self, state: State, worker: int) -> tuple[int, int]:
@@ -79,8 +79,8 @@ class ReplicaSlots:
 
     def move(self, state: State, replica: int) -> tuple[int, int]:
         """Return (the newest version's slot, the slot for the next one), with which its owner then computes."""
-        source, own = state[self.at + 2 * replica], state[self.at + 2 * replica + 1]
-        target = own if own != source else self._free(state, replica)
+        source, spare = state[self.at + 2 * replica], state[self.at + 2 * replica + 1]
+        target = spare if spare != source else self._free(state, replica)
         state[self.at + 2 * replica] = state[self.at + 2 * replica + 1] = target
         return source, target
 
@@ -98,5 +98,5 @@ class ReplicaSlots:
         return state[self.at + 2 * replica]
 
     def _free(self, state: State, replica: int) -> int:
-        taken = (state[self.at + 2 * replica], state[self.at + 2 * replica + 1])
-        return next(slot for slot in range(3 * replica, 3 * replica + 3) if slot not in taken)
+        occupied = (state[self.at + 2 * replica], state[self.at + 2 * replica + 1])
+        return next(slot for slot in range(3 * replica, 3 * replica + 3) if slot not in occupied)

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 
 def balanced(
-    pieces: Sequence[float], stages: int, cut: Sequence[float], wanted: Sequence[bool] = ()
+    pieces: Sequence[float], stages: int, cut: Sequence[float], required: Sequence[bool] = ()
 ) -> tuple[int, ...]:
     """Return where stages begin, except the first; () where the pieces cannot make so many stages.
 
@@ -22,25 +22,25 @@ def balanced(
     """
     sums = [0.0, *accumulate(pieces)]
     count = len(pieces)
-    met = [0, *accumulate(wanted or [True] * count)]
+    met = [0, *accumulate(required or [True] * count)]
 
     @cache
-    def best(first: int, left: int) -> tuple[float, tuple[int, ...]]:
+    def best(first: int, remaining: int) -> tuple[float, tuple[int, ...]]:
         """Return the cost of the most expensive of `left` stages from `first` on, and where the later ones begin."""
         enters = cut[first] if first else 0.0
-        if left == 1:
+        if remaining == 1:
             return (sums[count] - sums[first] + enters if met[count] > met[first] else math.inf), ()
-        found: tuple[float, tuple[int, ...]] = (math.inf, ())
-        for place in range(first + 1, count - left + 2):
+        choice: tuple[float, tuple[int, ...]] = (math.inf, ())
+        for place in range(first + 1, count - remaining + 2):
             if math.isinf(cut[place]) or met[place] == met[first]:
                 continue
             mine = sums[place] - sums[first] + enters
-            if mine >= found[0]:
+            if mine >= choice[0]:
                 break
             mine += cut[place]
-            rest, places = best(place, left - 1)
-            if max(mine, rest) < found[0]:
-                found = max(mine, rest), (place, *places)
-        return found
+            rest, places = best(place, remaining - 1)
+            if max(mine, rest) < choice[0]:
+                choice = max(mine, rest), (place, *places)
+        return choice
 
     return best(0, stages)[1]

@@ -118,8 +118,8 @@ class Program:
         moves = [step for step in self.forward if step.value.startswith(PARAMETER) and step.value in self.needs]
         summed = [step.value for step in moves if (step.source, step.target) == (WHOLE, COPIED)]
         others = {step.value for step in moves if step.value not in summed}
-        found = tuple(value for value in reversed(summed) if value not in others)
-        return found if len(found) > 1 else ()
+        values = tuple(value for value in reversed(summed) if value not in others)
+        return values if len(values) > 1 else ()
 
     def gathers(self, step: Step) -> list[Step]:
         """Return the movements whose results a step's layers use, and may drop afterwards.
@@ -147,12 +147,12 @@ class Program:
 
     def numbers(self, place: int) -> dict[str, int]:
         """Return how many numbers the worker at this place sends, forward and back, by value."""
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for step in self.steps:
             if step.value:
                 sent = step.movement.numbers(self.shapes[step.value], place, self.workers)
-                found[step.value] = found.get(step.value, 0) + sent
-        return {value: sent for value, sent in found.items() if sent}
+                counts[step.value] = counts.get(step.value, 0) + sent
+        return {value: sent for value, sent in counts.items() if sent}
 
 
 @dataclass
@@ -171,22 +171,22 @@ class _Derivation:
     moved: set[tuple[str, Placement]] = field(default_factory=set)
 
     def add(self, node: Node, choose: Choose) -> None:
-        found = [self.placed.get(value, WHOLE) for value in node.takes]
-        way = choose(node, found, self.workers)
+        placements = [self.placed.get(value, WHOLE) for value in node.takes]
+        way = choose(node, placements, self.workers)
         if way and (why := SPLITS[way].refusal(node, self.workers)):
             raise PlanError(f"{node.layer or node.name} cannot be split by {way}: {why}")
         for each in COMPOSED[way](node, self.workers) if way in COMPOSED else (node,):
-            layout = SPLITS[way].layout(each, self.workers) if way else follow(node, found, self.workers)
+            layout = SPLITS[way].layout(each, self.workers) if way else follow(node, placements, self.workers)
             self.compute(each, way, layout)
 
     def compute(self, node: Node, way: str, layout: Layout) -> None:
         """Add an operation, with the movements that it needs."""
         self.nodes[node.name] = node
         self.ways[node.name], self.layouts[node.name] = way, layout
-        for held in node.held:
-            self.hold(node, held, layout.uses.get(held.role, WHOLE))
-        for value, wanted in zip(node.takes, layout.takes, strict=True):
-            self.move(node, value, wanted)
+        for parameter in node.held:
+            self.hold(node, parameter, layout.uses.get(parameter.role, WHOLE))
+        for value, placement in zip(node.takes, layout.takes, strict=True):
+            self.move(node, value, placement)
         if self.steps and self.steps[-1].nodes:
             self.steps[-1] = Step((*self.steps[-1].nodes, node.name))
         else:
@@ -195,35 +195,42 @@ class _Derivation:
         if node.shape is not None:
             self.shapes[node.name] = node.shape
 
-    def hold(self, node: Node, held: Held, wanted: Placement) -> None:
+    def hold(self, node: Node, parameter: Held, placement: Placement) -> None:
         """Store a parameter as its first layer uses it, or in shares, and move it for the others."""
-        name, value = held.name, PARAMETER + held.name
-        shared = self.shards_parameters and held.trained
-        stored = flat(held.shape, self.workers) if shared else wanted.stored
+        name, value = parameter.name, PARAMETER + parameter.name
+        shared = self.shards_parameters and parameter.trained
+        stored = flat(parameter.shape, self.workers) if shared else placement.stored
         self.stored.setdefault(name, stored)
         self.placed[value] = self.stored[name]
-        self.shapes.setdefault(value, held.shape)
-        self.move(node, value, wanted)
+        self.shapes.setdefault(value, parameter.shape)
+        self.move(node, value, placement)
 
-    def move(self, node: Node | None, value: str, wanted: Placement) -> None:
-        made = self.placed.get(value, WHOLE)
-        if made == wanted or (value, wanted) in self.moved:
+    def move(self, node: Node | None, value: str, target: Placement) -> None:
+        source = self.placed.get(value, WHOLE)
+        if source == target or (value, target) in self.moved:
             return
         if value not in self.shapes:
             who = "the loss" if node is None else node.layer or node.name
             raise PlanError(
-                f"{value} is not a tensor, and would have to be moved for {who} ({made} -> {wanted}); leave the layer "
+                f"{value} is not a tensor, and would have to be moved for {who} ({source} -> {target}); leave the "
+                "layer "
                 "that makes it whole"
             )
-        self.moved.add((value, wanted))
-        kind_of(made, wanted)  # raises where nothing leads there
-        self.steps.append(Step((), value, made, wanted))
+        self.moved.add((value, target))
+        kind_of(source, target)  # raises where nothing leads there
+        self.steps.append(Step((), value, source, target))
 
 
 def derive(
-    nodes: Sequence[Node], inputs: Mapping[str, Shape], outputs: Sequence[str], needs: Collection[str], workers: int,
-    choose: Choose, shards_parameters: bool = False, drops: bool = False,
-) -> Program:  # fmt: skip
+    nodes: Sequence[Node],
+    inputs: Mapping[str, Shape],
+    outputs: Sequence[str],
+    needs: Collection[str],
+    workers: int,
+    choose: Choose,
+    shards_parameters: bool = False,
+    drops: bool = False,
+) -> Program:
     """Return the program of a model.
 
     Args:
@@ -234,16 +241,25 @@ def derive(
         shards_parameters: whether every worker stores a share of each parameter, and gathers it.
         drops: whether it drops what it gathered after the forward pass of the layer, and gathers it again.
     """
-    found = _Derivation({}, workers, shards_parameters, dict.fromkeys(inputs, WHOLE), dict(inputs))
+    draft = _Derivation({}, workers, shards_parameters, dict.fromkeys(inputs, WHOLE), dict(inputs))
     for node in nodes:
-        found.add(node, choose)
+        draft.add(node, choose)
     for value in outputs:
-        found.move(None, value, WHOLE)
-    for name, node in found.nodes.items():
+        draft.move(None, value, WHOLE)
+    for name, node in draft.nodes.items():
         if "#" in name and (node.held or any(value in needs for value in node.takes)):
             needs = {*needs, name}
-    drops = drops or any(node.kind in cannon.KINDS for node in found.nodes.values())
+    drops = drops or any(node.kind in cannon.KINDS for node in draft.nodes.values())
     return Program(
-        workers, found.nodes, found.ways, found.layouts, found.stored, found.shapes, tuple(inputs), tuple(outputs),
-        frozenset(needs), tuple(found.steps), drops,
-    )  # fmt: skip
+        workers,
+        draft.nodes,
+        draft.ways,
+        draft.layouts,
+        draft.stored,
+        draft.shapes,
+        tuple(inputs),
+        tuple(outputs),
+        frozenset(needs),
+        tuple(draft.steps),
+        drops,
+    )

@@ -44,18 +44,27 @@ def _mixture(experts: int) -> list[Node]:
     slots = (experts, 8, -(-SAMPLES * 2 * 5 // (4 * experts)), 32)
     shapes = {"enter": (experts, 32, 128), "enter_bias": (experts, 1, 128)}
     shapes |= {"leave": (experts, 128, 32), "leave_bias": (experts, 1, 32)}
-    held = tuple(Held(role, f"experts.{role}", shape) for role, shape in shapes.items())
+    parameters = tuple(Held(role, f"experts.{role}", shape) for role, shape in shapes.items())
     return [
         _layer("dense1", "linear", "tokens", tokens, tokens, (32, 32)),
         _layer("router", "linear", "dense1", tokens, scores, (experts, 32)),
         Node("softmax", "along", ("router",), (scores,), scores, facts={"along": (2,)}),
-        Node("experts", "experts", ("dense1", "softmax"), (tokens, scores), tokens, held, "experts", {"slots": slots}),
+        Node(
+            "experts",
+            "experts",
+            ("dense1", "softmax"),
+            (tokens, scores),
+            tokens,
+            parameters,
+            "experts",
+            {"slots": slots},
+        ),
         Node("add", "elementwise", ("dense1", "experts"), (tokens, tokens), tokens),
         _layer("dense2", "linear", "add", tokens, tokens, (32, 32)),
     ]
 
 
 def _layer(name: str, kind: str, takes: str, before: Shape, after: Shape, weight: Shape) -> Node:
-    held = Held("weight", f"{name}.weight", weight), Held("bias", f"{name}.bias", weight[:1])
+    parameters = Held("weight", f"{name}.weight", weight), Held("bias", f"{name}.bias", weight[:1])
     facts = {"rows": (3, 1, 1, 1)} if kind == "convolution" else {}
-    return Node(name, kind, (takes,), (before,), after, held, name, facts)
+    return Node(name, kind, (takes,), (before,), after, parameters, name, facts)

@@ -29,31 +29,31 @@ from paceline.algorithms.splits.nodes import Layout, Node, Shape
 Follow = Callable[[Node, Sequence[Placement], int], Layout | None]
 
 
-def follow(node: Node, found: Sequence[Placement], workers: int) -> Layout:
+def follow(node: Node, placements: Sequence[Placement], workers: int) -> Layout:
     """Return how an operation is placed whose values were made in these placements."""
-    found = [placed.own for placed in found]
+    placements = [placed.own for placed in placements]
     rule = RULES.get(node.kind)
-    layout = rule(node, found, workers) if rule is not None and node.shape is not None else None
+    layout = rule(node, placements, workers) if rule is not None and node.shape is not None else None
     return layout or Layout((WHOLE,) * len(node.takes), WHOLE, {})
 
 
-def _elementwise(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
-    leads = next((n for n, each in enumerate(found) if each.is_split and node.shapes[n] is not None), None)
+def _elementwise(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
+    leads = next((n for n, each in enumerate(placements) if each.is_split and node.shapes[n] is not None), None)
     if leads is None:
         return None
     shape, mine = node.shape, node.shapes[leads]
     assert shape is not None
     assert mine is not None
-    moved = _shifted(found[leads].cuts, len(shape) - len(mine))
+    moved = _shifted(placements[leads].cuts, len(shape) - len(mine))
     if any(shape[cut.dim] != cut.bounds[-1] for cut in moved):
         return None  # it was stretched along the cut
     takes = []
     for other in node.shapes:
         cuts = [] if other is None else _shifted(moved, len(other) - len(shape))
-        kept = tuple(cut for cut in cuts if cut.dim >= 0 and other is not None and other[cut.dim] != 1)
-        if kept and len(kept) < len(moved):
+        valid_cuts = tuple(cut for cut in cuts if cut.dim >= 0 and other is not None and other[cut.dim] != 1)
+        if valid_cuts and len(valid_cuts) < len(moved):
             return None  # several workers of a grid would use the same part of it, and its gradient be their sum
-        takes.append(WHOLE if other is None else Placement("split", kept) if kept else COPIED)
+        takes.append(WHOLE if other is None else Placement("split", valid_cuts) if valid_cuts else COPIED)
     return Layout(tuple(takes), Placement("split", moved), {})
 
 
@@ -61,59 +61,59 @@ def _shifted(cuts: Sequence[Cut], by: int) -> tuple[Cut, ...]:
     return tuple(cut._replace(dim=cut.dim + by) for cut in cuts)
 
 
-def _alike(node: Node, found: Sequence[Placement], keeps: Callable[[int], bool]) -> Layout | None:
+def _alike(node: Node, placements: Sequence[Placement], keeps: Callable[[int], bool]) -> Layout | None:
     """Keep cuts of dimensions that the operation leaves as they are."""
-    placed = found[0]
+    placed = placements[0]
     if not placed.is_split or not all(keeps(cut.dim) for cut in placed.cuts):
         return None
     rest = (WHOLE,) * (len(node.takes) - 1)
     return Layout((placed, *rest), placed, {held.role: COPIED for held in node.held})
 
 
-def _dropout(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
-    return _alike(node, found, lambda dim: True)
+def _dropout(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
+    return _alike(node, placements, lambda dim: True)
 
 
-def _batch_norm(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+def _batch_norm(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
     assert node.shape is not None
-    if not found[0].is_split or (channels := node.shape[1]) < workers:
+    if not placements[0].is_split or (channels := node.shape[1]) < workers:
         return None
-    cut = found[0].cut(1)
-    if cut is None or len(found[0].cuts) > 1:
+    cut = placements[0].cut(1)
+    if cut is None or len(placements[0].cuts) > 1:
         cut = Cut(1, even(channels, workers))
     of_channels = Placement("split", (cut._replace(dim=0),))
     placed = Placement("split", (cut,))
     return Layout((placed,), placed, {held.role: of_channels for held in node.held if held.shape})
 
 
-def _layer_norm(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+def _layer_norm(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
     assert node.shape is not None
     (last,) = node.numbers("normalised")
-    kept = len(node.shape) - last
-    return _alike(node, found, lambda dim: dim < kept)
+    leading = len(node.shape) - last
+    return _alike(node, placements, lambda dim: dim < leading)
 
 
-def _channelwise(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
-    return _alike(node, found, lambda dim: dim < 2)
+def _channelwise(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
+    return _alike(node, placements, lambda dim: dim < 2)
 
 
-def _along(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+def _along(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
     """Follow an operation along some dimensions, which it may remove."""
     (before,), dims = node.shapes[:1], node.numbers("along")
     assert before is not None
-    layout = _alike(node, found, lambda dim: dim not in dims)
+    layout = _alike(node, placements, lambda dim: dim not in dims)
     if layout is None or node.shape is None or len(node.shape) == len(before):
         return layout
     after = tuple(cut._replace(dim=cut.dim - sum(dim < cut.dim for dim in dims)) for cut in layout.gives.cuts)
     return layout._replace(gives=Placement("split", after))
 
 
-def _batched(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+def _batched(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
     shapes = [shape for shape in node.shapes if shape is not None]
-    placed = next((each for each in found if each.is_split), WHOLE)
+    placed = next((each for each in placements if each.is_split), WHOLE)
     together = len({len(shape) for shape in shapes}) == 1 and len(shapes) == len(node.shapes)
-    kept = len(shapes[0]) - 2
-    if not placed.is_split or not together or any(cut.dim >= kept for cut in placed.cuts):
+    leading = len(shapes[0]) - 2
+    if not placed.is_split or not together or any(cut.dim >= leading for cut in placed.cuts):
         return None
     takes = []
     for shape in shapes:
@@ -124,18 +124,18 @@ def _batched(node: Node, found: Sequence[Placement], workers: int) -> Layout | N
     return Layout(tuple(takes), placed, {})
 
 
-def _permute(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+def _permute(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
     order = node.numbers("order")
-    layout = _alike(node, found, lambda dim: True)
+    layout = _alike(node, placements, lambda dim: True)
     if layout is None:
         return None
     after = tuple(cut._replace(dim=order.index(cut.dim)) for cut in layout.gives.cuts)
     return layout._replace(gives=Placement("split", after))
 
 
-def _reshape(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+def _reshape(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
     before, after = node.shapes[0], node.shape
-    layout = _alike(node, found, lambda dim: True)
+    layout = _alike(node, placements, lambda dim: True)
     if layout is None or before is None or after is None:
         return None
     cuts = [_reshaped(cut, before, after) for cut in layout.gives.cuts]
@@ -150,19 +150,19 @@ def _reshaped(cut: Cut, before: Shape, after: Shape) -> Cut | None:
     for dim, size in enumerate(after):
         if prod(after[:dim]) != ahead or size == 1:
             continue
-        here = before[cut.dim]
-        if size % here == 0:  # merged with what comes later
-            return Cut(dim, tuple(bound * (size // here) for bound in cut.bounds), cut.stride)
-        step = here // size
-        if here % size == 0 and all(bound % step == 0 for bound in cut.bounds):
+        extent = before[cut.dim]
+        if size % extent == 0:  # merged with what comes later
+            return Cut(dim, tuple(bound * (size // extent) for bound in cut.bounds), cut.stride)
+        step = extent // size
+        if extent % size == 0 and all(bound % step == 0 for bound in cut.bounds):
             return Cut(dim, tuple(bound // step for bound in cut.bounds), cut.stride)
         return None
     return None
 
 
-def _first(node: Node, found: Sequence[Placement], workers: int) -> Layout | None:
+def _first(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
     """Follow what picks one of several results, of which a split layer gives the first."""
-    return Layout((found[0],), found[0], {}) if node.numbers("picked") == (0,) else None
+    return Layout((placements[0],), placements[0], {}) if node.numbers("picked") == (0,) else None
 
 
 RULES: dict[str, Follow] = {

@@ -32,6 +32,7 @@ class Heads:
         bounds = even(width, workers, width // heads)
         three = Placement("split", (Cut(1, bounds),))  # in_proj as (3, width, width): queries, keys, values
         return Layout(
-            (COPIED,) * len(node.takes), PARTIAL,
+            (COPIED,) * len(node.takes),
+            PARTIAL,
             {"in_proj_weight": three, "in_proj_bias": three, "out_proj.weight": split(1, bounds)},
-        )  # fmt: skip
+        )

@@ -104,22 +104,22 @@ def kind_of(source: Placement, target: Placement) -> str:
     if source == target or (source == WHOLE and target == COPIED):
         return NOTHING
     if source.own == target.own:
-        found = TRIM if source.is_split else None
+        kind = TRIM if source.is_split else None
     elif target.kind in ("whole", "copied"):
-        found = {"split": GATHER, "partial": SUM}.get(source.kind)
+        kind = {"split": GATHER, "partial": SUM}.get(source.kind)
     elif target.is_split:
-        found = {"whole": CUT, "partial": SCATTER, "split": EXCHANGE}.get(source.kind)
+        kind = {"whole": CUT, "partial": SCATTER, "split": EXCHANGE}.get(source.kind)
     else:
-        found = None
-    if found is None:
+        kind = None
+    if kind is None:
         raise PlanError(f"nothing leads from a value that is {source} to one that is {target}")
-    return found
+    return kind
 
 
 def intersection(one: Box, other: Box) -> Box:
     """Return the box of what lies in both."""
-    found = ((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
-    return tuple((first, max(first, stop)) for first, stop in found)
+    ranges = ((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
+    return tuple((first, max(first, stop)) for first, stop in ranges)
 
 
 def volume(box: Box) -> int:

@@ -42,9 +42,9 @@ class Node:
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """Return a fact that is some whole numbers."""
-        found = self.facts.get(name, ())
-        assert isinstance(found, tuple)
-        return found
+        values = self.facts.get(name, ())
+        assert isinstance(values, tuple)
+        return values
 
     def shape_of(self, role: str) -> Shape:
         return next(held.shape for held in self.held if held.role == role)

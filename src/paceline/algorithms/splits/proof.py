@@ -42,14 +42,14 @@ def prove_program(program: Program, lines: Sequence[Sequence[Step]] | None = Non
 
     `lines` are the steps of each worker, where they are not those of the program.
     """
-    given = [program.steps] * program.workers if lines is None else lines
-    _meets(program, given)
+    worker_lines = [program.steps] * program.workers if lines is None else lines
+    _meets(program, worker_lines)
     for node in program.nodes:
         _layout_holds(program, node)
-    for place, line in enumerate(given):
-        if place == 0 or line != given[0]:
+    for place, line in enumerate(worker_lines):
+        if place == 0 or line != worker_lines[0]:
             _Line(program, place).follow(line)
-    return _counted(program, given)
+    return _counted(program, worker_lines)
 
 
 def _meets(program: Program, lines: Sequence[Sequence[Step]]) -> None:
@@ -72,10 +72,10 @@ def _covers(step: Step, exchange: Exchange) -> None:
     """Prove that what a worker takes covers what it is to have: every number once, or once from each worker."""
     extent, workers = exchange.extent, exchange.workers
     for receiver in range(workers):
-        wanted = volume(exchange.wants.box(extent, receiver))
-        taken = sum(volume(exchange.box(sender, receiver)) for sender in range(workers))
-        if taken != wanted * (workers if exchange.adds else 1):
-            raise PlanError(f"{step}: worker {receiver} takes {taken} numbers for the {wanted} that it is to have")
+        expected = volume(exchange.wants.box(extent, receiver))
+        total = sum(volume(exchange.box(sender, receiver)) for sender in range(workers))
+        if total != expected * (workers if exchange.adds else 1):
+            raise PlanError(f"{step}: worker {receiver} takes {total} numbers for the {expected} that it is to have")
 
 
 def _layout_holds(program: Program, name: str) -> None:
@@ -88,7 +88,7 @@ def _layout_holds(program: Program, name: str) -> None:
     else:
         rule = follow(node, claimed.takes, program.workers)
     if not _same(rule, claimed):
-        raise PlanError(f"{name} is laid out as {_say(claimed)}, and {way or 'following'} says {_say(rule)}")
+        raise PlanError(f"{name} is laid out as {_describe(claimed)}, and {way or 'following'} says {_describe(rule)}")
 
 
 def _same(one: Layout, other: Layout) -> bool:
@@ -97,7 +97,7 @@ def _same(one: Layout, other: Layout) -> bool:
     return uses and one.takes == other.takes and one.gives == other.gives
 
 
-def _say(layout: Layout) -> str:
+def _describe(layout: Layout) -> str:
     return f"{', '.join(map(str, layout.takes))} -> {layout.gives}"
 
 
@@ -127,10 +127,10 @@ class _Line:
                 self._return(step) if step.back else self._move(step)
         if self.computed != list(self.program.nodes) or self.undone != self.computed[::-1]:
             raise self.fault("it does not compute every operation once forward and once back, in order")
-        wanted = {key for key in self.moved if key[0] in self.program.needs}
-        if set(self.returned) != wanted:
-            left = sorted(value for value, _ in wanted - set(self.returned))
-            raise self.fault(f"the gradient of {', '.join(left)} is never brought back")
+        expected = {key for key in self.moved if key[0] in self.program.needs}
+        if set(self.returned) != expected:
+            missing = sorted(value for value, _ in expected - set(self.returned))
+            raise self.fault(f"the gradient of {', '.join(missing)} is never brought back")
 
     def _compute(self, name: str) -> None:
         if name not in self.program.nodes or name in self.computed or self.undone:
@@ -138,9 +138,9 @@ class _Line:
         node, layout = self.program.nodes[name], self.program.layouts[name]
         wants = list(zip(node.takes, layout.takes, strict=True))
         wants += [(PARAMETER + held.name, layout.uses.get(held.role, WHOLE)) for held in node.held]
-        for value, wanted in wants:
-            if (value, wanted) not in self.has:
-                raise self.fault(f"{name} wants {value} {wanted}, and it is not there so")
+        for value, placement in wants:
+            if (value, placement) not in self.has:
+                raise self.fault(f"{name} wants {value} {placement}, and it is not there so")
         self.computed.append(name)
         self.has.add((name, layout.gives))
 
@@ -177,9 +177,9 @@ class _Line:
         """Compute back through an operation: the gradients of all that was computed from it must be there."""
         if name not in self.computed or name in self.undone:
             raise self.fault(f"it computes back through {name} out of order")
-        gone = [move for move in self.program.gathers(Step((name,))) if (move.value, move.target) not in self.again]
-        if gone and self.program.drops:
-            raise self.fault(f"it computes back through {name} without {gone[0].value}, which was dropped")
+        dropped = [move for move in self.program.gathers(Step((name,))) if (move.value, move.target) not in self.again]
+        if dropped and self.program.drops:
+            raise self.fault(f"it computes back through {name} without {dropped[0].value}, which was dropped")
         late = [each for each in self.computed if name in self.program.nodes[each].takes and each not in self.undone]
         late += [v for v, placed in self.moved if v == name in self.program.needs and (v, placed) not in self.returned]
         if late:

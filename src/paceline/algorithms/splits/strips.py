@@ -41,8 +41,8 @@ class Strips:
         fits = len(mine) == workers and all(
             first <= bounds[place] and bounds[place + 1] <= stop for place, (first, stop) in enumerate(mine)
         )
-        for taken in filter(None, _taken(node)):
-            fits = fits and all(_within(need, has) for need, has in zip(_needed(node, mine), taken, strict=True))
+        for windows in filter(None, _taken(node)):
+            fits = fits and all(_within(need, has) for need, has in zip(_needed(node, mine), windows, strict=True))
         return "" if fits else "its workers would lack rows"
 
     def layout(self, node: Node, workers: int) -> Layout:
@@ -60,8 +60,8 @@ class Strips:
 
 def _placed(rows: int, workers: int, windows: Windows) -> Placement:
     bounds = even(rows, workers)
-    own = tuple(pairwise(bounds))
-    return Placement("split", (Cut(DIM, bounds, windows=() if windows == own else windows),))
+    ranges = tuple(pairwise(bounds))
+    return Placement("split", (Cut(DIM, bounds, windows=() if windows == ranges else windows),))
 
 
 def with_windows(nodes: Sequence[Node], workers: int) -> list[Node]:
@@ -78,25 +78,25 @@ def with_windows(nodes: Sequence[Node], workers: int) -> list[Node]:
             continue
         assert node.shape is not None
         bounds = even(node.shape[DIM], workers)
-        own = tuple(pairwise(bounds))
+        ranges = tuple(pairwise(bounds))
         needs = [_needed(user, computed[user.name]) for user in users.get(node.name, []) if user.name in computed]
-        mine = tuple(_hull(rows) for rows in zip(own, *needs, strict=True))
-        if any(stop - first > 2 * (b - a) for (first, stop), (a, b) in zip(mine, own, strict=True)):
+        mine = tuple(_hull(rows) for rows in zip(ranges, *needs, strict=True))
+        if any(stop - first > 2 * (b - a) for (first, stop), (a, b) in zip(mine, ranges, strict=True)):
             gathered.add(node.name)
-            mine = own
+            mine = ranges
         computed[node.name] = mine
     return [_with_facts(node, computed, gathered) if node.name in computed else node for node in nodes]
 
 
 def _chained(nodes: Sequence[Node], workers: int) -> set[str]:
     """Return the operations in chains of strips; each begins with one that looks at neighbouring rows."""
-    found: set[str] = set()
+    chained: set[str] = set()
     for node in nodes:
         if node.shape is None or len(node.shape) <= DIM or node.shape[DIM] < workers or not _local(node):
             continue
-        if "rows" in node.facts or (node.takes and all(value in found for value in node.takes)):
-            found.add(node.name)
-    return found
+        if "rows" in node.facts or (node.takes and all(value in chained for value in node.takes)):
+            chained.add(node.name)
+    return chained
 
 
 def _local(node: Node) -> bool:
@@ -129,9 +129,9 @@ def _with_facts(node: Node, computed: Mapping[str, Windows], gathered: set[str])
 
 
 def _taken(node: Node) -> list[Windows]:
-    taken = node.facts["taken"]
-    assert isinstance(taken, tuple)
-    return [_pairs(each) for each in taken]
+    windows = node.facts["taken"]
+    assert isinstance(windows, tuple)
+    return [_pairs(each) for each in windows]
 
 
 def _flat(windows: Windows) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ FAILED = float("inf")
 
 
 @dataclass(frozen=True)
-class Leg:
+class TrialSegment:
     """A piece of a trial that is trained in one go: from step `start` to step `stop`."""
 
     trial: int
@@ -51,7 +51,7 @@ class Scheduler(Protocol):
     #: The steps within a leg after which it decides by a trial's loss, if it learns it; None: all.
     heeds: frozenset[int] | None
 
-    def next(self) -> Leg | None:
+    def next(self) -> TrialSegment | None:
         """Return the leg to be trained next, or None if nothing can begin before a leg under way has ended."""
 
     def report(self, trial: int, step: int, loss: float) -> bool:
@@ -63,8 +63,8 @@ class Scheduler(Protocol):
 
 def rungs(grace_period: int, max_t: int, reduction_factor: int) -> list[int]:
     """Return the steps at which trials are compared: grace_period x reduction_factor^k, below max_t."""
-    found, step = [], grace_period
+    steps, step = [], grace_period
     while step < max_t:
-        found.append(step)
+        steps.append(step)
         step *= reduction_factor
-    return found
+    return steps

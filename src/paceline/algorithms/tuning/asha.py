@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect, insort
 
-from paceline.algorithms.tuning import FAILED, Leg, rungs
+from paceline.algorithms.tuning import FAILED, TrialSegment, rungs
 
 
 class Asha:
@@ -33,14 +33,14 @@ class Asha:
         self.begun = 0
         self.running: dict[int, int] = {}
 
-    def next(self) -> Leg | None:
+    def next(self) -> TrialSegment | None:
         for rung in reversed(range(len(self.waiting))):
             if self._continues(rung):
                 return self._promote(rung)
         if self.begun < self.trials:
             self.begun += 1
             self.running[self.begun - 1] = 0
-            return Leg(self.begun - 1, 0, self.steps[0])
+            return TrialSegment(self.begun - 1, 0, self.steps[0])
         highest = max((rung for rung, ended in enumerate(self.waiting) if ended), default=None)
         if highest is None or self.running or any(self.gone[highest:]):
             return None
@@ -56,13 +56,13 @@ class Asha:
 
     def _continues(self, rung: int) -> bool:
         """Whether the best trial that waits at a rung is among the best of all that have come to it."""
-        waiting, gone = self.waiting[rung], self.gone[rung]
+        waiting, promoted = self.waiting[rung], self.gone[rung]
         if not waiting:
             return False
-        return bisect(gone, waiting[0]) < (len(waiting) + len(gone)) // self.reduction_factor
+        return bisect(promoted, waiting[0]) < (len(waiting) + len(promoted)) // self.reduction_factor
 
-    def _promote(self, rung: int) -> Leg:
+    def _promote(self, rung: int) -> TrialSegment:
         best = self.waiting[rung].pop(0)
         insort(self.gone[rung], best)
         self.running[best[1]] = rung + 1
-        return Leg(best[1], self.steps[rung], self.steps[rung + 1])
+        return TrialSegment(best[1], self.steps[rung], self.steps[rung + 1])

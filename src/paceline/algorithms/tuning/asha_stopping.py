@@ -11,7 +11,7 @@ Tune and Optuna have; it trains more than the paper's form (asha.py), since the 
 
 from __future__ import annotations
 
-from paceline.algorithms.tuning import Leg, rungs
+from paceline.algorithms.tuning import TrialSegment, rungs
 from paceline.algorithms.tuning.fifo import Fifo
 
 
@@ -27,7 +27,7 @@ class AshaStopping:
         self.rungs: dict[int, list[float]] = {step: [] for step in rungs(grace_period, max_t, reduction_factor)}
         self.heeds: frozenset[int] | None = frozenset(self.rungs)
 
-    def next(self) -> Leg | None:
+    def next(self) -> TrialSegment | None:
         return self.trials.next()
 
     def report(self, trial: int, step: int, loss: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.algorithms.tuning import Leg
+from paceline.algorithms.tuning import TrialSegment
 
 
 class Fifo:
@@ -16,11 +16,11 @@ class Fifo:
         #: Trials that have begun.
         self.begun = 0
 
-    def next(self) -> Leg | None:
+    def next(self) -> TrialSegment | None:
         if self.begun >= self.trials:
             return None
         self.begun += 1
-        return Leg(self.begun - 1, 0, self.max_t)
+        return TrialSegment(self.begun - 1, 0, self.max_t)
 
     def report(self, trial: int, step: int, loss: float) -> bool:
         return False

@@ -23,8 +23,8 @@ class Grid:
     def coordinates(self, number: int) -> Coordinates | None:
         if number >= len(self):
             return None
-        found = []
+        point = []
         for axis in reversed(self.axes):
             number, place = divmod(number, len(axis))
-            found.append(axis[place])
-        return tuple(reversed(found))
+            point.append(axis[place])
+        return tuple(reversed(point))

@@ -11,7 +11,7 @@ The number of trials follows from max_t. A bracket need not be over for the next
 
 from __future__ import annotations
 
-from paceline.algorithms.tuning import Leg
+from paceline.algorithms.tuning import TrialSegment
 from paceline.algorithms.tuning.successive_halving import SuccessiveHalving
 
 
@@ -36,7 +36,7 @@ class Hyperband:
             self.brackets.append(bracket)
             self.bracket_of += [bracket] * trials
 
-    def next(self) -> Leg | None:
+    def next(self) -> TrialSegment | None:
         return next((leg for bracket in self.brackets if (leg := bracket.next()) is not None), None)
 
     def report(self, trial: int, step: int, loss: float) -> bool:

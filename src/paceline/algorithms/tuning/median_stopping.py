@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from paceline.algorithms.tuning import Leg
+from paceline.algorithms.tuning import TrialSegment
 from paceline.algorithms.tuning.fifo import Fifo
 
 
@@ -28,7 +28,7 @@ class MedianStopping:
         #: The losses of each trial, by step.
         self.losses: dict[int, dict[int, float]] = {}
 
-    def next(self) -> Leg | None:
+    def next(self) -> TrialSegment | None:
         return self.trials.next()
 
     def report(self, trial: int, step: int, loss: float) -> bool:
@@ -43,8 +43,8 @@ class MedianStopping:
 
     @staticmethod
     def _average(losses: dict[int, float], until: int) -> float:
-        found = [loss for step, loss in losses.items() if step <= until]
-        return sum(found) / len(found)
+        history = [loss for step, loss in losses.items() if step <= until]
+        return sum(history) / len(history)
 
     def end(self, trial: int, step: int, loss: float) -> None:
         pass

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from paceline.algorithms.tuning import FAILED, Coordinates, Leg, Sampler
+from paceline.algorithms.tuning import FAILED, Coordinates, Sampler, TrialSegment
 from paceline.algorithms.tuning.random import uniform
 
 
@@ -34,19 +34,24 @@ class PopulationBasedTraining:
     heeds: frozenset[int] | None = frozenset()
 
     def __init__(
-        self, sampler: Sampler, trials: int, max_t: int, perturbation_interval: int = 1, seed: int = 0,
+        self,
+        sampler: Sampler,
+        trials: int,
+        max_t: int,
+        perturbation_interval: int = 1,
+        seed: int = 0,
         breeding: Breeding | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.max_t, self.interval, self.seed, self.breeding = max_t, perturbation_interval, seed, breeding or Breeding()
         self.sampler = sampler
         #: The configuration of each member now; None as long as it is the sampler's.
         self.members: list[Coordinates | None] = [None] * trials
         self.start = 0
-        self.waiting = [Leg(trial, 0, min(perturbation_interval, max_t)) for trial in range(trials)]
+        self.waiting = [TrialSegment(trial, 0, min(perturbation_interval, max_t)) for trial in range(trials)]
         self.ended: dict[int, float] = {}
         self.size = trials
 
-    def next(self) -> Leg | None:
+    def next(self) -> TrialSegment | None:
         return self.waiting.pop(0) if self.waiting else None
 
     def report(self, trial: int, step: int, loss: float) -> bool:
@@ -72,16 +77,16 @@ class PopulationBasedTraining:
         worst = [trial for trial in ranked[len(ranked) - count :] if trial not in best]
         worst += [trial for trial in ranked if trial not in alive and trial not in worst]
         self.waiting = [
-            self._exploit(trial, best, stop) if trial in worst else Leg(trial, self.start, stop)
+            self._exploit(trial, best, stop) if trial in worst else TrialSegment(trial, self.start, stop)
             for trial in sorted(ranked)
         ]
 
-    def _exploit(self, trial: int, best: list[int], stop: int) -> Leg:
+    def _exploit(self, trial: int, best: list[int], stop: int) -> TrialSegment:
         source = best[int(uniform(self.seed, trial, self.start) * len(best))]
         before = self.members[source] or self.sampler.coordinates(source) or ()
         changed = tuple(self._explore(value, trial, place) for place, value in enumerate(before))
         self.members[trial] = changed
-        return Leg(trial, self.start, stop, source, changed)
+        return TrialSegment(trial, self.start, stop, source, changed)
 
     def _explore(self, value: float, trial: int, place: int) -> float:
         fate = uniform(self.seed, trial, self.start, place, 1)

@@ -8,7 +8,7 @@ be confused with ASHA, which does not wait for a rung to be complete.
 
 from __future__ import annotations
 
-from paceline.algorithms.tuning import FAILED, Leg, rungs
+from paceline.algorithms.tuning import FAILED, TrialSegment, rungs
 
 
 class SuccessiveHalving:
@@ -30,11 +30,11 @@ class SuccessiveHalving:
         #: Trials of this rung: those that wait, are under way, or have ended.
         self.size = trials
 
-    def next(self) -> Leg | None:
+    def next(self) -> TrialSegment | None:
         if not self.waiting:
             return None
         start = self.steps[self.rung - 1] if self.rung else 0
-        return Leg(self.waiting.pop(0), start, self.steps[self.rung])
+        return TrialSegment(self.waiting.pop(0), start, self.steps[self.rung])
 
     def report(self, trial: int, step: int, loss: float) -> bool:
         return False

@@ -18,13 +18,13 @@ class Arena:
 
     def take(self, name: str, count: int) -> int:
         """Return the lowest place where so many numbers fit."""
-        wanted, at = count + SLACK, 0
+        length, at = count + SLACK, 0
         for begin, end in sorted(self.used.values()):
-            if at + wanted <= begin:
+            if at + length <= begin:
                 break
             at = max(at, -(-end // ALIGNMENT) * ALIGNMENT)
-        self.used[name] = (at, at + wanted)
-        self.size = max(self.size, at + wanted)
+        self.used[name] = (at, at + length)
+        self.size = max(self.size, at + length)
         return at
 
     def free(self, name: str) -> None:

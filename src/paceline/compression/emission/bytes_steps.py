@@ -28,9 +28,9 @@ def _call(writer: Writer, network: IntegerNetwork, it: IntegerStep, number: int,
             target = RESULT if it.wide else writer.place(step.name)
             image = padded_shape(network.network.shape(step.source), step.geometry)
             affine = isinstance(step, Affine)
-            found = windows(image, step.geometry, step.shape, joined=affine)
+            grid = windows(image, step.geometry, step.shape, joined=affine)
             form = kernel.affine if affine else kernel.window
-            return lines + form(writer, it, number, found, source, target)
+            return lines + form(writer, it, number, grid, source, target)
         case MaxPooling():
             return _max_pooling(writer, network, step, number)
         case Function():
@@ -58,10 +58,13 @@ def _max_pooling(writer: Writer, network: IntegerNetwork, step: MaxPooling, numb
     writer.uses(text("bytes_highest.c"))
     channels, height, width = network.network.shape(step.source)
     (rows, columns), (down, right), (top, left), (row, column) = (
-        step.geometry.kernel, step.geometry.stride, step.geometry.padding, step.geometry.dilation,
-    )  # fmt: skip
-    found = Windows(step.shape[1], step.shape[2], channels, rows, columns, 1, down, right, row, column)
-    layer = writer.layer(f"layer_{number}", found, 1, 0, 0, 0, 0, 0, 0)
+        step.geometry.kernel,
+        step.geometry.stride,
+        step.geometry.padding,
+        step.geometry.dilation,
+    )
+    grid = Windows(step.shape[1], step.shape[2], channels, rows, columns, 1, down, right, row, column)
+    layer = writer.layer(f"layer_{number}", grid, 1, 0, 0, 0, 0, 0, 0)
     source, target = writer.places[step.source], writer.place(step.name)
     return f"highest(&{layer}, {source}, {target}, {height}, {width}, {top}, {left});"
 
@@ -69,10 +72,10 @@ def _max_pooling(writer: Writer, network: IntegerNetwork, step: MaxPooling, numb
 def _sum(writer: Writer, network: IntegerNetwork, it: IntegerStep, step: Sum, number: int) -> str:
     writer.uses(text("bytes_sum.c"))
     factors = writer.array("int32_t", f"factor_{number}", it.out.factors)
-    found = Windows(1, 1, 1, 1, 1, prod(step.shape), 0, 0, 0, 0)
+    grid = Windows(1, 1, 1, 1, 1, prod(step.shape), 0, 0, 0, 0)
     out = it.out
     layer = writer.layer(
-        f"layer_{number}", found, out.shift, out.zero, out.low, 0, 0, factors, table(writer, it, number)
+        f"layer_{number}", grid, out.shift, out.zero, out.low, 0, 0, factors, table(writer, it, number)
     )
     left, right = writer.places[step.left], writer.places[step.right]
     zeros = ", ".join(str(network.scales[name].zero) for name in step.sources)

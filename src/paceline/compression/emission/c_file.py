@@ -41,20 +41,29 @@ def integer_file(network: IntegerNetwork, kernel: Kernel, samples: Tensor) -> CF
     """Write an integer network; `samples` are some inputs, of which the file keeps the first ones as tests."""
     writer = Writer(network.network)
     bytes_steps.write_steps(writer, network, kernel)
-    given, result = network.scales[INPUT], network.result
+    input_scale, result = network.scales[INPUT], network.result
     shape, last = network.network.inputs, network.steps[-1]
     numbers = _numbers(network.network)
-    numbers |= {"NET_INPUT_ZERO": str(given.zero), "NET_RESULT_ZERO": str(result.zero)}
-    floats = {"NET_INPUT_INVERSE": 1 / given.scale, "NET_RESULT_SCALE": result.scale}
+    numbers |= {"NET_INPUT_ZERO": str(input_scale.zero), "NET_RESULT_ZERO": str(result.zero)}
+    floats = {"NET_INPUT_INVERSE": 1 / input_scale.scale, "NET_RESULT_SCALE": result.scale}
     copied = "" if last.wide else _copied(writer.places[last.name], prod(last.shape))
     run = RUN_BYTES.format(place=writer.places[INPUT], calls="\n    ".join(writer.calls), copied=copied)
     convert = CONVERT.format(place=writer.places[INPUT], into=_from_model(shape, "arena"), out=_to_model(last.shape))
     body = [
-        _defines(numbers, floats), text("bytes.c"), f"\nstatic uint8_t arena[{writer.arena.size}];\n",
-        *writer.functions, "\n", *writer.arrays, SPLIT.format(run=run),
-        "\n#ifndef NET_BYTES_ONLY", text("bytes_input.c"), convert, "#endif\n",
-        _byte_tests(network, samples), text("main.c"),
-    ]  # fmt: skip
+        _defines(numbers, floats),
+        text("bytes.c"),
+        f"\nstatic uint8_t arena[{writer.arena.size}];\n",
+        *writer.functions,
+        "\n",
+        *writer.arrays,
+        SPLIT.format(run=run),
+        "\n#ifndef NET_BYTES_ONLY",
+        text("bytes_input.c"),
+        convert,
+        "#endif\n",
+        _byte_tests(network, samples),
+        text("main.c"),
+    ]
     return _whole(body, kernel.flags, writer.arena.size, whole_numbers=True)
 
 
@@ -68,16 +77,23 @@ def float_file(network: Network, samples: Tensor) -> CFile:
     tolerance = max(float(expected.abs().max()), 1e-3) * TOLERANCE
     numbers = _numbers(network) | {"NET_TESTS": str(len(tests)), "NET_FROM_FIRST": "0"}
     run = RUN_FLOATS.format(
-        into=_from_model(network.inputs, writer.places[INPUT], "{x}"), calls="\n    ".join(writer.calls),
+        into=_from_model(network.inputs, writer.places[INPUT], "{x}"),
+        calls="\n    ".join(writer.calls),
         out=_to_model(shape, writer.places[network.last.name]),
-    )  # fmt: skip
+    )
     body = [
         _defines(numbers, {"NET_TOLERANCE": tolerance}),
-        floats_steps.functions(network), *writer.functions, f"\nstatic float arena[{writer.arena.size}];\n",
-        *writer.arrays, run, TESTS_BEGIN,
+        floats_steps.functions(network),
+        *writer.functions,
+        f"\nstatic float arena[{writer.arena.size}];\n",
+        *writer.arrays,
+        run,
+        TESTS_BEGIN,
         _two("float", "net_test_inputs", "NET_INPUTS", tests.reshape(len(tests), -1)),
-        _two("float", "net_test_outputs", "NET_OUTPUTS", expected), "#endif\n", text("main_floats.c"),
-    ]  # fmt: skip
+        _two("float", "net_test_outputs", "NET_OUTPUTS", expected),
+        "#endif\n",
+        text("main_floats.c"),
+    ]
     return _whole(body, floats_steps.FLAGS, 4 * writer.arena.size)
 
 
@@ -90,18 +106,24 @@ def program_file(it: LayerProgram, model: Callable[[Tensor], Tensor], samples: T
         expected = model(tests).float().reshape(len(tests), -1)
     if it.end:  # the file gives scores: what is apart from the first one is the same as of logarithms
         expected = expected.log() if it.end == "softmax" else expected
-        kept = expected.isfinite().all(1)
-        tests, expected = tests[kept], expected[kept] - expected[kept, :1]
+        finite = expected.isfinite().all(1)
+        tests, expected = tests[finite], expected[finite] - expected[finite, :1]
     kind = "int32_t" if it.tokens else "float"
     counts = {"inputs": it.numbers_in, "outputs": it.numbers_out, "tests": len(tests), "from_first": int(bool(it.end))}
     run = RUN_LOOPS.format(kind=kind, lines="\n".join(writer.lines), result=writer.whole(it.output))
     tolerance = max(float(expected.abs().max()), 1e-3) * TOLERANCE
     body = [
         _defines({f"NET_{word.upper()}": str(count) for word, count in counts.items()}, {"NET_TOLERANCE": tolerance}),
-        loops.functions(it), f"\nstatic float arena[{max(writer.arena.size, 1)}];\n", *writer.arrays, run, TESTS_BEGIN,
+        loops.functions(it),
+        f"\nstatic float arena[{max(writer.arena.size, 1)}];\n",
+        *writer.arrays,
+        run,
+        TESTS_BEGIN,
         _two(kind, "net_test_inputs", "NET_INPUTS", tests.reshape(len(tests), -1)),
-        _two("float", "net_test_outputs", "NET_OUTPUTS", expected), "#endif\n", text("main_floats.c"),
-    ]  # fmt: skip
+        _two("float", "net_test_outputs", "NET_OUTPUTS", expected),
+        "#endif\n",
+        text("main_floats.c"),
+    ]
     return _whole(body, loops.FLAGS, 4 * writer.arena.size, tokens=it.tokens)
 
 
@@ -203,19 +225,23 @@ def _to_model(shape: Image, place: str = "") -> str:
 
 def _byte_tests(network: IntegerNetwork, samples: Tensor) -> str:
     model, tests = IntegerModel(network), samples[:TESTS].float()
-    given = model.bytes_of(tests).reshape(len(tests), *network.network.inputs).permute(0, 2, 3, 1)
+    inputs = model.bytes_of(tests).reshape(len(tests), *network.network.inputs).permute(0, 2, 3, 1)
     scores = model.scores(tests).reshape(len(tests), *network.network.last.shape).permute(0, 2, 3, 1)
-    return "".join((
-        TESTS_BEGIN, f"#define NET_TESTS {len(tests)}\n",
-        _two("uint8_t", "net_test_inputs", "NET_INPUTS", given.reshape(len(tests), -1)),
-        _two("int32_t", "net_test_scores", "NET_OUTPUTS", scores.reshape(len(tests), -1)), "#endif\n",
-    ))  # fmt: skip
+    return "".join(
+        (
+            TESTS_BEGIN,
+            f"#define NET_TESTS {len(tests)}\n",
+            _two("uint8_t", "net_test_inputs", "NET_INPUTS", inputs.reshape(len(tests), -1)),
+            _two("int32_t", "net_test_scores", "NET_OUTPUTS", scores.reshape(len(tests), -1)),
+            "#endif\n",
+        )
+    )
 
 
 def _two(kind: str, name: str, size: str, rows: Tensor) -> str:
     """A constant array of two dimensions."""
-    made = array(kind, name, rows.flatten().tolist())
-    first, _, rest = made.partition(f"{name}[{rows.numel()}]")
+    array_text = array(kind, name, rows.flatten().tolist())
+    first, _, rest = array_text.partition(f"{name}[{rows.numel()}]")
     lines = rest.partition("{\n")[2].rpartition("};")[0]
     each = len(rows[0])
     flat = [word for line in lines.splitlines() for word in line.strip().rstrip(",").split(", ")]

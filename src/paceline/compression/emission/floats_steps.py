@@ -93,31 +93,31 @@ def _padded(writer: Writer, network: Network, step: Affine | Window) -> tuple[st
 
 def _affine(writer: Writer, network: Network, step: Affine, number: int) -> str:
     source, lines = _padded(writer, network, step)
-    found = windows(padded_shape(network.shape(step.source), step.geometry), step.geometry, step.shape)
-    rest = -found.outputs % LANES
-    weight = step.weight.permute(0, 2, 3, 1).reshape(found.outputs, -1)
+    grid = windows(padded_shape(network.shape(step.source), step.geometry), step.geometry, step.shape)
+    rest = -grid.outputs % LANES
+    weight = step.weight.permute(0, 2, 3, 1).reshape(grid.outputs, -1)
     blocks = functional.pad(weight, (0, 0, 0, rest)).reshape(-1, LANES, weight.shape[1]).permute(0, 2, 1)
-    layer = _layer(writer, number, found, blocks, functional.pad(step.bias, (0, rest)), _needed(network)[step.function])
+    layer = _layer(writer, number, grid, blocks, functional.pad(step.bias, (0, rest)), _needed(network)[step.function])
     target = writer.place(step.name)
     writer.uses(text("floats_affine.c"))
-    if found.height * found.width == 1:
+    if grid.height * grid.width == 1:
         return f"{lines}affine_row({layer}, {source}, {target});"
-    return f"{lines}affine_image({layer}, {source}, {target}, {pixels_at_once(found.width, MOST_PIXELS)});"
+    return f"{lines}affine_image({layer}, {source}, {target}, {pixels_at_once(grid.width, MOST_PIXELS)});"
 
 
-def _layer(writer: Writer, number: int, found: Windows, weight: torch.Tensor, bias: torch.Tensor, function: int) -> str:
+def _layer(writer: Writer, number: int, grid: Windows, weight: torch.Tensor, bias: torch.Tensor, function: int) -> str:
     names = (
         writer.array("float", f"weight_{number}", weight.flatten().tolist()),
         writer.array("float", f"bias_{number}", bias.tolist()),
     )
-    return f"&{writer.layer(f'layer_{number}', found, *names, function)}"
+    return f"&{writer.layer(f'layer_{number}', grid, *names, function)}"
 
 
 def _window(writer: Writer, network: Network, step: Window, number: int) -> str:
     source, lines = _padded(writer, network, step)
     image = padded_shape(network.shape(step.source), step.geometry)
-    found = windows(image, step.geometry, step.shape, joined=False)
-    layer = _layer(writer, number, found, step.weight.permute(1, 2, 0), step.bias, _needed(network)[step.function])
+    grid = windows(image, step.geometry, step.shape, joined=False)
+    layer = _layer(writer, number, grid, step.weight.permute(1, 2, 0), step.bias, _needed(network)[step.function])
     writer.uses(text("floats_affine.c"))
     writer.uses(text("floats_window.c"))
     return f"{lines}window({layer}, {source}, {writer.place(step.name)}, {int(len(step.weight) > 1)});"
@@ -127,9 +127,12 @@ def _max_pooling(writer: Writer, network: Network, step: MaxPooling, number: int
     writer.uses(text("floats_highest.c"))
     channels, height, width = network.shape(step.source)
     (rows, columns), (down, right), (top, left), (row, column) = (
-        step.geometry.kernel, step.geometry.stride, step.geometry.padding, step.geometry.dilation,
-    )  # fmt: skip
-    found = Windows(step.shape[1], step.shape[2], channels, rows, columns, 1, down, right, row, column)
-    layer = writer.layer(f"layer_{number}", found, 0, 0, 0)
+        step.geometry.kernel,
+        step.geometry.stride,
+        step.geometry.padding,
+        step.geometry.dilation,
+    )
+    grid = Windows(step.shape[1], step.shape[2], channels, rows, columns, 1, down, right, row, column)
+    layer = writer.layer(f"layer_{number}", grid, 0, 0, 0)
     source, target = writer.places[step.source], writer.place(step.name)
     return f"highest(&{layer}, {source}, {target}, {height}, {width}, {top}, {left});"

@@ -39,14 +39,14 @@ class Kernel:
     flags: tuple[str, ...]
 
 
-def parts(weight: Tensor, found: Windows) -> Tensor:
+def parts(weight: Tensor, grid: Windows) -> Tensor:
     """Weights in the order in which a window's numbers lie: [outputs, rows, columns, length]."""
-    return weight.permute(0, 2, 3, 1).reshape(len(weight), found.rows, found.columns, found.length)
+    return weight.permute(0, 2, 3, 1).reshape(len(weight), grid.rows, grid.columns, grid.length)
 
 
-def padded_outputs(numbers: tuple[int, ...], wanted: int = LANES) -> list[int]:
+def padded_outputs(numbers: tuple[int, ...], lanes: int = LANES) -> list[int]:
     """Numbers of each output, with noughts up to a multiple of the lanes."""
-    return [*numbers, *[0] * (-len(numbers) % wanted)]
+    return [*numbers, *[0] * (-len(numbers) % lanes)]
 
 
 def requantised(writer: Writer, it: IntegerStep, number: int, lanes: int) -> tuple[str, str, str]:
@@ -61,18 +61,18 @@ def table(writer: Writer, it: IntegerStep, number: int) -> str:
     """The array of an activation, which layers of the same table share; 0 for none."""
     if not it.out.table:
         return "0"
-    known = next((name for name, numbers in writer.tables.items() if numbers == it.out.table), None)
-    if known is None:
-        known = writer.array("uint8_t", f"table_{number}", it.out.table)
-        writer.tables[known] = it.out.table
-    return known
+    table_name = next((name for name, numbers in writer.tables.items() if numbers == it.out.table), None)
+    if table_name is None:
+        table_name = writer.array("uint8_t", f"table_{number}", it.out.table)
+        writer.tables[table_name] = it.out.table
+    return table_name
 
 
-def _layer(writer: Writer, it: IntegerStep, number: int, found: Windows, weight: list[int], lanes: int = 1) -> str:
+def _layer(writer: Writer, it: IntegerStep, number: int, grid: Windows, weight: list[int], lanes: int = 1) -> str:
     name = writer.array("int8_t", f"weight_{number}", weight)
     out = it.out
     rest = (out.shift, out.zero, out.low, name, *requantised(writer, it, number, lanes))
-    return f"&{writer.layer(f'layer_{number}', found, *rest)}"
+    return f"&{writer.layer(f'layer_{number}', grid, *rest)}"
 
 
 def _signed(it: IntegerStep) -> Tensor:
@@ -91,22 +91,22 @@ def _targets(it: IntegerStep, target: str) -> str:
     return f"0, {target}" if it.wide else f"{target}, 0"
 
 
-def small_affine(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:
+def small_affine(writer: Writer, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
     """Output by output, part by part."""
-    weight = parts(_signed(it), found)
+    weight = parts(_signed(it), grid)
     function = "affine_4" if it.bits == 4 else "affine"
     writer.uses(text(f"bytes_{function.replace('affine', 'affine_small')}.c"))
     numbers = _nibbles(weight) if it.bits == 4 else weight.flatten().tolist()
-    return f"{function}({_layer(writer, it, number, found, numbers)}, {source}, {_targets(it, target)});"
+    return f"{function}({_layer(writer, it, number, grid, numbers)}, {source}, {_targets(it, target)});"
 
 
-def small_window(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:
+def small_window(writer: Writer, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
     """Place by place of the window; channels side by side where they have weights of their own."""
     assert isinstance(it.step, Window)
     writer.uses(text("bytes_window_small.c"))
     numbers = _signed(it).permute(1, 2, 0).flatten().tolist()
-    own = int(len(it.step.weight) > 1)
-    return f"window({_layer(writer, it, number, found, numbers)}, {source}, {_targets(it, target)}, {own});"
+    depthwise = int(len(it.step.weight) > 1)
+    return f"window({_layer(writer, it, number, grid, numbers)}, {source}, {_targets(it, target)}, {depthwise});"
 
 
 def pixels_at_once(width: int, most: int) -> int:
@@ -121,24 +121,24 @@ def _uses_vectors(writer: Writer, what: str) -> None:
     writer.uses(f"\n{VECTORS}{text(f'bytes_{what}_vectors.c')}#else{text(f'bytes_{what}_lanes.c')}#endif\n")
 
 
-def _blocks(it: IntegerStep, found: Windows, lanes: int) -> list[int]:
+def _blocks(it: IntegerStep, grid: Windows, lanes: int) -> list[int]:
     """Weights in blocks of outputs; four bytes of the window are one word of a lane."""
     fours = 8 if it.bits == 4 else 4
-    weight = parts(_signed(it), found)
-    weight = functional.pad(weight, (0, -found.length % fours, 0, 0, 0, 0, 0, -found.outputs % lanes))
+    weight = parts(_signed(it), grid)
+    weight = functional.pad(weight, (0, -grid.length % fours, 0, 0, 0, 0, 0, -grid.outputs % lanes))
     # [block, output, rows, columns, group, four] -> [block, rows, columns, group, output, four]
-    blocks = weight.reshape(-1, lanes, found.rows, found.columns, weight.shape[-1] // 4, 4).permute(0, 2, 3, 4, 1, 5)
+    blocks = weight.reshape(-1, lanes, grid.rows, grid.columns, weight.shape[-1] // 4, 4).permute(0, 2, 3, 4, 1, 5)
     if it.bits == 4:  # the lower halves are one group of four, the upper ones the next
         twos = blocks.reshape(-1, 2, lanes * 4).permute(0, 2, 1).reshape(-1, 2)
         return [packed(first, second) for first, second in twos.tolist()]
     return [int(number) for number in blocks.flatten().tolist()]
 
 
-def cortex_affine(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:
+def cortex_affine(writer: Writer, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
     """Blocks of four outputs; a window is gathered first where its parts would waste more bytes apart than together."""
-    joined = replace(found, rows=1, columns=1, length=found.rows * found.columns * found.length)
-    saves = found.rows * found.columns * _groups(it, found.length) > _groups(it, joined.length)
-    layer = _layer(writer, it, number, found, _blocks(it, joined if saves else found, FOUR))
+    joined = replace(grid, rows=1, columns=1, length=grid.rows * grid.columns * grid.length)
+    saves = grid.rows * grid.columns * _groups(it, grid.length) > _groups(it, joined.length)
+    layer = _layer(writer, it, number, grid, _blocks(it, joined if saves else grid, FOUR))
     window = writer.temporary(f"{it.name} window", (joined.length, 1, 1)) if saves else "0"
     writer.uses(text("bytes_affine_cortex.c"))
     return f"affine_fours({layer}, {source}, {_targets(it, target)}, {it.bits}, {window});"
@@ -149,33 +149,33 @@ def _groups(it: IntegerStep, length: int) -> int:
     return -(-length // 8) * 2 if it.bits == 4 else -(-length // 4)
 
 
-def vectors_affine(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:
+def vectors_affine(writer: Writer, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
     """Blocks of sixteen outputs."""
-    numbers = _blocks(it, found, LANES)
-    layer = _layer(writer, it, number, found, numbers, LANES)
+    numbers = _blocks(it, grid, LANES)
+    layer = _layer(writer, it, number, grid, numbers, LANES)
     _uses_vectors(writer, "affine")
-    if it.wide or found.height * found.width == 1:
-        each = f"{found.outputs} * k"
-        if found.height * found.width == 1:
+    if it.wide or grid.height * grid.width == 1:
+        each = f"{grid.outputs} * k"
+        if grid.height * grid.width == 1:
             return f"affine_row({layer}, {source}, {_targets(it, target)}, {it.bits});"
-        at = f"{source} + k / {found.width} * {found.down} + k % {found.width} * {found.right}"
+        at = f"{source} + k / {grid.width} * {grid.down} + k % {grid.width} * {grid.right}"
         return (
-            f"for (int k = 0; k < {found.height * found.width}; k++)\n"
+            f"for (int k = 0; k < {grid.height * grid.width}; k++)\n"
             f"        affine_row({layer}, {at}, {_targets(it, f'{target} + {each}')}, {it.bits});"
         )
-    return f"affine_image({layer}, {source}, {target}, {it.bits}, {pixels_at_once(found.width, MOST_PIXELS)});"
+    return f"affine_image({layer}, {source}, {target}, {it.bits}, {pixels_at_once(grid.width, MOST_PIXELS)});"
 
 
-def vectors_window(writer: Writer, it: IntegerStep, number: int, found: Windows, source: str, target: str) -> str:
+def vectors_window(writer: Writer, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
     """Sixteen channels in the lanes of a vector."""
     if it.wide:
-        return small_window(writer, it, number, found, source, target)
+        return small_window(writer, it, number, grid, source, target)
     assert isinstance(it.step, Window)
     numbers = _signed(it).permute(1, 2, 0).flatten().tolist()
-    layer = _layer(writer, it, number, found, numbers, LANES)
+    layer = _layer(writer, it, number, grid, numbers, LANES)
     _uses_vectors(writer, "window")
     return (
-        f"window_image({layer}, {source}, {target}, {int(len(it.step.weight) > 1)}, {pixels_at_once(found.width, 4)});"
+        f"window_image({layer}, {source}, {target}, {int(len(it.step.weight) > 1)}, {pixels_at_once(grid.width, 4)});"
     )
 
 

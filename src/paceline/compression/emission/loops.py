@@ -40,9 +40,14 @@ from paceline.kernels.memory import offset
 from paceline.names import comment
 
 FLAGS = (
-    "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fno-signed-zeros",
+    "-O3",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fno-signed-zeros",
     "-fassociative-math",
-)  # fmt: skip
+)
 Lines = Iterator[str]
 
 
@@ -103,8 +108,8 @@ class LoopsWriter:
 
     def _last_readers(self) -> dict[str, int]:
         """The last statement that touches each buffer; the result is never free."""
-        found = {base: n for n, it in enumerate(self.it.program.forward) for base in self._bases(it)}
-        return {base: n for base, n in found.items() if base != self.it.program.base(self.it.output)}
+        last_uses = {base: n for n, it in enumerate(self.it.program.forward) for base in self._bases(it)}
+        return {base: n for base, n in last_uses.items() if base != self.it.program.base(self.it.output)}
 
 
 def functions(it: LayerProgram) -> str:
@@ -195,20 +200,20 @@ def _contract(writer: LoopsWriter, it: Contract, indent: str) -> Lines:
     if not it.add:
         yield from _open((*outer, row), indent)
         yield f"{_deep(indent, (*outer, row))}{target} = {start};"
-    whole = (*outer, *summed, row)
-    yield from _open(whole, indent)
-    yield f"{_deep(indent, whole)}{target} += {product};"
+    loops = (*outer, *summed, row)
+    yield from _open(loops, indent)
+    yield f"{_deep(indent, loops)}{target} += {product};"
 
 
 def _row(writer: LoopsWriter, it: Contract, factors: list[Ref]) -> Loop | None:
     """The loop over the target's neighbours, where it is the better innermost one."""
     steps = [writer.offset(ref) for ref in factors]
-    found = next((loop for loop in it.fixed() if writer.offset(it.target).of(loop.name) == 1), None)
-    if found is None or any(step.of(found.name) not in (0, 1) for step in steps):
+    candidate = next((loop for loop in it.fixed() if writer.offset(it.target).of(loop.name) == 1), None)
+    if candidate is None or any(step.of(candidate.name) not in (0, 1) for step in steps):
         return None
     last = it.summed()[-1] if it.summed() else None
     together = last is not None and all(step.of(last.name) in (0, 1) for step in steps)
-    return None if together and last is not None and last.extent >= found.extent else found
+    return None if together and last is not None and last.extent >= candidate.extent else candidate
 
 
 def _max_pooling(writer: LoopsWriter, it: MaxPool, indent: str) -> Lines:

@@ -107,9 +107,9 @@ class Writer:
         self.arrays.append(array(kind, name, numbers))
         return name
 
-    def layer(self, name: str, found: Windows, *rest: object) -> str:
+    def layer(self, name: str, grid: Windows, *rest: object) -> str:
         """Add a layer and return its name."""
-        self.arrays.append(f"static const Layer {name} = {{{found}, {', '.join(map(str, rest))}}};\n")
+        self.arrays.append(f"static const Layer {name} = {{{grid}, {', '.join(map(str, rest))}}};\n")
         return name
 
     def uses(self, functions: str) -> None:

@@ -45,11 +45,13 @@ class Cache:
         """Store what was found in this text, if the folder is writable."""
         if not self.writes:
             return
-        found, interface, cut = examined
+        findings, interface, cut = examined
         try:
             if not self.folder.is_dir():
                 user_cache.write(self.folder / ".gitignore", b"*\n")
-            user_cache.write(self.folder / _name(text), json.dumps([[_row(f) for f in found], interface, cut]).encode())
+            user_cache.write(
+                self.folder / _name(text), json.dumps([[_row(f) for f in findings], interface, cut]).encode()
+            )
         except OSError:
             self.writes = False
 

@@ -76,11 +76,11 @@ def examine_together(texts: Mapping[str, str], rules: Iterable[Rule] = tuple(RUL
             with _deep_recursion():
                 trees = {path: parse(text) for path, text in sorted(texts.items())}
                 facts = Facts(Module(merge(trees)))
-                found = _findings(facts, "\n".join(texts.values()), rules)
+                findings = _findings(facts, "\n".join(texts.values()), rules)
                 cut = [(*place(fn.line, list(trees)), fn) for fn in facts.walker.cut]
         except (Unreadable, RecursionError, MemoryError):
             return _without_unreadable(texts, rules)
-        by_path = divided(found, list(trees))
+        by_path = divided(findings, list(trees))
         return {
             path: Examined(
                 _settled(by_path[path], path, text),
@@ -101,50 +101,50 @@ def _without_unreadable(texts: Mapping[str, str], rules: Iterable[Rule]) -> dict
 
 
 def _examine(path: str, text: str, rules: Iterable[Rule]) -> Examined:
-    interface, cut, found = Interface(), list[str](), list[Finding]()
+    interface, cut, findings = Interface(), list[str](), list[Finding]()
     try:
         with _deep_recursion():
             tree = parse(text)  # always: what Python refuses is not clean, whatever it is about
             if not is_relevant(path, text):
                 return Examined([])
             facts = Facts(Module(tree))
-            found = _findings(facts, text, rules)
+            findings = _findings(facts, text, rules)
             interface = interface_of(facts)
             cut = sorted(f"{fn.qualname}, line {fn.line}" for fn in facts.walker.cut)
     except Unreadable as error:
-        found = [unreadable(path, error)]
+        findings = [unreadable(path, error)]
     except (RecursionError, MemoryError):
-        found = [unreadable(path, Unreadable("nested too deeply"))]
-    return Examined(_settled(found, path, text), interface, tuple(cut))
+        findings = [unreadable(path, Unreadable("nested too deeply"))]
+    return Examined(_settled(findings, path, text), interface, tuple(cut))
 
 
-def _settled(found: list[Finding], path: str, text: str) -> list[Finding]:
+def _settled(findings: list[Finding], path: str, text: str) -> list[Finding]:
     """The findings of a file in the order of its lines, with the verdicts of its comments."""
-    found = with_comments(found, text)
-    found.sort(key=lambda f: (f.line, f.column, f.rule))
+    findings = with_comments(findings, text)
+    findings.sort(key=lambda f: (f.line, f.column, f.rule))
     same: Counter[tuple[str, str, str]] = Counter()
-    others = Counter(finding.rule for finding in found)
-    for finding in found:
+    others = Counter(finding.rule for finding in findings)
+    for finding in findings:
         finding.path = path
         finding.signs |= {
-            "others in the file": round(math.log(len(found)) / 3, 3),
+            "others in the file": round(math.log(len(findings)) / 3, 3),
             "others of the rule": round(math.log(others[finding.rule]) / 2, 3),
         }
         finding.ordinal = same[finding.rule, finding.function, finding.about]
         same[finding.rule, finding.function, finding.about] += 1
-    return found
+    return findings
 
 
 def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
-    found: dict[tuple[str, int, int], Finding] = {}
+    findings: dict[tuple[str, int, int], Finding] = {}
     signs = Signs(facts)
     text += " async def await " if OLD.search(text) else ""  # what coroutines of before are read as
-    asked: dict[str, bool] = {}  # whether a word is in the text: most words are needed by several rules
+    presence: dict[str, bool] = {}  # whether a word is in the text: most words are needed by several rules
 
     def said(word: str) -> bool:
-        if word not in asked:
-            asked[word] = word in text
-        return asked[word]
+        if word not in presence:
+            presence[word] = word in text
+        return presence[word]
 
     for rule in rules:
         if rule.needs and not any(map(said, rule.needs)):
@@ -153,8 +153,8 @@ def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
             finding.rule = rule.code
             finding.subject = subject_of(finding, facts.module)
             finding.signs = signs.of(finding)
-            found.setdefault((finding.rule, finding.line, finding.column), finding)
-    return list(found.values())
+            findings.setdefault((finding.rule, finding.line, finding.column), finding)
+    return list(findings.values())
 
 
 @contextmanager

@@ -43,7 +43,7 @@ class Chosen:
 def choose_files(paths: Iterable[Path], exclude: tuple[str, ...] = ()) -> Chosen:
     """Choose every Python file, in a fixed order; a file that is given by name needs no .py ending."""
     chosen = Chosen()
-    seen: set[str] = set()
+    visited: set[str] = set()
     for path in paths:
         if not os.path.lexists(path):
             raise UsageError(f"{path} does not exist. Give files or folders to check, such as `paceline check src`")
@@ -51,9 +51,9 @@ def choose_files(paths: Iterable[Path], exclude: tuple[str, ...] = ()) -> Chosen
             chosen.skipped.append(Skipped(path.as_posix(), "excluded"))
             continue
         for file in _walk(path, exclude, chosen) if path.is_dir() else [path]:
-            if (key := os.path.realpath(file)) in seen:
+            if (key := os.path.realpath(file)) in visited:
                 continue
-            seen.add(key)
+            visited.add(key)
             if why := _not_a_program(file):
                 chosen.skipped.append(Skipped(file.as_posix(), why))
             else:
@@ -64,12 +64,12 @@ def choose_files(paths: Iterable[Path], exclude: tuple[str, ...] = ()) -> Chosen
 def _not_a_program(file: Path) -> str:
     """Why the file is not opened; nothing where it is to be read. Opening a named pipe would wait for a writer."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return ""  # the reader says what is wrong with it
-    if found.st_size > LARGEST:
-        return f"{found.st_size >> 20} MiB, more than {LARGEST >> 20}"
-    return next((kind for is_kind, kind in _KINDS if is_kind(found.st_mode)), "")
+    if status.st_size > LARGEST:
+        return f"{status.st_size >> 20} MiB, more than {LARGEST >> 20}"
+    return next((kind for is_kind, kind in _KINDS if is_kind(status.st_mode)), "")
 
 
 def _walk(folder: Path, exclude: tuple[str, ...], chosen: Chosen) -> Iterator[Path]:

@@ -57,17 +57,17 @@ class Options:
         return chosen and not (self.ignore and code.startswith(self.ignore))
 
 
-def read_options(start: Path, **given: Any) -> Options:
+def read_options(start: Path, **overrides: Any) -> Options:
     """The table of the nearest pyproject.toml, overridden by the given options; None stands for one not given."""
     table = _table(start)
-    known = {field.name: field for field in dataclasses.fields(Options)}
+    fields = {field.name: field for field in dataclasses.fields(Options)}
     values: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
-        if name not in known:
-            raise UsageError(f"[tool.paceline.check] has no key {key!r}: {suggest(name, known)}")
+        if name not in fields:
+            raise UsageError(f"[tool.paceline.check] has no key {key!r}: {suggest(name, fields)}")
         values[name] = tuple(value) if isinstance(value, list) else value
-    values.update({name: value for name, value in given.items() if value is not None})
+    values.update({name: value for name, value in overrides.items() if value is not None})
     options = Options(**values)
     if options.min_rank not in LOWEST_FIRST:
         raise UsageError(f"min-rank is {options.min_rank!r}. It is one of {', '.join(LOWEST_FIRST)}")
@@ -77,9 +77,9 @@ def read_options(start: Path, **given: Any) -> Options:
     return options
 
 
-def parse_codes(given: str | None) -> tuple[str, ...] | None:
+def parse_codes(text: str | None) -> tuple[str, ...] | None:
     """Split `PC1,PC501` at its commas."""
-    return None if given is None else tuple(code.strip() for code in given.split(",") if code.strip())
+    return None if text is None else tuple(code.strip() for code in text.split(",") if code.strip())
 
 
 def _table(start: Path) -> dict[str, Any]:
@@ -91,12 +91,12 @@ def _table(start: Path) -> dict[str, Any]:
             except ModuleNotFoundError:  # Python 3.10
                 return {}
             try:
-                found = (
+                table = (
                     tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("paceline", {}).get("check", {})
                 )
             except tomllib.TOMLDecodeError as error:
                 raise UsageError(f"{file} is not valid TOML: {error}") from None
-            if not isinstance(found, dict):
+            if not isinstance(table, dict):
                 raise UsageError(f"[tool.paceline.check] of {file} is not a table")
-            return found
+            return table
     return {}

@@ -57,13 +57,13 @@ class Report:
         notes += [f"{path}: not checked, the checker failed: {why}. Please report it" for path, why in self.failed]
         notes += [f"{path}: {why}" for path, why in self.cut]
         within = " within the budget" if self.unwalked or self.cut else ""
-        found = f"{len(self.findings)} found{within}" if self.findings else f"nothing found{within}"
-        known = f", {self.known} known from the baseline" if self.known else ""
+        outcome = f"{len(self.findings)} found{within}" if self.findings else f"nothing found{within}"
+        baseline = f", {self.known} known from the baseline" if self.known else ""
         skipped = f", {len(self.skipped)} passed over" if self.skipped else ""
         failed = f", {len(self.failed)} failed" if self.failed else ""
         over = f", {len(self.unwalked)} over the budget and not walked" if self.unwalked else ""
         files = "1 file" if self.files == 1 else f"{self.files:,} files"
-        notes.append(f"{found} in {files}, {self.lines:,} lines{known}{skipped}{failed}{over}")
+        notes.append(f"{outcome} in {files}, {self.lines:,} lines{baseline}{skipped}{failed}{over}")
         return "\n".join(notes)
 
 
@@ -71,29 +71,29 @@ def check_paths(paths: Iterable[Path], options: Options) -> Report:
     """Check every Python file under these paths. Their order makes no difference."""
     chosen = choose_files(paths, options.exclude)
     report = Report(files=len(chosen.files), skipped=sorted(chosen.skipped))
-    known = read_baseline(Path(options.baseline)) if options.baseline else set()
-    found = [unreadable(displayed(Path(folder)), Unreadable(why)) for folder, why in chosen.unreadable]
-    found += _findings(chosen.files, options, report)
-    found = [finding for finding in found if options.includes(finding.rule)]
-    found = worth_showing(found, options)
-    report.findings = one_each(finding for finding in found if finding.fingerprint not in known)
-    report.known = len(one_each(finding for finding in found if finding.fingerprint in known))
+    fingerprints = read_baseline(Path(options.baseline)) if options.baseline else set()
+    findings = [unreadable(displayed(Path(folder)), Unreadable(why)) for folder, why in chosen.unreadable]
+    findings += _findings(chosen.files, options, report)
+    findings = [finding for finding in findings if options.includes(finding.rule)]
+    findings = worth_showing(findings, options)
+    report.findings = one_each(finding for finding in findings if finding.fingerprint not in fingerprints)
+    report.known = len(one_each(finding for finding in findings if finding.fingerprint in fingerprints))
     return report
 
 
-def worth_showing(found: list[Finding], options: Options) -> list[Finding]:
+def worth_showing(findings: list[Finding], options: Options) -> list[Finding]:
     """The findings that are neither doubted by the models nor ranked too low, and those that a comment calls bugs."""
     verdicts = _verdicts(options)
     if options.least:
-        found = [finding for finding in found if finding.confidence >= DOUBTED or finding.verdict is not None]
-    weigh(found, [*verdicts, *marked(found)])
+        findings = [finding for finding in findings if finding.confidence >= DOUBTED or finding.verdict is not None]
+    weigh(findings, [*verdicts, *marked(findings)])
     if options.least:
-        found = [finding for finding in found if finding.bug >= UNLIKELY or finding.verdict is not None]
-    found.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
+        findings = [finding for finding in findings if finding.bug >= UNLIKELY or finding.verdict is not None]
+    findings.sort(key=lambda f: (f.path, f.line, f.column, f.rule))
     if verdicts:
-        found.sort(key=lambda f: -f.confidence)
-    found = [finding for finding in found if finding.verdict is not False]
-    shown = [f for f in found if f.verdict or f.confidence >= options.least]
+        findings.sort(key=lambda f: -f.confidence)
+    findings = [finding for finding in findings if finding.verdict is not False]
+    shown = [f for f in findings if f.verdict or f.confidence >= options.least]
     return [f for f in shown if f.verdict or is_ranked(f.rank, options.min_rank)]
 
 
@@ -101,8 +101,8 @@ def _findings(files: Iterable[Path], options: Options, report: Report) -> list[F
     """The findings of all files that the budget reaches, from the cache where possible."""
     libraries.add(options.libraries)
     cache = Cache(Path.cwd()) if options.cache and not options.libraries else None
-    found: list[Finding] = []
-    sources = _sources(files, report, found)
+    findings: list[Finding] = []
+    sources = _sources(files, report, findings)
     relevant = [source for source in sources if is_relevant(*source)]
     reached = within(options.budget, relevant, _verdicts(options))
     report.unwalked = [Skipped(source.path, "over the budget") for source in relevant if source.path not in reached]
@@ -113,7 +113,7 @@ def _findings(files: Iterable[Path], options: Options, report: Report) -> list[F
     def keep(path: str, examined: Examined) -> None:
         for finding in examined.findings:
             finding.path = path
-        found.extend(examined.findings)
+        findings.extend(examined.findings)
         interfaces[path] = examined.interface
         report.cut += [Skipped(path, f"{function}: has more paths than were walked") for function in examined.cut]
 
@@ -134,10 +134,10 @@ def _findings(files: Iterable[Path], options: Options, report: Report) -> list[F
                 cache.put(key, checked.examined)
             keep(source.path, checked.examined)
     report.cut.sort()
-    return _with_those_across(found, interfaces)
+    return _with_those_across(findings, interfaces)
 
 
-def _sources(files: Iterable[Path], report: Report, found: list[Finding]) -> list[Source]:
+def _sources(files: Iterable[Path], report: Report, findings: list[Finding]) -> list[Source]:
     """The texts of the files; one that cannot be read is a finding."""
     sources = []
     for file in files:
@@ -145,7 +145,7 @@ def _sources(files: Iterable[Path], report: Report, found: list[Finding]) -> lis
         try:
             text = read(file)
         except Unreadable as error:
-            found.append(unreadable(path, error))
+            findings.append(unreadable(path, error))
             continue
         report.lines += text.count("\n") + 1
         sources.append(Source(path, text))
@@ -168,27 +168,27 @@ def _keys(program: Program) -> list[str]:
     """What the results of each file depend on."""
     if len(program) == 1:
         return [program[0].text]
-    whole = "\0".join(part for source in program for part in source)
-    return [f"{source.path}\0{whole}" for source in program]
+    text = "\0".join(part for source in program for part in source)
+    return [f"{source.path}\0{text}" for source in program]
 
 
 def _verdicts(options: Options) -> list[Verdict]:
     return read_verdicts(Path(options.feedback)) if options.feedback else []
 
 
-def _with_those_across(found: list[Finding], interfaces: dict[str, Interface]) -> list[Finding]:
+def _with_those_across(findings: list[Finding], interfaces: dict[str, Interface]) -> list[Finding]:
     """The findings of the files, and those of the files together that no comment suppresses."""
-    known = {(f.path, f.rule, f.line) for f in found}
+    keys = {(f.path, f.rule, f.line) for f in findings}
     for finding in findings_across(interfaces):
-        if (finding.path, finding.rule, finding.line) in known:
+        if (finding.path, finding.rule, finding.line) in keys:
             continue
-        kept = with_comments([finding], read(Path(finding.path)))
-        if finding in kept:
-            found.append(finding)
-        if finding not in kept or finding.verdict is not None:  # the comment is used after all
+        unsuppressed = with_comments([finding], read(Path(finding.path)))
+        if finding in unsuppressed:
+            findings.append(finding)
+        if finding not in unsuppressed or finding.verdict is not None:  # the comment is used after all
             unused = (finding.path, finding.line)
-            found = [f for f in found if f.rule != UNUSED or (f.path, f.line) != unused]
-    return found
+            findings = [f for f in findings if f.rule != UNUSED or (f.path, f.line) != unused]
+    return findings
 
 
 def displayed(file: Path) -> str:

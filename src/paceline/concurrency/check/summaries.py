@@ -79,12 +79,12 @@ class Facts:
         return self._takes.of(fn)
 
     def _own_takes(self, fn: Function) -> dict[str, Take]:
-        found: dict[str, Take] = {}
+        takes: dict[str, Take] = {}
         for event in self.events(fn):
             effect = event.effect
             if effect.kind == "take" and effect.resource is not None:
-                found.setdefault(effect.resource.id, Take(effect.resource, ((fn, effect.node),), True))
-        return found
+                takes.setdefault(effect.resource.id, Take(effect.resource, ((fn, effect.node),), True))
+        return takes
 
     def _taken_through(self, fn: Function, effect: Effect, take: Take) -> Take:
         lock = take.resource.id
@@ -101,17 +101,17 @@ class Facts:
         return self._waits.of(fn)
 
     def _own_waits(self, fn: Function) -> dict[str, Wait]:
-        found: dict[str, Wait] = {}
+        waits: dict[str, Wait] = {}
         for effect in self.walker.effects(fn):
             if effect.kind in ("wait", "pause") and not effect.timeout:
-                found.setdefault(text_of(effect.node), Wait(effect, ((fn, effect.node),)))
-        return found
+                waits.setdefault(text_of(effect.node), Wait(effect, ((fn, effect.node),)))
+        return waits
 
     def blocks_through(self, effect: Effect, fn: Function) -> dict[str, Block]:
         """Blocking function of a library -> the path on which a call gets there."""
         if effect.callee is None:
-            own = self._library_call(effect.node, fn)
-            return {own[0]: Block(own[1], ((fn, effect.node),))} if own else {}
+            library_call = self._library_call(effect.node, fn)
+            return {library_call[0]: Block(library_call[1], ((fn, effect.node),))} if library_call else {}
         if not runs_now(effect) or effect.callee.asynchronous:
             return {}
         through = self._blocks.of(effect.callee).items()
@@ -119,11 +119,15 @@ class Facts:
 
     def own_blocks(self, fn: Function) -> dict[str, Block]:
         """The blocking functions of libraries that a function calls itself."""
-        found: dict[str, Block] = {}
+        blocks: dict[str, Block] = {}
         for effect in self.walker.effects(fn) if not fn.asynchronous else ():
-            if effect.kind == "call" and effect.callee is None and (own := self._library_call(effect.node, fn)):
-                found.setdefault(own[0], Block(own[1], ((fn, effect.node),)))
-        return found
+            if (
+                effect.kind == "call"
+                and effect.callee is None
+                and (library_call := self._library_call(effect.node, fn))
+            ):
+                blocks.setdefault(library_call[0], Block(library_call[1], ((fn, effect.node),)))
+        return blocks
 
     def _library_call(self, node: ast.expr, fn: Function) -> tuple[str, str] | None:
         """The blocking function of a library that an expression calls, and what it waits for."""
@@ -137,12 +141,12 @@ class Facts:
 
     def drops(self, fn: Function) -> dict[str, Effect]:
         """The locks that a function releases without having taken them: those of its caller."""
-        found: dict[str, Effect] = {}
-        for effect, held in self.events(fn):
+        releases: dict[str, Effect] = {}
+        for effect, locks_held in self.events(fn):
             lock = effect.resource
-            if effect.kind == "free" and lock is not None and all(h.resource.id != lock.id for h in held):
-                found.setdefault(lock.id, effect)
-        return found
+            if effect.kind == "free" and lock is not None and all(h.resource.id != lock.id for h in locks_held):
+                releases.setdefault(lock.id, effect)
+        return releases
 
     def runs(self, fn: Function) -> list[Effect]:
         """The calls that run another function of this file before they return."""
@@ -163,30 +167,30 @@ class Facts:
     @cached_property
     def callers(self) -> dict[int, list[tuple[Function, Event]]]:
         """Function -> the functions that call it, and with which locks held."""
-        found: dict[int, list[tuple[Function, Event]]] = {}
+        call_sites: dict[int, list[tuple[Function, Event]]] = {}
         for fn in self.module.functions:
             for event in self.events(fn):
                 if event.effect.callee is not None:
-                    found.setdefault(id(event.effect.callee), []).append((fn, event))
-        return found
+                    call_sites.setdefault(id(event.effect.callee), []).append((fn, event))
+        return call_sites
 
     @cached_property
     def attributes_of_others(self) -> dict[str, list[tuple[ast.Attribute, Function]]]:
         """Attribute -> where it is read or changed of another object than the function's own."""
-        found: dict[str, list[tuple[ast.Attribute, Function]]] = {}
+        accesses: dict[str, list[tuple[ast.Attribute, Function]]] = {}
         for fn in self.module.functions:
             for node in fn.attributes if fn is not self.module.top else ():
                 if not (isinstance(node.value, ast.Name) and node.value.id == fn.self_name):
-                    found.setdefault(node.attr, []).append((node, fn))
-        return found
+                    accesses.setdefault(node.attr, []).append((node, fn))
+        return accesses
 
     @cached_property
     def _owners(self) -> dict[str, list[Class]]:
-        found: dict[str, list[Class]] = {}
+        owners: dict[str, list[Class]] = {}
         for cls in self.module.classes.values():
             for attribute in {*cls.values, *cls.annotations, *cls.methods}:
-                found.setdefault(attribute, []).append(cls)
-        return found
+                owners.setdefault(attribute, []).append(cls)
+        return owners
 
     def only_owner(self, node: ast.Attribute) -> Class | None:
         """The class that has an attribute of this name, if it is just one."""
@@ -196,32 +200,32 @@ class Facts:
     @cached_property
     def used_as_values(self) -> set[str]:
         """Methods that are used as values, so that their callers are not known."""
-        found = set()
+        names = set()
         for fn in self.module.functions:
             called = {id(call.func) for call in fn.calls}
-            found |= {a.attr for a in fn.attributes if id(a) not in called and isinstance(a.ctx, ast.Load)}
-        return found
+            names |= {a.attr for a in fn.attributes if id(a) not in called and isinstance(a.ctx, ast.Load)}
+        return names
 
     def guards(self, fn: Function) -> frozenset[str]:
         """The locks that are held whenever this function runs, as far as this file can tell."""
         if id(fn) not in self._guards:
             order = reached(fn, lambda at: [caller for caller, _ in self._guarding(at)], self._guards)
-            found: dict[int, frozenset[str] | None] = {id(at): None for at in order}  # None: not known yet
-            while sum(self._guard(at, found) for at in order):
+            locksets: dict[int, frozenset[str] | None] = {id(at): None for at in order}  # None: not known yet
+            while sum(self._guard(at, locksets) for at in order):
                 pass
-            self._guards |= {at: locks or frozenset() for at, locks in found.items()}
+            self._guards |= {at: locks or frozenset() for at, locks in locksets.items()}
         return self._guards[id(fn)]
 
-    def _guard(self, fn: Function, found: dict[int, frozenset[str] | None]) -> bool:
+    def _guard(self, fn: Function, locksets: dict[int, frozenset[str] | None]) -> bool:
         """Intersect the locks of all callers known so far; whether that changed anything."""
-        before, guarding = found[id(fn)], self._guarding(fn)
+        before, guarding = locksets[id(fn)], self._guarding(fn)
         common = before if guarding else frozenset()
         for caller, event in guarding:
-            outside = found[id(caller)] if id(caller) in found else self._guards[id(caller)]
+            outside = locksets[id(caller)] if id(caller) in locksets else self._guards[id(caller)]
             if outside is not None:
-                held = outside.union(h.resource.id for h in event.held)
-                common = held if common is None else common & held
-        found[id(fn)] = common
+                locks_held = outside.union(h.resource.id for h in event.held)
+                common = locks_held if common is None else common & locks_held
+        locksets[id(fn)] = common
         return common != before
 
     def _guarding(self, fn: Function) -> list[tuple[Function, Event]]:
@@ -233,11 +237,11 @@ class Facts:
 
     def held_at(self, node: ast.AST, fn: Function) -> frozenset[str]:
         """The locks that are held for certain where this is evaluated."""
-        held = self.walk(fn).held_at
+        locks_held = self.walk(fn).held_at
         at: ast.AST | None = node
         while at is not None and at is not fn.node:
-            if id(at) in held:
-                return held[id(at)] | self.guards(fn)
+            if id(at) in locks_held:
+                return locks_held[id(at)] | self.guards(fn)
             at = parent(at)
         return self.guards(fn)
 

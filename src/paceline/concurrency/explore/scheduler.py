@@ -68,9 +68,9 @@ class Task:
 class Sharing:
     """Which data threads share: accessed by two of them, and written since there are two."""
 
-    def __init__(self, known: frozenset[str] | None) -> None:
+    def __init__(self, shared_names: frozenset[str] | None) -> None:
         self.names = set[str]()
-        self._known = known
+        self._known = shared_names
         self._accesses: dict[Hashable, tuple[set[int], set[str], set[str]]] = {}  # threads, modes, names
 
     def can_matter(self, thread: int, operation: Operation) -> bool:

@@ -65,9 +65,12 @@ class Session:
         """
         _check(target, settings, replay)
         request = {
-            "target": asdict(target), "settings": asdict(settings), "replay": replay, "drills": list(drills),
+            "target": asdict(target),
+            "settings": asdict(settings),
+            "replay": replay,
+            "drills": list(drills),
             "scope": [str(each) for each in scope],
-        }  # fmt: skip
+        }
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(request), file=self._process.stdin, flush=True)

@@ -11,7 +11,7 @@ from paceline.concurrency.explore.strategies import Executed
 NOWHERE = Place("", 0, "")
 
 
-def encode(steps: Sequence[Executed], left: Mapping[int, Operation]) -> bytes:
+def encode(steps: Sequence[Executed], pending: Mapping[int, Operation]) -> bytes:
     """Return steps as bytes. Locations become numbers: only their equality counts."""
     locations: dict[object, int] = {}
     operations: dict[int, int] = {}  # by identity
@@ -33,13 +33,13 @@ def encode(steps: Sequence[Executed], left: Mapping[int, Operation]) -> bytes:
         )
         for step in steps
     ]
-    last = {thread: number(operation) for thread, operation in left.items()}
+    last = {thread: number(operation) for thread, operation in pending.items()}
     return marshal.dumps((table, rows, last))
 
 
 def decode(data: bytes) -> tuple[list[Executed], dict[int, Operation]]:
     """Return the steps that bytes hold, and what was left to do."""
-    table, rows, left = marshal.loads(data) if data else ([], [], {})
+    table, rows, last = marshal.loads(data) if data else ([], [], {})
     operations = [
         Operation(verb, "", tuple(Touch(location, mode) for location, mode in touches), NOWHERE)
         for verb, touches in table
@@ -53,4 +53,4 @@ def decode(data: bytes) -> tuple[list[Executed], dict[int, Operation]]:
         )
         for option, operation, options, pending in rows
     ]
-    return steps, {thread: operations[each] for thread, each in left.items()}
+    return steps, {thread: operations[each] for thread, each in last.items()}

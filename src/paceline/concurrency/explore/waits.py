@@ -60,7 +60,7 @@ def deadlock(circle: Sequence[Waiter], others: Sequence[Waiter]) -> Finding:
             f"{lost.name} waits for {lost.pending.subject}, which was notified before it waited",
             ((signal[0], f"sends {lost.pending.subject}, and no thread waits", signal[1]), *map(_scene, blocked)),
             f"{lost.name} waits for ever: test the condition under the lock, in a loop, before each wait",
-        )  # fmt: skip
+        )
     everyone = ", ".join(each.name for each in blocked)
     return Finding(
         "deadlock",

@@ -43,8 +43,8 @@ def asked(waits: Waits, pid: int, tid: int, wait: Wait) -> Wait:
         return _locked(waits, pid, wait)
     if _serves_as_manager(stack):
         return wait._replace(by=(pid,), on="the end of its manager", polls="asks")
-    if not thread.loads and (found := _by_its_source(waits, pid, call, wait, stack)) is not None:
-        return found
+    if not thread.loads and (source_wait := _by_its_source(waits, pid, call, wait, stack)) is not None:
+        return source_wait
     untimed = waits.without_timeout(pid, tid, call)
     if untimed.kind not in CLOSED or not untimed.by:
         return wait

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from paceline.concurrency.watcher.graph import Knot
+from paceline.concurrency.watcher.graph import DeadlockSet
 from paceline.concurrency.watcher.ranks import POINT_TO_POINT, Divergence, Place
 from paceline.concurrency.watcher.samples import A_RESULT, AN_END, ENDED, Process, Thread, Wait
 
@@ -56,14 +56,23 @@ _REMEDIES = {
     "file lock": "take locks on files in one order everywhere",
     "stopped": "continue it with `kill -CONT PID`, or find what stopped it: Ctrl-Z, or reading the terminal in the "
     "background",
-}  # fmt: skip
+}
 #: What would have to happen, and nothing is left that could do it.
 _MISSING = {
-    "lock": "release it", "semaphore": "release a slot", "event": "set it", "condition": "notify it",
-    "barrier": "arrive as well", "get": "put an item into it", "put": "take an item out of it",
-    "task_done": "call task_done()", "future": "set its result", "shared lock": "release it",
-    "import": "finish the import", "task": "end that wait", "pipe": "write to it or close it",
-}  # fmt: skip
+    "lock": "release it",
+    "semaphore": "release a slot",
+    "event": "set it",
+    "condition": "notify it",
+    "barrier": "arrive as well",
+    "get": "put an item into it",
+    "put": "take an item out of it",
+    "task_done": "call task_done()",
+    "future": "set its result",
+    "shared lock": "release it",
+    "import": "finish the import",
+    "task": "end that wait",
+    "pipe": "write to it or close it",
+}
 _WAITS = {"child", "thread"}  # for an end: what the others wait for is nearer to the cause
 #: Waits of the cause that one line lists.
 _MOST = 4
@@ -80,25 +89,25 @@ class Names:
     """What threads and processes are called, for readers."""
 
     def __init__(self, processes: Iterable[Process]) -> None:
-        known = tuple(processes)
-        self._by_thread = {thread.tid: (process, thread) for process in known for thread in process.threads}
-        self._alone = known[0] if len(known) == 1 else None
+        all_processes = tuple(processes)
+        self._by_thread = {thread.tid: (process, thread) for process in all_processes for thread in process.threads}
+        self._alone = all_processes[0] if len(all_processes) == 1 else None
 
-    def thread(self, tid: int, here: Process | None = None) -> str:
+    def thread(self, tid: int, current: Process | None = None) -> str:
         """Return the name of a thread or task, with its process where that is another one than here, or the only one.
 
         A process with one thread that hangs is called by its own name.
         """
-        here = here or self._alone
+        current = current or self._alone
         if tid == ENDED:
             return "a thread that has ended"
-        process, thread = self._by_thread.get(tid, (here, None))
+        process, thread = self._by_thread.get(tid, (current, None))
         name = (thread.task if thread else "") or (process.subject_of(tid).name if process else "")
         main = process is not None and process.pid == tid
-        own = "the main thread" if main and not name else name if thread and thread.task else f"thread {name or tid}"
-        if process is None or (here is not None and process.pid == here.pid):
-            return own
-        return process.short if main else f"{own} of {process.short}"
+        label = "the main thread" if main and not name else name if thread and thread.task else f"thread {name or tid}"
+        if process is None or (current is not None and process.pid == current.pid):
+            return label
+        return process.short if main else f"{label} of {process.short}"
 
 
 def thing(process: Process, thread: Thread, names: Names) -> str:
@@ -115,7 +124,7 @@ def thing(process: Process, thread: Thread, names: Names) -> str:
     return f"{what}, held by {holders}"
 
 
-def cause_of(knot: Knot, causes: tuple[Process, ...], kind: str = "") -> Cause:
+def cause_of(knot: DeadlockSet, causes: tuple[Process, ...], kind: str = "") -> Cause:
     """Return why threads wait that nothing can wake.
 
     Args:
@@ -133,8 +142,8 @@ def cause_of(knot: Knot, causes: tuple[Process, ...], kind: str = "") -> Cause:
             "result ever comes",
             _REMEDIES["pool"],
         )
-    held = {thread.tid: (process, thread) for process in causes for thread in process.threads}
-    core = [held[tid] for tid in knot.core if tid in held]
+    by_tid = {thread.tid: (process, thread) for process in causes for thread in process.threads}
+    core = [by_tid[tid] for tid in knot.core if tid in by_tid]
     if core:
         return _circle(core, names)
     return _nothing_left(knot, causes, names)
@@ -165,7 +174,7 @@ def _circle(core: list[tuple[Process, Thread]], names: Names) -> Cause:
     return Cause("a circle: " + "; ".join(links) + more, _REMEDIES[kind])
 
 
-def _nothing_left(knot: Knot, causes: tuple[Process, ...], names: Names) -> Cause:
+def _nothing_left(knot: DeadlockSet, causes: tuple[Process, ...], names: Names) -> Cause:
     """Tell of threads that wait for what nothing is left to give."""
     waiting = [(p, t) for p in causes for t in p.threads if t.tid in knot.threads]
     roots = [(p, t) for p, t in waiting if not t.wait.owners and _kind(p, t) not in _WAITS]
@@ -233,32 +242,32 @@ def _wait(count: int) -> str:
     return "wait" if count > 1 else "waits"
 
 
-def cause_of_ranks(found: Divergence, names: Names) -> Cause:
+def cause_of_ranks(divergence: Divergence, names: Names) -> Cause:
     """Return why ranks do not meet."""
-    if found.together:
-        ranks, place = (*found.cause, *found.victims), found.places[found.cause[0].pid]
+    if divergence.together:
+        ranks, place = (*divergence.cause, *divergence.victims), divergence.places[divergence.cause[0].pid]
         if place.collective.lower() in POINT_TO_POINT:
             words = f"{_ranks(ranks)} are all in {place.collective} at {_line(place)}: none of them is at the other end"
             return Cause(words, _REMEDIES["messages"])
         words = f"{_ranks(ranks)} are all in {place.collective} at {_line(place)} and do not meet there"
         return Cause(words, _REMEDIES["together"])
-    groups = [*_groups(found, found.cause, names), *_groups(found, found.victims, names)]
-    apart = any(not found.places[process.pid].collective for process in found.cause)
+    groups = [*_groups(divergence, divergence.cause, names), *_groups(divergence, divergence.victims, names)]
+    apart = any(not divergence.places[process.pid].collective for process in divergence.cause)
     return Cause(", while ".join(groups), _REMEDIES["apart" if apart else "rank"])
 
 
-def _groups(found: Divergence, ranks: tuple[Process, ...], names: Names) -> Iterator[str]:
+def _groups(divergence: Divergence, ranks: tuple[Process, ...], names: Names) -> Iterator[str]:
     """Iterate over the places at which ranks are, with the ranks at each."""
     places: Mapping[Place, list[Process]] = {}
     for process in ranks:
-        places.setdefault(found.places[process.pid], []).append(process)  # type: ignore[attr-defined]
-    for place, there in places.items():
+        places.setdefault(divergence.places[process.pid], []).append(process)  # type: ignore[attr-defined]
+    for place, group in places.items():
         does = f"in {place.collective}" if place.collective else ""
-        main = next((each for each in there[0].threads if each.tid == there[0].pid), None)
+        main = next((each for each in group[0].threads if each.tid == group[0].pid), None)
         if not does and main is not None:
-            yield f"{_ranks(there)} {_wait(len(there))} for {thing(there[0], main, names)} at {_line(place)}"
+            yield f"{_ranks(group)} {_wait(len(group))} for {thing(group[0], main, names)} at {_line(place)}"
         else:
-            yield f"{_ranks(there)} {_is(len(there))} {does} at {_line(place)}"
+            yield f"{_ranks(group)} {_is(len(group))} {does} at {_line(place)}"
 
 
 def _ranks(ranks: Iterable[Process]) -> str:

@@ -25,14 +25,14 @@ def with_findings(report: Report) -> Report:
     """Return a report with the checker's findings about its lines, where their source is at hand."""
     lines = {(frame.file, frame.line) for frame in _frames(report)}
     files = sorted({file for file, _ in lines if file.endswith(".py") and Path(file).is_file()})
-    found = [
+    findings = [
         Confirmed(place.path, place.line, place.rule, place.message, place.fingerprint)
         for file in files
         for finding in check_paths([Path(file)], _OPTIONS).findings
         for place in finding.places
         if any((file, line) in lines for line in _lines(place)) and _fits(place.message, report.ranks)
     ]
-    return replace(report, findings=tuple(dict.fromkeys(found)))
+    return replace(report, findings=tuple(dict.fromkeys(findings)))
 
 
 def _fits(message: str, ranks: int) -> bool:
@@ -49,15 +49,15 @@ def save_findings(report: Report, folder: Path) -> None:
 def with_saved_findings(report: Report, folder: Path) -> Report:
     """Return a report with the findings that a snapshot keeps."""
     file = folder / FILE
-    kept = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
-    return replace(report, findings=tuple(Confirmed(**each) for each in kept))
+    rows = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    return replace(report, findings=tuple(Confirmed(**each) for each in rows))
 
 
 def add_verdicts(report: Report, feedback: Path) -> int:
     """Append to a file of verdicts that the findings of a report are true; return how many were not there yet."""
-    known = feedback.read_text(encoding="utf-8") if feedback.is_file() else ""
+    verdicts = feedback.read_text(encoding="utf-8") if feedback.is_file() else ""
     hung = datetime.fromtimestamp(report.span.since).strftime("%Y-%m-%d %H:%M:%S")
-    new = [each for each in report.findings if f"{each.fingerprint} true" not in known]
+    new = [each for each in report.findings if f"{each.fingerprint} true" not in verdicts]
     with feedback.open("a", encoding="utf-8") as file:
         file.writelines(f"{each.fingerprint} true {each.rule}  # hung at {hung}, line {each.line}\n" for each in new)
     return len(new)

@@ -37,18 +37,18 @@ def footprint(history: History, snapshot: Snapshot) -> Footprint:
         for pid, threads in last.threads.items()
         for tid, pace in threads.items()
     ]
-    known = [(new, old) for new, old in pairs if old is not None]
+    intervals = [(new, old) for new, old in pairs if old is not None]
     works = [(new, first.work[pid]) for pid, new in last.work.items() if pid in first.work]
     processes = max(len(snapshot.processes), 1)
     mains = Counter(process.main.kind for process in snapshot.processes)
     stopped = sum(all(t.wait.kind == "stopped" for t in p.threads) for p in snapshot.processes)
     return Footprint(
-        processor=sum(new.ran - old.ran for new, old in known) / 1e9 / seconds,
-        queued=sum(new.queued - old.queued for new, old in known) / 1e9 / seconds,
-        runs=sum(new.runs - old.runs for new, old in known) / seconds,
+        processor=sum(new.ran - old.ran for new, old in intervals) / 1e9 / seconds,
+        queued=sum(new.queued - old.queued for new, old in intervals) / 1e9 / seconds,
+        runs=sum(new.runs - old.runs for new, old in intervals) / seconds,
         faults=sum(new.faults - old.faults for new, old in works) / seconds,
         bytes=sum(new.read - old.read + new.written - old.written for new, old in works) / seconds,
-        still=sum(new.runs == old.runs for new, old in known) / max(len(pairs), 1),
+        still=sum(new.runs == old.runs for new, old in intervals) / max(len(pairs), 1),
         clock=mains["clock"] / processes,
         outside=(mains["outside"] + mains["disk"] + mains["unknown"]) / processes,
         stopped=stopped / processes,
@@ -59,6 +59,6 @@ def footprint(history: History, snapshot: Snapshot) -> Footprint:
 def _held(history: History, snapshot: Snapshot) -> set[int]:
     divergence = find_divergence(snapshot, history)
     knots = [find_knot(snapshot, history.still, polls=history.polls)]
-    knots += [found[0] for found in (history.retries, history.pools.barren) if found is not None]
-    held = {process.pid for knot in knots if knot is not None for process in knot.processes}
-    return held | set(divergence.places if divergence else ())
+    knots += [found[0] for found in (history.retries, history.pools.respawn_loop) if found is not None]
+    pids = {process.pid for knot in knots if knot is not None for process in knot.processes}
+    return pids | set(divergence.places if divergence else ())

@@ -33,13 +33,18 @@ _RUN = ("threading.py", "run")
 _SHARED = frozenset({"shared lock", "named pipe"})
 #: Functions of Java in which its main thread waits for other threads: what a signal starts releases none of those.
 _ENDED_BY_NO_HOOK = (
-    "java.lang.Thread.join", "java.lang.ProcessImpl.waitFor", "java.lang.ClassLoader.", "DestroyJavaVM",
-    "java.util.concurrent.FutureTask.get", "java.util.concurrent.CompletableFuture.",
-    "java.util.concurrent.locks.Reentrant", "java.util.concurrent.CyclicBarrier.",
-)  # fmt: skip
+    "java.lang.Thread.join",
+    "java.lang.ProcessImpl.waitFor",
+    "java.lang.ClassLoader.",
+    "DestroyJavaVM",
+    "java.util.concurrent.FutureTask.get",
+    "java.util.concurrent.CompletableFuture.",
+    "java.util.concurrent.locks.Reentrant",
+    "java.util.concurrent.CyclicBarrier.",
+)
 
 
-class Knot(NamedTuple):
+class DeadlockSet(NamedTuple):
     """The threads of a snapshot that can never be woken, where a process of them is complete or a circle is.
 
     Helpers of Python's library that wait for work are left out, unless there are only such.
@@ -57,7 +62,7 @@ def find_knot(
     stopped: bool = False,
     polls: Callable[[int, int], bool] = lambda pid, tid: False,
     signals: bool = True,
-) -> Knot | None:
+) -> DeadlockSet | None:
     """Return what nothing can wake, None if there is nothing.
 
     Args:
@@ -91,35 +96,35 @@ def find_knot(
             break
         for tid in awake:
             del asleep[tid]
-    whole = tuple(
+    blocked = tuple(
         p for p in snapshot.processes if p.threads and all(t.tid in asleep or t.tid in idle for t in p.threads)
     )
     core = _owned_circle(asleep)
-    if not core and not any(not process.outside for process in whole):
+    if not core and not any(not process.outside for process in blocked):
         return None
     helpers = {t.tid for process in snapshot.processes for t in process.threads if _is_helper(process, t)}
-    told = asleep.keys() - helpers or asleep.keys()
-    held = tuple(p for p in snapshot.processes if any(t.tid in told for t in p.threads))
-    circle = tuple(p for p in held if any(t.tid in core for t in p.threads)) if core else _circle(whole)
-    return Knot(held, circle, frozenset(told), core)
+    tids = asleep.keys() - helpers or asleep.keys()
+    processes = tuple(p for p in snapshot.processes if any(t.tid in tids for t in p.threads))
+    circle = tuple(p for p in processes if any(t.tid in core for t in p.threads)) if core else _circle(blocked)
+    return DeadlockSet(processes, circle, frozenset(tids), core)
 
 
-def find_retries(snapshot: Snapshot) -> Knot | None:
+def find_retries(snapshot: Snapshot) -> DeadlockSet | None:
     """Return threads that hold each other's locks although they ask for them with a timeout; None if there are none."""
     waiting = {t.tid: t for _, t in snapshot.threads() if t.wait.owners and t.wait.kind not in ASKED_AT_ONCE}
     core = _owned_circle(waiting)
     if not any(waiting[tid].wait.timed for tid in core):
         return None
     processes = tuple(p for p in snapshot.processes if any(t.tid in core for t in p.threads))
-    return Knot(processes, processes, frozenset(core), core)
+    return DeadlockSet(processes, processes, frozenset(core), core)
 
 
 def _owned_circle(asleep: Mapping[int, Thread]) -> tuple[int, ...]:
     """Return threads that each wait for what the next one holds; or one that waits for what a dead thread holds."""
     edges = [Edge(str(tid), "", "", str(owner)) for tid, each in asleep.items() for owner in each.wait.owners]
-    found = tuple(int(edge.who) for edge in shortest_cycle(edges))
+    circle = tuple(int(edge.who) for edge in shortest_cycle(edges))
     orphans = [tid for tid, each in asleep.items() if ENDED in each.wait.owners]
-    return found or tuple(orphans[:1])
+    return circle or tuple(orphans[:1])
 
 
 def _closed(process: Process, thread: Thread, stopped: bool, signals: bool) -> bool:
@@ -180,41 +185,41 @@ def _can_be_woken(thread: Thread, asleep: Mapping[int, Thread], idle: Collection
     return not wait.by and wait.kind != "pipe"
 
 
-def _circle(held: tuple[Process, ...]) -> tuple[Process, ...]:
+def _circle(processes: tuple[Process, ...]) -> tuple[Process, ...]:
     """Return the shortest circle among the processes; a process whose threads wait for each other is a circle of one.
 
     Parents that only wait for the end of their children come last: they share memory with a circle of their children,
     so they could hold its locks as far as the kernel says. The end of a pipe that they could read or write is theirs.
     """
-    parents = {p.pid for p in held if any(t.wait.kind == "child" for t in p.threads)}
-    rest = tuple(process for process in held if process.pid not in parents)
-    found = _circle_of(rest, shares=True)
-    piped = {pid for p in found for t in p.threads if t.wait.kind == "pipe" for pid in t.wait.by}
-    return found if found and not piped & parents else _circle_of(held)
+    parents = {p.pid for p in processes if any(t.wait.kind == "child" for t in p.threads)}
+    rest = tuple(process for process in processes if process.pid not in parents)
+    circle = _circle_of(rest, shares=True)
+    piped = {pid for p in circle for t in p.threads if t.wait.kind == "pipe" for pid in t.wait.by}
+    return circle if circle and not piped & parents else _circle_of(processes)
 
 
-def _circle_of(held: tuple[Process, ...], shares: bool = False) -> tuple[Process, ...]:
-    pids = {process.pid for process in held}
-    alone = tuple(process for process in held if waits_for(process) == (process.pid,))
+def _circle_of(processes: tuple[Process, ...], shares: bool = False) -> tuple[Process, ...]:
+    pids = {process.pid for process in processes}
+    alone = tuple(process for process in processes if waits_for(process) == (process.pid,))
     if alone:
         return alone
     edges = [
         Edge(str(process.pid), "", "", str(pid))
-        for process in held
+        for process in processes
         for pid in (set(waits_for(process)) & pids or (_shared(process) if shares else set()))
     ]
     circle = {edge.who for edge in shortest_cycle(edges)}
     # Those that wait for the circle, and it for them, are as much a part of it: several workers of one parent, say.
     names = _reached(circle, [(edge.who, edge.whom) for edge in edges])
     names &= _reached(circle, [(edge.whom, edge.who) for edge in edges])
-    return tuple(process for process in held if str(process.pid) in names)
+    return tuple(process for process in processes if str(process.pid) in names)
 
 
 def _reached(start: set[str], edges: Sequence[tuple[str, str]]) -> set[str]:
-    found = set(start)
-    while more := {there for here, there in edges if here in found} - found:
-        found |= more
-    return found
+    nodes = set(start)
+    while more := {there for here, there in edges if here in nodes} - nodes:
+        nodes |= more
+    return nodes
 
 
 def _shared(process: Process) -> set[int]:

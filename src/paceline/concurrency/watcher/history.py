@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from paceline.concurrency.watcher.graph import Knot, find_retries
+from paceline.concurrency.watcher.graph import DeadlockSet, find_retries
 from paceline.concurrency.watcher.pools import Pools
 from paceline.concurrency.watcher.samples import Counters, Facts, Pace, Snapshot, Stack, Thread, Wait
 
@@ -48,7 +48,7 @@ class History:
         self._elsewhere: dict[int, Facts] = {}
         self.pools = Pools()
         #: Threads that ask for each other's locks again and again, since when, and in how many snapshots.
-        self._retries: tuple[Knot, float, int] | None = None
+        self._retries: tuple[DeadlockSet, float, int] | None = None
         #: By process and thread: what asks again and again.
         self._polls: dict[tuple[int, int], _Poll] = {}
         #: By process and task, or thread that asks for a monitor of Java: what it waits for, and since which snapshot.
@@ -69,25 +69,25 @@ class History:
         self._readings.append(counters)
         while len(self._readings) > 2 and counters.at - self._readings[1].at >= self._window:
             self._readings.popleft()
-        kept = {}
+        since = {}
         for pid, threads in counters.threads.items():
             for tid, pace in threads.items():
                 before = self._since.get((pid, tid))
                 same = before is not None and before[0].runs == pace.runs
-                kept[pid, tid] = (pace, before[1]) if same and before else (pace, counters.at)
-        self._since = kept
+                since[pid, tid] = (pace, before[1]) if same and before else (pace, counters.at)
+        self._since = since
 
     def observe(self, snapshot: Snapshot) -> None:
         """Take the stacks of a snapshot, and what other watchers say."""
         self._elsewhere = {each.pid: each.facts for each in snapshot.processes if each.facts is not None}
-        kept = {}
+        stacks = {}
         for process in snapshot.processes:
             # A wait of Paceline's own looks around in between: its beginning tells it from the next one.
             stack = (process.began,) if process.began else process.stacks[0] if process.stacks else ()
             old = self._stacks.get(process.pid)
             same = old if old is not None and old[0] == stack else (stack, snapshot.at)
-            kept[process.pid] = (stack, process.began / 1e9) if same is old and process.began else same
-        self._stacks, self._observed = kept, snapshot.at
+            stacks[process.pid] = (stack, process.began / 1e9) if same is old and process.began else same
+        self._stacks, self._observed = stacks, snapshot.at
         self._polls = dict(self._asking(snapshot))
         self.pools.observe(snapshot, self.last)
         tasks = {
@@ -117,9 +117,9 @@ class History:
             pace = self.last.threads.get(process.pid, {}).get(thread.tid)
             if thread.wait.polls and pace is not None:
                 what = thread.wait, process.stack_of(thread.tid)
-                seen = old.seen if old is not None and old.what == what else ()
-                since = old.since if seen and old is not None else snapshot.at
-                yield at, _Poll(what, (*seen, (snapshot.at, pace))[-_REMEMBERED:], since)
+                samples = old.seen if old is not None and old.what == what else ()
+                since = old.since if samples and old is not None else snapshot.at
+                yield at, _Poll(what, (*samples, (snapshot.at, pace))[-_REMEMBERED:], since)
             elif old is not None and (
                 thread.wait.kind in ("running", "gil")
                 or (thread.wait.kind == "clock" and process.stack_of(thread.tid) == old.what[1])
@@ -128,12 +128,12 @@ class History:
 
     def polls(self, pid: int, tid: int) -> bool:
         """Whether a thread did nothing but ask, or sleep and print, in several snapshots."""
-        found = self._polls.get((pid, tid))
+        poll = self._polls.get((pid, tid))
         pace = self.last.threads.get(pid, {}).get(tid)
-        if found is None or pace is None or len(found.seen) < SNAPSHOTS or self._observed - found.since < ASKED:
+        if poll is None or pace is None or len(poll.seen) < SNAPSHOTS or self._observed - poll.since < ASKED:
             return False
-        moved = self._moved(found.what[0].by, (pid, tid))
-        before = next((old for at, old in found.seen if at >= moved), pace)
+        moved = self._moved(poll.what[0].by, (pid, tid))
+        before = next((old for at, old in poll.seen if at >= moved), pace)
         runs = pace.runs - before.runs
         return runs >= 2 and pace.ran - before.ran < LONGEST_ASK * runs
 
@@ -145,7 +145,7 @@ class History:
         return max(others, default=0.0)
 
     @property
-    def retries(self) -> tuple[Knot, float] | None:
+    def retries(self) -> tuple[DeadlockSet, float] | None:
         """The threads that several snapshots saw to ask for each other's locks, with a timeout, and since when."""
         if self._retries is None or self._retries[2] < SNAPSHOTS or self._observed - self._retries[1] < RETRIED:
             return None
@@ -159,10 +159,10 @@ class History:
             return self._tasks[pid, tid][1]
         if (pid, tid) in self._polls and not self.still(pid, tid):
             return self._polls[pid, tid].since
-        found = self.still_since(pid, tid)
+        start = self.still_since(pid, tid)
         if tid == pid and pid in self._stacks and not self.still(pid, tid):
             return self._stacks[pid][1]
-        return found
+        return start
 
     def same_stack(self, pid: int) -> bool:
         """Whether the main thread was at the same lines in all snapshots of a window."""
@@ -186,8 +186,8 @@ class History:
 
     def still_since(self, pid: int, tid: int) -> float | None:
         """When a thread was first seen as it still is; None if there is no such thread."""
-        found = self._since.get((pid, tid))
-        return found[1] if found else None
+        entry = self._since.get((pid, tid))
+        return entry[1] if entry else None
 
     def still(self, pid: int, tid: int) -> bool:
         """Whether a thread has not run for the whole window."""

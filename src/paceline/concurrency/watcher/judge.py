@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from paceline.concurrency.watcher.classifier import probabilities
 from paceline.concurrency.watcher.footprint import footprint
-from paceline.concurrency.watcher.graph import Knot, find_knot
+from paceline.concurrency.watcher.graph import DeadlockSet, find_knot
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.ranks import find_divergence
 from paceline.concurrency.watcher.report import Report, Span, report_divergence, report_knot
@@ -59,7 +59,7 @@ class Schedule:
         self._next, self._pause, self._last = now + self._pause, min(2 * self._pause, LAST_PAUSE), now
         return True
 
-    def took(self, seconds: float) -> None:
+    def charge(self, seconds: float) -> None:
         """Wait the longer for the next snapshot, the longer the last one took."""
         self._credit -= seconds
         self._next = max(self._next, self._last + min(seconds / SHARE, LONGEST_PAUSE))
@@ -92,8 +92,8 @@ def judge(history: History, snapshot: Snapshot, before: Snapshot | None) -> Repo
     """
     if before is None:
         return None
-    found = _judge(history, snapshot, before)
-    return found if found is not None and found.probability >= SAID else None
+    report = _judge(history, snapshot, before)
+    return report if report is not None and report.probability >= SAID else None
 
 
 def _judge(history: History, snapshot: Snapshot, before: Snapshot) -> Report | None:
@@ -112,11 +112,11 @@ def _judge(history: History, snapshot: Snapshot, before: Snapshot) -> Report | N
         return report_knot(
             _renewed(retries[0], snapshot), 1 - scores["busy"], Span(snapshot.time - seconds, seconds), verdict
         )
-    barren = history.pools.barren
-    if barren is not None:
-        seconds = snapshot.at - barren[1]
+    respawn_loop = history.pools.respawn_loop
+    if respawn_loop is not None:
+        seconds = snapshot.at - respawn_loop[1]
         return report_knot(
-            _renewed(barren[0], snapshot), PROVEN, Span(snapshot.time - seconds, seconds), "livelocked", "pool"
+            _renewed(respawn_loop[0], snapshot), PROVEN, Span(snapshot.time - seconds, seconds), "livelocked", "pool"
         )
     knot = find_knot(snapshot, history.still, polls=history.polls) or find_knot(snapshot, history.still, stopped=True)
     if knot is None or not _unchanged(knot, before):
@@ -139,7 +139,7 @@ def _judge(history: History, snapshot: Snapshot, before: Snapshot) -> Report | N
     )
 
 
-def _renewed(knot: Knot, snapshot: Snapshot) -> Knot:
+def _renewed(knot: DeadlockSet, snapshot: Snapshot) -> DeadlockSet:
     """Return a knot with its processes as a snapshot has them, which may know more of what they wait for."""
 
     def renewed(processes: tuple[Process, ...]) -> tuple[Process, ...]:
@@ -148,7 +148,7 @@ def _renewed(knot: Knot, snapshot: Snapshot) -> Knot:
     return knot._replace(processes=renewed(knot.processes), circle=renewed(knot.circle))
 
 
-def _unchanged(knot: Knot, before: Snapshot) -> bool:
+def _unchanged(knot: DeadlockSet, before: Snapshot) -> bool:
     """Whether every thread of the knot waited for the same thing in the snapshot before.
 
     One that asks was seen to ask for the same in several snapshots, and may just have tried in the one before.
@@ -172,5 +172,5 @@ def _span(history: History, snapshot: Snapshot, threads: Iterable[tuple[int, int
     return Span(snapshot.time - seconds, seconds)
 
 
-def _threads(knot: Knot) -> list[tuple[int, int]]:
+def _threads(knot: DeadlockSet) -> list[tuple[int, int]]:
     return [(p.pid, t.tid) for p in knot.processes for t in p.threads if t.tid in knot.threads and t.wait.kind != "gil"]

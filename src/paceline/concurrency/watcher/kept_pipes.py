@@ -33,8 +33,8 @@ def _lasts(waits: Waits, pid: int) -> bool:
     """Whether a process listens for connections, sleeps for ever or does nothing but sleep and print."""
     if waits.holders.serves(pid):
         return True
-    found = [asked(waits, pid, tid, waits.of(pid, tid, state_of(pid, tid))) for tid in threads_of(pid)]
-    return bool(found) and all(each.on in (NO_END, _CHANGES) or each.polls == "idles" for each in found)
+    thread_waits = [asked(waits, pid, tid, waits.of(pid, tid, state_of(pid, tid))) for tid in threads_of(pid)]
+    return bool(thread_waits) and all(each.on in (NO_END, _CHANGES) or each.polls == "idles" for each in thread_waits)
 
 
 def _has_ended(pid: int) -> bool:
@@ -43,12 +43,12 @@ def _has_ended(pid: int) -> bool:
 
 def _opened(pid: int) -> set[str]:
     """Return what a process has open: others of `Wait.by` may only be about to receive the pipe."""
-    found: set[str] = set()
+    files: set[str] = set()
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
-                found.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
-    return found
+                files.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return files
 
 
 def _is_below(pid: int, ancestor: int) -> bool:

@@ -18,9 +18,11 @@ from paceline.concurrency.watcher.samples import Frame, Stack
 _RAISES = frozenset({"get", "get_nowait", "result", "exception", "flock", "lockf", "communicate"})
 #: What asks, and returns something true when it was given.
 _GIVES = frozenset({"acquire", "is_set", "poll", "done", "ready", "wait", "wait_for"})
-_ASKS = _RAISES | _GIVES | frozenset(
-    {"is_alive", "empty", "full", "qsize", "locked", "running", "join", "select", "waitpid", "cancelled"}
-)  # fmt: skip
+_ASKS = (
+    _RAISES
+    | _GIVES
+    | frozenset({"is_alive", "empty", "full", "qsize", "locked", "running", "join", "select", "waitpid", "cancelled"})
+)
 _SLEEPS = frozenset({"sleep"})
 _PRINTS = frozenset(
     {"print", "flush", "debug", "info", "warning", "error", "len", "isinstance", "str", "repr", "format", "any", "all",
@@ -83,12 +85,12 @@ def _parsed(text: str) -> ast.Module | None:
 
 def _innermost(root: ast.AST | None, frame: Frame, kinds: tuple[type[ast.AST], ...]) -> ast.AST | None:
     """Return the innermost node of some kinds that contains the line of a frame."""
-    found = [
+    nodes = [
         node
         for node in (ast.walk(root) if root is not None else ())
         if isinstance(node, kinds) and node is not root and node.lineno <= frame.line <= (node.end_lineno or 0)  # type: ignore[attr-defined]
     ]
-    return max(found, key=lambda node: node.lineno, default=None)  # type: ignore[attr-defined]
+    return max(nodes, key=lambda node: node.lineno, default=None)  # type: ignore[attr-defined]
 
 
 def _judged(loop: ast.While, module: ast.Module) -> Loop:
@@ -150,15 +152,15 @@ def _chosen(each: ast.If) -> Generator[ast.expr, None, bool]:
     """Iterate over an `if` of which the question is answered by no; return whether what follows is not reached."""
     yield each.test
     refused = isinstance(each.test, ast.UnaryOp) and isinstance(each.test.op, ast.Not)
-    asked = each.test.operand if isinstance(each.test, ast.UnaryOp) else each.test
-    name = _name(asked.func) if isinstance(asked, ast.Call) else ""
-    taken = (name in _GIVES and refused) or (name == "empty" and not refused)
+    condition = each.test.operand if isinstance(each.test, ast.UnaryOp) else each.test
+    name = _name(condition.func) if isinstance(condition, ast.Call) else ""
+    holds = (name in _GIVES and refused) or (name == "empty" and not refused)
     skipped = (name in _GIVES and not refused) or (name == "empty" and refused)
     if not skipped and not _ends(each.body):
         yield from _idle(each.body)
-    if not taken:
+    if not holds:
         yield from _idle(each.orelse)
-    return taken and _leaves(each.body)
+    return holds and _leaves(each.body)
 
 
 def _leaves(body: list[ast.stmt]) -> bool:
@@ -172,7 +174,7 @@ def _ends(body: list[ast.stmt]) -> bool:
 
 def _known(expressions: list[ast.expr], module: ast.Module) -> set[str]:
     """Return the names of the functions that are called; all must be known, and attributes be plain data."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in (node for each in expressions for node in ast.walk(each)):
         if isinstance(node, (ast.Yield, ast.YieldFrom)):
             raise _UnknownError
@@ -182,12 +184,12 @@ def _known(expressions: list[ast.expr], module: ast.Module) -> set[str]:
             name = _name(node.func)
             if name not in _ASKS | _SLEEPS | _PRINTS:
                 raise _UnknownError
-            found.add(name)
+            names.add(name)
     methods = {id(node.func) for each in expressions for node in ast.walk(each) if isinstance(node, ast.Call)}
     for node in (node for each in expressions for node in ast.walk(each)):
         if isinstance(node, ast.Attribute) and id(node) not in methods and not _is_data(node.attr, module):
             raise _UnknownError
-    return found
+    return names
 
 
 def _is_data(name: str, module: ast.Module) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from paceline.concurrency.watcher.graph import Knot
+from paceline.concurrency.watcher.graph import DeadlockSet
 from paceline.concurrency.watcher.samples import OF_A_WORKER, Counters, Process, Snapshot
 
 #: Snapshots, and seconds between the first and the last of them, no two of which in a row may show the same worker.
@@ -27,11 +27,11 @@ class Pools:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], _Pool] = {}
-        self._barren: tuple[Knot, float] | None = None
+        self._barren: tuple[DeadlockSet, float] | None = None
 
     def observe(self, snapshot: Snapshot, last: Counters) -> None:
         """Take a snapshot, and the newest reading."""
-        seen, self._barren = {}, None
+        pools, self._barren = {}, None
         for process, thread in snapshot.threads():
             pace = last.threads.get(process.pid, {}).get(thread.tid)
             if thread.wait.on != OF_A_WORKER or pace is None:
@@ -39,14 +39,14 @@ class Pools:
             at, workers = (process.pid, thread.tid), frozenset(thread.wait.by)
             old = self._seen.get(at)
             if old is None or old.runs != pace.runs or old.workers & workers:
-                seen[at] = _Pool(pace.runs, workers, snapshot.at, 1)
+                pools[at] = _Pool(pace.runs, workers, snapshot.at, 1)
                 continue
-            seen[at] = old._replace(workers=workers, snapshots=old.snapshots + 1)
+            pools[at] = old._replace(workers=workers, snapshots=old.snapshots + 1)
             waiting = _waiting(process)
             if waiting and old.snapshots + 1 >= SNAPSHOTS and snapshot.at - old.since >= SEEN:
                 threads = frozenset({thread.tid, *waiting})
-                self._barren = Knot((process,), (process,), threads), old.since
-        self._seen = seen
+                self._barren = DeadlockSet((process,), (process,), threads), old.since
+        self._seen = pools
 
     @property
     def suspects(self) -> frozenset[int]:
@@ -54,7 +54,7 @@ class Pools:
         return frozenset(pid for (pid, _), pool in self._seen.items() if pool.snapshots > 1)
 
     @property
-    def barren(self) -> tuple[Knot, float] | None:
+    def respawn_loop(self) -> tuple[DeadlockSet, float] | None:
         """The threads that wait for a pool that gives no result, and since when."""
         return self._barren
 

@@ -12,9 +12,17 @@ from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.samples import CLOSED, Frame, Process, Snapshot, Stack
 
 _LIBRARY = (
-    "/torch/", "/mpi4py/", "/accelerate/", "/lightning/", "/lightning_fabric/", "/lightning_utilities/",
-    "/pytorch_lightning/", "/deepspeed/",    "/paceline/runtime/backend/", "/paceline/runtime/links/",
-)  # fmt: skip
+    "/torch/",
+    "/mpi4py/",
+    "/accelerate/",
+    "/lightning/",
+    "/lightning_fabric/",
+    "/lightning_utilities/",
+    "/pytorch_lightning/",
+    "/deepspeed/",
+    "/paceline/runtime/backend/",
+    "/paceline/runtime/links/",
+)
 _RENDEZVOUS = "/torch/distributed/rendezvous.py"
 _WRAPPERS = frozenset({"wrapper", "__exit__", "decorate_context", "_call_impl", "_wrapped_call_impl", "inner"})
 #: Between two ranks: different ones that never end are a circle, in which no rank is more to blame than another.
@@ -67,9 +75,9 @@ def ranks_of(snapshot: Snapshot) -> list[tuple[Process, ...]]:
     A data loader's worker, a helper and a shell inherit a rank's variables, and by fork its process group: the rank is
     the outermost process of that number. Several jobs of one size are distinguished by what has started their ranks.
     """
-    known = {p.pid: p for p in snapshot.processes if p.rank is not None and p.stacks}
+    by_pid = {p.pid: p for p in snapshot.processes if p.rank is not None and p.stacks}
     parents = {process.pid: process.parent for process in snapshot.processes}
-    ranks = [each for each in known.values() if not any(_same(each, above) for above in _above(each, known, parents))]
+    ranks = [each for each in by_pid.values() if not any(_same(each, above) for above in _above(each, by_pid, parents))]
     sizes = {each.parent: each.world_size for each in ranks if each.world_size}
     jobs, parts = defaultdict[int, list[Process]](list), defaultdict[tuple[int, int], list[Process]](list)
     for process in ranks:
@@ -77,18 +85,20 @@ def ranks_of(snapshot: Snapshot) -> list[tuple[Process, ...]]:
         jobs[size].append(process)
         parts[size, process.parent].append(process)
     complete = [tuple(of) for size, of in jobs.items() if _is_complete(of, size)]
-    whole = {process.pid for of in complete for process in of}
-    complete += [tuple(of) for (size, _), of in parts.items() if of[0].pid not in whole and _is_complete(of, size)]
+    complete_pids = {process.pid for of in complete for process in of}
+    complete += [
+        tuple(of) for (size, _), of in parts.items() if of[0].pid not in complete_pids and _is_complete(of, size)
+    ]
     return [tuple(sorted(of, key=lambda each: each.rank or 0)) for of in complete]
 
 
-def _above(process: Process, known: Mapping[int, Process], parents: Mapping[int, int]) -> Iterator[Process]:
+def _above(process: Process, by_pid: Mapping[int, Process], parents: Mapping[int, int]) -> Iterator[Process]:
     """Iterate over the ancestors of a process that have a rank."""
     pid, passed = process.parent, set[int]()
     while pid in parents and pid not in passed:
         passed.add(pid)
-        if pid in known:
-            yield known[pid]
+        if pid in by_pid:
+            yield by_pid[pid]
         pid = parents[pid]
 
 
@@ -105,8 +115,8 @@ def find_divergence(snapshot: Snapshot, history: History) -> Divergence | None:
 
     A rank that computes, sleeps or waits for the outside world may still join the others. So nothing is said of it.
     """
-    found = (_divergence(ranks, snapshot, history) for ranks in ranks_of(snapshot))
-    return next((each for each in found if each is not None), None)
+    divergences = (_divergence(ranks, snapshot, history) for ranks in ranks_of(snapshot))
+    return next((each for each in divergences if each is not None), None)
 
 
 def _divergence(ranks: tuple[Process, ...], snapshot: Snapshot, history: History) -> Divergence | None:
@@ -181,5 +191,5 @@ def _collective(frames: Stack) -> str:
 
 def _called(process: Process) -> str:
     """Return the function of MPI that the line of a rank calls; "" if it calls none."""
-    found = _MPI.search(process.text)
-    return found[1] if found else ""
+    match = _MPI.search(process.text)
+    return match[1] if match else ""

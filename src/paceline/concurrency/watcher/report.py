@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from paceline.concurrency.watcher.causes import Names, cause_of, cause_of_ranks, is_loop, needed, thing
-from paceline.concurrency.watcher.graph import Knot
+from paceline.concurrency.watcher.graph import DeadlockSet
 from paceline.concurrency.watcher.ranks import Divergence
 from paceline.concurrency.watcher.samples import Frame, Process, Thread, users_line
 from paceline.narrative import Scene, format_story
@@ -102,11 +102,11 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report for JSON."""
-        told = [_plain(each) for each in self.processes]
-        found = {"verdict": self.verdict, "probability": self.probability, **self.span._asdict()}
+        processes = [_plain(each) for each in self.processes]
+        header = {"verdict": self.verdict, "probability": self.probability, **self.span._asdict()}
         return {
-            **found,
-            "processes": told,
+            **header,
+            "processes": processes,
             "cause": self.cause,
             "remedy": self.remedy,
             "told_on": self.told_on,
@@ -124,17 +124,17 @@ class Report:
             return f"{head}: the watcher on {self.told_on}, where the job's first rank is, shows who waits for whom"
         scenes = [scene for each in [*causes, *victims] for scene in each.scenes()]
         held_up = f"\n  => victims: {', '.join(each.label for each in victims)}" if victims else ""
-        said = [
+        notes = [
             f"\n  => `paceline check` reports {each.rule} at {each.path}:{each.line}: {each.message}"
             for each in self.findings
         ]
         conclusion = f"cause: {self.cause}{held_up}\n  => {self.remedy}"
-        return format_story(head, scenes, conclusion) + "".join(said)
+        return format_story(head, scenes, conclusion) + "".join(notes)
 
 
-def _plain(told: Waiting) -> dict[str, Any]:
-    threads = [{**each._asdict(), "at": each.at and each.at._asdict()} for each in told.threads]
-    return {**asdict(told), "at": told.at and told.at._asdict(), "threads": threads}
+def _plain(waiting: Waiting) -> dict[str, Any]:
+    threads = [{**each._asdict(), "at": each.at and each.at._asdict()} for each in waiting.threads]
+    return {**asdict(waiting), "at": waiting.at and waiting.at._asdict(), "threads": threads}
 
 
 def _at(line: Frame | None, text: str) -> str:
@@ -144,17 +144,19 @@ def _at(line: Frame | None, text: str) -> str:
     return f" at {line.file}:{line.line} in {line.function}" + (f": {shown}" if text else "")
 
 
-def report_knot(knot: Knot, probability: float, span: Span, verdict: str = "deadlocked", kind: str = "") -> Report:
+def report_knot(
+    knot: DeadlockSet, probability: float, span: Span, verdict: str = "deadlocked", kind: str = ""
+) -> Report:
     """Report threads that nothing can wake; the processes in the circle are the cause, or the stopped ones."""
     stopped = tuple(p for p in knot.processes if p.main.kind == "stopped")
     causes = stopped or knot.circle or knot.processes
     names = Names(knot.processes)
-    told = tuple(_told(process, process in causes, knot, names) for process in _in_order(causes, knot))
+    processes = tuple(_told(process, process in causes, knot, names) for process in _in_order(causes, knot))
     cause = cause_of(knot, causes, kind)
-    return Report("stopped" if stopped else verdict, probability, span, told, cause.remedy, cause.words)
+    return Report("stopped" if stopped else verdict, probability, span, processes, cause.remedy, cause.words)
 
 
-def _in_order(causes: tuple[Process, ...], knot: Knot) -> list[Process]:
+def _in_order(causes: tuple[Process, ...], knot: DeadlockSet) -> list[Process]:
     """Return the processes of a knot, those of the circle each before the one that it waits for."""
     owners = {thread.tid: process for process in knot.processes for thread in process.threads}
     ahead = [owners[tid] for tid in knot.core if tid in owners]
@@ -163,33 +165,33 @@ def _in_order(causes: tuple[Process, ...], knot: Knot) -> list[Process]:
         following: Process | None = process
         while following is not None and following not in ordered:
             ordered.append(following)
-            wanted = following.main.by
-            following = next((each for each in causes if each.pid in wanted and each not in ordered), None)
+            pids = following.main.by
+            following = next((each for each in causes if each.pid in pids and each not in ordered), None)
     return [*ordered, *(each for each in knot.processes if each not in ordered)]
 
 
-def report_divergence(found: Divergence, probability: float, span: Span) -> Report:
+def report_divergence(divergence: Divergence, probability: float, span: Span) -> Report:
     """Report ranks that wait for each other for ever."""
-    ranks, told = (*found.cause, *found.victims), []
+    ranks, processes = (*divergence.cause, *divergence.victims), []
     names = Names(ranks)
     for process in ranks:
-        place, subject = found.places[process.pid], process.subject_of(process.pid)
+        place, subject = divergence.places[process.pid], process.subject_of(process.pid)
         others = tuple(
-            each for each in ranks if each != process and (found.together or found.places[each.pid] != place)
+            each for each in ranks if each != process and (divergence.together or divergence.places[each.pid] != place)
         )
         main = next(each for each in process.threads if each.tid == process.pid)
-        wanted = ", ".join(f"rank {each.rank}" for each in others) if place.collective else thing(process, main, names)
-        role = "cause" if process in found.cause else "victim"
+        on = ", ".join(f"rank {each.rank}" for each in others) if place.collective else thing(process, main, names)
+        role = "cause" if process in divergence.cause else "victim"
         pids = tuple(each.pid for each in others)
-        told.append(
-            Waiting(process.pid, process.label, role, wanted, pids, place.collective, place.at, text=subject.call)
+        processes.append(
+            Waiting(process.pid, process.label, role, on, pids, place.collective, place.at, text=subject.call)
         )
     first = min(ranks, key=lambda each: each.rank or 0)
-    cause = cause_of_ranks(found, names)
-    return Report("deadlocked", probability, span, tuple(told), cause.remedy, cause.words, len(ranks), first.host)
+    cause = cause_of_ranks(divergence, names)
+    return Report("deadlocked", probability, span, tuple(processes), cause.remedy, cause.words, len(ranks), first.host)
 
 
-def _told(process: Process, is_cause: bool, knot: Knot, names: Names) -> Waiting:
+def _told(process: Process, is_cause: bool, knot: DeadlockSet, names: Names) -> Waiting:
     """Tell of the threads of a process that hang: those that hold each other in order, then the main thread."""
     order = {tid: at for at, tid in enumerate(knot.core)}
     stuck = sorted(
@@ -198,7 +200,7 @@ def _told(process: Process, is_cause: bool, knot: Knot, names: Names) -> Waiting
     )
     first, *others = stuck
     on = "stopped" if first.wait.kind == "stopped" else _on(process, first, names)
-    told = tuple(
+    threads = tuple(
         WaitingThread(
             t.tid,
             _on(process, t, names),
@@ -214,7 +216,7 @@ def _told(process: Process, is_cause: bool, knot: Knot, names: Names) -> Waiting
     at, text = users_line(process.stack_of(first.tid)), process.subject_of(first.tid).text
     name = "" if first.tid == process.pid else names.thread(first.tid, process)
     by = first.wait.by
-    return Waiting(process.pid, process.label, _role(is_cause), on, by, at=at, threads=told, thread=name, text=text)
+    return Waiting(process.pid, process.label, _role(is_cause), on, by, at=at, threads=threads, thread=name, text=text)
 
 
 def _role(is_cause: bool) -> str:

@@ -107,8 +107,8 @@ Stack = tuple[Frame, ...]
 
 def users_line(stack: Stack) -> Frame | None:
     """Return the innermost line that lies outside Python's own library; the innermost of all if there is none."""
-    own = [frame for frame in stack if "/lib/python3" not in frame.file and not frame.file.startswith("<")]
-    return next(iter(own or stack), None)
+    frames = [frame for frame in stack if "/lib/python3" not in frame.file and not frame.file.startswith("<")]
+    return next(iter(frames or stack), None)
 
 
 class Subject(NamedTuple):
@@ -235,8 +235,8 @@ def process_from(data: dict[str, Any]) -> Process:
     stacks = tuple(tuple(Frame(*frame) for frame in stack) for stack in data["stacks"])
     facts = Facts(*data["facts"]) if data.get("facts") else None
     subjects = tuple(Subject(*each) for each in data.get("subjects", ()))
-    known = {"threads": threads, "stacks": stacks, "tids": tuple(data.get("tids", ())), "facts": facts}
-    return Process(**{**data, **known, "subjects": subjects})
+    fields = {"threads": threads, "stacks": stacks, "tids": tuple(data.get("tids", ())), "facts": facts}
+    return Process(**{**data, **fields, "subjects": subjects})
 
 
 def _wait_from(kind: str, by: list[int], on: str, owners: list[int] | tuple[()] = (), *more: Any) -> Wait:

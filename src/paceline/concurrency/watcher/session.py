@@ -83,8 +83,8 @@ class Target:
 
 def watch_target(target: Target, actions: Actions) -> Outcome:
     """Watch what the command line names."""
-    given = [target.command or None, target.pid, target.run, target.snapshot]
-    if sum(each is not None for each in given) != 1:
+    modes = [target.command or None, target.pid, target.run, target.snapshot]
+    if sum(each is not None for each in modes) != 1:
         raise UsageError(
             "give one of `-- COMMAND`, --pid PID, --run RUN and --open DIR: paceline watch -- python train.py"
         )

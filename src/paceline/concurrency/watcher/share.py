@@ -66,11 +66,11 @@ def _told(process: Process, history: History) -> Process:
 
 
 def _far(data: dict[str, Any], host: str, offset: int) -> Process:
-    found = process_from(data)
+    process = process_from(data)
     threads = tuple(
         each._replace(tid=each.tid + offset, wait=each.wait._replace(by=tuple(pid + offset for pid in each.wait.by)))
-        for each in found.threads
+        for each in process.threads
     )
-    tids = tuple(tid + offset for tid in found.tids)
-    ends = found.pid + offset, found.parent + offset
-    return replace(found, pid=ends[0], parent=ends[1], threads=threads, tids=tids, host=host)
+    tids = tuple(tid + offset for tid in process.tids)
+    ends = process.pid + offset, process.parent + offset
+    return replace(process, pid=ends[0], parent=ends[1], threads=threads, tids=tids, host=host)

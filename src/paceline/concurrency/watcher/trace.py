@@ -52,8 +52,8 @@ class Trace:
                 history.add(each)
             else:
                 history.observe(each)
-                found = judge(history, each, before.of(each))
-                reports += [found] if found else []
+                report = judge(history, each, before.of(each))
+                reports += [report] if report else []
         return reports
 
 

@@ -51,9 +51,15 @@ LONGEST_SLEEP = 30 * 24 * 3600
 NO_END = "a signal"
 _STATES = {"R": "running", "T": "stopped"}
 _CALLS = {
-    "nanosleep": "clock", "clock_nanosleep": "clock", "restart_syscall": "clock",
-    "pause": "outside", "rt_sigsuspend": "outside", "connect": "outside", "fsync": "disk", "fdatasync": "disk",
-}  # fmt: skip
+    "nanosleep": "clock",
+    "clock_nanosleep": "clock",
+    "restart_syscall": "clock",
+    "pause": "outside",
+    "rt_sigsuspend": "outside",
+    "connect": "outside",
+    "fsync": "disk",
+    "fdatasync": "disk",
+}
 
 
 class Waits:
@@ -89,9 +95,9 @@ class Waits:
         if state == "D":
             return Wait("disk", on=call.name)
         if call.ends_by_itself:
-            known = self._futex(pid, tid, call) if call.name == "futex" else None
-            if known is not None and known.owners:
-                return known._replace(timed=known.kind not in ASKED_AT_ONCE)
+            wait = self._futex(pid, tid, call) if call.name == "futex" else None
+            if wait is not None and wait.owners:
+                return wait._replace(timed=wait.kind not in ASKED_AT_ONCE)
             return Wait("clock", on=f"{call.name} with a timeout")
         return self.without_timeout(pid, tid, call)
 
@@ -139,7 +145,7 @@ class Waits:
     def _owners_of_semaphore(self, pid: int, address: int, holders: tuple[int, ...]) -> tuple[int, ...]:
         """Return the threads in whose `with` block a lock of multiprocessing is."""
         place = self.holders.place(pid, address)
-        read = [(each, found) for each in holders if (found := self.interpreter(each)) is not None]
+        read = [(each, interpreter) for each in holders if (interpreter := self.interpreter(each)) is not None]
         return tuple(
             thread.tid
             for each, found in read
@@ -148,9 +154,9 @@ class Waits:
         )
 
     def _child(self, pid: int, call: Call) -> Wait:
-        wanted = call.arguments[0 if call.name == "wait4" else 1] & 0xFFFFFFFF
-        one = wanted < 0x80000000 and (call.name == "wait4" or call.arguments[0] == 1) and wanted > 0
-        children = (wanted,) if one else children_of(pid)
+        child = call.arguments[0 if call.name == "wait4" else 1] & 0xFFFFFFFF
+        one = child < 0x80000000 and (call.name == "wait4" or call.arguments[0] == 1) and child > 0
+        children = (child,) if one else children_of(pid)
         return Wait("child", children, "child " + ", ".join(map(str, children))) if children else Wait("unknown")
 
     def _opening(self, pid: int, call: Call) -> Wait:
@@ -177,19 +183,19 @@ class Waits:
     @cached_property
     def _openers(self) -> dict[int, bool]:
         """The processes of the tree of which a thread waits to open a named pipe, and whether one does to write."""
-        found: dict[int, bool] = {}
+        openers: dict[int, bool] = {}
         for pid, call in ((each, call_of(each, tid)) for each in self.tree for tid in threads_of(each)):
             if call is not None and call.name in OPENS and _named_pipe(pid, call):
                 writes = call.arguments[OPENS[call.name][1]] & os.O_ACCMODE != os.O_RDONLY
-                found[pid] = found.get(pid, False) or writes
-        return found
+                openers[pid] = openers.get(pid, False) or writes
+        return openers
 
     def _file_lock(self, pid: int, tid: int, fd: int) -> Wait:
-        held = self.holders.locks.get(pid) or self.holders.locks.get(tid)
-        if not held or any(holder < 1 for holder, _ in held):  # an open-file-description lock has no process
+        holders = self.holders.locks.get(pid) or self.holders.locks.get(tid)
+        if not holders or any(holder < 1 for holder, _ in holders):  # an open-file-description lock has no process
             return Wait("unknown", on="a lock on a file")
         file = os.readlink(f"/proc/{pid}/fd/{fd}")
-        return Wait("file lock", tuple(holder for holder, _ in held), f"a lock on the file {file}")
+        return Wait("file lock", tuple(holder for holder, _ in holders), f"a lock on the file {file}")
 
     def _descriptor(self, pid: int, fd: int, reads: bool) -> Wait:
         try:
@@ -218,13 +224,13 @@ class Waits:
 
     def _any(self, waits: Iterable[Wait]) -> Wait:
         """Return the wait for whichever of several comes first."""
-        found = list(dict.fromkeys(waits))
-        opened = next((wait for wait in found if wait.kind not in CLOSED), None)
-        if opened is not None or not found:
+        distinct = list(dict.fromkeys(waits))
+        opened = next((wait for wait in distinct if wait.kind not in CLOSED), None)
+        if opened is not None or not distinct:
             return opened or Wait("unknown")
-        by = tuple(sorted({pid for wait in found for pid in wait.by}))
-        kind = next((wait.kind for wait in found if wait.kind != "lock"), "lock")
-        return Wait(kind, by, " or ".join(dict.fromkeys(wait.on for wait in found[:3])))
+        by = tuple(sorted({pid for wait in distinct for pid in wait.by}))
+        kind = next((wait.kind for wait in distinct if wait.kind != "lock"), "lock")
+        return Wait(kind, by, " or ".join(dict.fromkeys(wait.on for wait in distinct[:3])))
 
 
 def _of_java(pid: int, tid: int, java: JavaThreads) -> Wait:
@@ -294,11 +300,11 @@ def threads_of(pid: int) -> list[int]:
 
 def children_of(pid: int) -> tuple[int, ...]:
     """Return the children of a process, also those that have ended."""
-    found: set[int] = set()
+    children: set[int] = set()
     for tid in threads_of(pid):
         with suppress(OSError):
-            found |= set(map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text(encoding="utf-8").split()))
-    return tuple(sorted(found))
+            children |= set(map(int, Path(f"/proc/{pid}/task/{tid}/children").read_text(encoding="utf-8").split()))
+    return tuple(sorted(children))
 
 
 def _fdinfo(pid: int, fd: int) -> str:
@@ -319,11 +325,16 @@ def _polled(pid: int, call: Call) -> list[tuple[int, bool]]:
         return [(call.arguments[0], True)]
     if call.name in ("poll", "ppoll"):
         data = peek(pid, call.arguments[0], 8 * min(call.arguments[1], 4096))
-        asked = [struct.unpack_from("=iH", data, at) for at in range(0, len(data), 8)]
-        return [(fd, bool(events & _POLLIN)) for fd, events in asked if fd >= 0 and events & (_POLLIN | _POLLOUT)]
+        entries = [struct.unpack_from("=iH", data, at) for at in range(0, len(data), 8)]
+        return [(fd, bool(events & _POLLIN)) for fd, events in entries if fd >= 0 and events & (_POLLIN | _POLLOUT)]
     if call.name in ("select", "pselect6"):
         size = (min(call.arguments[0], 1024) + 7) // 8
         sets = [(peek(pid, call.arguments[at], size), at == 1) for at in (1, 2) if call.arguments[at]]
-        return [(8 * at + bit, reads) for data, reads in sets for at, byte in enumerate(data) for bit in range(8)
-                if byte >> bit & 1]  # fmt: skip
+        return [
+            (8 * at + bit, reads)
+            for data, reads in sets
+            for at, byte in enumerate(data)
+            for bit in range(8)
+            if byte >> bit & 1
+        ]
     return []

@@ -109,7 +109,7 @@ class Watch:
         self.trace.samples.append(snapshot)
         self._outside = frozenset(each.pid for each in snapshot.processes if each.outside)
         self._schedule.ranks = any(process.rank is not None for process in snapshot.processes)
-        self._schedule.took(time.thread_time() - started)
+        self._schedule.charge(time.thread_time() - started)
         self._schedule.confirm(snapshot.at, suspects)
         report = judge(self._history, snapshot, before)
         if report is None or self._explained:
@@ -121,9 +121,9 @@ class Watch:
         return report
 
     def _with_stacks(self, snapshot: Snapshot, pids: frozenset[int]) -> Snapshot:
-        asked, at = self._asked
+        previous, at = self._asked
         pids = frozenset(pid for pid in pids if not snapshot.stacks_of(pid))  # of other versions of Python
-        if not pids or (pids <= asked and snapshot.at - at < STACKS_PAUSE):
+        if not pids or (pids <= previous and snapshot.at - at < STACKS_PAUSE):
             return snapshot
         self._asked = (pids, snapshot.at)
         if self._stacks_folder is not None:

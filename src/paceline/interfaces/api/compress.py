@@ -76,7 +76,7 @@ def compress(
     """
     check_arguments(compress, locals())
     begun = time.monotonic()
-    made = _target(target)
+    platform = _target(target)
     bounds = Bounds(within, reading.latency(latency, target != "here"), reading.size(size), confidence)
     if not within >= 0 or not widths or not all(0 < width <= 1 for width in widths):
         raise UsageError(
@@ -87,12 +87,12 @@ def compress(
     job, module = _opened(run, job, say)
     module.eval()
     division, test = divide(job, seed), test_samples(job)
-    made.takes(network_of(module, division.ranges.x))  # what cannot be emitted is refused before the search
+    platform.takes(network_of(module, division.ranges.x))  # what cannot be emitted is refused before the search
     score = score_of(job.loss, division.validation.y)
     again = _retraining(job.with_(data=division.training), plan, workers, epochs)
     with threads(1):
-        found = search(module, division, score, again, made, say, widths)
-        return _chosen(found, job, made.name, bounds, module, score, test, division.validation, begun)
+        search_result = search(module, division, score, again, platform, say, widths)
+        return _chosen(search_result, job, platform.name, bounds, module, score, test, division.validation, begun)
 
 
 def _target(name: str) -> Target:
@@ -116,12 +116,12 @@ def _plain(module: nn.Module) -> nn.Module:
     """A module whose parametrized weights, such as those of weight_norm, have become ordinary ones."""
     if not any(map(parametrize.is_parametrized, module.modules())):
         return module
-    made = copy.deepcopy(module)
-    for part in list(made.modules()):
-        held = getattr(part, "parametrizations", None)
-        for name in list(held) if isinstance(held, nn.ModuleDict) else []:
+    twin = copy.deepcopy(module)
+    for part in list(twin.modules()):
+        parametrizations = getattr(part, "parametrizations", None)
+        for name in list(parametrizations) if isinstance(parametrizations, nn.ModuleDict) else []:
             parametrize.remove_parametrizations(part, name)
-    return made
+    return twin
 
 
 def _retraining(
@@ -147,7 +147,7 @@ def _retraining(
 
 
 def _chosen(
-    found: Found,
+    search_result: Found,
     job: Job,
     target: str,
     bounds: Bounds,
@@ -158,15 +158,24 @@ def _chosen(
     begun: float,
 ) -> Compression:
     """Return the result; only now are the test data looked at."""
-    point = choose(found.points, bounds)
-    candidate = None if point is None else found.candidates[found.points.index(point)]
-    made = None if candidate is None else candidate.module
+    point = choose(search_result.points, bounds)
+    candidate = None if point is None else search_result.candidates[search_result.points.index(point)]
+    model = None if candidate is None else candidate.module
     return Compression(
-        job.name, target, bounds, found.points, point, found.trained,
-        trained_on_test=_tested(score, module, test), on_test=_tested(score, made, test), model=made,
-        network=None if candidate is None else candidate.network, whole=None if candidate is None else candidate.whole,
-        samples=validation.x[:CHECKED], seconds=time.monotonic() - begun,
-    )  # fmt: skip
+        job.name,
+        target,
+        bounds,
+        search_result.points,
+        point,
+        search_result.trained,
+        trained_on_test=_tested(score, module, test),
+        on_test=_tested(score, model, test),
+        model=model,
+        network=None if candidate is None else candidate.network,
+        whole=None if candidate is None else candidate.whole,
+        samples=validation.x[:CHECKED],
+        seconds=time.monotonic() - begun,
+    )
 
 
 def _tested(score: Score, module: nn.Module | None, test: Samples | None) -> float | None:
@@ -175,23 +184,29 @@ def _tested(score: Score, module: nn.Module | None, test: Samples | None) -> flo
 
 
 def compare_precisions(
-    run: Run | str | Path, within: float = 0.5, latency: str | float | None = None, size: str | int | None = None, *,
-    confidence: float = CONFIDENCE, seed: int = 0, job: Job | None = None,
+    run: Run | str | Path,
+    within: float = 0.5,
+    latency: str | float | None = None,
+    size: str | int | None = None,
+    *,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+    job: Job | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> Precisions:  # fmt: skip
+) -> Precisions:
     """Measure a trained model of any kind in float32, bfloat16 and int8, by PyTorch's own means."""
     bounds = Bounds(within, reading.latency(latency), reading.size(size), confidence)
     job, module = _opened(run, job, say)
     division = divide(job, seed)
-    validation, seen = division.validation, division.ranges.x
+    validation, calibration = division.validation, division.ranges.x
     with threads(1):
-        return precisions(job.name, module.eval(), validation, seen, score_of(job.loss, validation.y), bounds)
+        return precisions(job.name, module.eval(), validation, calibration, score_of(job.loss, validation.y), bounds)
 
 
-def checked_onnx(found: Compression) -> bytes:
+def checked_onnx(compression: Compression) -> bytes:
     """Return the chosen network as ONNX, after ONNX Runtime has found the same labels as its module."""
-    assert found.model is not None
-    assert found.samples is not None
-    content = found.onnx()
-    check(content, found.model, found.samples)
+    assert compression.model is not None
+    assert compression.samples is not None
+    content = compression.onnx()
+    check(content, compression.model, compression.samples)
     return content

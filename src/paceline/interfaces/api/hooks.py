@@ -49,9 +49,14 @@ class Hooks:
     ) -> None:
         self.callbacks, self.setup = callbacks, setup
         self.training = Training(
-            setup.job.name, str(setup.plan), folder, setup.agenda.updates, setup.figures,
-            setup.agenda.updates_per_epoch, tuple(setup.job.metrics),
-        )  # fmt: skip
+            setup.job.name,
+            str(setup.plan),
+            folder,
+            setup.agenda.updates,
+            setup.figures,
+            setup.agenda.updates_per_epoch,
+            tuple(setup.job.metrics),
+        )
         #: The share of the run's time for evaluations where no callback needs all of them; and seconds spent on them.
         self._share, self._spent, self._last = _share(callbacks), 0.0, 0.0
         if why := setup.plan.traits.no_checkpoints:
@@ -72,7 +77,7 @@ class Hooks:
     def __call__(self, report: Progress) -> None:
         call(self.callbacks, "on_update_end", self.training, report)
         self._evaluate(report)
-        self.tell_of_checkpoints()
+        self.notify_checkpoints()
 
     def _evaluate(self, report: Progress) -> None:
         """Evaluate the snapshots that were written since the last report."""
@@ -87,10 +92,10 @@ class Hooks:
                 continue
             begin = time.perf_counter()
             module = load_values(self.setup, self._snapshot(updates))
-            found = evaluation_of(self.setup, module, updates, float(row["start"]) / 1e9)
+            evaluation = evaluation_of(self.setup, module, updates, float(row["start"]) / 1e9)
             self._last = time.perf_counter() - begin
             self._spent += self._last
-            self.evaluated(found, module)
+            self.evaluated(evaluation, module)
 
     def _affordable(self, report: Progress) -> bool:
         """Return whether the next evaluation stays within its share; the first is estimated from the training."""
@@ -104,7 +109,7 @@ class Hooks:
         self.known[evaluation.updates] = evaluation
         call(self.callbacks, "on_evaluation_end", self.training, evaluation, module)
 
-    def tell_of_checkpoints(self) -> None:
+    def notify_checkpoints(self) -> None:
         """Tell the callbacks of checkpoints that are complete since the last call."""
         if not hears(self.callbacks, "on_checkpoint"):
             return
@@ -112,14 +117,16 @@ class Hooks:
             self._checkpoints.add(updates)
             assert self.training.folder is not None
             call(
-                self.callbacks, "on_checkpoint", self.training,
+                self.callbacks,
+                "on_checkpoint",
+                self.training,
                 checkpoints.folder_of(self.training.folder) / str(updates),
-            )  # fmt: skip
+            )
 
     def _listed(self) -> set[int]:
         base = checkpoints.folder_of(self.training.folder) if self.training.folder else None
-        whole = base.iterdir() if base is not None and base.is_dir() else ()
-        return {int(path.name) for path in whole if path.name.isdigit()}
+        entries = base.iterdir() if base is not None and base.is_dir() else ()
+        return {int(path.name) for path in entries if path.name.isdigit()}
 
     def begin(self) -> None:
         """Tell the callbacks that the run begins."""
@@ -127,11 +134,11 @@ class Hooks:
 
     def failed(self, error: BaseException) -> None:
         """Tell the callbacks why the run ends."""
-        self.tell_of_checkpoints()
+        self.notify_checkpoints()
         call(self.callbacks, "on_exception", self.training, error)
 
     def end(self, run: Run) -> Run:
         """Tell the callbacks that the run is done."""
-        self.tell_of_checkpoints()
+        self.notify_checkpoints()
         call(self.callbacks, "on_train_end", self.training, run)
         return run

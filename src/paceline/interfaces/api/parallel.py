@@ -180,9 +180,15 @@ class _Block:
     """The state of one `with parallel(...)` block."""
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan, store: Store, rank: int, timeout: float,
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        plan: Plan,
+        store: Store,
+        rank: int,
+        timeout: float,
         folder: str | Path | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         tune_for_speed()
         self.model, self.optimizer, self.rank = model, optimizer, rank
         moving, sparse = statistics(model), tables(model)
@@ -222,27 +228,31 @@ class _Block:
     ) -> tuple[Arena, _Terms, list[int]]:
         """Share the arena that rank 0 makes, the parameters that all ranks start from, and all process ids."""
         everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
-        own: list[Any] = []  # made by rank 0, and kept open until every rank has it
+        resources: list[Any] = []  # made by rank 0, and kept open until every rank has it
 
         def make() -> tuple[list[int], dict[str, Any]]:
             arena, start = Arena.create(shape), SharedTensors(everything)
             if arena.desk is not None:
                 arena.put_version_0(self.model, self.optimizer.state)
             path = str(new_folder(Path(folder), f"{_script()}-{self.plan.name}")) if folder is not None else None
-            own.extend([arena, start, path])
+            resources.extend([arena, start, path])
             terms = _Terms(
-                plan=str(self.plan), model=_outline(self.model), size=arena.memory.size, start=start.memory.size,
-                folder=path, origin=time.perf_counter_ns(),
-            )  # fmt: skip
+                plan=str(self.plan),
+                model=_outline(self.model),
+                size=arena.memory.size,
+                start=start.memory.size,
+                folder=path,
+                origin=time.perf_counter_ns(),
+            )
             return [arena.memory.descriptor, start.memory.descriptor, arena.locks.descriptor], to_dict(terms)
 
         shared = rendezvous.share(make, lambda said: self._difference(from_dict(_Terms, said)))
         if isinstance(shared, str):
-            with emptied(Path(own[-1]) if own and own[-1] else None):
+            with emptied(Path(resources[-1]) if resources and resources[-1] else None):
                 raise UsageError(shared)
         terms, (memory, start, locks) = from_dict(_Terms, shared.said), shared.descriptors
         if self.rank == 0:
-            arena, self.start, _ = own
+            arena, self.start, _ = resources
         else:
             arena = Arena(shape, Memory.of(memory, terms.size), Locks(locks))
             self.start = SharedTensors(everything, Memory.of(start, terms.start))
@@ -255,15 +265,15 @@ class _Block:
             return f"rank 0 follows plan {terms.plan}, and rank {self.rank} {self.plan}"
         if mine != theirs:
             pairs = itertools.zip_longest(mine, theirs, fillvalue="nothing")
-            here, there = next(pair for pair in pairs if pair[0] != pair[1])
-            return f"rank 0 has another model than rank {self.rank}: rank 0 has {there}, and rank {self.rank} {here}"
+            local, leader = next(pair for pair in pairs if pair[0] != pair[1])
+            return f"rank 0 has another model than rank {self.rank}: rank 0 has {leader}, and rank {self.rank} {local}"
         return ""
 
     def _start_alike(self) -> None:
         everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
         with torch.no_grad():
-            for own, first in zip(everything, self.start.open(), strict=True):
-                own.copy_(first)
+            for tensor, first in zip(everything, self.start.open(), strict=True):
+                tensor.copy_(first)
         self.start.memory.close()
 
     def step(self) -> None:
@@ -272,13 +282,13 @@ class _Block:
 
     def with_state(self, function: Callable[[torch.optim.Optimizer], dict[str, Any]]) -> dict[str, Any]:
         """Return what a function makes of the optimizer, with the state that the shards have at this moment."""
-        own = dict(self.optimizer.state)
+        saved_state = dict(self.optimizer.state)
         self.optimizer.state.update(self.worker.remembered(trainable(self.model)))
         try:
             return function(self.optimizer)
         finally:
             self.optimizer.state.clear()
-            self.optimizer.state.update(own)
+            self.optimizer.state.update(saved_state)
 
     def finish(self) -> None:
         """End the method, wait for all ranks, and give the result to the model."""
@@ -312,9 +322,9 @@ class _Block:
     def _give_back(self) -> None:
         """Copy parameters and buffers from shared memory back into the model's own."""
         with torch.no_grad():
-            for tensor, own in zip(self._tensors(), self.own, strict=True):
-                own.copy_(tensor)
-                tensor.data = own
+            for tensor, original in zip(self._tensors(), self.own, strict=True):
+                original.copy_(tensor)
+                tensor.data = original
 
     # --- the run folder ---------------------------------------------------------------------------------------------
 
@@ -334,19 +344,30 @@ class _Block:
         steps = int((rows["kind"] == Kind.COMPUTE).sum())
         seconds = (max(self.arena.ended) - self.terms.origin) / 1e9
         summary = summarize(
-            trace, plan=str(self.plan), engine="script", workers=self.plan.workers, updates=steps, samples=steps,
+            trace,
+            plan=str(self.plan),
+            engine="script",
+            workers=self.plan.workers,
+            updates=steps,
+            samples=steps,
             seconds=seconds,
-        )  # fmt: skip
+        )
         folder.write(self._record(Status.DONE).with_(summary=replace(summary, run=str(folder.path))))
 
     def _record(self, status: Status) -> RunRecord:
         parameters = sum(p.numel() for p in trainable(self.model).values())
         return RunRecord(
-            status=status, plan=str(self.plan), engine="script", compute="script", workers=self.plan.workers,
-            threads=torch.get_num_threads(), shards=self.plan.shards,
+            status=status,
+            plan=str(self.plan),
+            engine="script",
+            compute="script",
+            workers=self.plan.workers,
+            threads=torch.get_num_threads(),
+            shards=self.plan.shards,
             job=JobRecord(name=_script(), origin=sys.argv[0], parameters=parameters),
-            notes=("a sample is one batch of the script's own loop; its loss is not known",), machine=this_machine(),
-        )  # fmt: skip
+            notes=("a sample is one batch of the script's own loop; its loss is not known",),
+            machine=this_machine(),
+        )
 
 
 def _no_rank(model: nn.Module, batch: Any) -> Tensor:

@@ -51,9 +51,11 @@ def plan_here(plan: str | Plan) -> Plan:
     import torch.distributed as dist
 
     ranks = dist.get_world_size() if dist.is_initialized() else value(os.environ, "WORLD_SIZE") or 1
-    here = value(os.environ, "LOCAL_WORLD_SIZE")
-    if here and here != ranks:
-        raise UsageError(f"{ranks} processes on several machines ({here} here): this works on one machine, as yet")
+    local_size = value(os.environ, "LOCAL_WORLD_SIZE")
+    if local_size and local_size != ranks:
+        raise UsageError(
+            f"{ranks} processes on several machines ({local_size} here): this works on one machine, as yet"
+        )
     chosen = Plan.parse(plan, ranks)
     if chosen.workers != ranks:
         raise PlanError(

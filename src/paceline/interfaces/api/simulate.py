@@ -83,19 +83,34 @@ class Simulation:
         """The simulation as `paceline simulate --json` prints it."""
         mean, median, most = self.staleness
         return {
-            "job": self.job, "plan": self.plan, "workers": self.workers, "updates": self.updates,
-            "seconds": self.seconds, "samples_per_second": self.samples_per_second,
-            "staleness": {"mean": mean, "median": median, "p95": most}, "effective_batch": self.effective_batch,
-            "wait_fraction": self.waiting, "deaths": self.deaths, "bytes_sent": self.bytes, "dollars": self.dollars,
+            "job": self.job,
+            "plan": self.plan,
+            "workers": self.workers,
+            "updates": self.updates,
+            "seconds": self.seconds,
+            "samples_per_second": self.samples_per_second,
+            "staleness": {"mean": mean, "median": median, "p95": most},
+            "effective_batch": self.effective_batch,
+            "wait_fraction": self.waiting,
+            "deaths": self.deaths,
+            "bytes_sent": self.bytes,
+            "dollars": self.dollars,
             "metrics": self.metrics,
-        }  # fmt: skip
+        }
 
 
 def simulate(
-    job: Job, plan: str | Plan = "downpour", workers: int | None = None, cluster: str | Path | Cluster | None = None, *,
-    max_updates: int | None = None, arithmetic: bool = False, seed: int = 0, card: str | Path | Card | None = None,
+    job: Job,
+    plan: str | Plan = "downpour",
+    workers: int | None = None,
+    cluster: str | Path | Cluster | None = None,
+    *,
+    max_updates: int | None = None,
+    arithmetic: bool = False,
+    seed: int = 0,
+    card: str | Path | Card | None = None,
     say: Say = lambda line: None,
-) -> Simulation:  # fmt: skip
+) -> Simulation:
     """Simulate a training by a plan in a cluster.
 
     Args:
@@ -115,27 +130,39 @@ def simulate(
             f"plan {chosen.name!r} is timed by how it divides the model: see `paceline choose`, or give --arithmetic"
         )
     facts, _ = facts_of(job)
-    found = cluster_of(cluster) if cluster is not None else Cluster((Node(open_card(card, say), chosen.workers),))
-    if chosen.workers > found.machines:
-        raise UsageError(f"{chosen.workers} workers on {found.machines} nodes; give fewer workers, or a larger count")
-    count = max_updates or (UPDATES if chosen.traits.keeps_step else UPDATES * chosen.workers)
-    costs = Calibrated(found.card(), lambda samples: cost_of(job, samples))
-    price = found.price(chosen.workers)
+    target_cluster = (
+        cluster_of(cluster) if cluster is not None else Cluster((Node(open_card(card, say), chosen.workers),))
+    )
+    if chosen.workers > target_cluster.machines:
+        raise UsageError(
+            f"{chosen.workers} workers on {target_cluster.machines} nodes; give fewer workers, or a larger count"
+        )
+    count = max_updates or (UPDATES if chosen.traits.synchronous else UPDATES * chosen.workers)
+    costs = Calibrated(target_cluster.card(), lambda samples: cost_of(job, samples))
+    price = target_cluster.price(chosen.workers)
     if arithmetic:
-        return _with_arithmetic(job, chosen, found, costs, count, facts.batch, price, seed)
-    totals = run(chosen, costs, facts, found, count, seed)
+        return _with_arithmetic(job, chosen, target_cluster, costs, count, facts.batch, price, seed)
+    totals = run(chosen, costs, facts, target_cluster, count, seed)
     return Simulation(
-        job.name, str(chosen), chosen.workers, count, totals.seconds, facts.batch * count / totals.seconds,
-        (totals.mean_staleness, totals.quantile(0.5), totals.quantile(0.95)), totals.wait_share,
-        totals.count[Kind.DEATH], totals.bytes, None if price is None else price * totals.seconds,
-    )  # fmt: skip
+        job.name,
+        str(chosen),
+        chosen.workers,
+        count,
+        totals.seconds,
+        facts.batch * count / totals.seconds,
+        (totals.mean_staleness, totals.quantile(0.5), totals.quantile(0.95)),
+        totals.wait_share,
+        totals.count[Kind.DEATH],
+        totals.bytes,
+        None if price is None else price * totals.seconds,
+    )
 
 
 def _with_arithmetic(
     job: Job, plan: Plan, cluster: Cluster, costs: Calibrated, updates: int, batch: int, price: float | None, seed: int
 ) -> Simulation:
     """Train on the virtual engine, in a world of this cluster."""
-    samples = max(1, math.ceil(batch / (plan.parts if plan.traits.keeps_step else 1)))
+    samples = max(1, math.ceil(batch / (plan.parts if plan.traits.synchronous else 1)))
     compute = costs.compute(samples, 1, plan.threads).seconds / samples
     update = costs.update(1, plan.threads).seconds
     world: World = cluster.world(plan.workers, compute, update, 10 * updates * compute * samples, seed)
@@ -147,12 +174,19 @@ def _with_arithmetic(
     stale = _staleness(done)
     summary = done.summary()
     return Simulation(
-        job.name, str(plan), plan.workers, summary["updates"], summary["seconds"], summary["samples_per_second"],
+        job.name,
+        str(plan),
+        plan.workers,
+        summary["updates"],
+        summary["seconds"],
+        summary["samples_per_second"],
         (statistics.fmean(stale), sorted(stale)[len(stale) // 2], sorted(stale)[int(0.95 * (len(stale) - 1))]),
-        summary["wait_fraction"] or 0.0, len(summary["deaths"]), summary["bytes_sent"] or 0,
+        summary["wait_fraction"] or 0.0,
+        len(summary["deaths"]),
+        summary["bytes_sent"] or 0,
         None if price is None else price * summary["seconds"],
         dict(done.record.history[-1].metrics) if done.record.history else None,
-    )  # fmt: skip
+    )
 
 
 def _samples(job: Job) -> int:

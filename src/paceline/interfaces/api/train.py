@@ -170,9 +170,13 @@ def _begin(request: Request, job: Job) -> Run:
 
 
 def _check_together(
-    engine: str, address: str | None, keys: str | Path | None, epochs: int | None, resume: str | Path | Run | None,
+    engine: str,
+    address: str | None,
+    keys: str | Path | None,
+    epochs: int | None,
+    resume: str | Path | Run | None,
     world: World | None,
-) -> None:  # fmt: skip
+) -> None:
     """Raise for settings that belong to others that are not given."""
     if world is not None and engine != "virtual":
         raise UsageError(f"a world is simulated, so it needs engine='virtual', and not {engine!r}")
@@ -284,7 +288,7 @@ def _resume(request: Request, path: Path) -> Run:
 
 def _on_nodes(plan: Plan, workers: int | None, node: Roster) -> Plan:
     """Return the plan to resume with on these nodes: one with as many workers, where the algorithm allows that."""
-    return plan if workers is not None or plan.traits.keeps_step else next_plan(plan, None, node.nodes)
+    return plan if workers is not None or plan.traits.synchronous else next_plan(plan, None, node.nodes)
 
 
 def _resume_elsewhere(request: Request, path: Path) -> Run:
@@ -308,9 +312,13 @@ def _resume_elsewhere(request: Request, path: Path) -> Run:
 
 
 def _run(
-    request: Request, setup: Setup, place: RunFolder, record: RunRecord, checkpoint: CheckpointRequest | None,
+    request: Request,
+    setup: Setup,
+    place: RunFolder,
+    record: RunRecord,
+    checkpoint: CheckpointRequest | None,
     earlier: Sequence[Evaluation] = (),
-) -> Run:  # fmt: skip
+) -> Run:
     """Train on the engine of the setup. The folder says how it ended, also when it raises."""
     place.write(record)
     hooks = Hooks(request.callbacks, setup, place.path, earlier)

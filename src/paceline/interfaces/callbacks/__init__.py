@@ -31,9 +31,15 @@ class Training:
     """The run that a hook is called about."""
 
     def __init__(
-        self, job: str, plan: str, folder: Path | None, total_updates: int, figures: Sequence[str] = (),
-        updates_per_epoch: int = 0, metrics: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        job: str,
+        plan: str,
+        folder: Path | None,
+        total_updates: int,
+        figures: Sequence[str] = (),
+        updates_per_epoch: int = 0,
+        metrics: Sequence[str] = (),
+    ) -> None:
         self.job, self.plan, self.folder, self.total_updates = job, plan, folder, total_updates
         #: Updates of a pass over the data; 0 where it is not known.
         self.updates_per_epoch = updates_per_epoch
@@ -108,11 +114,11 @@ def hears(callbacks: Sequence[Any], hook: str) -> bool:
     return any(_own(callback, hook) is not None for callback in callbacks)
 
 
-def call(callbacks: Sequence[Any], hook: str, *given: Any) -> None:
+def call(callbacks: Sequence[Any], hook: str, *arguments: Any) -> None:
     """Call a hook of all callbacks, in their order."""
     for callback in callbacks:
         if (function := _own(callback, hook)) is not None:
-            function(*given)
+            function(*arguments)
 
 
 def _own(callback: Any, hook: str) -> Callable[..., None] | None:

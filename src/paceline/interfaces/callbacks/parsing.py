@@ -20,7 +20,7 @@ def parsed(make: Callable[..., Made], text: str, what: str, *first: Any) -> Made
         for key, parameter in list(inspect.signature(make).parameters.items())[len(first) :]
         if parameter.default is not inspect.Parameter.empty
     }
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
@@ -29,8 +29,8 @@ def parsed(make: Callable[..., Made], text: str, what: str, *first: Any) -> Made
             )
         if key not in defaults:
             raise UsageError(f"{what} {name} has no option {key!r}; {suggest(key, defaults)}")
-        given[key] = _value(value, defaults[key], f"{what} {name}: {key}")
-    return make(*first, **given)
+        options[key] = _value(value, defaults[key], f"{what} {name}: {key}")
+    return make(*first, **options)
 
 
 def _value(text: str, default: Any, where: str) -> Any:
@@ -46,11 +46,11 @@ def named_callbacks(early_stopping: str | None, best_checkpoint: str | None) -> 
     from paceline.interfaces.callbacks.best_checkpoint import BestCheckpoint
     from paceline.interfaces.callbacks.early_stopping import EarlyStopping
 
-    wanted = (
+    requests = (
         ("early stopping by", EarlyStopping, early_stopping),
         ("best checkpoint by", BestCheckpoint, best_checkpoint),
     )
-    return [parsed(make, text, what, text.partition(":")[0]) for what, make, text in wanted if text is not None]
+    return [parsed(make, text, what, text.partition(":")[0]) for what, make, text in requests if text is not None]
 
 
 def require(package: str, what: str) -> None:

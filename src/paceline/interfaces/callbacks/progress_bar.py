@@ -151,18 +151,18 @@ class ProgressBar:
         workers = self.status.workers if len(self.status.workers) <= 8 else [w for w in self.status.workers if w.remark]
         lines = [self.head()]
         for worker in workers[:8]:
-            rate, loss, stale, waits, left = _figures(worker)
+            rate, loss, stale, waits, eta = _figures(worker)
             remark = f"  {worker.remark}" if worker.remark else ""
             lines.append(
-                f"  worker {worker.number}  {rate} samples/s  loss {loss}  stale {stale}  waits {waits}  {left}{remark}"
+                f"  worker {worker.number}  {rate} samples/s  loss {loss}  stale {stale}  waits {waits}  {eta}{remark}"
             )
         return lines
 
 
 def _figures(worker: WorkerLine) -> list[str]:
-    left = worker.state or _clock(worker.left)
+    eta = worker.state or _clock(worker.left)
     loss, stale = (_number(value, form) for value, form in ((worker.loss, ".4f"), (worker.staleness, ".1f")))
-    return [f"{worker.rate:,.0f}", loss, stale, _number(worker.waiting, ".0%"), left]
+    return [f"{worker.rate:,.0f}", loss, stale, _number(worker.waiting, ".0%"), eta]
 
 
 def _number(value: float, form: str) -> str:

@@ -25,7 +25,7 @@ from paceline.errors.renames import COMMAND_OPTIONS, OPTIONS
 from paceline.errors.suggestions import FAMILIAR_OPTIONS
 from paceline.interfaces.cli.console import console
 from paceline.interfaces.cli.environment import check_environment
-from paceline.interfaces.cli.launched import rank_before, tell_torchrun
+from paceline.interfaces.cli.launched import notify_torchrun, rank_before
 from paceline.interfaces.cli.layout import Command, Group
 from paceline.runtime.engines.signals import INTERRUPTED, termination
 
@@ -54,8 +54,8 @@ TRAINING_PACKAGES = ("torch", "numpy", "pyarrow", "cloudpickle", "safetensors")
 _debug = False
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from paceline.version import __version__
 
         sys.stdout.write(f"paceline {__version__}\n")
@@ -112,7 +112,7 @@ def _run() -> None:
             raise
         message = str(error) if isinstance(error, RunStopped) else f"{type(error).__name__}: {error}"
         if not isinstance(error, RunOver):  # of which another rank has the reason
-            tell_torchrun(message)
+            notify_torchrun(message)
         console.print(f"{rank_before(os.environ)}{message}", style="red", soft_wrap=True)
         sys.exit(termination.exit_code or error.exit_code)
     except (KeyboardInterrupt, SystemExit) as end:  # typer turns a KeyboardInterrupt into a SystemExit
@@ -134,8 +134,9 @@ def _run() -> None:
         where = f" to {error.filename}" if error.filename else ""
         console.print(
             f"nothing more can be written{where}: {error.strerror}; make room, or name another place (--runs, -o)",
-            style="red", soft_wrap=True,
-        )  # fmt: skip
+            style="red",
+            soft_wrap=True,
+        )
         _drop_output()
         sys.exit(1)
 
@@ -164,7 +165,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 def _by_new_names(words: list[str]) -> list[str]:
     """Return the words of a command line with renamed options under their new names."""
-    found = []
+    translated = []
     renamed = OPTIONS | COMMAND_OPTIONS.get(next(iter(words), ""), {})
     for word in words:
         option, equals, value = word.partition("=")
@@ -173,8 +174,8 @@ def _by_new_names(words: list[str]) -> list[str]:
             raise UsageError(f"there is no option {option}; {familiar}")
         if option in renamed:
             console.print(f"note: {option} is called {renamed[option]} now", style="yellow")
-        found.append(renamed.get(option, option) + equals + value)
-    return found
+        translated.append(renamed.get(option, option) + equals + value)
+    return translated
 
 
 def _options(words: list[str]) -> set[str]:

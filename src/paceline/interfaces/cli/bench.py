@@ -53,16 +53,16 @@ def _kernels(
     from paceline.kernels.measure import bench as measuring
     from paceline.kernels.measure import tables
 
-    wanted = _parts(parts, "kernels", tuple(measuring.PARTS))
-    if picture is not None and "layers" not in wanted:
+    part_names = _parts(parts, "kernels", tuple(measuring.PARTS))
+    if picture is not None and "layers" not in part_names:
         raise UsageError("--picture draws the steps of part layers, which is not among --parts")
-    found = measuring.bench(wanted, seconds, threads, saying(quiet))
+    benchmark = measuring.bench(part_names, seconds, threads, saying(quiet))
     if picture is not None:
-        picture.write_text(tables.picture(found), encoding="utf-8")
+        picture.write_text(tables.picture(benchmark), encoding="utf-8")
     if json:
-        print_json(found.as_dict())
+        print_json(benchmark.as_dict())
         return
-    print(tables.tables(found))
+    print(tables.tables(benchmark))
 
 
 def _null(
@@ -73,17 +73,17 @@ def _null(
 
     if picture is not None:
         raise UsageError("--picture draws the roofline of `paceline bench kernels`; leave it out")
-    wanted = _parts(parts, "null", null_model.PARTS)
-    found = null_model.bench(wanted, workers, seconds, saying(quiet), len(os.sched_getaffinity(0)))
+    part_names = _parts(parts, "null", null_model.PARTS)
+    benchmark = null_model.bench(part_names, workers, seconds, saying(quiet), len(os.sched_getaffinity(0)))
     if json:
-        print_json(found.as_dict())
+        print_json(benchmark.as_dict())
         return
-    print(table(found))
+    print(table(benchmark))
 
 
-def _parts(given: str | None, name: str, known: Sequence[str]) -> tuple[str, ...]:
-    wanted = tuple(given.split(",")) if given is not None else tuple(known)
-    unknown = next((part for part in wanted if part not in known), None)
+def _parts(text: str | None, name: str, allowed: Sequence[str]) -> tuple[str, ...]:
+    part_names = tuple(text.split(",")) if text is not None else tuple(allowed)
+    unknown = next((part for part in part_names if part not in allowed), None)
     if unknown is not None:
-        raise UsageError(f"{name} has no part {unknown!r}; {suggest(unknown, known)}")
-    return wanted
+        raise UsageError(f"{name} has no part {unknown!r}; {suggest(unknown, allowed)}")
+    return part_names

@@ -39,13 +39,22 @@ def choose(
 
     chosen = options.open_job(job, data_dir, job_args, batch_size=batch_size)
     again = options.again("train", job, batch_size=batch_size, data_dir=data_dir, job_args=job_args)
-    found = run_choice(
-        chosen, cluster, goal, prices=prices, link=link, level=level, learning=learning, workers=workers, card=card,
-        command=again, say=saying(quiet),
-    )  # fmt: skip
+    choice = run_choice(
+        chosen,
+        cluster,
+        goal,
+        prices=prices,
+        link=link,
+        level=level,
+        learning=learning,
+        workers=workers,
+        card=card,
+        command=again,
+        say=saying(quiet),
+    )
     if page is not None:
-        page.write_text(choice_page(chosen.name, found), encoding="utf-8")
+        page.write_text(choice_page(chosen.name, choice), encoding="utf-8")
     if json:
-        print_json(found.as_dict())
+        print_json(choice.as_dict())
         return
-    show_choice(found, left_out=learning == "same")
+    show_choice(choice, left_out=learning == "same")

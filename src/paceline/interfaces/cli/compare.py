@@ -90,17 +90,19 @@ def compare_scripts(script: str, workers: int, quiet: bool, json: bool) -> None:
     from paceline.interfaces.api.comparing.compare_scripts import compare_script
     from paceline.interfaces.cli.tables import show_scripts
 
-    found = compare_script(script, workers, say=saying(quiet))
+    comparison = compare_script(script, workers, say=saying(quiet))
     if json:
-        print_json(found.as_dict())
+        print_json(comparison.as_dict())
     else:
-        show_scripts(found)
+        show_scripts(comparison)
 
 
-def _refuse_beside_script(**given: object) -> None:
+def _refuse_beside_script(**settings: object) -> None:
     """Raise UsageError for what concerns jobs alone."""
     words = [
-        name if name.isupper() else f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None
+        name if name.isupper() else f"--{name.replace('_', '-')}"
+        for name, value in settings.items()
+        if value is not None
     ]
     if words:
         raise UsageError(

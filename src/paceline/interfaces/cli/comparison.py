@@ -32,73 +32,76 @@ def progress_shown(quiet: bool) -> Iterator[tuple[Callable[[str], None], Progres
         yield say, lambda share, what: bar.update(task, completed=share, description=what)
 
 
-def show_comparison(found: ComparisonRecord) -> None:
+def show_comparison(record: ComparisonRecord) -> None:
     """Print a comparison; the answer comes last, where it stays in sight."""
-    if found.disagreement:
-        console.print(f"{found.disagreement}.", style="yellow")
-    console.print(rich_table(comparison_table(found)))
-    console.print(_legend(found), style="dim")
-    for plan in found.failed:
+    if record.disagreement:
+        console.print(f"{record.disagreement}.", style="yellow")
+    console.print(rich_table(comparison_table(record)))
+    console.print(_legend(record), style="dim")
+    for plan in record.failed:
         console.print(f"{plan.sentence}.", style="red", soft_wrap=True)
-    for note in found.notes:
+    for note in record.notes:
         console.print(f"note: {note}", style="yellow")
-    _show_steps(found)
-    _show_codecs(found)
-    for row in found.plans:
+    _show_steps(record)
+    _show_codecs(record)
+    for row in record.plans:
         if row.verdict:
             console.print(f"{row.verdict}.", style="yellow")
-    if found.page:
-        console.print(f"page: {found.page}", soft_wrap=True)
-    if found.answer:
-        console.print(found.answer.sentence, style=COLOURS[found.answer.kind], soft_wrap=True)
+    if record.page:
+        console.print(f"page: {record.page}", soft_wrap=True)
+    if record.answer:
+        console.print(record.answer.sentence, style=COLOURS[record.answer.kind], soft_wrap=True)
 
 
-def _legend(found: ComparisonRecord) -> str:
-    if found.link:
-        return _link_legend(found)
-    held = "" if found.common_accuracy is None else (
-        f" holds: time from which on the accuracy never fell below {found.common_accuracy:.1%}, which all hold."
-    )  # fmt: skip
+def _legend(record: ComparisonRecord) -> str:
+    if record.link:
+        return _link_legend(record)
+    note = (
+        ""
+        if record.common_accuracy is None
+        else (f" holds: time from which on the accuracy never fell below {record.common_accuracy:.1%}, which all hold.")
+    )
     return (
-        f"speed-up: over the best single process ({found.best_single}: {found.best_single_samples_per_second:,.0f} "
+        f"speed-up: over the best single process ({record.best_single}: {record.best_single_samples_per_second:,.0f} "
         "samples/s). of ceiling: share of the speed of as many workers that never communicate, with pieces of the same "
-        f"size.{held} Medians of {found.rounds} interleaved rounds of all of these; ±: half an interval that holds the "
+        f"size.{note} Medians of {record.rounds} interleaved rounds of all of these; ±: half an interval that holds "
+        "the "
         f"median with {CONFIDENCE:.0%} confidence, of an accuracy from the number of test samples."
     )
 
 
-def _link_legend(found: ComparisonRecord) -> str:
+def _link_legend(record: ComparisonRecord) -> str:
     return (
-        f"Times are simulated: machines like this one, connected by {found.link} one way, with seconds of gradients, "
+        f"Times are simulated: machines like this one, connected by {record.link} one way, with seconds of gradients, "
         "updates and codecs as measured here; what sockets cost a processor is left out. Accuracies are of real "
-        f"gradients. speed-up: over the best single process ({found.best_single}: "
-        f"{found.best_single_samples_per_second:,.0f} samples/s, measured). of ceiling: share of the speed of as many "
-        f"machines that never communicate. Medians of {found.rounds} rounds."
+        f"gradients. speed-up: over the best single process ({record.best_single}: "
+        f"{record.best_single_samples_per_second:,.0f} samples/s, measured). of ceiling: share of the speed of as many "
+        f"machines that never communicate. Medians of {record.rounds} rounds."
     )
 
 
-def _show_codecs(found: ComparisonRecord) -> None:
-    if not found.codecs:
+def _show_codecs(record: ComparisonRecord) -> None:
+    if not record.codecs:
         return
-    dense = "" if found.dense_bytes is None else f" (dense: {found.dense_bytes / 1000:,.0f} KB)"
+    dense = "" if record.dense_bytes is None else f" (dense: {record.dense_bytes / 1000:,.0f} KB)"
     table = Table(title=f"what codecs do to this gradient{dense}", title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("codec")
     for name in ("KB a message", "µs to write", "µs to read", "fewer bytes than a dense ring"):
         table.add_column(name, justify="right")
-    for row in found.codecs:
+    for row in record.codecs:
         most = "always" if row.most_workers is None else f"up to {row.most_workers:,} workers"
         table.add_row(row.codec, f"{row.bytes / 1000:,.1f}", f"{row.encode:,.0f}", f"{row.decode:,.0f}", most)
     console.print(table)
 
 
-def _show_steps(found: ComparisonRecord) -> None:
+def _show_steps(record: ComparisonRecord) -> None:
     table = Table(
         title="where the time of a worker's step goes, µs", title_justify="left", box=None, padding=(0, 1, 0, 0)
     )
     table.add_column("plan")
     for name in ("step", "own compute", "update", "collectives", "waiting", "between", "KB/update"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in found.plans:
+    for row in record.plans:
         sent = "-" if row.bytes_per_update is None else f"{row.bytes_per_update / 1000:,.0f}"
         if row.step is not None:
             parts = (row.step.compute, row.step.update, row.step.communicate, row.step.wait, row.step.other)

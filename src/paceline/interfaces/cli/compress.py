@@ -52,21 +52,21 @@ def compress(
     from paceline.interfaces.cli.compression import show_compression
 
     options.refuse_existing(force, output=output, page=page, onnx=onnx)
-    found = run_compression(
+    compression = run_compression(
         run, within, latency, size, target=target, confidence=confidence, plan=plan, workers=workers, epochs=epochs,
         seed=seed, say=saying(quiet),
     )  # fmt: skip
     if page is not None:
-        write_text(page_of(found), page, force)
-    if output is not None and found.chosen is not None:
-        write_text(found.chosen.file.text, output, force)
-    if onnx is not None and found.model is not None:
-        onnx.write_bytes(checked_onnx(found))
+        write_text(page_of(compression), page, force)
+    if output is not None and compression.chosen is not None:
+        write_text(compression.chosen.file.text, output, force)
+    if onnx is not None and compression.model is not None:
+        onnx.write_bytes(checked_onnx(compression))
     if json:
-        print_json({**found.as_dict(), "output": output if found.chosen else None})
+        print_json({**compression.as_dict(), "output": output if compression.chosen else None})
     else:
-        show_compression(found, output)
-    if found.chosen is None:
+        show_compression(compression, output)
+    if compression.chosen is None:
         raise typer.Exit(1)
 
 
@@ -77,10 +77,10 @@ def _precisions(
     from paceline.interfaces.api.compress import compare_precisions
     from paceline.interfaces.cli.compression import show_precisions
 
-    found = compare_precisions(run, within, latency, size, confidence=confidence, seed=seed, say=saying(json))
+    precisions = compare_precisions(run, within, latency, size, confidence=confidence, seed=seed, say=saying(json))
     if json:
-        print_json(found.as_dict())
+        print_json(precisions.as_dict())
     else:
-        show_precisions(found)
-    if found.chosen is None:
+        show_precisions(precisions)
+    if precisions.chosen is None:
         raise typer.Exit(1)

@@ -15,34 +15,42 @@ if TYPE_CHECKING:
     from paceline.compression.result import Compression
 
 
-def show_compression(found: Compression, output: Path | None) -> None:
+def show_compression(compression: Compression, output: Path | None) -> None:
     """Print the frontier, then the network that was chosen, or why there is none."""
-    there = any(point.instructions is not None for point in found.points)
+    has_instructions = any(point.instructions is not None for point in compression.points)
     table = Table(
-        title=f"The frontier of {found.job}, of {len(found.points)} points", title_justify="left", box=None,
+        title=f"The frontier of {compression.job}, of {len(compression.points)} points",
+        title_justify="left",
+        box=None,
         padding=(0, 1, 0, 0),
-    )  # fmt: skip
-    columns = ("instructions", "memory") if there else ("p50 µs", "p99 µs")
+    )
+    columns = ("instructions", "memory") if has_instructions else ("p50 µs", "p99 µs")
     for name in ("", "width", "precision", "kernel"):
         table.add_column(name, no_wrap=True)
     for name in ("accuracy", "lost ≤", "size", *columns, "outside"):
         table.add_column(name, justify="right", no_wrap=True)
-    for point in found.frontier:
-        outside = found.bounds.faults(point)
+    for point in compression.frontier:
+        outside = compression.bounds.faults(point)
         table.add_row(
-            "*" if point is found.chosen else "", f"{point.width:g}", point.precision, point.kernel,
-            f"{point.accuracy:.2%}", f"{point.lost.most(found.bounds.confidence):.2f}", f"{point.size:,}",
-            *_costs(point), ", ".join(outside),
+            "*" if point is compression.chosen else "",
+            f"{point.width:g}",
+            point.precision,
+            point.kernel,
+            f"{point.accuracy:.2%}",
+            f"{point.lost.most(compression.bounds.confidence):.2f}",
+            f"{point.size:,}",
+            *_costs(point),
+            ", ".join(outside),
             style="dim" if outside else "",
-        )  # fmt: skip
+        )
     console.print(table)
-    for line in sentences(found, output):
+    for line in sentences(compression, output):
         console.print(line, soft_wrap=True)
 
 
-def most_lost(found: Compression, point: Point) -> str:
+def most_lost(compression: Compression, point: Point) -> str:
     """What is lost on unseen data, as far as the validation data can say."""
-    sure = found.bounds.confidence
+    sure = compression.bounds.confidence
     return f", at most {max(point.lost.most(sure), 0.0):.2f} points lost ({sure:.0%} sure)"
 
 
@@ -52,23 +60,26 @@ def _costs(point: Point) -> tuple[str, str]:
     return f"{point.latency.p50:.2f}", f"{point.latency.p99:.2f}"
 
 
-def sentences(found: Compression, output: Path | None) -> list[str]:
+def sentences(compression: Compression, output: Path | None) -> list[str]:
     """Return what a person wants to know, one line per subject."""
-    trained = f"the trained model: {found.trained:.2%} on validation data" + (
-        f", {found.trained_on_test:.2%} on test data" if found.trained_on_test is not None else ""
+    trained = f"the trained model: {compression.trained:.2%} on validation data" + (
+        f", {compression.trained_on_test:.2%} on test data" if compression.trained_on_test is not None else ""
     )
-    point = found.chosen
+    point = compression.chosen
     if point is None:
-        nearest = min(found.frontier, key=lambda p: len(found.bounds.faults(p)))
-        over = ", ".join(found.bounds.faults(nearest))
+        nearest = min(compression.frontier, key=lambda p: len(compression.bounds.faults(p)))
+        over = ", ".join(compression.bounds.faults(nearest))
         return [trained, f"no point is within the bounds; the nearest one is outside in {over}. Allow more there."]
     form = f"width {point.width:g}, {point.precision}, kernel {point.kernel}"
-    chosen = f"chosen: {form}: {point.accuracy:.2%} on validation data" + most_lost(found, point)
+    chosen = f"chosen: {form}: {point.accuracy:.2%} on validation data" + most_lost(compression, point)
     lines = [trained, chosen]
-    if found.on_test is not None and found.lost is not None:
-        kept = "within the bound" if found.kept_promise else f"MORE than the bound of {found.bounds.within:g}"
+    if compression.on_test is not None and compression.lost is not None:
+        verdict = (
+            "within the bound" if compression.kept_promise else f"MORE than the bound of {compression.bounds.within:g}"
+        )
         lines.append(
-            f"on test data, which the search has not seen: {found.on_test:.2%}, {0.0 - found.lost:+.2f} points, {kept}"
+            f"on test data, which the search has not seen: {compression.on_test:.2%}, {0.0 - compression.lost:+.2f} "
+            f"points, {verdict}"
         )
     if output is not None:
         flags = " ".join(point.file.flags)
@@ -78,20 +89,25 @@ def sentences(found: Compression, output: Path | None) -> list[str]:
     return lines
 
 
-def show_precisions(found: Precisions) -> None:
+def show_precisions(precisions: Precisions) -> None:
     """Print a model in PyTorch's own precisions."""
-    table = Table(title=f"{found.job} by PyTorch", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table = Table(title=f"{precisions.job} by PyTorch", title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("")
     table.add_column("precision", no_wrap=True)
     for name in ("accuracy", "size", "p50 µs", "p99 µs", "outside"):
         table.add_column(name, justify="right", no_wrap=True)
-    for point in found.points:
+    for point in precisions.points:
         table.add_row(
-            "*" if point == found.chosen else "", point.precision, f"{point.accuracy:.2%}", f"{point.size:,}",
-            f"{point.p50_us:.1f}", f"{point.p99_us:.1f}", ", ".join(found.faults(point)),
-        )  # fmt: skip
+            "*" if point == precisions.chosen else "",
+            point.precision,
+            f"{point.accuracy:.2%}",
+            f"{point.size:,}",
+            f"{point.p50_us:.1f}",
+            f"{point.p99_us:.1f}",
+            ", ".join(precisions.faults(point)),
+        )
     console.print(table)
-    for precision, why in found.refused.items():
+    for precision, why in precisions.refused.items():
         console.print(f"{precision} is not possible: {why}", soft_wrap=True)
-    if found.chosen is None:
+    if precisions.chosen is None:
         console.print("no precision is within the bounds")

@@ -41,9 +41,17 @@ def slurm(
     from paceline.interfaces.emit.training import training
 
     chosen = training(
-        job, plan, workers, nodes=nodes, cpus=cpus, gpus=gpus, memory=memory, roster=roster, name=name,
+        job,
+        plan,
+        workers,
+        nodes=nodes,
+        cpus=cpus,
+        gpus=gpus,
+        memory=memory,
+        roster=roster,
+        name=name,
         job_args=job_args,
-    )  # fmt: skip
+    )
     write_text(batch_script(chosen, time, partition), output, force)
 
 
@@ -74,9 +82,17 @@ def kubernetes(
     from paceline.interfaces.emit.versions import installed
 
     chosen = training(
-        job, plan, workers, nodes=nodes, cpus=cpus, gpus=gpus, memory=memory, roster=roster, name=name,
+        job,
+        plan,
+        workers,
+        nodes=nodes,
+        cpus=cpus,
+        gpus=gpus,
+        memory=memory,
+        roster=roster,
+        name=name,
         job_args=job_args,
-    )  # fmt: skip
+    )
     write_text(manifest(chosen, image, namespace, installed().get("ray", RAY)), output, force)
 
 

@@ -10,10 +10,21 @@ from paceline.errors import UsageError
 
 #: Variables for users; docs/reference/commands.md says what each sets.
 VARIABLES = (
-    "PACELINE_PLAN", "PACELINE_WORKERS", "PACELINE_ENGINE", "PACELINE_DEVICE", "PACELINE_TIMEOUT", "PACELINE_RUNS",
-    "PACELINE_DATA", "PACELINE_CACHE", "PACELINE_NODES", "PACELINE_RANK", "PACELINE_HEAD", "PACELINE_RUN",
-    "PACELINE_KEYS", "PACELINE_TOKEN",
-)  # fmt: skip
+    "PACELINE_PLAN",
+    "PACELINE_WORKERS",
+    "PACELINE_ENGINE",
+    "PACELINE_DEVICE",
+    "PACELINE_TIMEOUT",
+    "PACELINE_RUNS",
+    "PACELINE_DATA",
+    "PACELINE_CACHE",
+    "PACELINE_NODES",
+    "PACELINE_RANK",
+    "PACELINE_HEAD",
+    "PACELINE_RUN",
+    "PACELINE_KEYS",
+    "PACELINE_TOKEN",
+)
 FOLDERS = {"PACELINE_DATA": "the data of the mnist jobs", "PACELINE_KEYS": "what `paceline keys` made"}
 #: How much a name must be like a variable's to be that variable misspelt. What Kubernetes sets for a Service that is
 #: called paceline (its host and port) is less like any of them.

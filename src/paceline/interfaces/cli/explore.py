@@ -36,9 +36,15 @@ def explore(
     from paceline.concurrency.explore.settings import Settings, parse_target
 
     settings = Settings(
-        seconds=seconds, schedules=schedules, strategy=strategy.value, seed=seed, races=races, same=same, ranks=ranks,
+        seconds=seconds,
+        schedules=schedules,
+        strategy=strategy.value,
+        seed=seed,
+        races=races,
+        same=same,
+        ranks=ranks,
         bounds=Bounds(steps=steps),
-    )  # fmt: skip
+    )
     with Session() as session:
         answer = session.explore(
             parse_target(target, tuple(arguments or ())),

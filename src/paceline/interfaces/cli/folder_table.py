@@ -25,8 +25,8 @@ def show_manifest(folder: Path, manifest: Manifest) -> None:
     for head in ("mean", "std", "least", "greatest"):
         table.add_column(head, justify="right")
     for name, column in manifest.columns.items():
-        found = column.statistics
-        figures = (found.mean, found.std, found.least, found.greatest) if found else ()
+        statistics = column.statistics
+        figures = (statistics.mean, statistics.std, statistics.least, statistics.greatest) if statistics else ()
         table.add_row(name, row_of(column), *(f"{value:.4g}" for value in figures))
     console.print(table)
 

@@ -15,7 +15,7 @@ def keys(folder: options.KeyFolder, hosts: options.Hosts = None, days: options.D
     """
     from paceline.runtime.links.tcp.keys import make_keys
 
-    made = make_keys(folder, hosts.split(",") if hosts else (), days)
-    for each in made:
+    folders = make_keys(folder, hosts.split(",") if hosts else (), days)
+    for each in folders:
         where = "every machine" if hosts is None else each.name
         console.print(f"{each}  copy it to {where}, and start with --keys there", soft_wrap=True)

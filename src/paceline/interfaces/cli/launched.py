@@ -13,12 +13,12 @@ from paceline.algorithms.cluster.launchers import from_environment
 from paceline.errors import UsageError
 
 
-def tell_torchrun(message: str, environ: Mapping[str, str] = os.environ) -> None:
+def notify_torchrun(message: str, environ: Mapping[str, str] = os.environ) -> None:
     """Leave a message where torchrun looks for the root cause of a failure, as `torch.distributed.elastic` has it."""
     if file := environ.get("TORCHELASTIC_ERROR_FILE"):
-        found = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
+        report = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
         with contextlib.suppress(OSError):
-            Path(file).write_text(json.dumps(found), encoding="utf-8")
+            Path(file).write_text(json.dumps(report), encoding="utf-8")
 
 
 def rank_before(environ: Mapping[str, str]) -> str:

@@ -280,11 +280,13 @@ def open_job_or_none(
 
             job_args = read_record(resume).job.job_args  # those that it was begun with
         return open_job(where, data_dir, job_args, **changes)
-    given = [
+    option_names = [
         name for name, value in {**changes, "data_dir": data_dir, "job_args": job_args}.items() if value is not None
     ]
-    if given:
-        raise UsageError(f"--{given[0].replace('_', '-')} changes a job, but no JOB is given; name the JOB as well")
+    if option_names:
+        raise UsageError(
+            f"--{option_names[0].replace('_', '-')} changes a job, but no JOB is given; name the JOB as well"
+        )
     return None
 
 
@@ -293,24 +295,24 @@ def open_job(where: str, data_dir: str | None, job_args: str | None = None, **ch
     from paceline.training.jobs.loading import load_job
 
     job = load_job(where, data_dir, job_args)
-    given = {key: value for key, value in changes.items() if value is not None}
-    return job.with_(**given) if given else job
+    overrides = {key: value for key, value in changes.items() if value is not None}
+    return job.with_(**overrides) if overrides else job
 
 
-def again(command: str, job: str, **given: object) -> str:
+def again(command: str, job: str, **settings: object) -> str:
     """A command line with this job and these options, to be copied into a shell."""
     words = ["paceline", command, job]
-    for name, value in given.items():
+    for name, value in settings.items():
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
 
 
-def numbers(given: str, option: str) -> tuple[int, ...]:
+def numbers(text: str, option: str) -> tuple[int, ...]:
     """Parse positive whole numbers that are separated by commas."""
-    parts = given.split(",")
+    parts = text.split(",")
     if not all(part.strip().isdigit() and int(part) > 0 for part in parts):
-        raise UsageError(f"{option}={given!r}: give positive whole numbers separated by commas, as in 1,2,4")
+        raise UsageError(f"{option}={text!r}: give positive whole numbers separated by commas, as in 1,2,4")
     return tuple(int(part) for part in parts)
 
 

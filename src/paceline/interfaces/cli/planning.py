@@ -37,17 +37,23 @@ def show_card(card: Card, place: Path) -> None:
     for each in card.operations:
         flop, byte = each.compute.get("matmul.large", 0.0), each.compute.get("far", 0.0)
         table.add_row(
-            f"{each.busy} x {each.threads}", f"{1e-9 / flop:,.0f}" if flop else "-",
-            f"{1e-9 / byte:,.1f}" if byte else "-", f"{each.compute.get('call', 0.0) * 1e6:.1f}", f"±{each.error:.0%}",
-        )  # fmt: skip
+            f"{each.busy} x {each.threads}",
+            f"{1e-9 / flop:,.0f}" if flop else "-",
+            f"{1e-9 / byte:,.1f}" if byte else "-",
+            f"{each.compute.get('call', 0.0) * 1e6:.1f}",
+            f"±{each.error:.0%}",
+        )
     console.print(table)
     table = _table("Exchanges", "kind", "workers", "latency", "GB/s", "Python")
     for one in card.exchanges:
         speed = one.bandwidth / 1e9
         table.add_row(
-            one.kind, str(one.workers), _seconds(one.latency), f"{speed:,.1f}" if speed < 900 else "-",
+            one.kind,
+            str(one.workers),
+            _seconds(one.latency),
+            f"{speed:,.1f}" if speed < 900 else "-",
             _seconds(one.between),
-        )  # fmt: skip
+        )
     console.print(table)
     console.print(f"card  {place}", soft_wrap=True)
 
@@ -64,15 +70,16 @@ def show_choice(choice: Choice, left_out: bool = False) -> None:
     if left_out:
         console.print(
             "Asynchronous plans and averaged replicas learn differently and are left out; --learning any includes them",
-            style="dim", soft_wrap=True,
-        )  # fmt: skip
+            style="dim",
+            soft_wrap=True,
+        )
     for note in choice.notes():
         console.print(note, soft_wrap=True)
     console.print(f"to use it: {choice.command}", style="bold", soft_wrap=True)
 
 
-def show_validation(found: Validation) -> None:
+def show_validation(validation: Validation) -> None:
     """Print predicted against measured."""
-    console.print(rich_table(found.table()))
-    for note in found.notes():
+    console.print(rich_table(validation.table()))
+    for note in validation.notes():
         console.print(note, soft_wrap=True)

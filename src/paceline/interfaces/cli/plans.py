@@ -22,8 +22,8 @@ def plans(
     if name is not None:
         from paceline.interfaces.cli.tables import show_plan
 
-        found = description(name)
-        print_json(found) if json else show_plan(found)
+        details = description(name)
+        print_json(details) if json else show_plan(details)
         return
     groups = described()
     if json:

@@ -31,10 +31,10 @@ def prove(
     from paceline.plans.plan import Plan
 
     parsed = Plan.parse(plan, workers)
-    found = prove_plan(parsed) if machines is None else prove_cluster(parsed, machines, say=saying(json))
+    proof = prove_plan(parsed) if machines is None else prove_cluster(parsed, machines, say=saying(json))
     if json:
-        print_json(found.as_dict())
+        print_json(proof.as_dict())
     else:
-        console.print(str(found), soft_wrap=True)
-    if found.holds is False:
+        console.print(str(proof), soft_wrap=True)
+    if proof.holds is False:
         raise typer.Exit(1)

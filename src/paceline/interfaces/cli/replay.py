@@ -35,26 +35,32 @@ def replay(
 
     from paceline.runtime.engines.replay.replay import replay as run_again
 
-    found = run_again(run, until, progress=_Progress())
+    replayed_run = run_again(run, until, progress=_Progress())
     if save is not None:
-        state = {"model": found.model.state_dict(), "batch": found.guilty_batch, "samples": found.guilty_samples}
+        state = {
+            "model": replayed_run.model.state_dict(),
+            "batch": replayed_run.guilty_batch,
+            "samples": replayed_run.guilty_samples,
+        }
         torch.save(state, save)
     if json:
         keys = ("updates", "parameters_sha256", "matches", "guilty_update", "guilty_worker", "loss")
-        print_json({key: getattr(found, key) for key in keys})
+        print_json({key: getattr(replayed_run, key) for key in keys})
         return
-    if found.matches:
+    if replayed_run.matches:
         console.print(
-            f"the same bits: {found.updates} updates, parameters {found.parameters_sha256[:16]}", style="green"
+            f"the same bits: {replayed_run.updates} updates, parameters {replayed_run.parameters_sha256[:16]}",
+            style="green",
         )
         return
     if until is None:
         console.print("the recorded run did not finish; it was replayed as far as it is recorded", style="yellow")
-    console.print(f"replayed {found.updates} updates; parameters {found.parameters_sha256[:16]}")
-    if found.guilty_samples is not None:
-        loss = "not yet computed" if found.loss is None else f"loss {found.loss:.6g}"
-        few = ", ".join(map(str, found.guilty_samples[:8].tolist()))
+    console.print(f"replayed {replayed_run.updates} updates; parameters {replayed_run.parameters_sha256[:16]}")
+    if replayed_run.guilty_samples is not None:
+        loss = "not yet computed" if replayed_run.loss is None else f"loss {replayed_run.loss:.6g}"
+        few = ", ".join(map(str, replayed_run.guilty_samples[:8].tolist()))
         console.print(
-            f"next comes batch {found.guilty_update} of worker {found.guilty_worker} ({loss}), samples {few}, ...\n"
+            f"next comes batch {replayed_run.guilty_update} of worker {replayed_run.guilty_worker} ({loss}), samples "
+            f"{few}, ...\n"
             "In Python: paceline.replay(run, until=...) returns them as .model and .guilty_batch",
-        )  # fmt: skip
+        )

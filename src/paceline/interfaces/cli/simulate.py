@@ -30,12 +30,18 @@ def simulate(
     """
     from paceline.interfaces.api.simulate import simulate as run_simulation
 
-    found = run_simulation(
-        options.open_job(job, data_dir, job_args, batch_size=batch_size), plan, workers, cluster,
-        max_updates=max_updates, arithmetic=arithmetic, seed=seed, card=card,
+    simulation = run_simulation(
+        options.open_job(job, data_dir, job_args, batch_size=batch_size),
+        plan,
+        workers,
+        cluster,
+        max_updates=max_updates,
+        arithmetic=arithmetic,
+        seed=seed,
+        card=card,
         say=saying(quiet),
-    )  # fmt: skip
+    )
     if json:
-        print_json(found.as_dict())
+        print_json(simulation.as_dict())
         return
-    console.print(str(found), soft_wrap=True)
+    console.print(str(simulation), soft_wrap=True)

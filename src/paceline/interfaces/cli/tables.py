@@ -31,31 +31,38 @@ def show_summary(summary: dict[str, Any]) -> None:
     console.print(str(TextList("", summary_lines(summary))), soft_wrap=True)
 
 
-def show_scripts(found: ScriptComparison) -> None:
+def show_scripts(comparison: ScriptComparison) -> None:
     """Print a script's steps on gloo and on Paceline's backend."""
-    table = Table(title=f"{found.script}, unchanged", title_justify="left", box=None, padding=(0, 1, 0, 0))
+    table = Table(title=f"{comparison.script}, unchanged", title_justify="left", box=None, padding=(0, 1, 0, 0))
     table.add_column("")
     for name in ("ms/step", "±", "batches/s", "speed", "whole", "steps"):
         table.add_column(name, justify="right", no_wrap=True)
-    for row in found.rows:
+    for row in comparison.rows:
         half = (row.spread[1] - row.spread[0]) / 2
         table.add_row(
-            row.name, f"{row.milliseconds_per_step:.2f}", f"{half:.2f}", f"{row.batches_per_second:,.0f}",
-            f"{row.speedup:.2f}x", f"{row.seconds:.1f} s", str(row.steps),
-        )  # fmt: skip
+            row.name,
+            f"{row.milliseconds_per_step:.2f}",
+            f"{half:.2f}",
+            f"{row.batches_per_second:,.0f}",
+            f"{row.speedup:.2f}x",
+            f"{row.seconds:.1f} s",
+            str(row.steps),
+        )
     console.print(table)
     same = {None: "", 0.0: " Both ended with the same parameters, bit for bit."}.get(
-        found.difference, f" The parameters of the two differ by at most {found.difference}."
+        comparison.difference, f" The parameters of the two differ by at most {comparison.difference}."
     )
     console.print(
-        f"On gloo a step takes {found.over_gloo:.2f} times as long as on paceline.{same} speed: batches per second of "
-        f"all processes, relative to the best without Paceline. Medians of {found.rounds} interleaved rounds, ± half "
+        f"On gloo a step takes {comparison.over_gloo:.2f} times as long as on paceline.{same} speed: batches per "
+        "second of "
+        f"all processes, relative to the best without Paceline. Medians of {comparison.rounds} interleaved rounds, ± "
+        "half "
         "the range.",
         style="dim",
     )
-    for note in found.notes:
+    for note in comparison.notes:
         console.print(f"note: {note}", style="yellow")
-    console.print(f"{found.answer}.", style="bold", soft_wrap=True)
+    console.print(f"{comparison.answer}.", style="bold", soft_wrap=True)
 
 
 def show_plan(plan: dict[str, Any]) -> None:
@@ -82,11 +89,11 @@ def show_plans(groups: dict[str, list[dict[str, Any]]]) -> None:
         table = Table.grid(padding=(0, 2))
         table.add_column(no_wrap=True, min_width=18)
         for plan in plans:
-            own = [option for option in plan["options"] if option not in ("workers", "threads")]
+            plan_options = [option for option in plan["options"] if option not in ("workers", "threads")]
             also = f"; also called {', '.join(plan['also_called'])}" if plan["also_called"] else ""
             table.add_row(f"  {plan['name']}", f"{plan['about']}{also}")
-            if own:
-                table.add_row("", Text(", ".join(own), "dim"))
+            if plan_options:
+                table.add_row("", Text(", ".join(plan_options), "dim"))
         out.print(table)
         out.print()
     out.print("Options follow a colon, as in downpour:workers=4,shards=2; most plans take workers and threads as well.")

@@ -55,15 +55,15 @@ def tune(
     from paceline.interfaces.cli.tuning import TuningDisplay, show_tuning
 
     with closing(TuningDisplay(quiet)) as display:
-        found = tune_from_files(
+        tuning = tune_from_files(
             job, space, search, data_dir=data_dir, job_args=job_args, n_trials=n_trials, executor=executor,
             workers=workers, metric=metric, mode=mode, max_t=max_t, steps_per_epoch=steps_per_epoch, plan=plan,
             seed=seed, seconds=seconds, timeout=timeout, resume=resume, folder=runs, progress=display,
             engine=engine or engine_of(), address=address, keys=keys, trusted_network=trusted_network, storage=storage,
         )  # fmt: skip
-    if found.rank:
+    if tuning.rank:
         return  # rank 0 says what was found
     if json:
-        print_json(found.summary())
+        print_json(tuning.summary())
     else:
-        show_tuning(found)
+        show_tuning(tuning)

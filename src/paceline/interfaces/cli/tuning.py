@@ -54,10 +54,10 @@ class TuningDisplay:
     def head(self, study: Study) -> str:
         """Describe the tuning in one line, with the time left at this speed."""
         done, spent = study.finished(), time.monotonic() - self._begun
-        left = duration(spent / done * (study.total - done)) if done else "?"
+        remaining = duration(spent / done * (study.total - done)) if done else "?"
         best = study.best
-        said = f", best {number(best.value, 4)} by trial {best.number}" if best is not None else ""
-        return f"{done} of {study.total} trials{said}, {duration(spent)} so far, {left} left"
+        best_text = f", best {number(best.value, 4)} by trial {best.number}" if best is not None else ""
+        return f"{done} of {study.total} trials{best_text}, {duration(spent)} so far, {remaining} left"
 
     def picture(self, study: Study) -> Group:
         table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
@@ -77,6 +77,6 @@ class TuningDisplay:
             self._screen.stop()
 
 
-def show_tuning(found: Tuning) -> None:
+def show_tuning(tuning: Tuning) -> None:
     """Print what a tuning found, one line per subject."""
-    console.print(str(found), soft_wrap=True)
+    console.print(str(tuning), soft_wrap=True)

@@ -39,12 +39,20 @@ def validate(
     from paceline.interfaces.cli.planning import show_validation
 
     chosen = options.open_job(job, data_dir, job_args, batch_size=batch_size)
-    found = run_validation(
-        chosen, split_plans(plans or ""), level=level, learning=learning, workers=workers, rounds=rounds,
-        seconds=seconds, seed=seed, card=card, page=page,
+    validation = run_validation(
+        chosen,
+        split_plans(plans or ""),
+        level=level,
+        learning=learning,
+        workers=workers,
+        rounds=rounds,
+        seconds=seconds,
+        seed=seed,
+        card=card,
+        page=page,
         say=saying(quiet),
-    )  # fmt: skip
+    )
     if json:
-        print_json(found.as_dict())
+        print_json(validation.as_dict())
         return
-    show_validation(found)
+    show_validation(validation)

@@ -33,7 +33,7 @@ def watch(
     from paceline.concurrency.watcher.screen import CLEAR
     from paceline.concurrency.watcher.session import Actions, Target, watch_target
 
-    def tell(text: str) -> None:
+    def print_plain(text: str) -> None:
         console.print(text, soft_wrap=True)
 
     def show(text: str) -> None:
@@ -41,7 +41,7 @@ def watch(
         console.file.flush()
 
     target = Target(tuple(command or ()), pid, run, open_, seconds)
-    actions = Actions(tell, kill_after, exec_, save, show if live else None, share, feedback=feedback)
+    actions = Actions(print_plain, kill_after, exec_, save, show if live else None, share, feedback=feedback)
     outcome = watch_target(target, actions)
     if json:
         print_json(outcome.to_dict())

@@ -22,9 +22,14 @@ IGNORED = (".git", ".venv", "**/__pycache__", "runs", "report.html", "keys", "*.
 
 
 def dockerfile(
-    job: str, versions: Mapping[str, str], *, python: str = "3.11", roster: str = "ray", cuda: bool = False,
+    job: str,
+    versions: Mapping[str, str],
+    *,
+    python: str = "3.11",
+    roster: str = "ray",
+    cuda: bool = False,
     job_args: str | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Return the Dockerfile; `versions` are those of paceline and the packages it needs, by their names."""
     if roster not in ROSTERS:
         raise UsageError(f"--roster {roster!r}: {suggest(roster, ROSTERS)}")
@@ -68,8 +73,8 @@ def check_job(job: str) -> None:
 
 
 def _check_python(python: str) -> None:
-    found = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)?", python, re.ASCII)
-    if not found or not OLDEST <= (int(found[1]), int(found[2])) < (4, 0):
+    match = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)?", python, re.ASCII)
+    if not match or not OLDEST <= (int(match[1]), int(match[2])) < (4, 0):
         raise UsageError(f"--python {python!r}: give a version from {OLDEST[0]}.{OLDEST[1]}, as in 3.11")
 
 

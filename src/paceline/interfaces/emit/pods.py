@@ -38,9 +38,9 @@ def labels(training: Training) -> dict[str, Value]:
 
 def container(name: str, training: Training, place: Place, mounts: Sequence[Value], **more: Value) -> dict[str, Value]:
     """Return a container that may do nothing but compute."""
-    held = {"cpu": str(training.cpus), "memory": f"{training.memory or MEMORY}Gi"}
+    requests = {"cpu": str(training.cpus), "memory": f"{training.memory or MEMORY}Gi"}
     gpus: dict[str, Value] = {"nvidia.com/gpu": str(training.gpus)} if training.gpus else {}
-    resources: dict[str, Value] = {"requests": {**held, **gpus}, "limits": {"memory": held["memory"], **gpus}}
+    resources: dict[str, Value] = {"requests": {**requests, **gpus}, "limits": {"memory": requests["memory"], **gpus}}
     return {
         "name": name,
         "image": place.image,

@@ -28,7 +28,7 @@ def choose_run(training: Training, when_done: str, only_if: str = "") -> list[st
             f"# Plan {training.plan.name} keeps no checkpoints, so a new run begins each time.",
             f"set -- {train} {begin}",
         ]
-    look = [
+    poll = [
         'for record in "$runs"/*/run.json; do',
         '    if [ -e "$record" ]; then latest=${record%/run.json}; fi',
         "done",
@@ -37,7 +37,7 @@ def choose_run(training: Training, when_done: str, only_if: str = "") -> list[st
         f"set -- {train}",
         "# A run that was stopped or killed goes on from its newest checkpoint. Names of runs begin with the time.",
         "latest=",
-        *([f"if {only_if}; then", *(f"    {line}" for line in look), "fi"] if only_if else look),
+        *([f"if {only_if}; then", *(f"    {line}" for line in poll), "fi"] if only_if else poll),
         'if [ -z "$latest" ]; then',
         f'    set -- "$@" {begin}',
         f'elif grep -q {shlex.quote(DONE)} "$latest/run.json"; then',

@@ -80,9 +80,15 @@ def _set(training: Training, place: Place) -> Value:
     ]
     volumes: list[Value] = [{"name": "keys", "secret": {"secretName": f"{name}-keys", "defaultMode": KEYS_MODE}}]
     command: Value = ["/bin/sh", "-c", _script(training)]
-    train = container("train", training, place, mounts, command=command, env=environment, ports=[
-        {"name": "head", "containerPort": PORT}
-    ])  # fmt: skip
+    train = container(
+        "train",
+        training,
+        place,
+        mounts,
+        command=command,
+        env=environment,
+        ports=[{"name": "head", "containerPort": PORT}],
+    )
     spec: Value = {
         "serviceName": name,
         "replicas": training.nodes,

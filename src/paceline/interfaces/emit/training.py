@@ -94,9 +94,9 @@ def training(
         raise UsageError(f"--roster {roster!r}: {suggest(roster, ROSTERS)}")
     job_words(job, job_args)  # refuses what a line cannot hold
     called = job_name(job) if name is None else label(name)
-    found = Training(job, chosen, called, nodes, cpus, gpus, memory, roster, job_args)
-    _check_nodes(found)
-    return found
+    description = Training(job, chosen, called, nodes, cpus, gpus, memory, roster, job_args)
+    _check_nodes(description)
+    return description
 
 
 def _plan(text: str, workers: int | None) -> Plan:

@@ -9,10 +9,10 @@ from paceline.interfaces.emit.docker import PACKAGES
 
 def installed() -> dict[str, str]:
     """Return the version of Paceline and of every package that an image needs, as far as they are installed."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for name in ("paceline", *PACKAGES, "ray"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -153,7 +153,7 @@ def each_sample_once(run: Run) -> None:
     twice = shards > 1 and len(run.trace.lives()) > 1
     counted: Counter[int] = Counter()
     applied, agenda = {int(u) for u in run.trace.of_kind(Kind.APPLY)["update"]}, _agenda(run)
-    seen: set[tuple[int, int]] = set()
+    pairs: set[tuple[int, int]] = set()
     late = Counter((int(row["update"]), int(row["worker"])) for row in run.trace.of_kind(Kind.DROP))
     for row in run.trace.of_kind(Kind.COMPUTE):
         update, worker = int(row["update"]), int(row["worker"])
@@ -164,9 +164,9 @@ def each_sample_once(run: Run) -> None:
         if late[update, worker]:
             late[update, worker] -= 1
         elif worker not in summary["deaths"]:
-            again = (update, worker) in seen and not twice and not within
+            again = (update, worker) in pairs and not twice and not within
             assert not again or not row["samples"], f"samples of update {update} were counted twice"
-            seen.add((update, worker))
+            pairs.add((update, worker))
             counted[update] += int(row["samples"])
     if not summary["deaths"] and not twice:
         assert sum(counted.values()) == summary["samples"], f"{sum(counted.values())} of {summary['samples']} samples"
@@ -189,9 +189,11 @@ def no_update_lost(run: Run) -> None:
     plan, agenda = _plan(run), _agenda(run)
     versions = agenda.leases // agenda.shares
     for shard, rows in _pushes(run, plan).items():
-        made = {int(row["version"]) for row in rows}
+        applied_versions = {int(row["version"]) for row in rows}
         leases = sorted(int(row["update"]) for row in rows)
-        assert made == set(range(1, versions + 1)), f"shard {shard} has versions {sorted(made)[:10]}..."
+        assert applied_versions == set(range(1, versions + 1)), (
+            f"shard {shard} has versions {sorted(applied_versions)[:10]}..."
+        )
         assert leases == list(range(agenda.leases)), f"shard {shard} did not take each lease once"
 
 
@@ -234,8 +236,8 @@ def every_version(run: Run) -> None:
     for stage, worker in {(int(row["shard"]), int(row["worker"])) for row in rows}:
         mine = rows[(rows["shard"] == stage) & (rows["worker"] == worker)]
         assert mine["version"].tolist() == list(range(1, updates + 1)), f"stage {stage} made {mine['version'].tolist()}"
-        found = {(stage, int(row["update"])): int(row["base"]) for row in mine}
-        assert found == {key: base for key, base in reads.items() if key[0] == stage}, f"stage {stage}: {found}"
+        bases = {(stage, int(row["update"])): int(row["base"]) for row in mine}
+        assert bases == {key: base for key, base in reads.items() if key[0] == stage}, f"stage {stage}: {bases}"
 
 
 def every_gradient(run: Run) -> None:
@@ -245,8 +247,8 @@ def every_gradient(run: Run) -> None:
     assert sum(way == ord("F") for *_, way in works) * 2 == len(works), "a call has a value and no gradient"
     rows = run.trace.of_kind(Kind.APPLY)
     for operator in np.unique(rows["shard"]):
-        made = np.sort(rows[rows["shard"] == operator]["version"])
-        assert made.tolist() == list(range(1, len(made) + 1)), f"operator {operator} made {made.tolist()}"
+        versions = np.sort(rows[rows["shard"] == operator]["version"])
+        assert versions.tolist() == list(range(1, len(versions) + 1)), f"operator {operator} made {versions.tolist()}"
 
 
 def _plan(run: Run) -> Plan:
@@ -255,28 +257,28 @@ def _plan(run: Run) -> Plan:
 
 def _agenda(run: Run) -> Agenda:
     job = run.job
-    given = (run.record.job.samples or 0, job.batch_size, job.epochs, job.accumulate_grad_batches)
-    return _plan(run).agenda(*given, limit=run.record.limit)
+    arguments = (run.record.job.samples or 0, job.batch_size, job.epochs, job.accumulate_grad_batches)
+    return _plan(run).agenda(*arguments, limit=run.record.limit)
 
 
 def _pushes(run: Run, plan: Plan) -> dict[int, list[Any]]:
     """Return for each shard the pushes that it applied, in the order of the versions that they are in."""
     rows = run.trace.of_kind(Kind.APPLY)
-    found: dict[int, list[Any]] = {}
+    pushes: dict[int, list[Any]] = {}
     for shard in sorted(set(rows["shard"].tolist())):
         # A worker killed between writing a row and making its version leaves a row too many: the later one is valid.
         key = "update" if plan.traits.gathers else "version"
         valid_rows = {int(row[key]): row for row in rows[rows["shard"] == shard]}
-        found[shard] = sorted(valid_rows.values(), key=lambda row: int(row["version"]))
-    return found
+        pushes[shard] = sorted(valid_rows.values(), key=lambda row: int(row["version"]))
+    return pushes
 
 
 def replays(run: Run) -> None:
     """Assert that a replay ends with the same bits."""
-    found = replay(run)
-    assert found.matches, "the replay gave other bits"
+    replayed_run = replay(run)
+    assert replayed_run.matches, "the replay gave other bits"
     with torch.no_grad():
         assert all(
             torch.equal(a, b) or bool(a.isnan().any())
-            for a, b in zip(run.model.state_dict().values(), found.model.state_dict().values(), strict=True)
+            for a, b in zip(run.model.state_dict().values(), replayed_run.model.state_dict().values(), strict=True)
         )

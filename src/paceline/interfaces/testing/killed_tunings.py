@@ -97,9 +97,9 @@ class Life:
         with contextlib.suppress(psutil.NoSuchProcess):
             alive = {each.pid for each in psutil.Process(self.process.pid).children(recursive=True)}
             trials = {pid: trial for pid, trial in begun(self.folder) if pid in alive}
-            found = sorted(pid for pid, trial in trials.items() if self.deaths[trial] < SPARED)
-            if found:
-                chosen = chance.choice(found)
+            pids = sorted(pid for pid, trial in trials.items() if self.deaths[trial] < SPARED)
+            if pids:
+                chosen = chance.choice(pids)
                 psutil.Process(chosen).kill()
                 self.deaths[trials[chosen]] += 1
                 return True
@@ -108,28 +108,28 @@ class Life:
 
 def disturb(folder: Path, search: str, chance: random.Random, kills: int) -> Told:
     """Run the tuning in a new folder until it is over, and kill up to so many of its processes meanwhile."""
-    told = Told()
+    tally = Told()
     while True:
         command = [sys.executable, "-m", "paceline.interfaces.testing.killed_tunings", str(folder), search]
         life = Life(folder, subprocess.Popen(command, stderr=subprocess.PIPE))
         try:
-            while told.tuner + told.workers < kills and life.wait(count_rows(folder) + chance.randrange(1, SPREAD)):
+            while tally.tuner + tally.workers < kills and life.wait(count_rows(folder) + chance.randrange(1, SPREAD)):
                 time.sleep(chance.uniform(0, JITTER))
                 if chance.random() < 0.5:
-                    told.workers += life.kill_worker(chance)
+                    tally.workers += life.kill_worker(chance)
                     continue
                 life.process.kill()
-                told.tuner += 1
+                tally.tuner += 1
                 break
-            _, said = life.process.communicate()
+            _, stderr = life.process.communicate()
         finally:
             life.process.kill()
             life.process.wait()
         if life.process.returncode == 0:
-            told.begun = len(begun(folder))
-            return told
+            tally.begun = len(begun(folder))
+            return tally
         if life.process.returncode > 0:
-            raise RuntimeError(f"the tuning in {folder} failed: {said.decode()}")
+            raise RuntimeError(f"the tuning in {folder} failed: {stderr.decode()}")
 
 
 def count_rows(folder: Path) -> int:
@@ -152,23 +152,25 @@ def faults(folder: Path, search: str) -> list[str]:
     rows = read(file)
     legs = Counter((row["trial"], row["start"]) for row in rows if row["row"] == "leg")
     ends = Counter(row["trial"] for row in rows if row["row"] == "end")
-    found = [f"leg {leg} began {count} times" for leg, count in legs.items() if count > 1]
+    violations = [f"leg {leg} began {count} times" for leg, count in legs.items() if count > 1]
     begun_legs = Counter(trial for trial, _ in legs.elements())
-    found += [f"trial {t} has {begun_legs[t]} legs and {ends[t]} ends" for t in begun_legs if begun_legs[t] != ends[t]]
+    violations += [
+        f"trial {t} has {begun_legs[t]} legs and {ends[t]} ends" for t in begun_legs if begun_legs[t] != ends[t]
+    ]
     study = _opened(search, Journal(file))  # told everything again, it refuses a decision that it would not take
     study.journal.close()
-    found += [f"trial {t.number} failed: {t.reason}" for t in study.trials.values() if t.status == "failed"]
+    violations += [f"trial {t.number} failed: {t.reason}" for t in study.trials.values() if t.status == "failed"]
     for trial in study.trials.values():
         if trial.value is not None and not trial.earlier and trial.value != value(trial.configuration, trial.step):
-            found.append(f"trial {trial.number} has the value {trial.value} of other settings")
+            violations.append(f"trial {trial.number} has the value {trial.value} of other settings")
     if study.next() is not None:
-        found.append("the search is not over")
+        violations.append("the search is not over")
     calm = _calm(search)
     if search in ORDERLESS and _decided(rows) != _decided(calm):
-        found.append("its legs are not those of an undisturbed tuning")
+        violations.append("its legs are not those of an undisturbed tuning")
     if search == "grid" and len({json.dumps(row["configuration"]) for row in rows if row["row"] == "leg"}) != POINTS:
-        found.append("a point of the grid is missing")
-    return found
+        violations.append("a point of the grid is missing")
+    return violations
 
 
 def _calm(search: str) -> list[Row]:
@@ -180,10 +182,10 @@ def _calm(search: str) -> list[Row]:
             kept.append(row)
 
     study = _opened(search, Kept(None))
-    while (given := study.next()) is not None:
-        leg = given.leg
+    while (assignment := study.next()) is not None:
+        leg = assignment.leg
         for step in range(leg.start + 1, leg.stop + 1):
-            stopped = study.report(leg.trial, step, value(given.configuration, step))
+            stopped = study.report(leg.trial, step, value(assignment.configuration, step))
             if stopped:
                 break
         study.end(leg.trial, study.trials[leg.trial].value, stopped=stopped)
@@ -196,15 +198,16 @@ def _opened(search: str, journal: Journal) -> Study:
 
 
 def _budget(search: str) -> int | None:
-    asked = Search.parse(search)
-    return None if asked.counts or asked.sampler == "grid" else POINTS
+    parsed_search = Search.parse(search)
+    return None if parsed_search.counts or parsed_search.sampler == "grid" else POINTS
 
 
 def _decided(rows: list[Row]) -> set[str]:
     """Return the legs with their configurations, and the stops."""
     names: dict[str, Any] = {
-        "leg": ("trial", "start", "stop", "source", "configuration"), "report": ("trial", "step", "value", "stop"),
-    }  # fmt: skip
+        "leg": ("trial", "start", "stop", "source", "configuration"),
+        "report": ("trial", "step", "value", "stop"),
+    }
     return {json.dumps([row[n] for n in names[row["row"]]]) for row in rows if row["row"] in names}
 
 
@@ -213,12 +216,12 @@ def _journal(folder: Path) -> Path | None:
 
 
 def _main(folder: Path, search: str) -> None:
-    given: dict[str, Any] = {"objective": Logged(folder / "begun"), "space": SPACE, "search": search}
+    options: dict[str, Any] = {"objective": Logged(folder / "begun"), "space": SPACE, "search": search}
     file = _journal(folder)
     resume = file.parent if file is not None else None
     tune(
-        **given, n_trials=_budget(search), max_t=MAX_T, executor="processes", workers=2, folder=folder, resume=resume
-    )  # fmt: skip
+        **options, n_trials=_budget(search), max_t=MAX_T, executor="processes", workers=2, folder=folder, resume=resume
+    )
 
 
 if __name__ == "__main__":

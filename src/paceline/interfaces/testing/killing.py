@@ -45,11 +45,11 @@ class DiesInMidUpdate(torch.optim.SGD):
 
 def worker_processes() -> list[psutil.Process]:
     """Return the workers of the run that this process has started, in the order of their numbers."""
-    found = []
+    workers = []
     for child in psutil.Process().children():
         if "forkserver" in " ".join(child.cmdline()):
-            found += child.children()
-    return sorted(found, key=lambda p: p.pid)
+            workers += child.children()
+    return sorted(workers, key=lambda p: p.pid)
 
 
 def kill_tree(root: psutil.Process) -> None:

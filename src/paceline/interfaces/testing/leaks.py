@@ -43,17 +43,17 @@ def _children() -> set[int]:
     """Worker processes: descendants of this one. The forkserver and multiprocessing's resource tracker stay, so that
     the next run starts quickly; they end with this process.
     """
-    found = set()
+    pids = set()
     for pid in _descendants(this := os.getpid()):
         try:
             child = psutil.Process(pid)
             command = " ".join(child.cmdline())
             helper = child.ppid() == this and ("forkserver" in command or "resource_tracker" in command)
             if not helper and child.status() != psutil.STATUS_ZOMBIE:
-                found.add(pid)
+                pids.add(pid)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return pids
 
 
 def _descendants(pid: int) -> Iterator[int]:
@@ -75,15 +75,15 @@ def _newest() -> str:
 
 
 def _descriptors() -> set[str]:
-    found = set()
+    descriptors = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{name}")
         except OSError:
             continue
         if "memfd:paceline" in target or "eventfd" in target:
-            found.add(f"{name} -> {target}")
-    return found
+            descriptors.add(f"{name} -> {target}")
+    return descriptors
 
 
 def _scratch() -> set[Path]:
@@ -98,16 +98,16 @@ def nothing_left_behind() -> Iterator[None]:
         _read.newest, _read.children = newest, _children()
     before = Before(newest, _read.children, set(threading.enumerate()), _descriptors(), _scratch())
     yield
-    left = _left(before)
-    if left:
+    leftovers = _left(before)
+    if leftovers:
         # Memory is freed with the last object that refers to it, and that may be part of a reference cycle. Collecting
         # looks at every object that PyTorch and its imports made, so it is done only where something is left.
         gc.collect()
     end = time.monotonic() + PATIENCE
-    while left and time.monotonic() < end:
+    while leftovers and time.monotonic() < end:
         time.sleep(0.01)
-        left = _left(before)
-    assert not left, f"left behind: {left}"
+        leftovers = _left(before)
+    assert not leftovers, f"left behind: {leftovers}"
 
 
 def _left(before: Before) -> list[str]:

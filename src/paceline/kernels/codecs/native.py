@@ -22,12 +22,12 @@ EXACT = ("-ffp-contract=off",)
 def native() -> ctypes.CDLL | None:
     """The loops as one library; None where there is no compiler."""
     try:
-        found, _, _ = library((files("paceline.kernels.codecs") / "codecs.cpp").read_text(encoding="utf-8"), EXACT)
+        functions, _, _ = library((files("paceline.kernels.codecs") / "codecs.cpp").read_text(encoding="utf-8"), EXACT)
     except (NoCompiler, CannotCompile):
         return None
-    for counted in (found.half_encode, found.threshold_encode, found.add_owed):
+    for counted in (functions.half_encode, functions.threshold_encode, functions.add_owed):
         counted.restype = ctypes.c_long
-    return found
+    return functions
 
 
 def pointer(tensor: Tensor) -> ctypes.c_void_p:

@@ -158,15 +158,15 @@ class NvidiaProgram:
         if (name, shared) not in self._kernels:
             from cuda.bindings import driver
 
-            found = self._code.get_kernel(name)
+            function = self._code.get_kernel(name)
             word = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            handle = found._handle
+            handle = function._handle
             (failed,) = driver.cuKernelSetAttribute(word, shared, handle, self._device.where.index)
             if failed == driver.CUresult.CUDA_SUCCESS:
                 failed, _ = driver.cuKernelGetFunction(handle)
             if failed != driver.CUresult.CUDA_SUCCESS:
                 raise CannotFuse(f"{self._device} gives no block of {name} {shared:,} bytes of memory ({failed.name})")
-            self._kernels[name, shared] = found
+            self._kernels[name, shared] = function
         return self._kernels[name, shared]
 
 
@@ -192,11 +192,11 @@ def cubin(text: str, architecture: str) -> tuple[bytes, Path, bool]:
         ) from error
     key = "\0".join((str(ABI), text, architecture, version, str(OPTIONS)))
     file = path_of(f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.cubin")
-    if (found := kept(file)) is not None:
-        return found, file, True
+    if (cached_code := kept(file)) is not None:
+        return cached_code, file, True
     try:
-        made = core.Program(text, code_type="c++", options=core.ProgramOptions(arch=architecture, **OPTIONS))
-        code = bytes(made.compile("cubin").code)
+        program = core.Program(text, code_type="c++", options=core.ProgramOptions(arch=architecture, **OPTIONS))
+        code = bytes(program.compile("cubin").code)
     except Exception as error:  # of NVRTC's own kind
         raise CannotCompile(
             f"NVRTC {version} refused the generated text; this is a fault of Paceline's, compute='autograd' goes on "

@@ -40,11 +40,11 @@ class Kernels(Protocol):
         """What lies in a block's own memory of `room` bytes."""
         ...
 
-    def text(self, plan: Plan, rule: Rule, own: Own) -> str:
+    def text(self, plan: Plan, rule: Rule, shared_memory: Own) -> str:
         """The whole text."""
         ...
 
-    def launch(self, updates: Updates, made: Compiled, call: Call) -> None:
+    def launch(self, updates: Updates, compiled: Compiled, call: Call) -> None:
         """All updates of a call, which lies in the device's memory already."""
         ...
 
@@ -83,48 +83,52 @@ class Gpu:
         """What a block's own memory has room for."""
         return self.kernels.own(plan, self.device.shared)
 
-    def run(self, made: Compiled, call: Call) -> None:
-        self.kernels.launch(self.launched(made, call), made, call)
+    def run(self, compiled: Compiled, call: Call) -> None:
+        self.kernels.launch(self.launched(compiled, call), compiled, call)
 
-    def apply(self, made: Compiled, call: Call) -> None:
-        updates = self.launched(made, call)
+    def apply(self, compiled: Compiled, call: Call) -> None:
+        updates = self.launched(compiled, call)
         updates.program.launch("paceline_apply", updates.change, updates.call)
 
-    def launched(self, made: Compiled, call: Call) -> Updates:
+    def launched(self, compiled: Compiled, call: Call) -> Updates:
         """How the kernels of a call are launched. Copies the call to where they read it."""
-        memory, updates = self._updates_of(made)
+        memory, updates = self._updates_of(compiled)
         words = (ctypes.c_int64 * WORDS).from_buffer(call)
         memory.copy_(torch.tensor(list(words), dtype=torch.int64))
         return updates
 
-    def ways(self, made: Compiled) -> list[str]:
+    def ways(self, compiled: Compiled) -> list[str]:
         """The ways of launching that this device has for the network."""
-        return possible(self._updates_of(made)[1])
+        return possible(self._updates_of(compiled)[1])
 
-    def _updates_of(self, made: Compiled) -> tuple[Tensor, Updates]:
+    def _updates_of(self, compiled: Compiled) -> tuple[Tensor, Updates]:
         """The place of the network's calls, and how their kernels are launched."""
-        if id(made) not in self._updates:
+        if id(compiled) not in self._updates:
             call = torch.zeros(WORDS, dtype=torch.int64, device=self.where)
-            plan, threads = made.plan, self.kernels.threads
-            phase = Launch(min(self.chunks, made.batch_size), threads, self._own(plan).bytes(plan))
+            plan, threads = compiled.plan, self.kernels.threads
+            phase = Launch(min(self.chunks, compiled.batch_size), threads, self._own(plan).bytes(plan))
             change = Launch(max(1, -(-plan.sizes["weights"] // FEW)), FEW)
-            program: Any = made.program
+            program: Any = compiled.program
             updates = Updates(self.device, program, phase, change, len(plan.phases), call.data_ptr())
-            self._updates[id(made)] = call, updates
-        return self._updates[id(made)]
+            self._updates[id(compiled)] = call, updates
+        return self._updates[id(compiled)]
 
     def check_places(self, *tensors: Tensor) -> None:
         """Samples may lie anywhere: what is not on the device is copied there."""
 
-    def explain(self, made: Compiled) -> list[str]:
-        own = self._own(made.plan)
-        near = "a sample's numbers" + (", the weights and their gradient" if own.weights else "")
-        kib = own.bytes(made.plan) / 1024
+    def explain(self, compiled: Compiled) -> list[str]:
+        shared_memory = self._own(compiled.plan)
+        near = "a sample's numbers" + (", the weights and their gradient" if shared_memory.weights else "")
+        kib = shared_memory.bytes(compiled.plan) / 1024
         return [
-            f"path: generated CUDA C, {how_made(made)}, for {self.device}",
-            f"text: {made.program.file.with_suffix('.cu')}",
+            f"path: generated CUDA C, {how_made(compiled)}, for {self.device}",
+            f"text: {compiled.program.file.with_suffix('.cu')}",
             f"blocks: one per sample, of {self.kernels.threads} threads, at most {self.chunks} to a batch; "
-            + (f"{near} lie in the block's own {kib:,.0f} KiB" if own.arena else f"{near} lie in the device's memory"),
+            + (
+                f"{near} lie in the block's own {kib:,.0f} KiB"
+                if shared_memory.arena
+                else f"{near} lie in the device's memory"
+            ),
             *self.kernels.explain(),
         ]
 
@@ -149,35 +153,35 @@ class SampleKernels:
 
     def own(self, plan: Plan, room: int) -> Own:
         """What there is room for. Where samples read each other's numbers, these lie in the device's memory."""
-        found = Own()
+        shared_memory = Own()
         for more in (Own(arena=True), Own(arena=True, weights=True)):
             if len(plan.phases) == 1 and more.bytes(plan) <= room:
-                found = more
-        return found
+                shared_memory = more
+        return shared_memory
 
-    def text(self, plan: Plan, rule: Rule, own: Own) -> str:
-        return text(plan, rule, self.threads, own)
+    def text(self, plan: Plan, rule: Rule, shared_memory: Own) -> str:
+        return text(plan, rule, self.threads, shared_memory)
 
-    def launch(self, updates: Updates, made: Compiled, call: Call) -> None:
-        way = "kernels" if call.update < 0 else self.way or self._fastest(updates, made, call)
+    def launch(self, updates: Updates, compiled: Compiled, call: Call) -> None:
+        way = "kernels" if call.update < 0 else self.way or self._fastest(updates, compiled, call)
         WAYS[way](updates, call.updates)
 
-    def _fastest(self, updates: Updates, made: Compiled, call: Call) -> str:
+    def _fastest(self, updates: Updates, compiled: Compiled, call: Call) -> str:
         """Times each way on the numbers of this call, which are put back, and keeps the fastest."""
         if call.updates < CAPTURED:  # so few updates tell nothing
             return "kernels"
-        before = {name: made.memory[name].clone() for name in CHANGED}
+        before = {name: compiled.memory[name].clone() for name in CHANGED}
         count = min(TRIAL, call.updates)
         for name in possible(updates):
             for _ in range(2):  # the first time prepares
-                made.memory["team"].zero_()
+                compiled.memory["team"].zero_()
                 updates.device.wait()
                 begin = time.perf_counter()
                 WAYS[name](updates, count)
                 updates.device.wait()
                 self.tried[name] = (time.perf_counter() - begin) / count
         for name, numbers in before.items():
-            made.memory[name].copy_(numbers)
+            compiled.memory[name].copy_(numbers)
         self.way = min(self.tried, key=self.tried.__getitem__)
         return self.way
 

@@ -41,8 +41,8 @@ class Updates:
 
     def together(self) -> Launch:
         """A launch of as many blocks as can wait for each other."""
-        wanted = replace(self.phase, together=True)
-        return replace(wanted, blocks=min(wanted.blocks, self.program.resident("paceline_updates", wanted)))
+        launch = replace(self.phase, together=True)
+        return replace(launch, blocks=min(launch.blocks, self.program.resident("paceline_updates", launch)))
 
     def cluster(self) -> Launch:
         """A launch of one cluster."""
@@ -66,10 +66,10 @@ def graph(updates: Updates, count: int) -> None:
             updates.one(number)
         updates.program.launch("paceline_advance", Launch(1, 1), updates.call, CAPTURED)
 
-    whole, rest = divmod(count, CAPTURED)
-    if whole:
+    replays, rest = divmod(count, CAPTURED)
+    if replays:
         updates.captured = updates.captured or updates.device.capture(record)
-        for _ in range(whole):
+        for _ in range(replays):
             updates.captured()
     for number in range(rest):
         updates.one(number)
@@ -98,9 +98,9 @@ WAYS: dict[str, Way] = {"kernels": kernels, "graph": graph, "waiting": waiting, 
 
 def possible(updates: Updates) -> list[str]:
     """The ways that this device has."""
-    found = ["kernels", "graph"]
+    ways = ["kernels", "graph"]
     if updates.program.resident("paceline_updates", replace(updates.phase, together=True)):
-        found.append("waiting")
+        ways.append("waiting")
     if updates.program.resident("paceline_updates_of_cluster", updates.cluster()):
-        found.append("cluster")
-    return found
+        ways.append("cluster")
+    return ways

@@ -27,10 +27,10 @@ from paceline.kernels.layers import (
     softmax,
     transposed,
 )
-from paceline.kernels.layers.base import Found, Held, Layer, Seen
+from paceline.kernels.layers.base import CallSite, Held, Layer, LayerSpec
 from paceline.training.jobs.modules import NarrowAttention, Subsampling
 
-MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
+MODULES: dict[type[nn.Module], Callable[[Any, CallSite], LayerSpec | None]] = {
     nn.Conv1d: convolution.recognise,
     nn.Conv2d: convolution.recognise,
     nn.ConvTranspose1d: transposed.recognise,
@@ -97,18 +97,36 @@ MODULES: dict[type[nn.Module], Callable[[Any, Seen], Found | None]] = {
 }
 
 NAMED: dict[Any, str] = {
-    F.relu: "relu", torch.relu: "relu", "relu": "relu",
-    torch.sigmoid: "sigmoid", F.sigmoid: "sigmoid", "sigmoid": "sigmoid",
-    torch.tanh: "tanh", F.tanh: "tanh", "tanh": "tanh",
-    F.gelu: "gelu", F.silu: "silu",
-}  # fmt: skip
+    F.relu: "relu",
+    torch.relu: "relu",
+    "relu": "relu",
+    torch.sigmoid: "sigmoid",
+    F.sigmoid: "sigmoid",
+    "sigmoid": "sigmoid",
+    torch.tanh: "tanh",
+    F.tanh: "tanh",
+    "tanh": "tanh",
+    F.gelu: "gelu",
+    F.silu: "silu",
+}
 
 #: Functions that have a kind of their own where both operands are what layers give, of one shape.
 SIGNS: dict[Any, str] = {
-    operator.add: "+", operator.iadd: "+", torch.add: "+", "add": "+", "add_": "+",
-    operator.sub: "-", torch.sub: "-", "sub": "-",
-    operator.mul: "*", torch.mul: "*", "mul": "*", operator.truediv: "/", torch.div: "/", "div": "/",
-}  # fmt: skip
+    operator.add: "+",
+    operator.iadd: "+",
+    torch.add: "+",
+    "add": "+",
+    "add_": "+",
+    operator.sub: "-",
+    torch.sub: "-",
+    "sub": "-",
+    operator.mul: "*",
+    torch.mul: "*",
+    "mul": "*",
+    operator.truediv: "/",
+    torch.div: "/",
+    "div": "/",
+}
 
 #: Functions that give truth values, by name.
 COMPARISONS = ("gt", "lt", "ge", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "invert", "and_", "or_")
@@ -161,38 +179,49 @@ VIEWS: dict[str, Callable[[Layer, Tensor], Tensor]] = {
 
 #: Functions that are a layer without parameters, made from their other arguments.
 FUNCTIONAL: dict[Any, type[nn.Module]] = {
-    F.max_pool1d: nn.MaxPool1d, F.max_pool2d: nn.MaxPool2d, F.avg_pool1d: nn.AvgPool1d, F.avg_pool2d: nn.AvgPool2d,
+    F.max_pool1d: nn.MaxPool1d,
+    F.max_pool2d: nn.MaxPool2d,
+    F.avg_pool1d: nn.AvgPool1d,
+    F.avg_pool2d: nn.AvgPool2d,
     F.interpolate: nn.Upsample,
-    F.leaky_relu: nn.LeakyReLU, F.elu: nn.ELU, F.selu: nn.SELU, F.celu: nn.CELU, F.relu6: nn.ReLU6,
-    F.hardtanh: nn.Hardtanh, F.hardswish: nn.Hardswish, F.hardsigmoid: nn.Hardsigmoid,
-    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d, F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
-    F.adaptive_max_pool1d: nn.AdaptiveMaxPool1d, F.adaptive_max_pool2d: nn.AdaptiveMaxPool2d,
-}  # fmt: skip
+    F.leaky_relu: nn.LeakyReLU,
+    F.elu: nn.ELU,
+    F.selu: nn.SELU,
+    F.celu: nn.CELU,
+    F.relu6: nn.ReLU6,
+    F.hardtanh: nn.Hardtanh,
+    F.hardswish: nn.Hardswish,
+    F.hardsigmoid: nn.Hardsigmoid,
+    F.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
+    F.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    F.adaptive_max_pool1d: nn.AdaptiveMaxPool1d,
+    F.adaptive_max_pool2d: nn.AdaptiveMaxPool2d,
+}
 
 
-def of_function(target: Any, args: list[Any], seen: Seen) -> Found | None:
+def of_function(target: Any, args: list[Any], site: CallSite) -> LayerSpec | None:
     """What a traced function of these arguments is, or None if it has no kernel."""
-    if target in SIGNS and (found := elementwise.operation(SIGNS[target], args, seen)) is not None:
-        return found
+    if target in SIGNS and (spec := elementwise.operation(SIGNS[target], args, site)) is not None:
+        return spec
     if target in combined.EXPRESSIONS:
-        return combined.expressed(combined.EXPRESSIONS[target], args, seen, **seen.given)
+        return combined.expressed(combined.EXPRESSIONS[target], args, site, **site.given)
     if target in ROWS:
-        return ROWS[target](args, seen)
-    given, others = seen.given, args[1:]
-    if not seen.shapes:
+        return ROWS[target](args, site)
+    kwargs, others = site.given, args[1:]
+    if not site.shapes:
         return None
     if target in NAMED:
-        name = "gelu_tanh" if given.get("approximate") == "tanh" else NAMED[target]
-        return "activation", seen.shapes[0], {"function": name}, ()
+        name = "gelu_tanh" if kwargs.get("approximate") == "tanh" else NAMED[target]
+        return "activation", site.shapes[0], {"function": name}, ()
     if target in FUNCTIONAL:
         kind = FUNCTIONAL[target]
-        return MODULES[kind](kind(*others, **given), seen)
+        return MODULES[kind](kind(*others, **kwargs), site)
     return None
 
 
-def _option(args: list[Any], seen: Seen, word: str, default: Any = None, place: int = 1) -> Any:
+def _option(args: list[Any], site: CallSite, word: str, default: Any = None, place: int = 1) -> Any:
     """An argument of a traced function, by its place or its name."""
-    return args[place] if len(args) > place else seen.given.get(word, default)
+    return args[place] if len(args) > place else site.given.get(word, default)
 
 
 def _spread(args: list[Any]) -> list[Any]:
@@ -201,60 +230,68 @@ def _spread(args: list[Any]) -> list[Any]:
     return list(others[0]) if len(others) == 1 and isinstance(others[0], tuple | list) else others
 
 
-def _reduced(average: bool) -> Callable[[list[Any], Seen], Found | None]:
+def _reduced(average: bool) -> Callable[[list[Any], CallSite], LayerSpec | None]:
     return lambda args, seen: shapes.reduced(
         seen, _option(args, seen, "dim"), bool(_option(args, seen, "keepdim", False, 2)), average
     )
 
 
-def _highest(args: list[Any], seen: Seen) -> Found | None:
+def _highest(args: list[Any], site: CallSite) -> LayerSpec | None:
     if len(args) == 2 and isinstance(args[1], str | Held):
-        return combined.expressed(combined.EXPRESSIONS[torch.maximum], args, seen)
-    return shapes.highest(seen, _option(args, seen, "dim"), bool(_option(args, seen, "keepdim", False, 2)))
+        return combined.expressed(combined.EXPRESSIONS[torch.maximum], args, site)
+    return shapes.highest(site, _option(args, site, "dim"), bool(_option(args, site, "keepdim", False, 2)))
 
 
-def _flattened(args: list[Any], seen: Seen) -> Found | None:
-    first, last = _option(args, seen, "start_dim", 0), _option(args, seen, "end_dim", -1, 2)
-    return "reshape", elementwise.flat(seen, first, last), {}, ()
+def _flattened(args: list[Any], site: CallSite) -> LayerSpec | None:
+    first, last = _option(args, site, "start_dim", 0), _option(args, site, "end_dim", -1, 2)
+    return "reshape", elementwise.flat(site, first, last), {}, ()
 
 
-def _narrowed(args: list[Any], seen: Seen) -> Found | None:
-    dim, start, length = (_option(args, seen, word, None, k + 1) for k, word in enumerate(("dim", "start", "length")))
-    whole = len(seen.shapes[0]) + (seen.axis is not None)
-    return shapes.sliced(seen, (*[slice(None)] * (dim % whole), slice(start, start + length)))
+def _narrowed(args: list[Any], site: CallSite) -> LayerSpec | None:
+    dim, start, length = (_option(args, site, word, None, k + 1) for k, word in enumerate(("dim", "start", "length")))
+    ndim = len(site.shapes[0]) + (site.axis is not None)
+    return shapes.sliced(site, (*[slice(None)] * (dim % ndim), slice(start, start + length)))
 
 
-def _chosen(args: list[Any], seen: Seen) -> Found | None:
-    dim, index = _option(args, seen, "dim"), _option(args, seen, "index", None, 2)
-    whole = len(seen.shapes[0]) + (seen.axis is not None)
-    return shapes.sliced(seen, (*[slice(None)] * (dim % whole), index))
+def _chosen(args: list[Any], site: CallSite) -> LayerSpec | None:
+    dim, index = _option(args, site, "dim"), _option(args, site, "index", None, 2)
+    ndim = len(site.shapes[0]) + (site.axis is not None)
+    return shapes.sliced(site, (*[slice(None)] * (dim % ndim), index))
 
 
-def _joined(args: list[Any], seen: Seen) -> Found | None:
-    return shapes.joined(seen, _option(args, seen, "dim", 0)) if isinstance(args[0], tuple | list) else None
+def _joined(args: list[Any], site: CallSite) -> LayerSpec | None:
+    return shapes.joined(site, _option(args, site, "dim", 0)) if isinstance(args[0], tuple | list) else None
 
 
-def _padded(args: list[Any], seen: Seen) -> Found | None:
-    mode, value = _option(args, seen, "mode", "constant", 2), _option(args, seen, "value", None, 3)
-    return shapes.padded(seen, _option(args, seen, "pad"), mode, value)
+def _padded(args: list[Any], site: CallSite) -> LayerSpec | None:
+    mode, value = _option(args, site, "mode", "constant", 2), _option(args, site, "value", None, 3)
+    return shapes.padded(site, _option(args, site, "pad"), mode, value)
 
 
-def _same(args: list[Any], seen: Seen) -> Found | None:
-    return "same", seen.shapes[0], {}, ()
+def _same(args: list[Any], site: CallSite) -> LayerSpec | None:
+    return "same", site.shapes[0], {}, ()
 
 
-def _row(make: Callable[[list[Any], Seen], Found | None], *targets: Any) -> dict[Any, Any]:
+def _row(make: Callable[[list[Any], CallSite], LayerSpec | None], *targets: Any) -> dict[Any, Any]:
     """A function for all of these names."""
     return dict.fromkeys(targets, make)
 
 
 #: Functions that are neither an expression nor a layer, a row each.
-ROWS: dict[Any, Callable[[list[Any], Seen], Found | None]] = {
+ROWS: dict[Any, Callable[[list[Any], CallSite], LayerSpec | None]] = {
     **_row(lambda args, seen: elementwise.dropout_function(seen, *args[1:], **seen.given), F.dropout, "dropout"),
-    **_row(lambda args, seen: softmax.recognise("softmax", _option(args, seen, "dim"), seen),
-           F.softmax, torch.softmax, "softmax"),
-    **_row(lambda args, seen: softmax.recognise("log_softmax", _option(args, seen, "dim"), seen),
-           F.log_softmax, torch.log_softmax, "log_softmax"),
+    **_row(
+        lambda args, seen: softmax.recognise("softmax", _option(args, seen, "dim"), seen),
+        F.softmax,
+        torch.softmax,
+        "softmax",
+    ),
+    **_row(
+        lambda args, seen: softmax.recognise("log_softmax", _option(args, seen, "dim"), seen),
+        F.log_softmax,
+        torch.log_softmax,
+        "log_softmax",
+    ),
     **_row(products.product, operator.matmul, torch.matmul, "matmul", torch.bmm, "bmm", torch.mm, "mm"),
     **_row(products.linear, F.linear),
     **_row(layer_norm.function, F.layer_norm, F.rms_norm),
@@ -277,4 +314,4 @@ ROWS: dict[Any, Callable[[list[Any], Seen], Found | None]] = {
     **_row(_same, "contiguous", "float", "double", "to", "type", "type_as", "clone", torch.clone, "long", "int"),
     **_row(_highest, torch.amax, "amax", torch.max, "max"),
     operator.getitem: lambda args, seen: shapes.sliced(seen, args[1]),
-}  # fmt: skip
+}

@@ -26,11 +26,11 @@ from paceline.kernels.ir import (
     at,
 )
 from paceline.kernels.layers.base import (
+    CallSite,
     CannotFuse,
-    Found,
     Held,
     Layer,
-    Seen,
+    LayerSpec,
     Shape,
     dropped,
     loops_of,
@@ -42,34 +42,38 @@ from paceline.kernels.layers.softmax import shares
 from paceline.training.jobs.modules import NarrowAttention
 
 
-def recognise(part: nn.MultiheadAttention | NarrowAttention, seen: Seen) -> Found:
+def recognise(part: nn.MultiheadAttention | NarrowAttention, site: CallSite) -> LayerSpec:
     """What an attention is, if it has a kernel."""
-    query, *others = seen.shapes[:3]
-    if seen.axis != (0 if part.batch_first else 1) or any(
+    query, *others = site.shapes[:3]
+    if site.axis != (0 if part.batch_first else 1) or any(
         len(s) != 2 or s[1] != part.embed_dim for s in (query, *others)
     ):
         raise CannotFuse(
-            f"{seen.what} gets samples of shape {query}, dimension {seen.axis} being the samples'; it wants steps x "
+            f"{site.what} gets samples of shape {query}, dimension {site.axis} being the samples'; it wants steps x "
             f"{part.embed_dim}, and batch_first={part.batch_first}"
         )
     if part.in_proj_weight is None or part.bias_k is not None or part.add_zero_attn:
-        raise CannotFuse(f"{seen.what}: kdim=, vdim=, add_bias_kv= and add_zero_attn= have no kernel")
+        raise CannotFuse(f"{site.what}: kdim=, vdim=, add_bias_kv= and add_zero_attn= have no kernel")
     if part.dropout:
-        trains(part, seen)
-    itself = len(set(seen.inputs[:3])) == 1
+        trains(part, site)
+    itself = len(set(site.inputs[:3])) == 1
     pairs = (query[0], others[0][0] if others else query[0])
-    mask, padding = seen.given.get("attn_mask"), seen.given.get("key_padding_mask")
+    mask, padding = site.given.get("attn_mask"), site.given.get("key_padding_mask")
     causal = _causal(mask, pairs)
     options = {
-        "heads": part.num_heads, "size": part.head_dim, "steps": pairs, "causal": causal, "rate": part.dropout,
-        "inputs": (*(seen.inputs[:1] if itself else seen.inputs[:3]), *([padding] if isinstance(padding, str) else [])),
-    }  # fmt: skip
+        "heads": part.num_heads,
+        "size": part.head_dim,
+        "steps": pairs,
+        "causal": causal,
+        "rate": part.dropout,
+        "inputs": (*(site.inputs[:1] if itself else site.inputs[:3]), *([padding] if isinstance(padding, str) else [])),
+    }
     words = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
-    names = {w: f"{seen.path}.{w}" for w in words if _has(part, w)}
+    names = {w: f"{site.path}.{w}" for w in words if _has(part, w)}
     if mask is not None and not causal:
         if not isinstance(mask, Held) or mask.shape != pairs or not mask.whole:
             raise CannotFuse(
-                f"{seen.what}: a mask of {pairs[0]} x {pairs[1]} steps, the same for all samples, has a kernel"
+                f"{site.what}: a mask of {pairs[0]} x {pairs[1]} steps, the same for all samples, has a kernel"
             )
         names["mask"] = mask.name
     return "attention", query, options, names
@@ -92,8 +96,8 @@ def _has(part: nn.Module, word: str) -> bool:
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:
     """Projections of all steps, scores of all pairs of steps, their softmax, and the means that it weighs."""
     name, (steps, width), heads = layer.name, layer.shape, layer.options["heads"]
-    code, size, seen = program.forward, layer.options["size"], layer.options["steps"][1]
-    pairs, inner = (heads, steps, seen), heads * size
+    code, size, key_steps = program.forward, layer.options["size"], layer.options["steps"][1]
+    pairs, inner = (heads, steps, key_steps), heads * size
     key, value, query = (_projected(program, layer, sources, part) for part in (1, 2, 0))
     scaled = Ref(program.new(f"{name}.scaled", (heads, steps, size)), query.index)
     code.append(
@@ -108,7 +112,7 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
         weighed = Ref(dropped(program, layer, weighed.buffer, f"{name}.kept", number), weighed.index)
 
     mixed = Ref(program.new(f"{name}.mixed", (steps, heads, size)), at("t", "h", "d"))
-    code.append(Contract(loops_of("t h d s", (steps, heads, size, seen)), mixed, weighed, value, layer=name))
+    code.append(Contract(loops_of("t h d s", (steps, heads, size, key_steps)), mixed, weighed, value, layer=name))
     joined = Ref(program.view(f"{name}.joined", mixed.buffer, (steps, inner)), at("t", "i"))
     target, weight = (
         Ref(program.new(name, layer.shape), at("t", "o")),
@@ -127,25 +131,25 @@ def _projected(program: Program, layer: Layer, sources: list[str], part: int) ->
     steps, rows = program.shape(source)[0], ("h", size, "d", 1, part * heads * size)
     target = Ref(program.new(f"{name}.{('query', 'key', 'value')[part]}", (heads, steps, size)), at("h", step, "d"))
     start = None if bias is None else Ref(bias, at(rows))
-    loops, given = loops_of(f"{step} h d i", (steps, heads, size, width)), Ref(source, at(step, "i"))
-    program.forward.append(Contract(loops, target, Ref(weight, at(rows, "i")), given, start, layer=name))
+    loops, operand = loops_of(f"{step} h d i", (steps, heads, size, width)), Ref(source, at(step, "i"))
+    program.forward.append(Contract(loops, target, Ref(weight, at(rows, "i")), operand, start, layer=name))
     return target
 
 
 def _masked(program: Program, layer: Layer, products: Ref, padding: str) -> Ref:
     """The products, with what is added to those of steps that are not to be looked at."""
     name, pairs = layer.name, program.shape(products.buffer)
-    found: Expression = products
+    expression: Expression = products
     if layer.options["causal"]:
         forbidden = program.new(f"{name}.causal", pairs[1:])
         program.forward.append(CausalMask(forbidden, name))
-        found = Op("+", found, Ref(forbidden, at("t", "s")))
+        expression = Op("+", expression, Ref(forbidden, at("t", "s")))
     if "mask" in layer.weights:
-        found = Op("+", found, Ref(layer.weights["mask"], at("t", "s")))
+        expression = Op("+", expression, Ref(layer.weights["mask"], at("t", "s")))
     if padding:
-        found = Op("+", found, Op("*", Ref(padding, at("s")), Number(FORBIDDEN)))
-    if found == products:
+        expression = Op("+", expression, Op("*", Ref(padding, at("s")), Number(FORBIDDEN)))
+    if expression == products:
         return products
     scores = Ref(program.new(f"{name}.scores", pairs), products.index)
-    program.forward.append(Apply(loops_of("h t s", pairs), scores, found, layer=name))
+    program.forward.append(Apply(loops_of("h t s", pairs), scores, expression, layer=name))
     return scores

@@ -72,7 +72,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Seen:
+class CallSite:
     """A module or function as a row of the tables sees it."""
 
     name: str
@@ -87,26 +87,26 @@ class Seen:
         """A dimension of a batch as one of its samples; that of the samples is refused."""
         count = len(self.shapes[0]) if count is None else count
         axis = count if self.axis is None else self.axis
-        whole = count + (self.axis is not None)
-        if not isinstance(number, int) or not -whole <= number < whole or number % whole == axis:
+        ndim = count + (self.axis is not None)
+        if not isinstance(number, int) or not -ndim <= number < ndim or number % ndim == axis:
             raise CannotFuse(
                 f"{self.what} goes over dimension {number}, the samples': kernels know one sample at a time"
             )
-        return number % whole - (number % whole > axis)
+        return number % ndim - (number % ndim > axis)
 
-    def without(self, gone: set[int]) -> int | None:
+    def without(self, dimensions: set[int]) -> int | None:
         """The samples' dimension where these dimensions of a sample are gone."""
-        return None if self.axis is None else self.axis - sum(d < self.axis for d in gone)
+        return None if self.axis is None else self.axis - sum(d < self.axis for d in dimensions)
 
 
-def trains(part: nn.Module, seen: Seen) -> None:
+def trains(part: nn.Module, site: CallSite) -> None:
     """Refuses layers in evaluation mode that compute something else then: kernels are for training."""
     if not part.training:
-        raise CannotFuse(f"{seen.what} is in evaluation mode, and kernels are for training: call model.train() before")
+        raise CannotFuse(f"{site.what} is in evaluation mode, and kernels are for training: call model.train() before")
 
 
 #: A layer's kind, shape and options, and the words of its parameters, or their names by word.
-Found = tuple[str, Shape, dict[str, Any], tuple[str, ...] | dict[str, str]]
+LayerSpec = tuple[str, Shape, dict[str, Any], tuple[str, ...] | dict[str, str]]
 
 
 # --- recognising ----------------------------------------------------------------------------------------------------
@@ -117,21 +117,21 @@ def pair(value: Any, count: int) -> tuple[int, ...]:
     return tuple(value) if isinstance(value, tuple | list) else (value,) * count
 
 
-def image_shape(seen: Seen, dimensions: int) -> tuple[int, ...]:
+def image_shape(site: CallSite, dimensions: int) -> tuple[int, ...]:
     """The shape of the samples, which need to be images of so many dimensions."""
-    shape = seen.shapes[0]
+    shape = site.shapes[0]
     if len(shape) != dimensions + 1:
-        raise CannotFuse(f"{seen.what} gets samples of shape {shape}; it wants {dimensions + 1} dimensions")
+        raise CannotFuse(f"{site.what} gets samples of shape {shape}; it wants {dimensions + 1} dimensions")
     return shape
 
 
-def windows(seen: Seen, sizes: Shape, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape) -> Shape:
+def windows(site: CallSite, sizes: Shape, kernel: Shape, stride: Shape, padding: Shape, dilation: Shape) -> Shape:
     """The sizes of the images that result where a window moves over images of `sizes`."""
     reach = [d * (k - 1) + 1 for k, d in zip(kernel, dilation, strict=True)]
     for size, span, pad in zip(sizes, reach, padding, strict=True):
         if span > size + 2 * pad:
             raise CannotFuse(
-                f"{seen.what} has a kernel that spans {'x'.join(map(str, reach))}, and gets images of "
+                f"{site.what} has a kernel that spans {'x'.join(map(str, reach))}, and gets images of "
                 f"{'x'.join(map(str, sizes))} with padding {'x'.join(map(str, padding))}: the kernel is larger"
             )
     return tuple((n + 2 * p - r) // s + 1 for n, p, r, s in zip(sizes, padding, reach, stride, strict=True))
@@ -185,8 +185,8 @@ def dropped(program: Program, layer: Layer, source: str, target: str, number: in
     count = 1 if layer.options.get("channels") else len(loops)
     mask = Ref(program.new(f"{target}.mask", program.shape(source)[:count]), place.index[:count])
     program.forward.append(DropoutMask(mask.buffer, layer.options["rate"], number, layer.name))
-    kept = Ref(program.new(target, program.shape(source)), place.index)
-    program.forward.append(Apply(loops, kept, Op("*", place, mask), layer=layer.name))
+    masked = Ref(program.new(target, program.shape(source)), place.index)
+    program.forward.append(Apply(loops, masked, Op("*", place, mask), layer=layer.name))
     return target
 
 

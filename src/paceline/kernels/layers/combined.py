@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from paceline.kernels.formulas import applied, named, power
 from paceline.kernels.ir import FORBIDDEN, Apply, Call, Expression, Loop, Number, Op, Program, Ref, at
-from paceline.kernels.layers.base import BATCH, CannotFuse, Found, Held, Layer, Seen, Shape
+from paceline.kernels.layers.base import BATCH, CallSite, CannotFuse, Held, Layer, LayerSpec, Shape
 
 ONE = Number(1.0)
 
@@ -127,18 +127,18 @@ def prelu(x: Expression, slope: Expression) -> Expression:
     return Op("+", Call("relu", x), Op("*", slope, Op("-", x, Call("relu", x))))
 
 
-def prelu_module(part: nn.PReLU, seen: Seen) -> Found:
+def prelu_module(part: nn.PReLU, site: CallSite) -> LayerSpec:
     """A slope of its own below zero, for each channel or for all."""
-    count = len(seen.shapes[0])
+    count = len(site.shapes[0])
     shape = (part.num_parameters, *(1,) * (count - 1)) if part.num_parameters > 1 else (1,)
-    held = Held(f"{seen.path}.weight", shape, part.weight, view=shape)
-    return combined(prelu(Ref("0", ()), Ref("1", ())), [seen.inputs[0], held], seen)
+    slope = Held(f"{site.path}.weight", shape, part.weight, view=shape)
+    return combined(prelu(Ref("0", ()), Ref("1", ())), [site.inputs[0], slope], site)
 
 
-def expressed(make: Callable[..., Expression], args: Sequence[Any], seen: Seen, **given: Any) -> Found | None:
+def expressed(make: Callable[..., Expression], args: Sequence[Any], site: CallSite, **kwargs: Any) -> LayerSpec | None:
     """The expression that `make` gives of these operands, or None if one of them is none."""
     operands: list[str | Held] = []
-    given = {word: value for word, value in given.items() if word not in ("inplace", "out")}
+    kwargs = {word: value for word, value in kwargs.items() if word not in ("inplace", "out")}
 
     def word(value: Any) -> Any:
         if isinstance(value, bool | int | float):
@@ -146,40 +146,44 @@ def expressed(make: Callable[..., Expression], args: Sequence[Any], seen: Seen, 
         operands.append(value)
         return Ref(str(len(operands) - 1), ())
 
-    if not all(isinstance(arg, str | Held | int | float) or arg is None for arg in (*args, *given.values())):
+    if not all(isinstance(arg, str | Held | int | float) or arg is None for arg in (*args, *kwargs.values())):
         return None
     try:
-        value = make(*(arg if arg is None else word(arg) for arg in args), **{k: word(v) for k, v in given.items()})
+        value = make(*(arg if arg is None else word(arg) for arg in args), **{k: word(v) for k, v in kwargs.items()})
     except (TypeError, AttributeError):  # another form of this function, such as a power with a tensor as exponent
         return None
-    return combined(value, operands, seen)
+    return combined(value, operands, site)
 
 
-def combined(value: Expression, operands: Sequence[str | Held], seen: Seen) -> Found:
+def combined(value: Expression, operands: Sequence[str | Held], site: CallSite) -> LayerSpec:
     """An expression whose reference "k" is operand k."""
-    shapes = dict(zip(seen.inputs, seen.shapes, strict=True))
-    whole = max((len(shapes[o]) for o in operands if isinstance(o, str)), default=0)
-    found = [shapes[o] if isinstance(o, str) else _of_sample(o.shape, whole, seen) for o in operands]
+    shapes = dict(zip(site.inputs, site.shapes, strict=True))
+    ndim = max((len(shapes[o]) for o in operands if isinstance(o, str)), default=0)
+    operand_shapes = [shapes[o] if isinstance(o, str) else _of_sample(o.shape, ndim, site) for o in operands]
     try:
-        shape = tuple(torch.broadcast_shapes(*found))
+        shape = tuple(torch.broadcast_shapes(*operand_shapes))
     except RuntimeError:
         raise CannotFuse(
-            f"{seen.what} combines samples of shapes {', '.join(map(str, found))}: not of one shape"
+            f"{site.what} combines samples of shapes {', '.join(map(str, operand_shapes))}: not of one shape"
         ) from None
-    held = {str(k): (o, found[k]) for k, o in enumerate(operands) if isinstance(o, Held)}
-    options = {"value": value, "held": held, "layers": [str(k) for k, o in enumerate(operands) if isinstance(o, str)]}
-    return "combined", shape, options, {word: o.name for word, (o, _) in held.items()}
+    parameters = {str(k): (o, operand_shapes[k]) for k, o in enumerate(operands) if isinstance(o, Held)}
+    options = {
+        "value": value,
+        "held": parameters,
+        "layers": [str(k) for k, o in enumerate(operands) if isinstance(o, str)],
+    }
+    return "combined", shape, options, {word: o.name for word, (o, _) in parameters.items()}
 
 
-def _of_sample(shape: Shape, dimensions: int, seen: Seen) -> Shape:
+def _of_sample(shape: Shape, dimensions: int, site: CallSite) -> Shape:
     """A parameter's shape beside samples of so many dimensions: without one for the samples, if it has that."""
-    if seen.axis is None:
+    if site.axis is None:
         return shape
-    axis = seen.axis - (dimensions + 1 - len(shape))  # of the samples, in the parameter
+    axis = site.axis - (dimensions + 1 - len(shape))  # of the samples, in the parameter
     if axis < 0:
         return shape
     if shape[axis] != 1:
-        raise CannotFuse(f"{seen.what}: a parameter of shape {shape} has a number for each sample of a batch")
+        raise CannotFuse(f"{site.what}: a parameter of shape {shape} has a number for each sample of a batch")
     return (*shape[:axis], *shape[axis + 1 :])
 
 
@@ -189,52 +193,52 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
     places: dict[str, Ref] = {}
     for word, source in zip(layer.options["layers"], sources, strict=True):
         places[word] = Ref(source, spread(program.shape(source), layer.shape))
-    for word, (held, shape) in layer.options["held"].items():
-        places[word] = held_at(program, held, layer.weights[word], spread(shape, layer.shape))
+    for word, (parameter, shape) in layer.options["held"].items():
+        places[word] = held_at(program, parameter, layer.weights[word], spread(shape, layer.shape))
     value = _placed(layer.options["value"], places)
     target = Ref(program.new(layer.name, layer.shape), at(*(loop.name for loop in loops)))
     program.forward.append(Apply(loops, target, value, layer=layer.name))
     return layer.name
 
 
-def spread(shape: Shape, whole: Shape) -> tuple[Any, ...]:
+def spread(shape: Shape, output_shape: Shape) -> tuple[Any, ...]:
     """The place of an operand of this shape, by the loops of the whole."""
-    extra = len(whole) - len(shape)
+    extra = len(output_shape) - len(shape)
     return at(*(0 if n == 1 else f"q{extra + d}" for d, n in enumerate(shape)))
 
 
-def held_at(program: Program, held: Held, name: str, index: tuple[Any, ...]) -> Ref:
+def held_at(program: Program, parameter: Held, name: str, index: tuple[Any, ...]) -> Ref:
     """The place of a parameter that is given in another shape or order."""
     shape = program.shape(name)
-    if held.view is not None:
-        name = program.view(f"{name}.as{'x'.join(map(str, held.view))}", name, held.view)
-        shape = held.view
-    index = (*at(*[0] * (len(held.shape) - len(index))), *index)
-    if held.order is not None:
-        index = tuple(index[held.order.index(d)] for d in range(len(held.order)))
+    if parameter.view is not None:
+        name = program.view(f"{name}.as{'x'.join(map(str, parameter.view))}", name, parameter.view)
+        shape = parameter.view
+    index = (*at(*[0] * (len(parameter.shape) - len(index))), *index)
+    if parameter.order is not None:
+        index = tuple(index[parameter.order.index(d)] for d in range(len(parameter.order)))
     return Ref(name, (*at(*[0] * (len(shape) - len(index))), *index))
 
 
-def materialised(held: Held) -> Found:
+def materialised(parameter: Held) -> LayerSpec:
     """A parameter as a layer gives it."""
-    value = {"value": Ref("0", ()), "held": {"0": (held, held.shape)}, "layers": []}
-    return "combined", held.shape, value, {"0": held.name}
+    value = {"value": Ref("0", ()), "held": {"0": (parameter, parameter.shape)}, "layers": []}
+    return "combined", parameter.shape, value, {"0": parameter.name}
 
 
-def expanded(seen: Seen, sizes: Sequence[Any]) -> Found:
+def expanded(site: CallSite, sizes: Sequence[Any]) -> LayerSpec:
     """A dimension of one number as several: x.expand(-1, 5, -1)."""
-    shape, axis = seen.shapes[0], seen.axis
+    shape, axis = site.shapes[0], site.axis
     sizes = list(sizes)
     if axis is not None:
-        gone = axis + len(sizes) - len(shape) - 1
-        if sizes[gone] is not BATCH and sizes[gone] != -1:
-            raise CannotFuse(f"{seen.what} asks for a number of samples")
-        del sizes[gone]
-    whole = (*[1] * (len(sizes) - len(shape)), *shape)
-    wanted = tuple(n if size == -1 else size for size, n in zip(sizes, whole, strict=True))
-    if any(not isinstance(n, int) for n in wanted):
-        raise CannotFuse(f"{seen.what} makes another row of each sample")
-    return "combined", wanted, {"value": Ref("0", ()), "held": {}, "layers": ["0"]}, ()
+        batch_dim = axis + len(sizes) - len(shape) - 1
+        if sizes[batch_dim] is not BATCH and sizes[batch_dim] != -1:
+            raise CannotFuse(f"{site.what} asks for a number of samples")
+        del sizes[batch_dim]
+    padded_shape = (*[1] * (len(sizes) - len(shape)), *shape)
+    expanded_shape = tuple(n if size == -1 else size for size, n in zip(sizes, padded_shape, strict=True))
+    if any(not isinstance(n, int) for n in expanded_shape):
+        raise CannotFuse(f"{site.what} makes another row of each sample")
+    return "combined", expanded_shape, {"value": Ref("0", ()), "held": {}, "layers": ["0"]}, ()
 
 
 def _placed(value: Expression, places: dict[str, Ref]) -> Expression:

@@ -8,11 +8,11 @@ from torch import nn
 
 from paceline.kernels.ir import Contract, Loop, Program, Ref, at
 from paceline.kernels.layers.base import (
+    CallSite,
     CannotFuse,
-    Found,
     Held,
     Layer,
-    Seen,
+    LayerSpec,
     Shape,
     as_images,
     image_shape,
@@ -36,38 +36,41 @@ def _padding(part: Any, kernel: Shape, dilation: Shape) -> Shape:
     return pair(part.padding, len(kernel))
 
 
-def recognise(part: Any, seen: Seen) -> Found:
+def recognise(part: Any, site: CallSite) -> LayerSpec:
     """What a convolution is, if it has a kernel."""
     count = len(part.kernel_size)
-    channels, *sizes = image_shape(seen, count)
+    channels, *sizes = image_shape(site, count)
     if part.padding_mode != "zeros":
-        raise CannotFuse(f"{seen.what}: padding_mode={part.padding_mode!r} has no kernel; zeros has")
+        raise CannotFuse(f"{site.what}: padding_mode={part.padding_mode!r} has no kernel; zeros has")
     if min(part.weight.shape) < 1:
-        raise CannotFuse(f"{seen.what} has no channels: its weight is {tuple(part.weight.shape)}")
+        raise CannotFuse(f"{site.what} has no channels: its weight is {tuple(part.weight.shape)}")
     if channels != part.in_channels:
-        raise CannotFuse(f"{seen.what} gets {channels} channels, and wants {part.in_channels}")
+        raise CannotFuse(f"{site.what} gets {channels} channels, and wants {part.in_channels}")
     padding = _padding(part, part.kernel_size, part.dilation)
-    shape = windows(seen, tuple(sizes), part.kernel_size, part.stride, padding, part.dilation)
+    shape = windows(site, tuple(sizes), part.kernel_size, part.stride, padding, part.dilation)
     options = {
-        "kernel": part.kernel_size, "stride": part.stride, "padding": padding, "dilation": part.dilation,
+        "kernel": part.kernel_size,
+        "stride": part.stride,
+        "padding": padding,
+        "dilation": part.dilation,
         "groups": part.groups,
-    }  # fmt: skip
+    }
     return "convolution", (part.out_channels, *shape), options, weights_of(part, "weight", "bias")
 
 
-def function(args: list[Any], seen: Seen) -> Found | None:
+def function(args: list[Any], site: CallSite) -> LayerSpec | None:
     """F.conv1d and F.conv2d of parameters: a convolution."""
     words = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    given = {**dict(zip(words, args, strict=False)), **seen.given}
-    weight, bias, groups = given.pop("weight", None), given.pop("bias", None), given.pop("groups", 1)
+    kwargs = {**dict(zip(words, args, strict=False)), **site.given}
+    weight, bias, groups = kwargs.pop("weight", None), kwargs.pop("bias", None), kwargs.pop("groups", 1)
     if not all(isinstance(held, Held) and held.whole for held in (weight, bias) if held is not None) or weight is None:
         return None
     kind = nn.Conv1d if len(weight.shape) == 3 else nn.Conv2d
-    options = {word: given[word] for word in ("stride", "padding", "dilation") if word in given}
+    options = {word: kwargs[word] for word in ("stride", "padding", "dilation") if word in kwargs}
     outputs, inputs, *kernel = weight.shape
     part = kind(inputs * groups, outputs, tuple(kernel), groups=groups, device="meta", **options)
-    name, shape, found, _ = recognise(part, seen)
-    return name, shape, found, {"weight": weight.name} | ({} if bias is None else {"bias": bias.name})
+    name, shape, layer_options, _ = recognise(part, site)
+    return name, shape, layer_options, {"weight": weight.name} | ({} if bias is None else {"bias": bias.name})
 
 
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:

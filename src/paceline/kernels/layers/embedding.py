@@ -5,15 +5,15 @@ from __future__ import annotations
 from torch import nn
 
 from paceline.kernels.ir import Lookup, Loop, Program, Ref, at
-from paceline.kernels.layers.base import CannotFuse, Found, Layer, Seen
+from paceline.kernels.layers.base import CallSite, CannotFuse, Layer, LayerSpec
 
 
-def recognise(part: nn.Embedding, seen: Seen) -> Found:
+def recognise(part: nn.Embedding, site: CallSite) -> LayerSpec:
     """What an embedding is, if it has a kernel."""
     if part.max_norm is not None or part.scale_grad_by_freq or part.sparse:
-        raise CannotFuse(f"{seen.what}: max_norm, scale_grad_by_freq and sparse have no kernel")
+        raise CannotFuse(f"{site.what}: max_norm, scale_grad_by_freq and sparse have no kernel")
     options = {"rows": part.num_embeddings, "padding": part.padding_idx}
-    return "embedding", (*seen.shapes[0], part.embedding_dim), options, ("weight",)
+    return "embedding", (*site.shapes[0], part.embedding_dim), options, ("weight",)
 
 
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:

@@ -17,20 +17,20 @@ from paceline.kernels.layers.base import CannotFuse
 # --- encoders and decoders -------------------------------------------------------------------------------------------
 
 
-def encoder(part: nn.TransformerEncoder, src: Any, mask: Any = None, **given: Any) -> Any:
+def encoder(part: nn.TransformerEncoder, src: Any, mask: Any = None, **kwargs: Any) -> Any:
     """All layers, one upon another."""
     for layer in part.layers:
-        src = layer(src, src_mask=mask, **given)
+        src = layer(src, src_mask=mask, **kwargs)
     return src if part.norm is None else part.norm(src)
 
 
-def encoder_layer(part: nn.TransformerEncoderLayer, src: Any, src_mask: Any = None, **given: Any) -> Any:
+def encoder_layer(part: nn.TransformerEncoderLayer, src: Any, src_mask: Any = None, **kwargs: Any) -> Any:
     """Attention and two dense layers, each beside a way around it; the norms come before them, or after."""
-    padding = given.get("src_key_padding_mask")
+    padding = kwargs.get("src_key_padding_mask")
 
     def attended(x: Any) -> Any:
-        found = part.self_attn(x, x, x, attn_mask=src_mask, key_padding_mask=padding, need_weights=False)
-        return part.dropout1(found[0])
+        outputs = part.self_attn(x, x, x, attn_mask=src_mask, key_padding_mask=padding, need_weights=False)
+        return part.dropout1(outputs[0])
 
     def transformed(x: Any) -> Any:
         return part.dropout2(part.linear2(part.dropout(part.activation(part.linear1(x)))))
@@ -43,27 +43,33 @@ def encoder_layer(part: nn.TransformerEncoderLayer, src: Any, src_mask: Any = No
 
 
 def decoder(
-    part: nn.TransformerDecoder, tgt: Any, memory: Any, tgt_mask: Any = None, memory_mask: Any = None, **given: Any
+    part: nn.TransformerDecoder, tgt: Any, memory: Any, tgt_mask: Any = None, memory_mask: Any = None, **kwargs: Any
 ) -> Any:
     """All layers, one upon another."""
     for layer in part.layers:
-        tgt = layer(tgt, memory, tgt_mask=tgt_mask, memory_mask=memory_mask, **given)
+        tgt = layer(tgt, memory, tgt_mask=tgt_mask, memory_mask=memory_mask, **kwargs)
     return tgt if part.norm is None else part.norm(tgt)
 
 
 def decoder_layer(
-    part: nn.TransformerDecoderLayer, tgt: Any, memory: Any, tgt_mask: Any = None, memory_mask: Any = None,
-    tgt_key_padding_mask: Any = None, memory_key_padding_mask: Any = None, **_: Any,
-) -> Any:  # fmt: skip
+    part: nn.TransformerDecoderLayer,
+    tgt: Any,
+    memory: Any,
+    tgt_mask: Any = None,
+    memory_mask: Any = None,
+    tgt_key_padding_mask: Any = None,
+    memory_key_padding_mask: Any = None,
+    **_: Any,
+) -> Any:
     """Attention to itself, to what an encoder gives, and two dense layers; the norms come before them, or after."""
 
     def itself(x: Any) -> Any:
-        given = {"attn_mask": tgt_mask, "key_padding_mask": tgt_key_padding_mask}
-        return part.dropout1(part.self_attn(x, x, x, need_weights=False, **given)[0])
+        masks = {"attn_mask": tgt_mask, "key_padding_mask": tgt_key_padding_mask}
+        return part.dropout1(part.self_attn(x, x, x, need_weights=False, **masks)[0])
 
     def across(x: Any) -> Any:
-        given = {"attn_mask": memory_mask, "key_padding_mask": memory_key_padding_mask}
-        return part.dropout2(part.multihead_attn(x, memory, memory, need_weights=False, **given)[0])
+        masks = {"attn_mask": memory_mask, "key_padding_mask": memory_key_padding_mask}
+        return part.dropout2(part.multihead_attn(x, memory, memory, need_weights=False, **masks)[0])
 
     def transformed(x: Any) -> Any:
         return part.dropout3(part.linear2(part.dropout(part.activation(part.linear1(x)))))
@@ -91,9 +97,15 @@ def gated(x: Any, dim: int = -1) -> Any:
 
 
 def attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, enable_gqa: bool = False,
-) -> Any:  # fmt: skip
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
     """F.scaled_dot_product_attention."""
     if enable_gqa:
         raise CannotFuse("scaled_dot_product_attention: enable_gqa= has no kernel; repeat the heads of keys and values")
@@ -134,27 +146,27 @@ def variance(
 ) -> Any:
     """The variance along a dimension."""
     gap = x - x.mean(dim, keepdim=True)
-    taken = int(unbiased) if correction is None else correction
+    ddof = int(unbiased) if correction is None else correction
     count = x.size(dim) if isinstance(dim, int) else _product([x.size(d) for d in dim])
-    return (gap * gap).sum(dim, keepdim=keepdim) / (count - taken)
+    return (gap * gap).sum(dim, keepdim=keepdim) / (count - ddof)
 
 
 def _product(numbers: Any) -> Any:
-    whole = numbers[0]
+    product = numbers[0]
     for number in numbers[1:]:
-        whole = whole * number
-    return whole
+        product = product * number
+    return product
 
 
-def deviation(x: Any, *args: Any, **given: Any) -> Any:
+def deviation(x: Any, *args: Any, **kwargs: Any) -> Any:
     """The standard deviation along a dimension."""
-    return torch.sqrt(variance(x, *args, **given))
+    return torch.sqrt(variance(x, *args, **kwargs))
 
 
 def log_of_powers(x: Any, dim: int, keepdim: bool = False) -> Any:
     """torch.logsumexp."""
-    whole = x.narrow(dim, 0, 1) - F.log_softmax(x, dim).narrow(dim, 0, 1)
-    return whole if keepdim else whole.squeeze(dim)
+    log_sum = x.narrow(dim, 0, 1) - F.log_softmax(x, dim).narrow(dim, 0, 1)
+    return log_sum if keepdim else log_sum.squeeze(dim)
 
 
 #: What is traced in place of a module's own forward.

@@ -10,62 +10,73 @@ import torch
 from torch import nn
 
 from paceline.kernels.ir import Apply, Call, Contract, Expression, Number, Op, Program, Ref
-from paceline.kernels.layers.base import CannotFuse, Found, Held, Layer, Seen, everywhere, image_shape, weights_of
+from paceline.kernels.layers.base import (
+    CallSite,
+    CannotFuse,
+    Held,
+    Layer,
+    LayerSpec,
+    everywhere,
+    image_shape,
+    weights_of,
+)
 
 
-def recognise(part: nn.LayerNorm | nn.RMSNorm, seen: Seen) -> Found:
+def recognise(part: nn.LayerNorm | nn.RMSNorm, site: CallSite) -> LayerSpec:
     """What a norm is, if the samples have its dimensions."""
-    wanted, shape = tuple(part.normalized_shape), seen.shapes[0]
-    if shape[len(shape) - len(wanted) :] != wanted:
-        raise CannotFuse(f"{seen.what} gets samples of shape {shape}; it wants the last dimensions to be {wanted}")
-    if seen.axis and len(wanted) > 1:
+    normalized_shape, shape = tuple(part.normalized_shape), site.shapes[0]
+    if shape[len(shape) - len(normalized_shape) :] != normalized_shape:
         raise CannotFuse(
-            f"{seen.what} gets batches whose samples are dimension {seen.axis}; transpose them to the front"
+            f"{site.what} gets samples of shape {shape}; it wants the last dimensions to be {normalized_shape}"
+        )
+    if site.axis and len(normalized_shape) > 1:
+        raise CannotFuse(
+            f"{site.what} gets batches whose samples are dimension {site.axis}; transpose them to the front"
         )
     epsilon = part.eps
     if epsilon is None:
         epsilon = torch.finfo(part.weight.dtype if part.weight is not None else torch.get_default_dtype()).eps
-    options = {"epsilon": epsilon, "dimensions": len(wanted), "centres": isinstance(part, nn.LayerNorm)}
+    options = {"epsilon": epsilon, "dimensions": len(normalized_shape), "centres": isinstance(part, nn.LayerNorm)}
     return "layer_norm", shape, options, weights_of(part, "weight", "bias")
 
 
-def function(args: list[Any], seen: Seen) -> Found | None:
+def function(args: list[Any], site: CallSite) -> LayerSpec | None:
     """F.layer_norm and F.rms_norm of parameters."""
-    centres = seen.what.split()[-1] == "layer_norm"
+    centres = site.what.split()[-1] == "layer_norm"
     words = ("input", "normalized_shape", "weight", *(("bias",) if centres else ()), "eps")
-    given = {**dict(zip(words, args, strict=False)), **seen.given}
-    names = {word: given[word] for word in ("weight", "bias") if given.get(word) is not None}
+    kwargs = {**dict(zip(words, args, strict=False)), **site.given}
+    names = {word: kwargs[word] for word in ("weight", "bias") if kwargs.get(word) is not None}
     if not all(isinstance(held, Held) and held.whole for held in names.values()):
         return None
     dtype = names["weight"].tensor.dtype if names else torch.get_default_dtype()
     default = 1e-5 if centres else torch.finfo(dtype).eps
     kind: Any = nn.LayerNorm if centres else nn.RMSNorm
-    part = kind(given["normalized_shape"], eps=given.get("eps") or default, elementwise_affine=False)
-    name, shape, options, _ = recognise(part, seen)
+    part = kind(kwargs["normalized_shape"], eps=kwargs.get("eps") or default, elementwise_affine=False)
+    name, shape, options, _ = recognise(part, site)
     return name, shape, options, {word: held.name for word, held in names.items()}
 
 
-def grouped(part: nn.GroupNorm, seen: Seen) -> Found:
+def grouped(part: nn.GroupNorm, site: CallSite) -> LayerSpec:
     """What a norm of groups of channels is."""
-    return _of_channels(seen, part.num_groups, part.num_channels, part.eps, weights_of(part, "weight", "bias"))
+    return _of_channels(site, part.num_groups, part.num_channels, part.eps, weights_of(part, "weight", "bias"))
 
 
-def instances(count: int) -> Callable[[Any, Seen], Found]:
+def instances(count: int) -> Callable[[Any, CallSite], LayerSpec]:
     """A row for a norm of each channel of images of so many dimensions."""
 
-    def row(part: Any, seen: Seen) -> Found:
+    def row(part: Any, site: CallSite) -> LayerSpec:
         if part.track_running_stats:
-            raise CannotFuse(f"{seen.what}: track_running_stats=True has no kernel")
-        channels = image_shape(seen, count)[0]
-        return _of_channels(seen, channels, channels, part.eps, weights_of(part, "weight", "bias"))
+            raise CannotFuse(f"{site.what}: track_running_stats=True has no kernel")
+        channels = image_shape(site, count)[0]
+        return _of_channels(site, channels, channels, part.eps, weights_of(part, "weight", "bias"))
 
     return row
 
 
-def _of_channels(seen: Seen, groups: int, channels: int, epsilon: float, weights: tuple[str, ...]) -> Found:
-    shape = seen.shapes[0]
-    if seen.axis != 0 or not shape or shape[0] != channels:
-        raise CannotFuse(f"{seen.what} gets samples of shape {shape}; it wants {channels} channels first")
+def _of_channels(site: CallSite, groups: int, channels: int, epsilon: float, weights: tuple[str, ...]) -> LayerSpec:
+    shape = site.shapes[0]
+    if site.axis != 0 or not shape or shape[0] != channels:
+        raise CannotFuse(f"{site.what} gets samples of shape {shape}; it wants {channels} channels first")
     return "layer_norm", shape, {"epsilon": epsilon, "groups": groups, "centres": True}, weights
 
 

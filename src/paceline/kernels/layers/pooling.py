@@ -7,10 +7,10 @@ from typing import Any
 
 from paceline.kernels.ir import Apply, Contract, MaxPool, Number, Op, Program, Ref, at
 from paceline.kernels.layers.base import (
+    CallSite,
     CannotFuse,
-    Found,
     Layer,
-    Seen,
+    LayerSpec,
     as_images,
     image_shape,
     loops_of,
@@ -21,47 +21,47 @@ from paceline.kernels.layers.base import (
 from paceline.training.jobs.modules import Subsampling
 
 
-def fixed(kind: str, count: int) -> Callable[[Any, Seen], Found]:
+def fixed(kind: str, count: int) -> Callable[[Any, CallSite], LayerSpec]:
     """A row for a pooling of windows."""
 
-    def row(part: Any, seen: Seen) -> Found:
-        channels, *sizes = image_shape(seen, count)
+    def row(part: Any, site: CallSite) -> LayerSpec:
+        channels, *sizes = image_shape(site, count)
         kernel = pair(part.kernel_size, count)
         stride, padding = pair(part.stride, count), pair(part.padding, count)
         dilation = pair(getattr(part, "dilation", 1), count)
         if part.ceil_mode or getattr(part, "return_indices", False) or getattr(part, "divisor_override", None):
-            raise CannotFuse(f"{seen.what}: ceil_mode, return_indices and divisor_override have no kernel")
+            raise CannotFuse(f"{site.what}: ceil_mode, return_indices and divisor_override have no kernel")
         if kind == "average" and any(padding) and not part.count_include_pad:
-            raise CannotFuse(f"{seen.what}: count_include_pad=False with padding has no kernel")
-        shape = windows(seen, tuple(sizes), kernel, stride, padding, dilation)
+            raise CannotFuse(f"{site.what}: count_include_pad=False with padding has no kernel")
+        shape = windows(site, tuple(sizes), kernel, stride, padding, dilation)
         options = {"kernel": kernel, "stride": stride, "padding": padding, "dilation": dilation}
         return f"{kind}_pooling", (channels, *shape), options, ()
 
     return row
 
 
-def adaptive(kind: str, count: int) -> Callable[[Any, Seen], Found]:
+def adaptive(kind: str, count: int) -> Callable[[Any, CallSite], LayerSpec]:
     """A row for a pooling of windows that are as large as the images allow."""
 
-    def row(part: Any, seen: Seen) -> Found:
-        channels, *sizes = image_shape(seen, count)
-        wanted = [o or n for o, n in zip(pair(part.output_size, count), sizes, strict=True)]
-        if any(n % o for n, o in zip(sizes, wanted, strict=True)):
-            raise CannotFuse(f"{seen.what}: {sizes} cannot be cut into {wanted} windows of one size")
-        kernel = tuple(n // o for n, o in zip(sizes, wanted, strict=True))
+    def row(part: Any, site: CallSite) -> LayerSpec:
+        channels, *sizes = image_shape(site, count)
+        output_sizes = [o or n for o, n in zip(pair(part.output_size, count), sizes, strict=True)]
+        if any(n % o for n, o in zip(sizes, output_sizes, strict=True)):
+            raise CannotFuse(f"{site.what}: {sizes} cannot be cut into {output_sizes} windows of one size")
+        kernel = tuple(n // o for n, o in zip(sizes, output_sizes, strict=True))
         options = {"kernel": kernel, "stride": kernel, "padding": (0,) * count, "dilation": (1,) * count}
         if getattr(part, "return_indices", False):
-            raise CannotFuse(f"{seen.what}: return_indices has no kernel")
-        return f"{kind}_pooling", (channels, *wanted), options, ()
+            raise CannotFuse(f"{site.what}: return_indices has no kernel")
+        return f"{kind}_pooling", (channels, *output_sizes), options, ()
 
     return row
 
 
-def trainable(part: Subsampling, seen: Seen) -> Found:
+def trainable(part: Subsampling, site: CallSite) -> LayerSpec:
     """What a trainable pooling is."""
-    channels, *sizes = image_shape(seen, 2)
+    channels, *sizes = image_shape(site, 2)
     kernel = tuple(part.weight.shape[2:])
-    shape = windows(seen, tuple(sizes), kernel, kernel, (0, 0), (1, 1))
+    shape = windows(site, tuple(sizes), kernel, kernel, (0, 0), (1, 1))
     return "subsampling", (channels, *shape), {"kernel": kernel}, ("weight", "bias")
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from paceline.kernels.ir import Apply, Call, Contract, Index, Loop, Op, Program, Ref, Repeat, at
 from paceline.kernels.layers.base import (
+    CallSite,
     CannotFuse,
-    Found,
     Layer,
-    Seen,
+    LayerSpec,
     dropped,
     loops_of,
     start_of,
@@ -23,23 +23,23 @@ WORDS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 ANOTHER = 1 << 16  # so far apart are the numbers of a layer's masks
 
 
-def recognise(kind: str) -> Callable[[Any, Seen], Found]:
+def recognise(kind: str) -> Callable[[Any, CallSite], LayerSpec]:
     """A row for a recurrent layer of this kind."""
 
-    def row(part: Any, seen: Seen) -> Found:
+    def row(part: Any, site: CallSite) -> LayerSpec:
         if getattr(part, "proj_size", 0):
-            raise CannotFuse(f"{seen.what}: proj_size= has no kernel; a dense layer after it has")
-        if seen.axis != (0 if part.batch_first else 1):
-            raise CannotFuse(f"{seen.what}: batch_first={part.batch_first}, and samples are dimension {seen.axis}")
-        if len(seen.shapes[0]) != 2 or seen.shapes[0][1] != part.input_size:
-            raise CannotFuse(f"{seen.what} gets samples of shape {seen.shapes[0]}, and wants steps x {part.input_size}")
+            raise CannotFuse(f"{site.what}: proj_size= has no kernel; a dense layer after it has")
+        if site.axis != (0 if part.batch_first else 1):
+            raise CannotFuse(f"{site.what}: batch_first={part.batch_first}, and samples are dimension {site.axis}")
+        if len(site.shapes[0]) != 2 or site.shapes[0][1] != part.input_size:
+            raise CannotFuse(f"{site.what} gets samples of shape {site.shapes[0]}, and wants steps x {part.input_size}")
         if part.dropout:
-            trains(part, seen)
+            trains(part, site)
         directions = 2 if part.bidirectional else 1
         options = {"layers": part.num_layers, "directions": directions, "rate": part.dropout}
         options |= {"function": part.nonlinearity} if kind == "rnn" else {}
         words = [f"{w}{suffix(k, d)}" for k in range(part.num_layers) for d in range(directions) for w in WORDS]
-        shape = (seen.shapes[0][0], directions * part.hidden_size)
+        shape = (site.shapes[0][0], directions * part.hidden_size)
         return kind, shape, options, weights_of(part, *words)
 
     return row
@@ -85,11 +85,11 @@ class Direction:
         with zeros.
         """
         layer, steps, places = self.layer, self.steps, count * self.hidden
-        given, features = self.new("given", steps, places), self.program.shape(source)[1]
+        input_gates, features = self.new("given", steps, places), self.program.shape(source)[1]
         self.program.forward.append(
             Contract(
                 loops_of("t g i", (steps, places, features)),
-                Ref(given, at("t", "g")),
+                Ref(input_gates, at("t", "g")),
                 Ref(layer.weights[f"weight_ih{self.suffix}"], at("g", "i")),
                 Ref(source, at("t", "i")),
                 start_of(layer, f"bias_ih{self.suffix}", "g"),
@@ -105,7 +105,7 @@ class Direction:
             start_of(layer, f"bias_hh{self.suffix}", "g"),
             layer=layer.name,
         )
-        return given, states, step
+        return input_gates, states, step
 
     def set(self, target: Ref, value: Any) -> Apply:
         return Apply(self.loops, target, value, layer=self.layer.name)
@@ -116,13 +116,13 @@ class Direction:
 
 def lstm(it: Direction, source: str) -> str:
     """The four gates of every step, and its cell."""
-    given, states, step = it.gates(source, 4)
+    input_gates, states, step = it.gates(source, 4)
     cells, body = it.new("cells", it.steps + 1, it.hidden), list[Contract | Apply]([step])
 
     def gate(position: int, word: str, function: str) -> Ref:
         place = _part(position, it.hidden)
         target = it.own(word)
-        body.append(it.set(target, Call(function, Op("+", Ref(given, place), Ref(step.target.buffer, place)))))
+        body.append(it.set(target, Call(function, Op("+", Ref(input_gates, place), Ref(step.target.buffer, place)))))
         return target
 
     enter, forget = gate(0, "enter", "sigmoid"), gate(1, "forget", "sigmoid")
@@ -138,19 +138,19 @@ def lstm(it: Direction, source: str) -> str:
 
 def rnn(it: Direction, source: str) -> str:
     """A function of the input's part and of the state before."""
-    given, states, step = it.gates(source, 1)
-    both = Op("+", Ref(given, _part(0, it.hidden)), Ref(step.target.buffer, _part(0, it.hidden)))
+    input_gates, states, step = it.gates(source, 1)
+    both = Op("+", Ref(input_gates, _part(0, it.hidden)), Ref(step.target.buffer, _part(0, it.hidden)))
     it.repeat(step, it.set(Ref(states, it.after), Call(it.layer.options["function"], both)))
     return states
 
 
 def gru(it: Direction, source: str) -> str:
     """The three gates of every step."""
-    given, states, step = it.gates(source, 3)
+    input_gates, states, step = it.gates(source, 3)
 
     def part(position: int) -> tuple[Ref, Ref]:
         place = _part(position, it.hidden)
-        return Ref(given, place), Ref(step.target.buffer, place)
+        return Ref(input_gates, place), Ref(step.target.buffer, place)
 
     reset, update, fresh = it.own("reset"), it.own("update"), it.own("fresh")
     new, old = part(2)

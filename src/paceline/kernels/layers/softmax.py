@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from paceline.kernels.ir import Apply, Call, Contract, Loop, Loops, MaxPool, Op, Program, Ref, Softmax, at
-from paceline.kernels.layers.base import Found, Layer, Seen
+from paceline.kernels.layers.base import CallSite, Layer, LayerSpec
 
 
-def recognise(kind: str, dimension: int | None, seen: Seen) -> Found:
+def recognise(kind: str, dimension: int | None, site: CallSite) -> LayerSpec:
     """A softmax or log-softmax over a dimension, or the one that PyTorch takes where none is given."""
     if dimension is None:
-        dimension = 0 if len(seen.shapes[0]) + (seen.axis is not None) in (1, 3) else 1
-    return kind, seen.shapes[0], {"dimension": seen.dimension(dimension)}, ()
+        dimension = 0 if len(site.shapes[0]) + (site.axis is not None) in (1, 3) else 1
+    return kind, site.shapes[0], {"dimension": site.dimension(dimension)}, ()
 
 
 def lower(program: Program, layer: Layer, sources: list[str], number: int) -> str:

@@ -6,10 +6,10 @@ from typing import Any
 
 from paceline.kernels.ir import Apply, Contract, Loop, Number, Program, Ref, at
 from paceline.kernels.layers.base import (
+    CallSite,
     CannotFuse,
-    Found,
     Layer,
-    Seen,
+    LayerSpec,
     image_shape,
     loops_of,
     pair,
@@ -18,18 +18,22 @@ from paceline.kernels.layers.base import (
 )
 
 
-def recognise(part: Any, seen: Seen) -> Found:
+def recognise(part: Any, site: CallSite) -> LayerSpec:
     """What a transposed convolution is, if it has a kernel."""
     count = len(part.kernel_size)
-    channels, *sizes = image_shape(seen, count)
+    channels, *sizes = image_shape(site, count)
     if channels != part.in_channels:
-        raise CannotFuse(f"{seen.what} gets {channels} channels, and wants {part.in_channels}")
+        raise CannotFuse(f"{site.what} gets {channels} channels, and wants {part.in_channels}")
     rows = zip(sizes, part.stride, part.padding, part.dilation, part.kernel_size, part.output_padding, strict=True)
     shape = [(n - 1) * s - 2 * p + d * (k - 1) + 1 + more for n, s, p, d, k, more in rows]
     options = {
-        "kernel": part.kernel_size, "stride": part.stride, "padding": part.padding, "dilation": part.dilation,
-        "groups": part.groups, "more": part.output_padding,
-    }  # fmt: skip
+        "kernel": part.kernel_size,
+        "stride": part.stride,
+        "padding": part.padding,
+        "dilation": part.dilation,
+        "groups": part.groups,
+        "more": part.output_padding,
+    }
     return "transposed_convolution", (part.out_channels, *shape), options, weights_of(part, "weight", "bias")
 
 
@@ -47,8 +51,9 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
     weight = program.view(
         f"{layer.weights['weight']}.maps", layer.weights["weight"], (channels, outputs // groups, ky, kx)
     )
-    tall, wide = ((n - 1) * s + d * (k - 1) + 1 + m for n, s, d, k, m in
-                  ((height, sy, dy, ky, my), (width, sx, dx, kx, mx)))  # fmt: skip
+    tall, wide = (
+        (n - 1) * s + d * (k - 1) + 1 + m for n, s, d, k, m in ((height, sy, dy, ky, my), (width, sx, dx, kx, mx))
+    )
     larger = program.new(f"{layer.name}.larger", (outputs, tall, wide))
     places = loops_of("o y x", (outputs, tall, wide))
     begin = start_of(layer, "bias", "o") or Number(0.0)
@@ -69,22 +74,22 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
     return program.view(layer.name, result.buffer, layer.shape)
 
 
-def upsampled(part: Any, seen: Seen) -> Found:
+def upsampled(part: Any, site: CallSite) -> LayerSpec:
     """What an upsampling is, if it repeats each number a whole number of times."""
-    shape = seen.shapes[0]
+    shape = site.shapes[0]
     count = len(shape) - 1
-    if part.mode != "nearest" or not 1 <= count <= 2 or seen.axis != 0:
+    if part.mode != "nearest" or not 1 <= count <= 2 or site.axis != 0:
         raise CannotFuse(
-            f"{seen.what}: there is a kernel with mode='nearest', of images; nn.ConvTranspose2d learns one"
+            f"{site.what}: there is a kernel with mode='nearest', of images; nn.ConvTranspose2d learns one"
         )
     if part.size is not None:
         factors = [wanted / n for wanted, n in zip(pair(part.size, count), shape[1:], strict=True)]
     else:
         factors = list(map(float, pair(part.scale_factor, count)))
     if any(factor != int(factor) or factor < 1 for factor in factors):
-        raise CannotFuse(f"{seen.what}: {factors} are no whole numbers of times")
-    whole = tuple(map(int, factors))
-    return "upsampling", (shape[0], *(n * f for n, f in zip(shape[1:], whole, strict=True))), {"factors": whole}, ()
+        raise CannotFuse(f"{site.what}: {factors} are no whole numbers of times")
+    repeats = tuple(map(int, factors))
+    return "upsampling", (shape[0], *(n * f for n, f in zip(shape[1:], repeats, strict=True))), {"factors": repeats}, ()
 
 
 def lower_upsampled(program: Program, layer: Layer, sources: list[str], number: int) -> str:

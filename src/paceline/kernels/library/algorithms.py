@@ -70,9 +70,9 @@ def _fft(shape: Shape, x: Tensor, filters: Tensor, threads: int) -> Tensor:
         padded = torch.nn.functional.pad(x, [shape.pad] * 4) if shape.pad else x
         images, masks = torch.fft.rfft2(padded, s=size), torch.fft.rfft2(filters, s=size).conj()
         products = torch.matmul(images.permute(2, 3, 0, 1), masks.permute(2, 3, 1, 0))  # [., ., n, c] by [., ., c, k]
-        whole: Tensor = torch.fft.irfft2(products.permute(2, 3, 0, 1), s=size)
+        full_output: Tensor = torch.fft.irfft2(products.permute(2, 3, 0, 1), s=size)
         steps, last = shape.stride, ((shape.p - 1) * shape.stride + 1, (shape.q - 1) * shape.stride + 1)
-        return whole[:, :, : last[0] : steps, : last[1] : steps].contiguous()
+        return full_output[:, :, : last[0] : steps, : last[1] : steps].contiguous()
     finally:
         torch.set_num_threads(before)
 

@@ -41,8 +41,10 @@ def fixed(model: nn.Module, sample: Tensor) -> nn.Module:
         if name not in ranges:
             raise JobError(f"layer {name} did not take part when the model computed the sample")
         parent, _, last = name.rpartition(".")
-        made = FixedLinear(layer, *ranges[name]) if isinstance(layer, nn.Linear) else FixedConv2d(layer, *ranges[name])
-        setattr(twin.get_submodule(parent), last, made)
+        replacement = (
+            FixedLinear(layer, *ranges[name]) if isinstance(layer, nn.Linear) else FixedConv2d(layer, *ranges[name])
+        )
+        setattr(twin.get_submodule(parent), last, replacement)
     if not layers:
         raise JobError("there is no Linear and no Conv2d layer in this model that could compute in fixed point")
     return twin
@@ -50,12 +52,12 @@ def fixed(model: nn.Module, sample: Tensor) -> nn.Module:
 
 def _ranges(model: nn.Module, layers: Mapping[str, nn.Module], sample: Tensor) -> dict[str, tuple[float, float]]:
     """The least and the largest input of each layer, over the samples given."""
-    found: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, tuple[float, float]] = {}
 
     def watch(name: str):  # type: ignore[no-untyped-def]
         def see(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            low, high = found.get(name, (0.0, 0.0))  # nought is always one of the bytes: padding is nought
-            found[name] = (min(low, float(inputs[0].min())), max(high, float(inputs[0].max())))
+            low, high = ranges.get(name, (0.0, 0.0))  # nought is always one of the bytes: padding is nought
+            ranges[name] = (min(low, float(inputs[0].min())), max(high, float(inputs[0].max())))
 
         return see
 
@@ -64,7 +66,7 @@ def _ranges(model: nn.Module, layers: Mapping[str, nn.Module], sample: Tensor) -
         model(sample)
     for hook in hooks:
         hook.remove()
-    return found
+    return ranges
 
 
 class _Fixed(nn.Module):
@@ -92,8 +94,8 @@ class _Fixed(nn.Module):
 class FixedLinear(_Fixed):
     """A dense layer in signed bytes."""
 
-    def __init__(self, given: nn.Linear, low: float, high: float) -> None:
-        super().__init__(given.weight, given.bias, low, high)
+    def __init__(self, layer: nn.Linear, low: float, high: float) -> None:
+        super().__init__(layer.weight, layer.bias, low, high)
         self.row, panel = -(-self.depth // 4) * 4, 2 * int(native().lanes())
         padded = functional.pad(self.signed, (0, self.row - self.depth, 0, -self.outputs % panel))
         self.panels = padded.view(-1, panel, self.row // 4, 4).permute(0, 2, 1, 3).contiguous()
@@ -103,23 +105,33 @@ class FixedLinear(_Fixed):
         count = x.numel() // self.depth
         out, room = torch.empty(*x.shape[:-1], self.outputs), torch.empty(count * self.row, dtype=torch.uint8)
         native().fixed_linear(
-            pointer(x), long(count), long(self.depth), ctypes.c_float(1 / self.step), ctypes.c_float(self.zero),
-            pointer(room), long(self.row), pointer(self.panels), long(self.outputs), pointer(self.scale),
-            pointer(self.shift), pointer(out), self.threads(count * self.outputs * self.row),
-        )  # fmt: skip
+            pointer(x),
+            long(count),
+            long(self.depth),
+            ctypes.c_float(1 / self.step),
+            ctypes.c_float(self.zero),
+            pointer(room),
+            long(self.row),
+            pointer(self.panels),
+            long(self.outputs),
+            pointer(self.scale),
+            pointer(self.shift),
+            pointer(out),
+            self.threads(count * self.outputs * self.row),
+        )
         return out
 
 
 class FixedConv2d(_Fixed):
     """A convolution in signed bytes."""
 
-    def __init__(self, given: nn.Conv2d, low: float, high: float) -> None:
-        if given.groups != 1 or set(given.dilation) != {1} or given.padding_mode != "zeros":
+    def __init__(self, layer: nn.Conv2d, low: float, high: float) -> None:
+        if layer.groups != 1 or set(layer.dilation) != {1} or layer.padding_mode != "zeros":
             raise JobError("fixed point knows Conv2d without groups and dilation, padded with noughts")
-        if isinstance(given.padding, str) or len(set(given.padding)) > 1 or len(set(given.stride)) > 1:
+        if isinstance(layer.padding, str) or len(set(layer.padding)) > 1 or len(set(layer.stride)) > 1:
             raise JobError("fixed point knows Conv2d whose stride and padding are the same both ways, as numbers")
-        super().__init__(given.weight.flatten(1), given.bias, low, high)
-        self.filters, self.stride, self.pad = given.weight.shape, given.stride[0], given.padding[0]
+        super().__init__(layer.weight.flatten(1), layer.bias, low, high)
+        self.filters, self.stride, self.pad = layer.weight.shape, layer.stride[0], layer.padding[0]
         k, c, r, across = self.filters
         signed = self.signed.view(self.filters)
         # Four neighbouring pixels at once, or four channels of a pixel: the one that wastes less.
@@ -140,8 +152,16 @@ class FixedConv2d(_Fixed):
         beyond = self.unit * (32 * self.stride + s) + 128  # that vectors read past the last image
         room = torch.empty(n * channels * (h + 2 * self.pad) * (w + 2 * self.pad) + beyond, dtype=torch.uint8)
         native().fixed_conv(
-            shape.struct(), pointer(x), ctypes.c_float(1 / self.step), long(self.zero), long(self.unit), pointer(room),
-            pointer(self.fours), pointer(self.scale), pointer(self.shift), pointer(out),
+            shape.struct(),
+            pointer(x),
+            ctypes.c_float(1 / self.step),
+            long(self.zero),
+            long(self.unit),
+            pointer(room),
+            pointer(self.fours),
+            pointer(self.scale),
+            pointer(self.shift),
+            pointer(out),
             self.threads(out.numel() * self.fours[0].numel()),
-        )  # fmt: skip
+        )
         return out

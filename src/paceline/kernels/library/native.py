@@ -16,10 +16,10 @@ def native() -> ctypes.CDLL:
     """All texts as one library; NoCompiler where there is none."""
     folder = files("paceline.kernels.library") / "text"
     names = ("vectors.h", "convolution.cpp", "fixed.cpp", "recurrent.cpp")
-    found, _, _ = library("\n".join((folder / name).read_text(encoding="utf-8") for name in names))
+    functions, _, _ = library("\n".join((folder / name).read_text(encoding="utf-8") for name in names))
     for name in ("direct_workspace", "unrolled_workspace", "winograd2_workspace", "winograd4_workspace", "lanes"):
-        getattr(found, name).restype = ctypes.c_long
-    return found
+        getattr(functions, name).restype = ctypes.c_long
+    return functions
 
 
 def pointer(tensor: Tensor) -> ctypes.c_void_p:

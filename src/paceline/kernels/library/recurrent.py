@@ -80,13 +80,18 @@ class _Lstm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         (x,), dout, stack = ctx.saved_tensors, gradients[0].contiguous(), ctx.stack
-        dx, found, rooms = stack.way_back()
+        dx, weight_gradients, rooms = stack.way_back()
         native().lstm_back(
-            stack.sizes(), stack.layers(), pointer(x), pointer(dout), *map(ctypes.c_void_p, rooms), long(ctx.wave),
+            stack.sizes(),
+            stack.layers(),
+            pointer(x),
+            pointer(dout),
+            *map(ctypes.c_void_p, rooms),
+            long(ctx.wave),
             long(ctx.threads),
-        )  # fmt: skip
+        )
         # Both biases are added: each has the gradient of their sum.
-        each = [g for into, back, bias in found for g in (into, back, bias, bias.clone())]
+        each = [g for into, back, bias in weight_gradients for g in (into, back, bias, bias.clone())]
         return dx, None, None, *each
 
 
@@ -109,12 +114,18 @@ class Stack:
         sizes: list[dict[str, int]] = []
         for number in range(0, len(weights), 4):
             names = ("in", "back", "bias_in", "bias_back")
-            given = self.weights[number : number + 4]
-            self.places.append({name: w.data_ptr() for name, w in zip(names, given, strict=True)})
-            sizes.append({
-                "bias": four, "gates": rows * four, "cell": rows * self.units, "out": rows * self.units,
-                "panels": _either(four, given[0].shape[1]), "panels_back": _either(four, self.units),
-            })  # fmt: skip
+            parameters = self.weights[number : number + 4]
+            self.places.append({name: w.data_ptr() for name, w in zip(names, parameters, strict=True)})
+            sizes.append(
+                {
+                    "bias": four,
+                    "gates": rows * four,
+                    "cell": rows * self.units,
+                    "out": rows * self.units,
+                    "panels": _either(four, parameters[0].shape[1]),
+                    "panels_back": _either(four, self.units),
+                }
+            )
         self.out = torch.empty(self.steps, self.batch, self.units)
         del sizes[-1]["out"]
         self.room = self._laid_out(sizes)
@@ -140,13 +151,13 @@ class Stack:
         sizes[0] |= {"dh": size, "dcell": size, "sums": sums}
         self.room_back = self._laid_out(sizes)
         self.places[0]["dinput"] = dx.data_ptr()
-        found = []
+        weight_gradients = []
         for number, places in enumerate(self.places):
             into, back, bias, _ = (torch.empty_like(w) for w in self.weights[4 * number : 4 * number + 4])
             places |= {"din": into.data_ptr(), "dback": back.data_ptr(), "dbias": bias.data_ptr()}
-            found.append((into, back, bias))
+            weight_gradients.append((into, back, bias))
         first = self.places[0]
-        return dx, found, (first["dh"], first["dcell"], first["sums"])
+        return dx, weight_gradients, (first["dh"], first["dcell"], first["sums"])
 
     def sizes(self) -> ctypes.Array[ctypes.c_long]:
         return (ctypes.c_long * 5)(self.steps, self.batch, self.inputs, self.units, len(self.places))

@@ -18,11 +18,11 @@ def check_numbers(what: str, *tensors: Tensor) -> None:
             raise JobError(f"{what} of this library takes float32 on the CPU, not {tensor.dtype} on {tensor.device}")
 
 
-def threads_of(asked: int | None) -> int:
+def threads_of(threads: int | None) -> int:
     """How many threads to use."""
-    if asked is not None and asked < 1:
-        raise JobError(f"threads={asked} is not at least 1")
-    return asked or torch.get_num_threads()
+    if threads is not None and threads < 1:
+        raise JobError(f"threads={threads} is not at least 1")
+    return threads or torch.get_num_threads()
 
 
 @dataclass(frozen=True)

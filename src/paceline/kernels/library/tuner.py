@@ -49,11 +49,11 @@ class Choice:
 def choose(shape: Shape, memory: int | None = None, threads: int = 1) -> Choice:
     """The quickest with at most so many bytes of memory beside x, filters and y."""
     file = _file(shape, memory, threads)
-    kept = _read(file)
-    if kept is None:
-        kept = measured(shape, memory, threads)
-        _write(file, kept)
-    return kept
+    choice = _read(file)
+    if choice is None:
+        choice = measured(shape, memory, threads)
+        _write(file, choice)
+    return choice
 
 
 def measured(shape: Shape, memory: int | None = None, threads: int = 1) -> Choice:
@@ -101,11 +101,11 @@ def _file(shape: Shape, memory: int | None, threads: int) -> Path:
 def _read(file: Path) -> Choice | None:
     """A choice that was kept, or None if there is none that can be read."""
     try:
-        found = json.loads(user_cache.read(file))
-        kept = Choice(found["algorithm"], found["seconds"], found["left_out"])
+        fields = json.loads(user_cache.read(file))
+        choice = Choice(fields["algorithm"], fields["seconds"], fields["left_out"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return kept if kept.algorithm in ALGORITHMS else None
+    return choice if choice.algorithm in ALGORITHMS else None
 
 
 def _write(file: Path, choice: Choice) -> None:

@@ -34,14 +34,26 @@ PARTS: dict[str, Callable[[Meter], None]] = {
 }
 
 
-def bench(wanted: tuple[str, ...] = tuple(PARTS), seconds: float = 1.0, threads: tuple[int, ...] = (1, 2, 4, 8),
-          say: Say = print) -> Bench:  # fmt: skip
+def bench(
+    part_names: tuple[str, ...] = tuple(PARTS),
+    seconds: float = 1.0,
+    threads: tuple[int, ...] = (1, 2, 4, 8),
+    say: Say = print,
+) -> Bench:
     """Measure; `seconds` is spent on each row, several times."""
     cores = machine.cores()
     peaks = [peak(n) for n in sorted({1, cores})]
-    found = Bench(peaks, machine={"compiler": str(compiler()), "cores": cores, "vector": machine.vector()[0],
-                                  "load": os.getloadavg()[0], "torch": torch.__version__})  # fmt: skip
-    meter = Meter(found, seconds, threads, say)
-    for part in wanted:
+    benchmark = Bench(
+        peaks,
+        machine={
+            "compiler": str(compiler()),
+            "cores": cores,
+            "vector": machine.vector()[0],
+            "load": os.getloadavg()[0],
+            "torch": torch.__version__,
+        },
+    )
+    meter = Meter(benchmark, seconds, threads, say)
+    for part in part_names:
         PARTS[part](meter)
-    return found
+    return benchmark

@@ -62,15 +62,15 @@ class Bench:
         return {**asdict(self), "published": PUBLISHED}
 
     def best(self, network: str, who: str) -> Row | None:
-        found = [row for row in self.rows if row.network == network and row.who.startswith(who)]
-        return min(found, key=lambda row: row.seconds, default=None)
+        rows = [row for row in self.rows if row.network == network and row.who.startswith(who)]
+        return min(rows, key=lambda row: row.seconds, default=None)
 
 
 class Meter:
     """`seconds` are spent on each row, several times."""
 
-    def __init__(self, found: Bench, seconds: float, threads: tuple[int, ...], say: Say) -> None:
-        self.found, self.seconds, self.threads, self.say = found, seconds, threads, say
+    def __init__(self, benchmark: Bench, seconds: float, threads: tuple[int, ...], say: Say) -> None:
+        self.found, self.seconds, self.threads, self.say = benchmark, seconds, threads, say
         self.cores = machine.cores()
 
     def row(self, network: Network, who: str, threads: int, seconds: float, ranks: int = 0) -> None:

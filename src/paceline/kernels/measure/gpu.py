@@ -45,11 +45,11 @@ class LayerKernels:
         """Nothing: the kernels of two layers exchange numbers by the device's memory."""
         return Own()
 
-    def text(self, plan: Plan, rule: Rule, own: Own) -> str:
+    def text(self, plan: Plan, rule: Rule, shared_memory: Own) -> str:
         return text_of_layers(plan, rule, self.keeps)
 
-    def launch(self, updates: Updates, made: Compiled, call: Call) -> None:
-        launch, steps = updates.program.launch, list(made.plan.steps())
+    def launch(self, updates: Updates, compiled: Compiled, call: Call) -> None:
+        launch, steps = updates.program.launch, list(compiled.plan.steps())
         for number in range(call.updates):
             launch("paceline_begin", Launch(WIDE, self.threads), updates.call, number)
             for layer, step in enumerate(steps):
@@ -70,12 +70,12 @@ def fused_on(network: Network, device: Device, way: str) -> Fused:
 
 def barriers(fused: Fused, x: Tensor, y: Tensor, count: int) -> tuple[int, float]:
     """The barrier of waiting blocks and nothing else: (how many of them all blocks passed, seconds of one)."""
-    made, gpu = fused.compiled(x), fused.processor
+    compiled, gpu = fused.compiled(x), fused.processor
     assert isinstance(gpu, Gpu)
-    call, kept = fused.call_for(made, x, y)
-    updates = gpu.launched(made, call)
+    call, alive = fused.call_for(compiled, x, y)
+    updates = gpu.launched(compiled, call)
     for name in ("losses", "team"):
-        made.memory[name].zero_()
+        compiled.memory[name].zero_()
     gpu.device.wait()
     begin = time.perf_counter()
     for first in range(0, count, OF_A_LAUNCH):
@@ -83,8 +83,8 @@ def barriers(fused: Fused, x: Tensor, y: Tensor, count: int) -> tuple[int, float
         updates.program.launch("paceline_barriers", updates.together(), updates.call, first, last)
     gpu.device.wait()
     seconds = (time.perf_counter() - begin) / count
-    del kept  # the call has only their addresses
-    return int(made.memory["losses"][0]), seconds
+    del alive  # the call has only their addresses
+    return int(compiled.memory["losses"][0]), seconds
 
 
 def pytorch_on(network: Network, device: Device, captured: bool, seconds: float) -> float:

@@ -66,41 +66,71 @@ class Encoder(nn.Module):
 def residual() -> nn.Module:
     """The network of the built-in job cifar-resnet."""
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU(), Residual(16), Residual(16),
-        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        Residual(16),
+        Residual(16),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
 
 
 def categories() -> nn.Module:
     """A dense network on the embeddings of ten categories."""
     return nn.Sequential(
-        nn.Embedding(500, 16), nn.Flatten(), nn.Linear(160, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(),
+        nn.Embedding(500, 16),
+        nn.Flatten(),
+        nn.Linear(160, 64),
+        nn.ReLU(),
+        nn.Linear(64, 32),
+        nn.ReLU(),
         nn.Linear(32, 10),
-    )  # fmt: skip
+    )
 
 
 def mnist_cnn() -> nn.Module:
     """The published study's network."""
     return nn.Sequential(
-        nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 6, 5), nn.Sigmoid(), Subsampling(), nn.Sigmoid(),
-        nn.Flatten(), nn.Linear(6 * 36, 10),
-    )  # fmt: skip
+        nn.Unflatten(1, (1, 28)),
+        nn.Conv2d(1, 6, 5),
+        nn.Sigmoid(),
+        Subsampling(),
+        nn.Sigmoid(),
+        nn.Flatten(),
+        nn.Linear(6 * 36, 10),
+    )
 
 
 def mnist_dnn() -> nn.Module:
     """A dense network of two hidden layers."""
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(784, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Flatten(),
+        nn.Linear(784, 64),
+        nn.Tanh(),
+        nn.Linear(64, 64),
+        nn.Tanh(),
+        nn.Linear(64, 10),
+    )
 
 
 def lenet() -> nn.Module:
     """LeNet-5 with average pooling."""
     return nn.Sequential(
-        nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2),
-        nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten(),
-        nn.Linear(400, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, 10),
-    )  # fmt: skip
+        nn.Unflatten(1, (1, 28)),
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.Tanh(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.Tanh(),
+        nn.Linear(120, 84),
+        nn.Tanh(),
+        nn.Linear(84, 10),
+    )
 
 
 def tabular() -> nn.Module:

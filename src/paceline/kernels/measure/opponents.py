@@ -32,8 +32,8 @@ def _pytorch(network: Network, compiled: bool, seconds: float) -> float:
     x, y = network.data(min(network.samples, 20_000))
 
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        found: Tensor = loss(model(a), b)
-        return found
+        loss_value: Tensor = loss(model(a), b)
+        return loss_value
 
     run: Callable[[Tensor, Tensor], Tensor] = torch.compile(forward) if compiled else forward
 
@@ -58,12 +58,12 @@ def _pytorch(network: Network, compiled: bool, seconds: float) -> float:
 
 def best_pytorch(network: Network, cores: int, seconds: float) -> dict[str, float]:
     """Seconds of an epoch by the name of the mode."""
-    found = {}
+    timings = {}
     for threads in range(1, cores + 1):
-        found[f"eager, {threads} thread{'s' * (threads > 1)}"] = pytorch(network, threads, False, seconds)
-    fastest = min(range(1, cores + 1), key=lambda n: found[f"eager, {n} thread{'s' * (n > 1)}"])
-    found[f"compiled, {fastest} thread{'s' * (fastest > 1)}"] = pytorch(network, fastest, True, seconds)
-    return found
+        timings[f"eager, {threads} thread{'s' * (threads > 1)}"] = pytorch(network, threads, False, seconds)
+    fastest = min(range(1, cores + 1), key=lambda n: timings[f"eager, {n} thread{'s' * (n > 1)}"])
+    timings[f"compiled, {fastest} thread{'s' * (fastest > 1)}"] = pytorch(network, fastest, True, seconds)
+    return timings
 
 
 def jax_epoch(seconds: float) -> float | None:
@@ -91,9 +91,13 @@ def jax_epoch(seconds: float) -> float | None:
     epoch = jax.jit(lambda p, x, y: jax.lax.scan(step, p, (x, y))[0])
     draw = np.random.default_rng(0)
     p: Any = {
-        "conv": draw.normal(size=(6, 1, 5, 5)) * 0.1, "bias": np.zeros(6), "pool": np.full((4, 4), 1 / 16),
-        "shift": np.zeros(()), "dense": draw.normal(size=(216, 10)) * 0.1, "last": np.zeros(10),
-    }  # fmt: skip
+        "conv": draw.normal(size=(6, 1, 5, 5)) * 0.1,
+        "bias": np.zeros(6),
+        "pool": np.full((4, 4), 1 / 16),
+        "shift": np.zeros(()),
+        "dense": draw.normal(size=(216, 10)) * 0.1,
+        "last": np.zeros(10),
+    }
     p = jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), p)
     x = jnp.asarray(draw.random((937, 64, 28, 28), np.float32))
     y = jnp.asarray(draw.integers(0, 10, (937, 64)))

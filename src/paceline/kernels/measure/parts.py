@@ -46,8 +46,8 @@ def networks(meter: Meter) -> None:
             for mode, seconds in best_pytorch(network, meter.cores, meter.seconds).items():
                 used = int(mode.split(", ")[1].split()[0])
                 meter.row(network, f"PyTorch {mode.split(',')[0]}", used, seconds)
-    if (taken := jax_epoch(meter.seconds)) is not None:
-        meter.row(CNN, "JAX, the epoch one scan", meter.cores, taken)
+    if (jax_seconds := jax_epoch(meter.seconds)) is not None:
+        meter.row(CNN, "JAX, the epoch one scan", meter.cores, jax_seconds)
 
 
 def replicas(meter: Meter) -> None:
@@ -62,6 +62,5 @@ def replicas(meter: Meter) -> None:
         together.train_epochs(x, y, orders)
         assert together.fused.timed is not None
         times.append(together.fused.timed[1] / len(x) * CNN.samples)
-    meter.found.replicas = {"models": lanes, "alone": alone, "together": min(times),
-                            "gain": lanes * alone / min(times)}  # fmt: skip
+    meter.found.replicas = {"models": lanes, "alone": alone, "together": min(times), "gain": lanes * alone / min(times)}
     meter.say(f"{lanes} models at batch 1: {min(times):.2f} s together, {lanes * alone:.2f} s one after another")

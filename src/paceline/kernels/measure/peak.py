@@ -67,11 +67,14 @@ def peak(threads: int, tries: int = 5) -> Peak:
     constraint = '"v"' if width == 64 else '"x"' if machine.x86() else '"w"'
     sums = 16 if registers == 32 else 10
     names = [f"s{k}" for k in range(sums)]
-    kept = " ".join(f'{n} = {n} * a + b; asm volatile("" : "+" {constraint}({n}));' for n in names)
+    operations = " ".join(f'{n} = {n} * a + b; asm volatile("" : "+" {constraint}({n}));' for n in names)
     defines = {
-        "BYTES": width, "LANES": width // 4, "SUMMED": " + ".join(names), "MULTIPLIED": kept,
+        "BYTES": width,
+        "LANES": width // 4,
+        "SUMMED": " + ".join(names),
+        "MULTIPLIED": operations,
         "DECLARED": ", ".join(f"{n} = V{{}} + {k}.0f" for k, n in enumerate(names)),
-    }  # fmt: skip
+    }
     text = "".join(f"#define {name} {value}\n" for name, value in defines.items()) + TEXT
     loaded, _, _ = library(text)
     out = torch.zeros(64)

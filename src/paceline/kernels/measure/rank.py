@@ -47,9 +47,9 @@ def study_by_ranks(network: Network, keeps: str, threads: int, world: Any) -> Fu
         if world.rank == 0:
             load(source)
         world.Barrier()  # the others find it in the cache
-        made = load(source)
-        made.functions.paceline_among(ctypes.byref(_among(world)))
-        return made
+        library = load(source)
+        library.functions.paceline_among(ctypes.byref(_among(world)))
+        return library
 
     return study_on(Cpu(1, Form(study_target, source, loaded)), network)
 
@@ -78,7 +78,7 @@ def main(way: str, threads: int, seconds: float) -> None:
         else:
             network = ONE_BY_ONE
             fused = study_by_ranks(network, way, threads, world)
-        taken = epoch_seconds(fused, network, seconds, world.bcast)
+        elapsed = epoch_seconds(fused, network, seconds, world.bcast)
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -86,7 +86,7 @@ def main(way: str, threads: int, seconds: float) -> None:
         raise
     fused.close()
     if world.rank == 0:
-        print(taken)
+        print(elapsed)
 
 
 if __name__ == "__main__":

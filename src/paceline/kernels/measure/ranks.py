@@ -67,11 +67,11 @@ def _by_ranks(way: str, ranks: int, threads: int, seconds: float) -> tuple[float
     command = [str(mpiexec()), "-n", str(ranks), *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
         try:
-            said, complaints = started.communicate(timeout=PATIENCE)
+            stdout, complaints = started.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             started.terminate()  # mpiexec ends its ranks
             return None, f"not done after {PATIENCE:.0f} s"
     if started.returncode:
         lines = complaints.strip().splitlines() or [f"mpiexec ended with {started.returncode}"]
         return None, lines[-1]
-    return float(said), ""
+    return float(stdout), ""

@@ -72,9 +72,9 @@ def epoch_seconds(
 
     unit = max(network.batch, 64)
     count = unit
-    while (taken := train(count)) < seconds / 3 and count < network.samples:
-        wanted = int(count * min(10.0, 1.2 * seconds / 3 / max(taken, 1e-6))) // unit * unit
-        count = min(max(count + unit, wanted), network.samples)
+    while (elapsed := train(count)) < seconds / 3 and count < network.samples:
+        target = int(count * min(10.0, 1.2 * seconds / 3 / max(elapsed, 1e-6))) // unit * unit
+        count = min(max(count + unit, target), network.samples)
     return min(train(count) for _ in range(3)) / count * network.samples
 
 
@@ -93,18 +93,18 @@ class StepTime:
 def step_times(fused: Fused, network: Network, seconds: float) -> list[StepTime]:
     """Every step of a compiled network, measured alone."""
     x, _ = network.data(64)
-    made = fused.compiled(x)
-    found = []
-    for number, step in enumerate(made.plan.steps()):
+    compiled = fused.compiled(x)
+    times = []
+    for number, step in enumerate(compiled.plan.steps()):
         what = type(step.statement).__name__
         if what == "Loss":
             continue
-        once = _step_seconds(made, fused, network, number, seconds) / made.plan.target.lanes
+        once = _step_seconds(compiled, fused, network, number, seconds) / compiled.plan.target.lanes
         work = flops(step.statement) if isinstance(step.statement, Contract | Repeat) else 0
         way = "backward" if "_backward_" in step.name else "forward"
         layer = step.statement.layer
-        found.append(StepTime(layer, way, what.lower(), work, _bytes(made.plan, step.statement), once))
-    return found
+        times.append(StepTime(layer, way, what.lower(), work, _bytes(compiled.plan, step.statement), once))
+    return times
 
 
 def _bytes(plan: Plan, statement: Statement | Transpose) -> int:
@@ -114,11 +114,11 @@ def _bytes(plan: Plan, statement: Statement | Transpose) -> int:
     return sum(place.size * (lanes if place.element == "V" else 1) * 4 // lanes for place in places)
 
 
-def _step_seconds(made: Compiled, fused: Fused, network: Network, number: int, seconds: float) -> float:
+def _step_seconds(compiled: Compiled, fused: Fused, network: Network, number: int, seconds: float) -> float:
     """Seconds of one call of a step, for a whole group of samples."""
-    function = made.program.functions.paceline_step
+    function = compiled.program.functions.paceline_step
     x, y = network.data(64)
-    call, kept = fused.call_for(made, x, y)
+    call, alive = fused.call_for(compiled, x, y)
     times = 20
 
     def run(count: int) -> float:
@@ -131,5 +131,5 @@ def _step_seconds(made: Compiled, fused: Fused, network: Network, number: int, s
         times *= 2
     empty = min(run(0) for _ in range(3))
     best = min(run(times) for _ in range(3)) - empty
-    del kept
+    del alive
     return max(best, 1e-12) / times

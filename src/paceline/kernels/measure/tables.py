@@ -8,37 +8,37 @@ from paceline.kernels.measure.picture import Point, roofline
 from paceline.kernels.measure.study import PUBLISHED, StepTime
 
 
-def tables(found: Bench) -> str:
+def tables(benchmark: Bench) -> str:
     """All figures as Markdown."""
-    one = found.peaks[0]
-    width = found.machine["vector"]
+    one = benchmark.peaks[0]
+    width = benchmark.machine["vector"]
     lines = [
         "Peak of multiply-adds: "
-        + ", ".join(f"{p.gflops:.0f} GFLOP/s on {p.threads} core{'s' * (p.threads > 1)}" for p in found.peaks)
+        + ", ".join(f"{p.gflops:.0f} GFLOP/s on {p.threads} core{'s' * (p.threads > 1)}" for p in benchmark.peaks)
         + f" (vectors of {width} bytes); reading memory: {one.gigabytes:.0f} GB/s on one core.",
         "",
     ]
-    for network in dict.fromkeys(row.network for row in found.rows):
-        lines += [f"### {network}", "", *_rows(found, network), ""]
-    if found.steps:
-        lines += ["### Layer by layer", "", *_layers(found), ""]
-    if found.replicas:
-        r = found.replicas
+    for network in dict.fromkeys(row.network for row in benchmark.rows):
+        lines += [f"### {network}", "", *_rows(benchmark, network), ""]
+    if benchmark.steps:
+        lines += ["### Layer by layer", "", *_layers(benchmark), ""]
+    if benchmark.replicas:
+        r = benchmark.replicas
         lines += [
             f"{r['models']:.0f} models side by side at batch 1: {r['together']:.2f} s an epoch of all, against "
             f"{r['models'] * r['alone']:.2f} s one after another: {r['gain']:.1f} times.",
             "",
         ]
-    if found.shapes:
-        lines += ["### Ways to convolve", "", *_shapes(found), ""]
-    lines += [f"Not measured: {part}: {lack}" for part, lack in found.missing.items()]
+    if benchmark.shapes:
+        lines += ["### Ways to convolve", "", *_shapes(benchmark), ""]
+    lines += [f"Not measured: {part}: {lack}" for part, lack in benchmark.missing.items()]
     return "\n".join(lines)
 
 
-def _rows(found: Bench, network: str) -> list[str]:
+def _rows(benchmark: Bench, network: str) -> list[str]:
     """The ways to train a network, ours beside the best of others."""
-    rows = [row for row in found.rows if row.network == network]
-    base = found.best("mnist-cnn, batch 1", SEQUENTIAL) if network.startswith("mnist-cnn") else None
+    rows = [row for row in benchmark.rows if row.network == network]
+    base = benchmark.best("mnist-cnn, batch 1", SEQUENTIAL) if network.startswith("mnist-cnn") else None
     lines = [
         "| who | ranks | threads | s/epoch | speed-up | efficiency | GFLOP/s | of the peak |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -53,7 +53,7 @@ def _rows(found: Bench, network: str) -> list[str]:
             f"| {row.who} | {row.ranks or ''} | {row.threads or ''} | {row.seconds:.3f} | {speed} | "
             f"{_efficiency(rows, row)} | {row.gflops:.1f} | {f'{row.share:.0%}' if row.share else ''} |"
         )
-    ours, theirs = found.best(network, "fused"), found.best(network, "PyTorch")
+    ours, theirs = benchmark.best(network, "fused"), benchmark.best(network, "PyTorch")
     if ours and theirs:
         lines += ["", f"Against the best of PyTorch: **{theirs.seconds / ours.seconds:.1f} times**."]
     return lines
@@ -65,7 +65,7 @@ def _efficiency(rows: list[Row], row: Row) -> str:
     return f"{single.seconds / row.seconds / row.workers:.2f}" if single and row.workers > 1 else ""
 
 
-def _shapes(found: Bench) -> list[str]:
+def _shapes(benchmark: Bench) -> list[str]:
     """Ways to convolve."""
     lines = [
         "Microseconds; bold is what the tuner chose. Errors are of the largest output, against float64.",
@@ -73,14 +73,14 @@ def _shapes(found: Bench) -> list[str]:
         f"| images * filters | {' | '.join(ALGORITHMS)} | GFLOP/s | largest error |",
         "|---|" + "---:|" * (len(ALGORITHMS) + 2),
     ]
-    for row in found.shapes:
+    for row in benchmark.shapes:
         cells = []
         for name in ALGORITHMS:
-            said = f"{row.seconds[name] * 1e6:.0f}" if name in row.seconds else ""
-            cells.append(f"**{said}**" if name == row.chosen else said)
+            cell = f"{row.seconds[name] * 1e6:.0f}" if name in row.seconds else ""
+            cells.append(f"**{cell}**" if name == row.chosen else cell)
         error = f"{row.errors[row.chosen]:.1e}"
         lines.append(f"| {row.shape} | {' | '.join(cells)} | {row.gflops[row.chosen]:.0f} | {error} |")
-    worst = {name: max((row.errors.get(name, 0.0) for row in found.shapes), default=0.0) for name in ALGORITHMS}
+    worst = {name: max((row.errors.get(name, 0.0) for row in benchmark.shapes), default=0.0) for name in ALGORITHMS}
     lines += ["", "Largest error of all shapes: " + ", ".join(f"{name} {e:.1e}" for name, e in worst.items()) + "."]
     return lines
 
@@ -90,21 +90,21 @@ KINDS = {"1": "convolution", "3": "pooling", "6": "dense"}  # layers of the smal
 
 def by_layer(steps: list[StepTime]) -> dict[tuple[str, str], tuple[float, int]]:
     """(kind of layer, way) -> (seconds, FLOP) of one sample; what follows a layer counts to it."""
-    found: dict[tuple[str, str], tuple[float, int]] = {}
+    totals: dict[tuple[str, str], tuple[float, int]] = {}
     for step in steps:
         number = max((n for n in KINDS if n <= step.layer), default=None)
         if number is None:
             continue
         key = KINDS[number], step.way
-        seconds, flops = found.get(key, (0.0, 0))
-        found[key] = seconds + step.seconds, flops + step.flops
-    return found
+        seconds, flops = totals.get(key, (0.0, 0))
+        totals[key] = seconds + step.seconds, flops + step.flops
+    return totals
 
 
-def _layers(found: Bench) -> list[str]:
+def _layers(benchmark: Bench) -> list[str]:
     """Seconds of layers by kind."""
-    base = by_layer(found.steps["sequential"])
-    names = [name for name in found.steps if name != "sequential"]
+    base = by_layer(benchmark.steps["sequential"])
+    names = [name for name in benchmark.steps if name != "sequential"]
     head = " | ".join(f"{name}, us (speed-up)" for name in names)
     lines = [
         "Microseconds of one sample, each step alone with its data in the cache.",
@@ -115,18 +115,18 @@ def _layers(found: Bench) -> list[str]:
     for key, (seconds, _) in base.items():
         cells = []
         for name in names:
-            other, flops = by_layer(found.steps[name]).get(key, (float("nan"), 0))
+            other, flops = by_layer(benchmark.steps[name]).get(key, (float("nan"), 0))
             cells.append(f"{other * 1e6:.2f} ({seconds / other:.1f})")
         lines.append(f"| {key[0]} | {key[1]} | {seconds * 1e6:.2f} | {' | '.join(cells)} | {flops / other / 1e9:.0f} |")
     return lines
 
 
-def picture(found: Bench) -> str:
+def picture(benchmark: Bench) -> str:
     """The roofline of the fused steps."""
     points = [
         Point(f"{KINDS.get(s.layer, s.layer)} {s.way}", s.flops / max(s.bytes, 1), s.flops / s.seconds / 1e9)
-        for s in found.steps.get("fused", [])
+        for s in benchmark.steps.get("fused", [])
         if s.flops > 4000 and s.seconds > 1e-9
     ]
-    one = found.peaks[0]
+    one = benchmark.peaks[0]
     return roofline(points, one.gflops, one.gigabytes, "The small CNN's steps under the roofs of one core")

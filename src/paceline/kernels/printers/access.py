@@ -45,8 +45,8 @@ class Access:
     def pointer(self, buffer: str) -> str:
         """An expression for the buffer's first number, within a group of samples `g`."""
         place = self.plan.places[buffer]
-        own = "V" if place.region in ("arena", "lanes") or self.plan.target.replicas else "R"
-        cast = "" if place.element == own else f"({place.element}*)"
+        element_type = "V" if place.region in ("arena", "lanes") or self.plan.target.replicas else "R"
+        cast = "" if place.element == element_type else f"({place.element}*)"
         return f"({cast}g.{place.region} + {place.start})" if place.start else f"({cast}g.{place.region})"
 
     def name(self, buffer: str) -> str:
@@ -101,20 +101,20 @@ class Access:
 
     # --- expressions ---
 
-    def expression(self, value: Expression, point: dict[str, int], known: dict[Ref, str]) -> str:
-        """An expression as C++; `known` are references whose values are in a variable already."""
+    def expression(self, value: Expression, point: dict[str, int], names: dict[Ref, str]) -> str:
+        """An expression as C++; `names` are references whose values are in a variable already."""
         match value:
             case Number(number):
                 return f"R({number!r})"
             case Ref():
                 if value.buffer == "share":
                     return "g.share"
-                return known.get(value) or self.load(value, point)
+                return names.get(value) or self.load(value, point)
             case Op(sign, left, right):
-                one, other = (self.expression(part, point, known) for part in (left, right))
+                one, other = (self.expression(part, point, names) for part in (left, right))
                 return f"({one} {sign} {other})"
             case Call(function, argument):
-                return f"{NAMES.get(function, function)}({self.number}{{}} + {self.expression(argument, point, known)})"
+                return f"{NAMES.get(function, function)}({self.number}{{}} + {self.expression(argument, point, names)})"
         raise AssertionError(value)
 
 

@@ -22,7 +22,7 @@ from paceline.kernels.ir import Apply, Contract, Index, Loop, Loops, Ref, Scatte
 from paceline.kernels.memory import used_by, written_by
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.access import Access, Lines, flattened
-from paceline.kernels.printers.deal import Deal, Seen, Span, deal, spans_of
+from paceline.kernels.printers.deal import CallSite, Deal, Span, deal, spans_of
 from paceline.kernels.printers.nests import Sums
 from paceline.kernels.printers.words import opening
 
@@ -99,9 +99,9 @@ class DeviceThreads:
 class BlockNests:
     """Nests whose places are dealt out to the threads of a block."""
 
-    def __init__(self, access: Access, block: BlockThreads, threads: int, own: Own) -> None:
+    def __init__(self, access: Access, block: BlockThreads, threads: int, shared_memory: Own) -> None:
         self.access, self.plan, self.sums = access, access.plan, Sums(access)
-        self.block, self.threads, self.own = block, threads, own
+        self.block, self.threads, self.own = block, threads, shared_memory
 
     # --- contractions ---
 
@@ -121,7 +121,7 @@ class BlockNests:
 
     def _deal(self, it: Contract) -> Deal:
         near = [ref is not None and self._near(ref.buffer) for ref in (it.left, it.right, it.target)]
-        return deal(Seen(self.plan.nest(it), *near), self.threads)
+        return deal(CallSite(self.plan.nest(it), *near), self.threads)
 
     def _near(self, buffer: str) -> bool:
         """Whether a buffer lies in the block's own memory or in registers."""
@@ -157,21 +157,21 @@ class BlockNests:
 
     def _gathered(self, it: Contract, indent: str) -> Lines:
         """Each place of the result asks which rounds would have added to it."""
-        asked = _asked(it)
+        gather_dims = _asked(it)
         names = [name for index in it.target.index for name, _ in index.terms]
         if len(set(names)) < len(names):  # a loop that moves two dimensions at once
             yield from self._one_by_one(it, indent)
             return
         shape = self.plan.places[it.target.buffer].shape
-        moved = {term[0] for one in asked for term in one.index.terms}
-        own = tuple(loop for loop in it.fixed() if loop.name not in moved)
-        places = tuple(Loop(one.place, shape[one.dimension]) for one in asked)
-        index = {one.dimension: Index(((one.place, 1),)) for one in asked}
+        moved = {term[0] for one in gather_dims for term in one.index.terms}
+        outer_loops = tuple(loop for loop in it.fixed() if loop.name not in moved)
+        places = tuple(Loop(one.place, shape[one.dimension]) for one in gather_dims)
+        index = {one.dimension: Index(((one.place, 1),)) for one in gather_dims}
         target = Ref(it.target.buffer, tuple(index.get(d, known) for d, known in enumerate(it.target.index)))
         factors = " * ".join(self.access.place(ref) for ref in (it.left, it.right) if ref is not None)
-        body = [line for one in asked for line in one.lines()]
+        body = [line for one in gather_dims for line in one.lines()]
         body += [*(opening(loop) + " {" for loop in it.summed()), f"sum += {factors};"]
-        yield from (indent + line for line in dealt_out((*own, *places)))
+        yield from (indent + line for line in dealt_out((*outer_loops, *places)))
         yield f"{indent}    R sum = 0;"
         yield from _nested(body, indent + "    ")
         yield f"{indent}    {self.access.store(target, {}, it.add, 'sum')}"
@@ -251,12 +251,12 @@ class Asked:
 def _asked(it: Contract) -> list[Asked]:
     """The dimensions of the result that several loops move."""
     extents = {loop.name: loop for loop in it.loops}
-    found = []
+    gather_dims = []
     for dimension, index in enumerate(it.target.index):
         if len(index.terms) > 1:
             *others, longest = sorted((extents[name] for name, _ in index.terms), key=lambda loop: loop.extent)
-            found.append(Asked(dimension, index, longest, tuple(others)))
-    return found
+            gather_dims.append(Asked(dimension, index, longest, tuple(others)))
+    return gather_dims
 
 
 def _nested(lines: Iterable[str], indent: str) -> Iterator[str]:

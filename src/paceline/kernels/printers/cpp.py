@@ -33,12 +33,13 @@ def text(plan: Plan, rule: Rule, printer: Printer | None = None) -> str:
     """
     target, weights = plan.target, plan.sizes["weights"]
     printer = printer or vectorised(plan)
-    own = {
-        "CHUNKS": CHUNKS, "LANE_NUMBERS": plan.sizes["lanes"],
+    definitions = {
+        "CHUNKS": CHUNKS,
+        "LANE_NUMBERS": plan.sizes["lanes"],
         "CHUNK_GROUPS": 2 if weights > MANY and plan.flops * target.lanes < LITTLE * weights else 1,
         "SLICES": max(1, min(CHUNKS, weights // SLICE)),
-    }  # fmt: skip
-    lines = [f"#define {name} {value}" for name, value in (constants(plan, rule) | own).items()]
+    }
+    lines = [f"#define {name} {value}" for name, value in (constants(plan, rule) | definitions).items()]
     lines += [part("prelude"), part("arrays"), part("call"), part("functions")]
     if target.pixels:
         lines += _wide_functions(target)
@@ -63,24 +64,32 @@ def constants(plan: Plan, rule: Rule) -> dict[str, object]:
     """The macros that every text defines of its network, by the names that its parts use."""
     target = plan.target
     return {
-        "REAL": target.real, "LANES": target.lanes, "DOUBLE": int(target.real == "double"),
-        "REPLICAS": int(target.replicas), "PHASES": len(plan.phases), "ARENA": plan.sizes["arena"],
-        "NUMBERS": plan.sizes["weights"], "INPUTS": prod(plan.program.inputs),
-        "TOKENS": int(plan.program.tokens), "OUTPUTS": plan.program.outputs, "STATES": rule.states,
-        "SETTINGS": len(rule.settings), "PLACES": prod(plan.program.places),
-    }  # fmt: skip
+        "REAL": target.real,
+        "LANES": target.lanes,
+        "DOUBLE": int(target.real == "double"),
+        "REPLICAS": int(target.replicas),
+        "PHASES": len(plan.phases),
+        "ARENA": plan.sizes["arena"],
+        "NUMBERS": plan.sizes["weights"],
+        "INPUTS": prod(plan.program.inputs),
+        "TOKENS": int(plan.program.tokens),
+        "OUTPUTS": plan.program.outputs,
+        "STATES": rule.states,
+        "SETTINGS": len(rule.settings),
+        "PLACES": prod(plan.program.places),
+    }
 
 
 def losses(plan: Plan, printer: Printer) -> Iterator[str]:
     """The losses, an own one among them, and how much each class counts."""
     yield part("errors")
-    found = [it for it in plan.program.forward if isinstance(it, Loss)]
-    if not found:  # the way forward alone
+    statements = [it for it in plan.program.forward if isinstance(it, Loss)]
+    if not statements:  # the way forward alone
         yield "FUNCTION R weight_of(int64_t) { return R(1); }"
-    for it in found:
+    for it in statements:
         if it.own is not None:
-            known = {SCORE: "s", TARGET: "y"}
-            value, slope = (printer.access.expression(each, {}, known) for each in it.own)
+            names = {SCORE: "s", TARGET: "y"}
+            value, slope = (printer.access.expression(each, {}, names) for each in it.own)
             yield f"struct {it.loss} {{"
             yield f"    INLINE V value(V s, V y, R) {{ return V{{}} + {value}; }}"
             yield f"    INLINE V slope(V s, V y, R) {{ return V{{}} + {slope}; }}"

@@ -18,10 +18,10 @@ THREADS = 512  # of a block, which has a sample to itself
 END = "}  // namespace paceline"
 
 
-def text(plan: Plan, rule: Rule, threads: int, own: Own) -> str:
+def text(plan: Plan, rule: Rule, threads: int, shared_memory: Own) -> str:
     """Fused: all layers of a sample by one block."""
-    printer = blockwise(plan, threads, own)
-    lines = _head(plan, rule, own, threads, printer)
+    printer = blockwise(plan, threads, shared_memory)
+    lines = _head(plan, rule, shared_memory, threads, printer)
     lines += [
         "#define THREAD ((int)threadIdx.x)\n#define THREADS THREADS_OF_BLOCK\n#define OWN_ARENA blockIdx.x",
         part("block"),
@@ -44,11 +44,15 @@ def text_of_layers(plan: Plan, rule: Rule, keeps: str) -> str:
     return "\n".join([*lines, END])
 
 
-def _head(plan: Plan, rule: Rule, own: Own, threads: int, printer: Printer) -> list[str]:
+def _head(plan: Plan, rule: Rule, shared_memory: Own, threads: int, printer: Printer) -> list[str]:
     words = constants(plan, rule) | {
-        "CHUNKS": CHUNKS, "THREADS_OF_BLOCK": threads, "SYNC": "__syncthreads()",
-        "OWN_CALL": CALL, "OWN_NUMBERS": int(own.arena), "OWN_WEIGHTS": int(own.weights),
-    }  # fmt: skip
+        "CHUNKS": CHUNKS,
+        "THREADS_OF_BLOCK": threads,
+        "SYNC": "__syncthreads()",
+        "OWN_CALL": CALL,
+        "OWN_NUMBERS": int(shared_memory.arena),
+        "OWN_WEIGHTS": int(shared_memory.weights),
+    }
     return [
         *(f"#define {name} {value}" for name, value in words.items()),
         *(part(name) for name in ("device", "arrays", "call", "functions")),
@@ -57,11 +61,11 @@ def _head(plan: Plan, rule: Rule, own: Own, threads: int, printer: Printer) -> l
     ]
 
 
-def blockwise(plan: Plan, threads: int, own: Own) -> Printer:
+def blockwise(plan: Plan, threads: int, shared_memory: Own) -> Printer:
     """Prints the plan for blocks of so many threads, each block with a sample to itself."""
     access = Access(plan)
     block = BlockThreads(access)
-    return Printer(access, BlockNests(access, block, threads, own), block)
+    return Printer(access, BlockNests(access, block, threads, shared_memory), block)
 
 
 def layerwise(plan: Plan, keeps: str) -> Printer:

@@ -43,12 +43,12 @@ Span = tuple[int, int, int]  # the first round of a loop, how many blocks follow
 
 def spans_of(loop: Loop, factor: int) -> list[Span]:
     """Whole blocks of a loop, and what is left over."""
-    whole, rest = divmod(loop.extent, factor)
-    return [span for span in ((0, whole, factor), (whole * factor, 1, rest)) if span[1] and span[2]]
+    blocks, rest = divmod(loop.extent, factor)
+    return [span for span in ((0, blocks, factor), (blocks * factor, 1, rest)) if span[1] and span[2]]
 
 
 @dataclass(frozen=True)
-class Seen:
+class CallSite:
     """A nest, and which of its factors and its result lie near."""
 
     nest: Nest
@@ -58,9 +58,9 @@ class Seen:
 
 
 @lru_cache(maxsize=4096)
-def deal(seen: Seen, threads: int) -> Deal:
+def deal(operands: CallSite, threads: int) -> Deal:
     """The cheapest way to deal a nest out to so many threads."""
-    return min(_deals(seen.nest), key=lambda each: cycles(seen, each, threads))
+    return min(_deals(operands.nest), key=lambda each: cycles(operands, each, threads))
 
 
 def _deals(nest: Nest) -> Iterator[Deal]:
@@ -94,31 +94,31 @@ def _whole(nest: Nest, block: Block) -> Block:
     return Block(tuple((name, factor) for name, factor in block.factors if extents.get(name, factor) % factor == 0))
 
 
-def cycles(seen: Seen, dealt: Deal, threads: int) -> float:
+def cycles(operands: CallSite, dealt: Deal, threads: int) -> float:
     """The count for whole blocks and for what is left over, one after the other."""
     every = product(*(spans_of(loop, dealt.block.of(loop.name)) for loop in dealt.order))
-    return sum(_cycles(seen, dealt, spans, threads) for spans in every)
+    return sum(_cycles(operands, dealt, spans, threads) for spans in every)
 
 
-def _cycles(seen: Seen, dealt: Deal, spans: tuple[Span, ...], threads: int) -> float:
-    nest, parts = seen.nest, dealt.parts
+def _cycles(operands: CallSite, dealt: Deal, spans: tuple[Span, ...], threads: int) -> float:
+    nest, parts = operands.nest, dealt.parts
     summed = {loop.name: dealt.block.of(loop.name) for loop in nest.summed}
     rounds = summed | {loop.name: count for loop, (_, _, count) in zip(dealt.order, spans, strict=True)}
     tasks, steps = prod(count for _, count, _ in spans), -(-nest.terms // (parts * prod(summed.values())))
     sums, products = len(places(nest.target, rounds)), prod(rounds.values())
     lanes = _lanes(nest, dealt, spans)
-    factors = [(nest.right, seen.right_near), *([(nest.left, seen.left_near)] if nest.left is not None else [])]
+    factors = [(nest.right, operands.right_near), *([(nest.left, operands.left_near)] if nest.left is not None else [])]
     loads = [(len(places(index, rounds)), _waves(index, lanes, near)) for index, near in factors]
-    stored = sums * _waves(nest.target, lanes, seen.target_near)
+    stored = sums * _waves(nest.target, lanes, operands.target_near)
     depth = parts.bit_length() - 1
     work = steps * (sum(n for n, _ in loads) + products + (8 if parts > 1 else 3)) + sums * (4 + 2 * depth) + 12
     memory = steps * sum(n * waves for n, waves in loads) + stored
     alone = LOAD * (2 + steps / AHEAD) + ADD * steps * products / sums + SHUFFLE * depth
-    total, left = 0.0, -(-tasks * parts // WARP)
-    while left > 0:
-        warps = min(left, threads // WARP)
+    total, remaining = 0.0, -(-tasks * parts // WARP)
+    while remaining > 0:
+        warps = min(remaining, threads // WARP)
         total += max(alone, warps / WAYS * work, warps * memory)
-        left -= warps
+        remaining -= warps
     return total
 
 
@@ -136,14 +136,18 @@ def _lanes(nest: Nest, dealt: Deal, spans: tuple[Span, ...]) -> list[dict[str, i
 
 
 def _digits(number: int, counts: list[tuple[str, int, int]]) -> dict[str, int]:
-    found = {}
+    offsets = {}
     for name, count, factor in reversed(counts):
-        found[name] = number % count * factor
+        offsets[name] = number % count * factor
         number //= count
-    return found
+    return offsets
 
 
 def _waves(index: Index, lanes: list[dict[str, int]], near: bool) -> int:
     """How often memory has to be asked until all threads of a warp have their number."""
-    asked = {sum(stride * lane.get(name, 0) for name, stride in index.terms) for lane in lanes}
-    return max(Counter(place % WARP for place in asked).values()) if near else len({place // WARP for place in asked})
+    addresses = {sum(stride * lane.get(name, 0) for name, stride in index.terms) for lane in lanes}
+    return (
+        max(Counter(place % WARP for place in addresses).values())
+        if near
+        else len({place // WARP for place in addresses})
+    )

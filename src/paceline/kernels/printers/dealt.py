@@ -88,8 +88,8 @@ class Parts:
         place = self.plan.at(it.target)
         outer, unit = parts(place, loops, fixed)
         count = prod(loop.extent for loop in outer)
-        whole = outer and count * unit == prod(loop.extent for loop in fixed)
-        return Deal(count, unit, place.shift) if whole else None
+        is_complete = outer and count * unit == prod(loop.extent for loop in fixed)
+        return Deal(count, unit, place.shift) if is_complete else None
 
     def _once(self, name: str, mentioned: list[Statement | Transpose]) -> bool:
         """Whether it is written by one statement, and read by functions of each number only."""
@@ -104,8 +104,8 @@ class Parts:
 class AmongRanks:
     """Deals rounds out to ranks, and each rank's part to its OpenMP threads."""
 
-    def __init__(self, access: Access, own: set[str], threads: int) -> None:
-        self.access, self.own, self.threads = access, own, threads
+    def __init__(self, access: Access, local: set[str], threads: int) -> None:
+        self.access, self.own, self.threads = access, local, threads
         #: For nests that cannot be cut into parts, which every rank computes whole.
         self.whole = OpenMp(threads)
 
@@ -176,14 +176,14 @@ def among_ranks(plan: Plan, keeps: str, threads: int) -> Printer:
 
 def parts(place: Index, loops: Loops, fixed: Loops) -> tuple[Loops, int]:
     """(the loops that count the parts, the numbers from one part to the next); no loops where there are no parts."""
-    found: tuple[Loops, int] = (), 0
+    partition: tuple[Loops, int] = (), 0
     by_stride = sorted((loop for loop in loops if loop.extent > 1), key=lambda loop: -place.of(loop.name))
     for many in range(1, len(by_stride) + 1):
         outer, unit = tuple(by_stride[:many]), place.of(by_stride[many - 1].name)
         inner = sum(place.of(loop.name) * (loop.extent - 1) for loop in fixed if loop not in outer)
         side_by_side = all(place.of(a.name) == b.extent * place.of(b.name) for a, b in pairwise(outer))
         if unit > inner and side_by_side:
-            found = outer, unit
+            partition = outer, unit
             if prod(loop.extent for loop in outer) >= ENOUGH:
                 break
-    return found
+    return partition

@@ -32,7 +32,7 @@ struct Exchange {
     R* own;        // the vector while it changes: in memory of this worker
     R* vectors[2]; // where its peers read what it offers
     int64_t* doorbell;
-    const int64_t *cancelled, *called_off;
+    const int64_t *cancelled, *aborted;
     int64_t parameters, steps;
     int64_t tail;                // the place of the flags, the loss and the weight in a vector
     int64_t number;              // of the next collective
@@ -43,7 +43,7 @@ struct Exchange {
 };
 
 static bool ready(const Exchange& e, const Peer& peer) {
-    return __atomic_load_n(peer.awaited, __ATOMIC_ACQUIRE) >= peer.taken || __atomic_load_n(e.called_off, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(peer.awaited, __ATOMIC_ACQUIRE) >= peer.taken || __atomic_load_n(e.aborted, __ATOMIC_ACQUIRE);
 }
 
 // Sleeps until rung, as `links.doorbell` does: the flag is raised before the last look.

@@ -57,13 +57,13 @@ class Sums:
         return names, {shifted(target, point): point for point in points(rounds)}
 
     def rounds(
-        self, it: Contract, block: Block, left: list[Loop], rounds: dict[str, int], sums: dict[int, str], indent: str
+        self, it: Contract, block: Block, loops: list[Loop], rounds: dict[str, int], sums: dict[int, str], indent: str
     ) -> Lines:
         """The loops that are summed over, one within another."""
-        if not left:
+        if not loops:
             yield from self.multiply(it, rounds, sums, indent)
             return
-        loop, *rest = left
+        loop, *rest = loops
         for header, count in parts(loop, block.of(loop.name)):
             yield f"{indent}{header}" + " {"
             yield from self.rounds(it, block, rest, {**rounds, loop.name: count}, sums, indent + "    ")
@@ -72,7 +72,7 @@ class Sums:
     def multiply(self, it: Contract, rounds: dict[str, int], sums: dict[int, str], indent: str) -> Lines:
         """The products of a block's rounds, written out; a factor that several of them share is loaded once."""
         target = self.plan.at(it.target)
-        seen: dict[str, str] = {}
+        names: dict[str, str] = {}
         summed = [loop.name for loop in it.summed()]
         # Rounds of one sum stand together, in the order of its terms: the order of additions is part of the result.
         for point in sorted(points(rounds), key=lambda p: [p.get(n, 0) for n in summed]):
@@ -81,10 +81,10 @@ class Sums:
                 if ref is None:
                     continue
                 text = self.access.load(ref, point)
-                if text not in seen:
-                    seen[text] = f"{kind}{len(seen)}"
-                    yield f"{indent}const {self.access.element(ref)} {seen[text]} = {text};"
-                factors.append(seen[text])
+                if text not in names:
+                    names[text] = f"{kind}{len(names)}"
+                    yield f"{indent}const {self.access.element(ref)} {names[text]} = {text};"
+                factors.append(names[text])
             yield f"{indent}{sums[shifted(target, point)]} += {' * '.join(reversed(factors))};"
 
     def finish(self, it: Contract, name: str, point: dict[str, int], indent: str) -> Lines:
@@ -92,13 +92,13 @@ class Sums:
         access = self.access
         if it.keeps:
             yield f"{indent}{access.store(it.target, point, it.add or self.plan.nest(it).aliased, name)}"
-        known: dict[Ref, str] = {it.target: name}
+        names: dict[Ref, str] = {it.target: name}
         for number, then in enumerate(it.then):
             result = f"{name}_{number}"
-            value = access.expression(then.value, point, known)
+            value = access.expression(then.value, point, names)
             yield f"{indent}const {access.number} {result} = {access.number}{{}} + {value};"
             yield f"{indent}{access.store(then.target, point, then.add, result)}"
-            known[then.target] = result
+            names[then.target] = result
 
 
 class RegisterNests:

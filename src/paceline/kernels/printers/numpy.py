@@ -201,35 +201,40 @@ def run(
         b["share"][:] = 1.0 / n
     words = {**FUNCTIONS, "b": b, "wanted": y, "n": n, "tokens": x, "noise": _noise(n, seed)}
     exec(compile(text(program), "<program>", "exec"), words)
-    found = {name[2:]: b[name] for name, buffer in program.buffers.items() if buffer.kind is Kind.GRADIENT}
-    return float(words["loss"]), found
+    gradients = {name[2:]: b[name] for name, buffer in program.buffers.items() if buffer.kind is Kind.GRADIENT}
+    return float(words["loss"]), gradients
 
 
 def _cross_entropy(
-    scores: np.ndarray, gradient: np.ndarray, y: np.ndarray, smoothing: float, places: int, weights: tuple[float, ...],
+    scores: np.ndarray,
+    gradient: np.ndarray,
+    y: np.ndarray,
+    smoothing: float,
+    places: int,
+    weights: tuple[float, ...],
     ignored: int,
-) -> float:  # fmt: skip
+) -> float:
     n = scores.shape[-1]
     rows = scores.reshape(places, -1, n)
     classes, labels = rows.shape[1], y.reshape(n, places).T
     powers = np.exp(rows - rows.max(1, keepdims=True))
     shares = powers / powers.sum(1, keepdims=True)
     counts = np.where(labels == ignored, 0.0, np.array(weights or [1.0] * classes)[labels % classes])
-    wanted = np.full(rows.shape, smoothing / classes)
+    targets = np.full(rows.shape, smoothing / classes)
     where = np.arange(places)[:, None], labels % classes, np.arange(n)[None, :]
-    wanted[where] += 1 - smoothing
+    targets[where] += 1 - smoothing
     counts = counts[:, None, :] / counts.sum()
-    gradient[:] = (counts * (shares - wanted)).reshape(gradient.shape)
-    return float(-(counts * wanted * np.log(shares)).sum())
+    gradient[:] = (counts * (shares - targets)).reshape(gradient.shape)
+    return float(-(counts * targets * np.log(shares)).sum())
 
 
 def _errors(value: Any, slope: Any) -> Any:
     """A loss of each score and its target."""
 
     def loss(scores: np.ndarray, gradient: np.ndarray, y: np.ndarray, number: float) -> float:
-        wanted = y.reshape(len(y), -1).T
-        gradient[:] = slope(scores, wanted, number) / scores.size
-        return float(value(scores, wanted, number).mean())
+        targets = y.reshape(len(y), -1).T
+        gradient[:] = slope(scores, targets, number) / scores.size
+        return float(value(scores, targets, number).mean())
 
     return loss
 

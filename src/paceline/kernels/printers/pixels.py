@@ -82,15 +82,15 @@ class PixelNests:
         cut: str,
         parts: list[tuple[Contract, int]],
         block: Block,
-        left: list[Loop],
+        loops: list[Loop],
         rounds: dict[str, int],
         indent: str,
     ) -> Lines:
-        if left:
-            for header, count in parts_of(left[0], block.of(left[0].name)):
+        if loops:
+            for header, count in parts_of(loops[0], block.of(loops[0].name)):
                 yield f"{indent}{header} {{"
-                inside = {**rounds, left[0].name: count}
-                yield from self._places(it, cut, parts, block, left[1:], inside, indent + "    ")
+                inside = {**rounds, loops[0].name: count}
+                yield from self._places(it, cut, parts, block, loops[1:], inside, indent + "    ")
                 yield f"{indent}}}"
             return
         sums, where = self.sums.named(it, rounds)
@@ -130,8 +130,8 @@ class PixelNests:
 
 def _vectors(extent: int, wide: int) -> list[tuple[int, int, int]]:
     """(the first number, how many vectors, numbers in each): whole vectors, then the one in part that is left."""
-    whole, rest = divmod(extent, wide)
-    return [each for each in ((0, whole, wide), (whole * wide, 1, rest)) if each[1] and each[2]]
+    vectors, rest = divmod(extent, wide)
+    return [each for each in ((0, vectors, wide), (vectors * wide, 1, rest)) if each[1] and each[2]]
 
 
 def _spread(it: Contract, name: str, wide: int, first: int, count: int) -> Contract:

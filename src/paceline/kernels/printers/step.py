@@ -33,30 +33,41 @@ def step_text(step: ServedStep, rule: ServedRule) -> str:
     names = [*(f"    const double {name} = settings[{n}];" for n, name in enumerate(step.settings))]
     names += [f"    const R {name} = R(settings[{len(step.settings) + n}]);" for n, name in enumerate(rule.settings)]
     places = [
-        Place("new_values", "n.fresh"), *(Place(f"new_state{k}", f"n.kept[{k}]") for k in range(len(step.states))),
+        Place("new_values", "n.fresh"),
+        *(Place(f"new_state{k}", f"n.kept[{k}]") for k in range(len(step.states))),
         *([Place("new_memory", "n.noting")] if rule.memory is not None else []),
-    ]  # fmt: skip
-    return "\n".join([
-        f"#define SETTINGS {len(step.settings) + len(rule.settings)}",
-        f"#define REMEMBERS {int(bool(step.remembered))}", f"#define STATES {len(step.states)}",
-        part("rows"), part("stream"), part("step"),
-        "static void step(const double* settings, R scale, const Numbers& n) {", *names,
-        "    const bool present = n.present;",
-        f"    const double t = {'present ? *n.counted + 1.0f : 1.0f' if step.counts else '0'};",
-        "    (void)settings, (void)present, (void)t;", *(f"    {line}" for line in step.once),
-        "    R bent[BLOCK], roots[BLOCK], from_here[BLOCK];",
-        f"    R {', '.join(f'{place.name}_block[BLOCK]' for place in places)};",
-        "    for (int64_t from = 0; from < n.rows * n.width; from += BLOCK) {",
-        "        const int64_t left = n.rows * n.width - from, size = left < BLOCK ? left : BLOCK;",
-        "        (void)roots, (void)from_here;",
-        *(f"        R* const {p.name} = n.shared ? {p.name}_block : {p.at} + from;" for p in places),
-        "        gather(n, n.gradient, scale, from, size, bent);",
-        *(["        gather(n, n.pulled, R(1), from, size, from_here);"] if rule.looks_back else []),
-        *(f"        {line}" for line in _passes(step, rule)),
-        "        if (n.own) scatter(n, new_values, from, size);",
-        *(f"        if (n.shared) stream({p.at} + from, {p.name}, size);" for p in places), "    }",
-        *(["    *n.counting = (float)t;"] if step.counts else []), "}", "",
-    ])  # fmt: skip
+    ]
+    return "\n".join(
+        [
+            f"#define SETTINGS {len(step.settings) + len(rule.settings)}",
+            f"#define REMEMBERS {int(bool(step.remembered))}",
+            f"#define STATES {len(step.states)}",
+            part("rows"),
+            part("stream"),
+            part("step"),
+            "static void step(const double* settings, R scale, const Numbers& n) {",
+            *names,
+            "    const bool present = n.present;",
+            f"    const double t = {'present ? *n.counted + 1.0f : 1.0f' if step.counts else '0'};",
+            "    (void)settings, (void)present, (void)t;",
+            *(f"    {line}" for line in step.once),
+            "    R bent[BLOCK], roots[BLOCK], from_here[BLOCK];",
+            f"    R {', '.join(f'{place.name}_block[BLOCK]' for place in places)};",
+            "    for (int64_t from = 0; from < n.rows * n.width; from += BLOCK) {",
+            "        const int64_t left = n.rows * n.width - from, size = left < BLOCK ? left : BLOCK;",
+            "        (void)roots, (void)from_here;",
+            *(f"        R* const {p.name} = n.shared ? {p.name}_block : {p.at} + from;" for p in places),
+            "        gather(n, n.gradient, scale, from, size, bent);",
+            *(["        gather(n, n.pulled, R(1), from, size, from_here);"] if rule.uses_pulled else []),
+            *(f"        {line}" for line in _passes(step, rule)),
+            "        if (n.own) scatter(n, new_values, from, size);",
+            *(f"        if (n.shared) stream({p.at} + from, {p.name}, size);" for p in places),
+            "    }",
+            *(["    *n.counting = (float)t;"] if step.counts else []),
+            "}",
+            "",
+        ]
+    )
 
 
 def _passes(step: ServedStep, rule: ServedRule) -> Iterator[str]:
@@ -69,7 +80,7 @@ def _passes(step: ServedStep, rule: ServedRule) -> Iterator[str]:
         yield "EACH"
         yield "for (int64_t q = 0; q < size; q++) {"
         yield "    R w = n.old[from + q], g = bent[q];"
-        if rule.looks_back:
+        if rule.uses_pulled:
             yield "    const R p = from_here[q];"
         if number:
             yield "    const R root = roots[q];"

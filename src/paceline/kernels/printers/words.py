@@ -24,13 +24,13 @@ def opening(loop: Loop) -> str:
 
 def parts(loop: Loop, factor: int) -> Iterator[tuple[str, int]]:
     """(how a loop is opened, rounds written out within), for the whole blocks and for what is left over."""
-    name, whole, rest = loop.name, loop.extent // factor, loop.extent % factor
-    if whole > 1:
-        yield f"for (int {name} = 0; {name} < {whole * factor}; {name} += {factor})", factor
-    elif whole == 1:
+    name, blocks, rest = loop.name, loop.extent // factor, loop.extent % factor
+    if blocks > 1:
+        yield f"for (int {name} = 0; {name} < {blocks * factor}; {name} += {factor})", factor
+    elif blocks == 1:
         yield f"if (const int {name} = 0; true)", factor
     if rest:
-        yield f"if (const int {name} = {whole * factor}; true)", rest
+        yield f"if (const int {name} = {blocks * factor}; true)", rest
 
 
 def points(rounds: dict[str, int]) -> Iterator[dict[str, int]]:

@@ -54,23 +54,23 @@ def prove_cluster(
     for what, settings in FAULTS.items():
         say(f"walking every interleaving in which {what} ...")
         cluster = SmallCluster(gate=server.gate, **settings)
-        found = explore(cluster, classes)
-        worlds, moves = worlds + found.worlds, moves + found.moves
+        exploration = explore(cluster, classes)
+        worlds, moves = worlds + exploration.worlds, moves + exploration.moves
         figures = {"machines": machines, "states": worlds, "moves": moves}
         size = f"{_many(cluster.shards, 'shard')} with {_many(cluster.backups, 'backup')}"
         says.append(
             f"every interleaving of {cluster.workers} workers, {size} and {cluster.batches} batches, in which {what}: "
-            f"{found.worlds:,} states, {found.moves:,} moves"
+            f"{exploration.worlds:,} states, {exploration.moves:,} moves"
         )
-        if found.story is not None:
-            return Proved(str(plan), False, [*says, *found.story.splitlines()], figures)
+        if exploration.story is not None:
+            return Proved(str(plan), False, [*says, *exploration.story.splitlines()], figures)
     say(f"drawing {HISTORIES} histories of {machines} machines ...")
     drawn: dict[str, Any] = {"nodes": machines, "workers": machines, "gate": server.gate}
     fault = first_fault(range(HISTORIES), classes, **drawn)
     if fault is not None:
-        history = History(Scenario.draw(fault[0], **drawn), classes, tell=True)
+        history = History(Scenario.draw(fault[0], **drawn), classes, log=True)
         history.run()
-        return Proved(str(plan), False, [*says, *history.tell().splitlines()], figures)
+        return Proved(str(plan), False, [*says, *history.log().splitlines()], figures)
     says.append(
         f"{HISTORIES} histories of {machines} machines from seeds, with up to 8 faults each on a network that loses, "
         "doubles, delays and cuts: no promise is broken"

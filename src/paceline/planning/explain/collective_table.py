@@ -26,8 +26,8 @@ def draw_collective(collective: Collective, workers: int) -> list[str]:
     if segments > len(LETTERS):
         raise PlanError(f"{segments} segments do not fit on a page; draw fewer workers: --workers 8")
     tables = [list(collective.steps(worker, workers)) for worker in range(workers)]
-    held = [[{worker} for _ in range(segments)] for worker in range(workers)]  # contributors to each segment
-    rows = [_cells(row, held) for row in zip(*tables, strict=True)]
+    contributors = [[{worker} for _ in range(segments)] for worker in range(workers)]  # contributors to each segment
+    rows = [_cells(row, contributors) for row in zip(*tables, strict=True)]
     most = max(sum(s.send.stop - s.send.first for s in table if s.send is not None) for table in tables) / segments
     return [
         *_grid([f"worker {worker}" for worker in range(workers)], rows),
@@ -38,25 +38,25 @@ def draw_collective(collective: Collective, workers: int) -> list[str]:
     ]
 
 
-def _cells(row: Sequence[Step], held: list[list[set[int]]]) -> list[str]:
+def _cells(row: Sequence[Step], contributors: list[list[set[int]]]) -> list[str]:
     """Return the cells of a step, and apply the step to the segments that workers hold."""
-    before, workers = [list(mine) for mine in held], len(row)
+    before, workers = [list(mine) for mine in contributors], len(row)
     cells = []
     for worker, (send, receive, reduce) in enumerate(row):
         words = [] if send is None else [f"{_name(send, before[worker], workers)}>{send.other}"]
         if receive is not None:
             for segment in range(receive.first, receive.stop):
                 theirs = before[receive.other][segment]
-                held[worker][segment] = before[worker][segment] | theirs if reduce else theirs
-            words.append(f"{'+' * reduce}{_name(receive, held[worker], workers)}<{receive.other}")
+                contributors[worker][segment] = before[worker][segment] | theirs if reduce else theirs
+            words.append(f"{'+' * reduce}{_name(receive, contributors[worker], workers)}<{receive.other}")
         cells.append(" ".join(words) or ".")
     return cells
 
 
-def _name(part: Part, held: Sequence[set[int]], workers: int) -> str:
+def _name(part: Part, contributors: Sequence[set[int]], workers: int) -> str:
     """Return the letters of a part; capitals are complete sums."""
     letters = [
-        LETTERS[segment].upper() if len(held[segment]) == workers else LETTERS[segment]
+        LETTERS[segment].upper() if len(contributors[segment]) == workers else LETTERS[segment]
         for segment in range(part.first, part.stop)
     ]
     return "".join(letters) if len(letters) <= 4 else f"{letters[0]}..{letters[-1]}"

@@ -19,7 +19,7 @@ def draw_commands(coordinator: Coordinator) -> list[str]:
         else:
             signs.append("m" * isinstance(command, Dot))
             stale = stale or getattr(command, "target", "") == PARAMETERS
-    said = "".join(signs)
+    marks = "".join(signs)
     return [
         f"What the coordinator commands in update {REHEARSED} of a rehearsal:",
         "",
@@ -30,7 +30,7 @@ def draw_commands(coordinator: Coordinator) -> list[str]:
         "    m  a collective over one number",
         "    k  some number",
         "",
-        f"{len(commands)} commands; {said.count('M')} collectives over the vector, {said.count('m')} over a number.",
+        f"{len(commands)} commands; {marks.count('M')} collectives over the vector, {marks.count('m')} over a number.",
         "Every worker is a shard too: it holds its slice of every vector. And every worker runs the coordinator, which",
         "decides by numbers alone; all get the same ones.",
     ]

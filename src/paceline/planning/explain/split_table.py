@@ -29,16 +29,16 @@ def draw_split(program: Program, replicas: int) -> list[str]:
     def padded(cells: list[str]) -> str:
         return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
 
-    found = [padded(table[0]), "  ".join("-" * width for width in widths)]
-    found += [padded(cells) if cells else text for cells, text in lines if cells or text]
+    drawing = [padded(table[0]), "  ".join("-" * width for width in widths)]
+    drawing += [padded(cells) if cells else text for cells, text in lines if cells or text]
     sent = [sum(program.numbers(place).values()) for place in range(program.workers)]
     each = f"{min(sent):,}" if min(sent) == max(sent) else f"{min(sent):,} to {max(sent):,}"
-    found += ["", f"Each worker sends {each} numbers for a batch, forward and back."]
+    drawing += ["", f"Each worker sends {each} numbers for a batch, forward and back."]
     if program.workers > MOST:
-        found.append(f"{program.workers - MOST} more workers hold parts like these.")
+        drawing.append(f"{program.workers - MOST} more workers hold parts like these.")
     if replicas > 1:
-        found.append(f"{replicas} replicas are split in this way, and add the gradients of like parts up.")
-    return found
+        drawing.append(f"{replicas} replicas are split in this way, and add the gradients of like parts up.")
+    return drawing
 
 
 def _row(program: Program, node: Node, shown: int) -> list[str]:
@@ -53,9 +53,9 @@ def _row(program: Program, node: Node, shown: int) -> list[str]:
 def _held(program: Program, node: Node, place: int) -> str:
     """Return what a worker holds of a layer's largest parameter, or makes of an operation's result."""
     if node.held:
-        held = max(node.held, key=lambda each: len(each.shape))
-        box = program.stored[held.name].box(held.shape, place)
-        return f"{held.role} {_sizes(box)}"
+        parameter = max(node.held, key=lambda each: len(each.shape))
+        box = program.stored[parameter.name].box(parameter.shape, place)
+        return f"{parameter.role} {_sizes(box)}"
     if node.shape is None:
         return ""
     return f"[{_sizes(program.layouts[node.name].gives.box(node.shape, place))}]"

@@ -49,7 +49,7 @@ def _simulated(plan: Plan, updates: int, slowest: float) -> Trace:
 
     others = max(1, plan.workers - 1)
     speeds = tuple(1 - (1 - 1 / slowest) * worker / others for worker in range(plan.workers))
-    move = 0.0 if plan.traits.keeps_step else MOVE
+    move = 0.0 if plan.traits.synchronous else MOVE
     world = World(compute=COMPUTE, speeds=speeds, jitter=0.0, latency=move, update=move)
     size = BATCH * plan.parts
     return simulate(plan, plan.agenda(size * updates, size), world, 0)
@@ -83,7 +83,7 @@ def _lines(plan: Plan, trace: Trace, columns: int, legend: Timeline) -> list[str
         elif row["kind"] == Kind.COLLECTIVE:
             line.until(row["end"], ".")
             line.exchange()
-        elif row["kind"] == Kind.APPLY and not plan.traits.keeps_step and row["shard"] == 0:
+        elif row["kind"] == Kind.APPLY and not plan.traits.synchronous and row["shard"] == 0:
             line.text += str(row["version"]) if legend.versions else "*"
         elif row["kind"] == Kind.DROP:
             line.text += "/"

@@ -46,12 +46,14 @@ def draw_table(table: Table, colours: bool = False) -> list[str]:
         f"{figures.ticks} ticks, of which each worker stands still for {figures.bubble:.0%} on average.",
         _kept(figures.in_flight, figures.versions),
         *([f"A gradient is up to {figures.staleness} updates old."] if figures.staleness else []),
-    ]  # fmt: skip
+    ]
 
 
 def _kept(in_flight: Sequence[int], versions: Sequence[int]) -> str:
-    said = f"Stages keep activations of at most {', '.join(map(str, in_flight))} micro-batches"
-    return said + ("." if max(versions) == 1 else f", and {', '.join(map(str, versions))} versions of their weights.")
+    sentence = f"Stages keep activations of at most {', '.join(map(str, in_flight))} micro-batches"
+    return sentence + (
+        "." if max(versions) == 1 else f", and {', '.join(map(str, versions))} versions of their weights."
+    )
 
 
 def cell(task: Task, table: Table) -> str:
@@ -85,11 +87,11 @@ def grid(table: Table, tasks: Sequence[Task], colours: bool) -> list[str]:
 
 def legend(table: Table, tasks: Sequence[Task], colours: bool) -> list[str]:
     """Explain the signs that occur in a table."""
-    found = {task.what for task in tasks}
+    kinds = {task.what for task in tasks}
     lines = [
         f"  {_painted(sign, what, colours)}{' ' * (5 - len(sign))}{means}"
         for what, sign, means in SIGNS
-        if what in found
+        if what in kinds
     ]
     if table.stages > table.workers:
         lines.append("  F0.1 through stage 1")
@@ -162,10 +164,10 @@ def measured(rows: Columns, table: Table) -> list[Span]:
     work, count = rows[rows["kind"] == Kind.STAGE], sum(each.what != UPDATE for line in table.lines for each in line)
     together = max(each.version for line in table.lines for each in line if each.what == UPDATE)
     groups = {int(group): work[work["update"] // together == group] for group in np.unique(work["update"] // together)}
-    whole = [(int(m["end"].max() - m["start"].min()), group) for group, m in groups.items() if len(m) == count]
-    if not whole:
+    complete = [(int(m["end"].max() - m["start"].min()), group) for group, m in groups.items() if len(m) == count]
+    if not complete:
         return []
-    group = sorted(whole)[len(whole) // 2][1]
+    group = sorted(complete)[len(complete) // 2][1]
     spans = []
     kinds = np.isin(rows["kind"], (Kind.STAGE, Kind.APPLY))
     for row in rows[kinds & (rows["update"] // together == group)]:

@@ -11,14 +11,22 @@ from paceline.algorithms.schedules.proof import prove_table
 from paceline.planning.explain.timetable import MOVES, Span, cell, summary_line
 
 COLOURS = {
-    FORWARD: "#7aa6da", BACKWARD: "#8fbf7f", INPUTS: "#6fc2c2", WEIGHTS: "#d9b85f", UPDATE: "#d77a72",
+    FORWARD: "#7aa6da",
+    BACKWARD: "#8fbf7f",
+    INPUTS: "#6fc2c2",
+    WEIGHTS: "#d9b85f",
+    UPDATE: "#d77a72",
     MOVES: "#b39ddb",
-}  # fmt: skip
+}
 IDLE = "#eee"
 NAMES = {
-    FORWARD: "forward", BACKWARD: "backward", INPUTS: "gradients of inputs", WEIGHTS: "gradients of weights",
-    UPDATE: "update", MOVES: "messages",
-}  # fmt: skip
+    FORWARD: "forward",
+    BACKWARD: "backward",
+    INPUTS: "gradients of inputs",
+    WEIGHTS: "gradients of weights",
+    UPDATE: "update",
+    MOVES: "messages",
+}
 WIDE, HIGH, LEFT = 1100, 28, 80  # pixels: of a picture, of a worker's line, of its name
 STYLE = "body{font:14px sans-serif;margin:2em;color:#222}text{font:11px sans-serif}.k{padding:2px 8px;margin-right:1em}"
 

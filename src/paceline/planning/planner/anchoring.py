@@ -14,5 +14,5 @@ def learn(costs: Profiled, plan: Plan, facts: Facts, seconds: float, memory: int
     costs.overheads.append(overhead_of(plan, costs, facts, seconds))
     if memory:
         samples = samples_of(plan, facts.batch)
-        found, kind = formula(plan, costs.cost(samples), facts.division)
-        costs.heaps.setdefault(kind, {})[samples] = memory / found
+        nbytes, kind = formula(plan, costs.cost(samples), facts.division)
+        costs.heaps.setdefault(kind, {})[samples] = memory / nbytes

@@ -82,10 +82,10 @@ class Overhead:
     error: float
 
     @staticmethod
-    def nearest(known: Sequence[Overhead], family: str, workers: int) -> Overhead | None:
+    def nearest(overheads: Sequence[Overhead], family: str, workers: int) -> Overhead | None:
         """Return the one of this family with the nearest number of workers, the larger of two; None: none is known."""
-        found = [each for each in known if each.family == family]
-        return min(found, key=lambda each: (abs(each.workers - workers), -each.workers)) if found else None
+        matches = [each for each in overheads if each.family == family]
+        return min(matches, key=lambda each: (abs(each.workers - workers), -each.workers)) if matches else None
 
 
 @dataclass(frozen=True)
@@ -112,17 +112,17 @@ class Card:
 
     def fit(self, busy: int, threads: int) -> tuple[Operations, float]:
         """Return the operations of the nearest measured case, and the factor of taking turns on too few cores."""
-        wanted = busy * threads
-        turns = max(1.0, wanted / self.cores)
+        demand = busy * threads
+        turns = max(1.0, demand / self.cores)
         exact = [o for o in self.operations if o.threads == threads] or list(self.operations)
         fitting = [o for o in exact if o.busy * o.threads <= max(self.cores, exact[0].busy * exact[0].threads)]
-        found = min(fitting or exact, key=lambda o: abs(o.busy - min(busy, max(1, self.cores // threads))))
-        return found, turns
+        operations = min(fitting or exact, key=lambda o: abs(o.busy - min(busy, max(1, self.cores // threads))))
+        return operations, turns
 
     def exchange(self, kind: str, workers: int) -> Exchange | None:
         """Return the exchange of this kind that was measured with the nearest number of workers; None: none was."""
-        found = [each for each in self.exchanges if each.kind == kind]
-        return min(found, key=lambda each: (abs(each.workers - workers), each.workers)) if found else None
+        matches = [each for each in self.exchanges if each.kind == kind]
+        return min(matches, key=lambda each: (abs(each.workers - workers), each.workers)) if matches else None
 
     def write(self, file: Path) -> None:
         """Write the card, replacing the file atomically."""
@@ -152,24 +152,26 @@ class Card:
     def parse(content: bytes, where: str) -> Card:
         """Make a card of the content of a file. Raise UsageError if it is not a card."""
         try:
-            given = json.loads(content)
+            document = json.loads(content)
         except ValueError as error:
             raise UsageError(f"the card {where} is damaged: {error}; make another: paceline calibrate") from None
-        return Card.of(given, where)
+        return Card.of(document, where)
 
     @staticmethod
-    def of(given: object, where: str = "the card") -> Card:
+    def of(document: object, where: str = "the card") -> Card:
         """Make a card of what JSON holds, and check it."""
-        if not isinstance(given, dict):
-            raise UsageError(f"{where} is not a card: it holds {type(given).__name__}, and a card is one JSON object")
-        if given.get("schema") != SCHEMA:
+        if not isinstance(document, dict):
             raise UsageError(
-                f"{where} has schema {given.get('schema')!r}, and this version reads {SCHEMA}; calibrate again"
+                f"{where} is not a card: it holds {type(document).__name__}, and a card is one JSON object"
             )
-        values = dict(given)
-        values["operations"] = tuple(_part(Operations, each, where) for each in given.get("operations", ()))
-        values["exchanges"] = tuple(_part(Exchange, each, where) for each in given.get("exchanges", ()))
-        values["overheads"] = tuple(_part(Overhead, each, where) for each in given.get("overheads", ()))
+        if document.get("schema") != SCHEMA:
+            raise UsageError(
+                f"{where} has schema {document.get('schema')!r}, and this version reads {SCHEMA}; calibrate again"
+            )
+        values = dict(document)
+        values["operations"] = tuple(_part(Operations, each, where) for each in document.get("operations", ()))
+        values["exchanges"] = tuple(_part(Exchange, each, where) for each in document.get("exchanges", ()))
+        values["overheads"] = tuple(_part(Overhead, each, where) for each in document.get("overheads", ()))
         card: Card = _part(Card, values, where)
         card.check(where)
         return card
@@ -194,19 +196,20 @@ class Card:
                 )
 
 
-def _part(kind: Any, given: Mapping[str, Any], where: str) -> Any:
+def _part(kind: Any, mapping: Mapping[str, Any], where: str) -> Any:
     """Make a record of a dictionary; name what is unknown or missing."""
     fields = {each.name: each for each in dataclasses.fields(kind)}
-    for name in given:
+    for name in mapping:
         if name not in fields:
             raise UsageError(f"{where} has an unknown key {name!r}; {suggest(name, fields)}")
     missing = [
-        name for name, each in fields.items()
-        if name not in given and each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-    ]  # fmt: skip
+        name
+        for name, each in fields.items()
+        if name not in mapping and each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+    ]
     if missing:
         raise UsageError(f"{where} lacks {', '.join(missing)}")
-    values = dict(given)
+    values = dict(mapping)
     if "jitter" in values:
         values["jitter"] = tuple(values["jitter"])
     if "points" in values:
@@ -222,11 +225,22 @@ def of_data_sheet(gflops: float, gigabytes: float, cores: int, memory: int, name
     """
     flop, byte = 1e-9 / gflops, 1e-9 / gigabytes
     compute = {
-        "call": 4e-6, "view": 1.5e-6, "matmul.small": 5 * flop, "matmul.middle": 3 * flop, "matmul.large": 2 * flop,
-        "convolution.forward": 3 * flop, "convolution.backward": 4 * flop, "recurrent.forward": 3 * flop,
-        "recurrent.backward": 3 * flop, "near": byte / 3, "far": byte, "slow": 10 * flop, "random": 20 * flop,
-        "gather": 2 * byte, "step": 5e-5,
-    }  # fmt: skip
+        "call": 4e-6,
+        "view": 1.5e-6,
+        "matmul.small": 5 * flop,
+        "matmul.middle": 3 * flop,
+        "matmul.large": 2 * flop,
+        "convolution.forward": 3 * flop,
+        "convolution.backward": 4 * flop,
+        "recurrent.forward": 3 * flop,
+        "recurrent.backward": 3 * flop,
+        "near": byte / 3,
+        "far": byte,
+        "slow": 10 * flop,
+        "random": 20 * flop,
+        "gather": 2 * byte,
+        "step": 5e-5,
+    }
     update = {"step": 5e-5, "call": 4e-6, "near": byte / 3, "far": byte}
     cases = tuple(Operations(busy, 1, compute, update, math.log(3.0)) for busy in sorted({1, cores}))
     return Card(name, cores, memory, cases, between=5e-5, level="card")

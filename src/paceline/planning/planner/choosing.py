@@ -67,11 +67,16 @@ class Choice:
         heads = ["plan", "update", "90%", "samples/s", "compute", "exchange", "waiting"]
         rows = [
             [
-                each.name, micro(each.seconds), f"±{math.expm1(each.error):.0%}", f"{each.samples_per_second:,.0f}",
-                micro(each.terms.compute), micro(each.terms.exchange), micro(each.terms.wait),
+                each.name,
+                micro(each.seconds),
+                f"±{math.expm1(each.error):.0%}",
+                f"{each.samples_per_second:,.0f}",
+                micro(each.terms.compute),
+                micro(each.terms.exchange),
+                micro(each.terms.wait),
             ]
             for each in self.ranking[:SHOWN]
-        ]  # fmt: skip
+        ]
         if self.dollars:
             heads.append("$ an epoch")
             rows = [[*row, f"{price:.3g}"] for row, price in zip(rows, self.dollars, strict=False)]
@@ -87,10 +92,10 @@ class Choice:
 
     def _reasons(self) -> dict[str, list[str]]:
         """Return the plans that each reason rules out: a name alone where none of that name is left."""
-        left = {each.plan.name for each in self.ranking}
+        ranked_names = {each.plan.name for each in self.ranking}
         reasons: dict[str, list[str]] = {}
         for each in self.ruled_out:
-            name = each.name if each.plan.name in left else each.plan.name
+            name = each.name if each.plan.name in ranked_names else each.plan.name
             if name not in (names := reasons.setdefault(each.ruled_out, [])):
                 names.append(name)
         return reasons
@@ -115,19 +120,30 @@ class Choice:
         for row, price in zip(rows, self.dollars, strict=False):
             row["dollars_per_epoch"] = price
         return {
-            "goal": self.goal, "plan": self.plan, "compute": self.compute, "workers": self.best.plan.workers,
-            "level": self.best.level, "seconds_per_epoch": self.best.seconds * self.updates_per_epoch,
-            "command": self.command, "explanation": list(self.sentences), "front": list(self.front), "ranking": rows,
+            "goal": self.goal,
+            "plan": self.plan,
+            "compute": self.compute,
+            "workers": self.best.plan.workers,
+            "level": self.best.level,
+            "seconds_per_epoch": self.best.seconds * self.updates_per_epoch,
+            "command": self.command,
+            "explanation": list(self.sentences),
+            "front": list(self.front),
+            "ranking": rows,
             "ruled_out": [
                 {"plan": each.name, "why": each.ruled_out, "seconds": each.seconds} for each in self.ruled_out
             ],
-        }  # fmt: skip
+        }
 
 
 def choose(
-    predictions: Sequence[Prediction], goal: str, memory: int, updates_per_epoch: int = 1,
-    price: Callable[[Prediction], float] | None = None, each_memory: int | None = None,
-) -> Choice:  # fmt: skip
+    predictions: Sequence[Prediction],
+    goal: str,
+    memory: int,
+    updates_per_epoch: int = 1,
+    price: Callable[[Prediction], float] | None = None,
+    each_memory: int | None = None,
+) -> Choice:
     """Rank predictions by a goal.
 
     memory   bytes of all machines, of which a plan's workers may take 90%
@@ -148,12 +164,12 @@ def choose(
     key = keys[goal]
     ranking = sorted(usable, key=lambda p: (key(p), p.plan.workers, p.name))
     if ranking and goal == "time":
-        ranking = _unless_it_pays(_unless_it_is_sure(ranking))
+        ranking = _prefer_single_process(_unless_it_is_sure(ranking))
     money = tuple(dollars(each) for each in ranking) if price else ()
     front = tuple(p.name for p in ranking if not any(_dominates(q, p, dollars) for q in ranking))
     ruled = tuple(each for each in checked if each.ruled_out)
-    found = Choice(goal, tuple(ranking), ruled, money, updates_per_epoch, front=front)
-    return replace(found, sentences=tuple(explain(found))) if ranking else found
+    choice = Choice(goal, tuple(ranking), ruled, money, updates_per_epoch, front=front)
+    return replace(choice, sentences=tuple(explain(choice))) if ranking else choice
 
 
 def fits(each: Prediction, memory: int, machine: int) -> Prediction:
@@ -175,7 +191,7 @@ def _unless_it_is_sure(ranking: list[Prediction]) -> list[Prediction]:
     return ranking
 
 
-def _unless_it_pays(ranking: list[Prediction]) -> list[Prediction]:
+def _prefer_single_process(ranking: list[Prediction]) -> list[Prediction]:
     """Put one process with one thread first where nothing that keeps more cores busy is faster by `PAYS`."""
     single = next((p for p in ranking if p.plan.workers * p.plan.threads == 1), None)
     first = ranking[0].plan
@@ -197,9 +213,12 @@ def explain(choice: Choice) -> list[str]:
     """Say what the choice rests on: where its time goes, what came next, and what would change it."""
     best, sentences = choice.best, []
     parts = {
-        "computing": best.terms.compute, "the update": best.terms.update, "exchanging": best.terms.exchange,
-        "waiting": best.terms.wait, "Python in between": best.terms.between,
-    }  # fmt: skip
+        "computing": best.terms.compute,
+        "the update": best.terms.update,
+        "exchanging": best.terms.exchange,
+        "waiting": best.terms.wait,
+        "Python in between": best.terms.between,
+    }
     shares = [f"{name} {value / best.seconds:.0%}" for name, value in parts.items() if value >= 0.005 * best.seconds]
     sentences.append(
         f"{best.name}: {micro(best.seconds)} for an update ({micro(best.low)} to {micro(best.high)}), of which "
@@ -221,9 +240,11 @@ def explain(choice: Choice) -> list[str]:
 def why_not(best: Prediction, other: Prediction) -> str:
     """Say which term makes another plan slower, and from what it would pay."""
     more = {
-        "exchanging": other.terms.exchange, "waiting": other.terms.wait, "Python in between": other.terms.between,
+        "exchanging": other.terms.exchange,
+        "waiting": other.terms.wait,
+        "Python in between": other.terms.between,
         "computing on busy cores": other.terms.compute * other.plan.workers - best.terms.compute,
-    }  # fmt: skip
+    }
     name, most = max(more.items(), key=lambda item: item[1])
     text = f"{other.name} is the nearest plan of several workers, {best.seconds / other.seconds:.2f}x as fast; "
     text += f"most of what it adds is {name} ({micro(most)})"

@@ -110,22 +110,29 @@ class Cluster:
 
     def price(self, workers: int) -> float | None:
         """Return the dollars of a second of so many nodes, the cheapest first; None where a price is not known."""
-        left, dollars = workers, 0.0
+        remaining, dollars = workers, 0.0
         for node in sorted(self.nodes, key=lambda n: n.price or 0.0):
             if node.price is None:
                 return None
-            take = min(left, node.count)
-            dollars, left = dollars + take * node.price / 3600, left - take
+            take = min(remaining, node.count)
+            dollars, remaining = dollars + take * node.price / 3600, remaining - take
         return dollars
 
     def world(self, workers: int, compute: float, update: float, seconds: float, seed: int = 0) -> World:
         """Return a simulated world of so many workers, one on each node."""
         links, failures = self.links, self.failures
         world = World(
-            compute=compute, update=update, latency=links.latency, bandwidth=links.bandwidth, rack=links.rack,
-            far_latency=links.far_latency, uplink=links.uplink, straggle=failures.straggle, seed=seed,
+            compute=compute,
+            update=update,
+            latency=links.latency,
+            bandwidth=links.bandwidth,
+            rack=links.rack,
+            far_latency=links.far_latency,
+            uplink=links.uplink,
+            straggle=failures.straggle,
+            seed=seed,
             copies=0 if links.rack else COPIES,
-        )  # fmt: skip
+        )
         if len(self.nodes) > 1:
             fast = min(node.card.slowness for node in self.nodes)
             speeds = [fast / node.card.slowness for node in self.nodes for _ in range(node.count)]
@@ -143,9 +150,9 @@ TIMES = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 def links_of(text: str) -> Links:
     """Return the network that a text such as `100Mbit,1ms` describes: bits per second, and seconds of one way."""
-    found = re.fullmatch(r"([\d.]+)\s*([kmg]bit)\s*,\s*([\d.]+)\s*(us|ms|s)", text.strip().lower())
+    match = re.fullmatch(r"([\d.]+)\s*([kmg]bit)\s*,\s*([\d.]+)\s*(us|ms|s)", text.strip().lower())
     try:
-        rate, latency = float(found[1]) * RATES[found[2]], float(found[3]) * TIMES[found[4]]  # type: ignore[index]
+        rate, latency = float(match[1]) * RATES[match[2]], float(match[3]) * TIMES[match[4]]  # type: ignore[index]
     except (TypeError, ValueError):
         raise UsageError(f"link {text!r}: give rate and latency, as in 100Mbit,1ms or 1Gbit,0.2ms") from None
     if rate <= 0:
@@ -160,23 +167,23 @@ def read(file: Path, table: Mapping[str, prices.Price] | None = None) -> Cluster
     except ModuleNotFoundError:
         raise UsageError("cluster files need Python 3.11 or later") from None
     try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"the cluster file {file} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the cluster file {file} is not TOML: {error}") from None
-    _known(given, ("nodes", "links", "failures"), f"{file}")
-    rows = given.get("nodes", [])
+    _known(document, ("nodes", "links", "failures"), f"{file}")
+    rows = document.get("nodes", [])
     if not isinstance(rows, list) or not rows:
         raise UsageError(f"{file} has no nodes; add a table [[nodes]] with card= or gflops= and gigabytes=")
     nodes = tuple(_node(row, file, number, table or prices.TABLE) for number, row in enumerate(rows))
-    links = _numbers(Links, given.get("links", {}), f"{file}, [links]", positive=("bandwidth", "uplink"))
-    failures = _failures(given.get("failures", {}), f"{file}, [failures]")
+    links = _numbers(Links, document.get("links", {}), f"{file}, [links]", positive=("bandwidth", "uplink"))
+    failures = _failures(document.get("failures", {}), f"{file}, [failures]")
     return Cluster(nodes, links, failures)
 
 
-def _known(given: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> None:
-    for name in given:
+def _known(mapping: Mapping[str, Any], allowed: tuple[str, ...], where: str) -> None:
+    for name in mapping:
         if name not in allowed:
             raise UsageError(f"{where}: unknown key {name!r}; {suggest(name, allowed)}")
 
@@ -188,34 +195,34 @@ def _number(value: object, name: str, where: str, positive: bool = False) -> flo
     return float(value)  # type: ignore[arg-type]
 
 
-def _numbers(kind: Any, given: Mapping[str, Any], where: str, positive: tuple[str, ...] = ()) -> Any:
+def _numbers(kind: Any, mapping: Mapping[str, Any], where: str, positive: tuple[str, ...] = ()) -> Any:
     fields = tuple(each.name for each in dataclasses.fields(kind))
-    _known(given, fields, where)
-    values = {name: _number(value, name, where, name in positive) for name, value in given.items()}
+    _known(mapping, fields, where)
+    values = {name: _number(value, name, where, name in positive) for name, value in mapping.items()}
     return kind(**{name: int(value) if name == "rack" else value for name, value in values.items()})
 
 
-def _failures(given: Mapping[str, Any], where: str) -> Failures:
-    _known(given, tuple(each.name for each in dataclasses.fields(Failures)), where)
-    found = Failures(
-        mtbf=_number(given["mtbf"], "mtbf", where, positive=True) if "mtbf" in given else math.inf,
-        repair=_number(given.get("repair", 300.0), "repair", where),
+def _failures(mapping: Mapping[str, Any], where: str) -> Failures:
+    _known(mapping, tuple(each.name for each in dataclasses.fields(Failures)), where)
+    failures = Failures(
+        mtbf=_number(mapping["mtbf"], "mtbf", where, positive=True) if "mtbf" in mapping else math.inf,
+        repair=_number(mapping.get("repair", 300.0), "repair", where),
     )
     for name, example in (("straggle", "[0.01, 5.0]"), ("speeds", '["lognormal", 0.1]')):
-        value = given.get(name)
+        value = mapping.get(name)
         if value is not None and (not isinstance(value, list) or len(value) != 2):
             raise UsageError(f"{where}: {name}={value!r}; give two values, as in {example}")
-    if "straggle" in given:
-        chance, factor = (_number(value, "straggle", where) for value in given["straggle"])
+    if "straggle" in mapping:
+        chance, factor = (_number(value, "straggle", where) for value in mapping["straggle"])
         if chance > 1:
-            raise UsageError(f"{where}: straggle={given['straggle']}; the first is a probability, from 0 to 1")
-        found = replace(found, straggle=(chance, factor))
-    if "speeds" in given:
-        spread, width = given["speeds"]
+            raise UsageError(f"{where}: straggle={mapping['straggle']}; the first is a probability, from 0 to 1")
+        failures = replace(failures, straggle=(chance, factor))
+    if "speeds" in mapping:
+        spread, width = mapping["speeds"]
         if spread not in SPREADS:
             raise UsageError(f"{where}: speeds={spread!r}; {suggest(str(spread), SPREADS)}")
-        found = replace(found, speeds=(spread, _number(width, "speeds", where)))
-    return found
+        failures = replace(failures, speeds=(spread, _number(width, "speeds", where)))
+    return failures
 
 
 def _node(row: Mapping[str, Any], file: Path, number: int, table: Mapping[str, prices.Price]) -> Node:
@@ -234,8 +241,8 @@ def _node(row: Mapping[str, Any], file: Path, number: int, table: Mapping[str, p
         raise UsageError(f"{where}: give card=, a file of `paceline calibrate`, or gflops= and gigabytes=")
     card = replace(card, slowness=card.slowness * _number(row.get("slowness", 1.0), "slowness", where, positive=True))
     if "sku" in row:
-        found = prices.price(str(row["sku"]), table)
-        return Node(card, count, found.dollars, found.source)
+        quote = prices.price(str(row["sku"]), table)
+        return Node(card, count, quote.dollars, quote.source)
     price = _number(row["price"], "price", where) if "price" in row else None
     return Node(card, count, price, str(file) if price is not None else "")
 

@@ -99,8 +99,8 @@ class Calibrated:
 
     def update(self, busy: int, threads: int) -> Guess:
         operations, turns = self.card.fit(busy, threads)
-        known = next(iter(self._known), 1)
-        once = seconds(operations.update, self.cost(known).figures(UPDATE))
+        samples = next(iter(self._known), 1)
+        once = seconds(operations.update, self.cost(samples).figures(UPDATE))
         return Guess(once * turns * self.card.slowness, operations.error)
 
     def layers(self, samples: int, busy: int, threads: int) -> Mapping[str, LayerSeconds]:
@@ -116,8 +116,8 @@ class Calibrated:
         return 1.0
 
     def between(self, kind: str, workers: int, threads: int = 1) -> float:
-        found = self.card.exchange(kind, workers)
-        return (found.between if found else self.card.between) * self.card.slowness
+        exchange = self.card.exchange(kind, workers)
+        return (exchange.between if exchange else self.card.between) * self.card.slowness
 
     def overhead(self, family: str, workers: int) -> Overhead:
         return Overhead.nearest(self.card.overheads, family, workers) or Overhead(family, workers, 1.0, 0.0)
@@ -129,33 +129,33 @@ def _by_module(cost: ModelCost, coefficients: Mapping[str, float]) -> dict[str, 
     for op in cost.operations:
         if op.phase != UPDATE:
             by_module.setdefault(op.module, []).append(op)
-    found = {}
+    layers = {}
     for name, mine in by_module.items():
         forward = seconds(coefficients, figures(op for op in mine if op.phase == FORWARD))
         backward = seconds(coefficients, figures(op for op in mine if op.phase == BACKWARD))
-        made = next((op.made for op in reversed(mine) if op.phase == FORWARD and op.made), 0.0)
-        found[name] = LayerSeconds(forward, backward, made)
-    return found
+        output_bytes = next((op.made for op in reversed(mine) if op.phase == FORWARD and op.made), 0.0)
+        layers[name] = LayerSeconds(forward, backward, output_bytes)
+    return layers
 
 
 def meeting(costs: Costs, collective: Collective, workers: int, size: float, kind: str = "meeting") -> Guess:
     """Return the seconds of a collective over so many bytes, by its closed form."""
-    found = costs.card.exchange(kind, workers)
-    if found is None or workers == 1:
+    exchange = costs.card.exchange(kind, workers)
+    if exchange is None or workers == 1:
         return Guess(0.0, 0.0)
-    latency, bandwidth = found.at(size / collective.segments(workers))
-    return Guess(collective.seconds(workers, size, latency, bandwidth) + _tensors(costs, found), found.error)
+    latency, bandwidth = exchange.at(size / collective.segments(workers))
+    return Guess(collective.seconds(workers, size, latency, bandwidth) + _tensors(costs, exchange), exchange.error)
 
 
 def single(costs: Costs, kind: str, workers: int, size: float) -> Guess:
     """Return the seconds of a push, a message or another exchange of so many bytes."""
-    found = costs.card.exchange(kind, workers)
-    if found is None:
+    exchange = costs.card.exchange(kind, workers)
+    if exchange is None:
         return Guess(0.0, 0.0)
-    latency, bandwidth = found.at(size)
-    return Guess(latency + size / bandwidth + _tensors(costs, found), found.error)
+    latency, bandwidth = exchange.at(size)
+    return Guess(latency + size / bandwidth + _tensors(costs, exchange), exchange.error)
 
 
-def _tensors(costs: Costs, found: Exchange) -> float:
+def _tensors(costs: Costs, exchange: Exchange) -> float:
     """Return what the tensors of the model besides the first add to an exchange."""
-    return found.tensor * max(0, costs.tensors - 1)
+    return exchange.tensor * max(0, costs.tensors - 1)

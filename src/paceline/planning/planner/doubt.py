@@ -30,6 +30,6 @@ OFF: dict[str, dict[str, float]] = {
 CROWDED = 1.3  # times as far off with more workers than cores
 
 
-def least_doubt(level: str, family: str, crowded: bool) -> float:
+def min_error(level: str, family: str, crowded: bool) -> float:
     """Return the least error of a prediction; 0 at levels that have an error of their own."""
     return OFF.get(level, {}).get(family, 0.0) * (CROWDED if crowded else 1.0)

@@ -33,7 +33,7 @@ class Facts:
 
 def coding_of(plan: Plan, facts: Facts) -> Coding:
     """Return what the codec does; of one that was not measured, its bytes as far as they follow from the model."""
-    dense = facts.payload if plan.traits.keeps_step else facts.served
+    dense = facts.payload if plan.traits.synchronous else facts.served
     if plan.codec is None:
         return Coding(dense, 0.0, 0.0)
     return facts.codecs.get(str(plan.options["codec"])) or Coding(estimate(plan.codec, dense), 0.0, 0.0)
@@ -48,5 +48,5 @@ def answer_of(plan: Plan, facts: Facts) -> Coding:
 
 def reads(plan: Plan) -> int:
     """Return how many messages are read for an update: one of each worker where they are gathered."""
-    gathered = plan.codec is not None and not plan.codec.adds and plan.traits.keeps_step
+    gathered = plan.codec is not None and not plan.codec.adds and plan.traits.synchronous
     return plan.workers if gathered else 1

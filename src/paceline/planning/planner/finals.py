@@ -43,17 +43,17 @@ def measured_as(prediction: Prediction, rounds: Sequence[float]) -> Prediction:
     return replace(prediction, level=MEASURED, terms=terms, error=error)
 
 
-def corrected(predicted: Sequence[Prediction], found: Sequence[Prediction]) -> list[Prediction]:
+def corrected(predicted: Sequence[Prediction], predictions: Sequence[Prediction]) -> list[Prediction]:
     """Return what was found; a plan that was not measured is as far off as measured ones of its kind."""
     ratios: dict[tuple[str, str, int, int], list[float]] = {}
-    for before, after in zip(predicted, found, strict=True):
+    for before, after in zip(predicted, predictions, strict=True):
         if after.level == MEASURED:
             ratios.setdefault(_kind(after), []).append(after.seconds / before.seconds)
     return [
         replace(before, terms=before.terms.scaled(statistics.median(ratios[_kind(before)])))
         if after.level != MEASURED and not after.ruled_out and _kind(before) in ratios
         else after
-        for before, after in zip(predicted, found, strict=True)
+        for before, after in zip(predicted, predictions, strict=True)
     ]
 
 

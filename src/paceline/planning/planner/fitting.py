@@ -43,9 +43,11 @@ class Fitted:
 
 
 def fit(
-    rows: Sequence[Mapping[str, float]], seconds: Sequence[float], usual: Mapping[str, float] | None = None,
+    rows: Sequence[Mapping[str, float]],
+    seconds: Sequence[float],
+    usual: Mapping[str, float] | None = None,
     weight: float = 0.0,
-) -> Fitted:  # fmt: skip
+) -> Fitted:
     """Fit coefficients to the figures of steps and their seconds; `weight` draws them towards `usual` ones."""
     names = [name for name in FIGURES if any(row.get(name) for row in rows)]
     figures = np.array([[row.get(name, 0.0) for name in names] for row in rows])
@@ -57,8 +59,8 @@ def fit(
     folds = np.arange(len(times)) % FOLDS
     for fold in range(FOLDS) if len(times) >= 2 * FOLDS else ():
         out = folds == fold
-        found = _solve(figures[~out], times[~out], prior, weight)
-        ratios[out] = times[out] / np.maximum(figures[out] @ found, LEAST)
+        solution = _solve(figures[~out], times[~out], prior, weight)
+        ratios[out] = times[out] / np.maximum(figures[out] @ solution, LEAST)
     coefficients = _solve(figures, times, prior, weight)
     return Fitted(dict(zip(names, coefficients.tolist(), strict=True)), spread(ratios), tuple(ratios.tolist()))
 
@@ -71,15 +73,15 @@ def _solve(figures: Matrix, seconds: Matrix, prior: Matrix | None = None, weight
     scale = np.maximum(relative.max(axis=0), 1e-30)  # columns of one size, or the solver stops early
     relative = relative / scale
     weights = np.ones(len(seconds))
-    found, count = np.zeros(figures.shape[1]), figures.shape[1]
+    solution, count = np.zeros(figures.shape[1]), figures.shape[1]
     drawn = np.diag(weight / np.maximum(prior * scale, LEAST)) if prior is not None and weight else np.empty((0, count))
     for _ in range(ROUNDS):
-        rows, wanted = np.vstack([relative * weights[:, None], drawn]), [*weights, *[weight] * len(drawn)]
-        found, _ = nnls(rows, np.array(wanted), maxiter=200 * count)
-        errors = np.abs(relative @ found - 1.0)
+        rows, targets = np.vstack([relative * weights[:, None], drawn]), [*weights, *[weight] * len(drawn)]
+        solution, _ = nnls(rows, np.array(targets), maxiter=200 * count)
+        errors = np.abs(relative @ solution - 1.0)
         weights = 1.0 / np.sqrt(np.maximum(errors, 0.02))
         weights /= weights.max()
-    return np.asarray(found / scale)
+    return np.asarray(solution / scale)
 
 
 def spread(ratios: Sequence[float] | Matrix, share: float = 0.9) -> float:
@@ -98,9 +100,14 @@ def line(sizes: Sequence[float], seconds: Sequence[float]) -> tuple[float, float
 
 
 def exchange(
-    kind: str, workers: int, sizes: Sequence[float], seconds: Sequence[float], collective: Collective | None = None,
-    between: float = 0.0, tensor: float = 0.0,
-) -> Exchange:  # fmt: skip
+    kind: str,
+    workers: int,
+    sizes: Sequence[float],
+    seconds: Sequence[float],
+    collective: Collective | None = None,
+    between: float = 0.0,
+    tensor: float = 0.0,
+) -> Exchange:
     """Fit latency and bandwidth to the seconds of an exchange at several sizes, and keep these as points.
 
     With a collective, its closed form is used backwards: the figures found are those of one step of its table.
@@ -116,23 +123,29 @@ def exchange(
     return Exchange(kind, workers, latency, bandwidth, min(error, MOST), between, tensor, points)
 
 
-def piece(kind: str, workers: int, counts: Sequence[float], sizes: Sequence[float], seconds: Sequence[float],
-          whole: Sequence[float]) -> Exchange:  # fmt: skip
+def piece(
+    kind: str,
+    workers: int,
+    counts: Sequence[float],
+    sizes: Sequence[float],
+    seconds: Sequence[float],
+    totals: Sequence[float],
+) -> Exchange:
     """Fit what each piece of work of a divided model costs, and each byte, to the seconds that are not computing.
 
     counts   pieces of work that an update waits for
     sizes    bytes that an update waits for
     whole    the seconds of the update, by which errors are judged
     """
-    scale = np.array(whole)
+    scale = np.array(totals)
     figures = np.array([[count, size] for count, size in zip(counts, sizes, strict=True)])
-    wanted = np.maximum(np.array(seconds), LEAST)
+    targets = np.maximum(np.array(seconds), LEAST)
     rows = figures / scale[:, None]
     units = np.maximum(rows.max(axis=0), 1e-30)
     from scipy.optimize import nnls
 
-    each, byte = nnls(rows / units, wanted / scale)[0] / units
-    off = spread(1.0 + (figures @ np.array([each, byte]) - wanted) / scale)
+    each, byte = nnls(rows / units, targets / scale)[0] / units
+    off = spread(1.0 + (figures @ np.array([each, byte]) - targets) / scale)
     return Exchange(kind, workers, float(each), float(min(1 / byte, 1e12)) if byte > 0 else 1e12, max(off, 0.1))
 
 

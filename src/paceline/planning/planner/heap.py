@@ -23,7 +23,7 @@ STAGES = 1.65
 WORKSPACE = 3 << 19  # bytes in the count of stages for small objects and libraries, which RECURRENT and BESIDES have
 
 
-def replica_bytes(cost: ModelCost, how: str, held: float = 1.0, computed: float = 1.0) -> float:
+def replica_bytes(cost: ModelCost, how: str, parameter_share: float = 1.0, computed: float = 1.0) -> float:
     """Return the bytes of a worker with a replica, or with parts of layers.
 
     how        a key of `COPIES`
@@ -31,9 +31,9 @@ def replica_bytes(cost: ModelCost, how: str, held: float = 1.0, computed: float 
     computed   the share of the layers that it computes; what lies between them is mostly whole
     """
     step = max(0, cost.peak_bytes - cost.parameter_bytes) * (1 + computed) / 2 + cost.batch_bytes
-    state = 0.0 if how == "server" else STATE * held * cost.state_bytes
-    whole = held if how == "parts" else 1.0
-    return _besides(cost) + COPIES[how] * whole * cost.parameter_bytes + state + STEP * step
+    state = 0.0 if how == "server" else STATE * parameter_share * cost.state_bytes
+    copied_share = parameter_share if how == "parts" else 1.0
+    return _besides(cost) + COPIES[how] * copied_share * cost.parameter_bytes + state + STEP * step
 
 
 def stage_bytes(cost: ModelCost, counted: float) -> float:

@@ -45,15 +45,24 @@ def default_file() -> Path:
     return user_cache.folder() / "validations.jsonl"
 
 
-def entries_of(found: Validation, card: Card, date: str, widened: float) -> list[Entry]:
+def entries_of(validation: Validation, card: Card, date: str, widened: float) -> list[Entry]:
     """Return the lines that a validation adds; `widened` is the factor that its intervals had."""
     return [
         Entry(
-            card.processor, card.cores, card.torch, date, found.job, each.plan, each.compute, each.level,
-            each.predicted, math.log(each.high / each.predicted) / widened, each.measured,
+            card.processor,
+            card.cores,
+            card.torch,
+            date,
+            validation.job,
+            each.plan,
+            each.compute,
+            each.level,
+            each.predicted,
+            math.log(each.high / each.predicted) / widened,
+            each.measured,
         )
-        for each in found.checks
-    ]  # fmt: skip
+        for each in validation.checks
+    ]
 
 
 def append(entries: Iterable[Entry], file: Path | None) -> None:
@@ -74,13 +83,13 @@ def read(file: Path | None) -> list[Entry]:
     except OSError:
         return []
     lines = content.decode(errors="replace").splitlines()
-    found = []
+    entries = []
     for line in lines:
         try:
-            found.append(Entry(**json.loads(line)))
+            entries.append(Entry(**json.loads(line)))
         except (ValueError, TypeError):
             continue
-    return found
+    return entries
 
 
 def factor(entries: Sequence[Entry], card: Card, level: str) -> float:

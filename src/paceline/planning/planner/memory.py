@@ -24,7 +24,7 @@ def worker_memory(plan: Plan, costs: Costs, batch: int, division: ModelDivision 
 
 def samples_of(plan: Plan, batch: int) -> int:
     """Return the samples of which a worker computes the gradient at once."""
-    share = plan.parts if plan.traits.keeps_step or plan.traits.gathers else 1
+    share = plan.parts if plan.traits.synchronous or plan.traits.gathers else 1
     return math.ceil(batch / max(1, share))
 
 

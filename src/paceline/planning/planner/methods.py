@@ -13,7 +13,7 @@ from paceline.planning.planner import pipelines
 from paceline.planning.planner.card import Overhead
 from paceline.planning.planner.costs import Costs, meeting, single
 from paceline.planning.planner.divisions import layers_share
-from paceline.planning.planner.doubt import least_doubt
+from paceline.planning.planner.doubt import min_error
 from paceline.planning.planner.facts import Facts, answer_of, coding_of, reads
 from paceline.planning.planner.memory import worker_memory
 from paceline.planning.planner.prediction import Prediction
@@ -39,11 +39,11 @@ def predict(plan: Plan, costs: Costs, facts: Facts, compute: str = "autograd") -
     """Predict the seconds of an update, its bytes and the memory of a worker."""
     family = plan.method.family
     estimate = _corrected(_estimated(plan, costs, facts), costs.overhead(family, plan.workers))
-    error = max(estimate.error, least_doubt(costs.level, family, plan.workers > costs.card.cores))
+    error = max(estimate.error, min_error(costs.level, family, plan.workers > costs.card.cores))
     memory = worker_memory(plan, costs, facts.batch, facts.division)
     return Prediction(
         plan, compute, costs.level, facts.batch, estimate.terms, error, estimate.bytes, memory, estimate.staleness
-    )  # fmt: skip
+    )
 
 
 def _estimated(plan: Plan, costs: Costs, facts: Facts) -> Estimate:

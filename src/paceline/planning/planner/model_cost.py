@@ -69,11 +69,11 @@ class ModelCost:
     @functools.cached_property
     def kinds(self) -> dict[str, float]:
         """Bytes read and written by each kind of operation, forward and backward."""
-        found: dict[str, float] = {}
+        bytes_by_kind: dict[str, float] = {}
         for op in self.operations:
             if op.phase != UPDATE:
-                found[op.kind] = found.get(op.kind, 0.0) + op.bytes
-        return found
+                bytes_by_kind[op.kind] = bytes_by_kind.get(op.kind, 0.0) + op.bytes
+        return bytes_by_kind
 
     @property
     def flops(self) -> float:
@@ -87,14 +87,14 @@ class ModelCost:
     @property
     def layers(self) -> dict[str, dict[str, float]]:
         """Return operations, bytes and calls, forward and backward, of each module that has parameters or computes."""
-        found: dict[str, dict[str, float]] = {}
+        by_module: dict[str, dict[str, float]] = {}
         for op in self.operations:
             if op.phase != UPDATE and op.kind != "view":
-                row = found.setdefault(op.module or "(loss)", {"flops": 0.0, "bytes": 0.0, "calls": 0.0})
+                row = by_module.setdefault(op.module or "(loss)", {"flops": 0.0, "bytes": 0.0, "calls": 0.0})
                 row["flops"] += op.flops
                 row["bytes"] += op.bytes
                 row["calls"] += 1
-        return found
+        return by_module
 
 
 def cost_of(job: Job, samples: int) -> ModelCost:
@@ -131,12 +131,12 @@ def _recorded(
     parameters = list(trainable(module).values())
     optimizer = job.make_optimizer(module, parameters)
     recorder, tracker, live = Recorder(), ModuleTracker(), Live()
-    kept = _Kept({p.untyped_storage()._cdata for p in parameters})
+    saved_tensors = _Kept({p.untyped_storage()._cdata for p in parameters})
     precision = PRECISIONS[job.precision]
     autocast = contextlib.nullcontext() if precision is None else torch.autocast("cpu", dtype=precision)
     with mode or contextlib.nullcontext(), live, recorder, tracker:
         recorder.tracker = tracker
-        with autocast, torch.autograd.graph.saved_tensors_hooks(kept.keep, lambda value: value):
+        with autocast, torch.autograd.graph.saved_tensors_hooks(saved_tensors.keep, lambda value: value):
             loss = loss_function(job)(module, batch)
         graph = OPERATION * live.operations
         recorder.phase = BACKWARD
@@ -144,11 +144,18 @@ def _recorded(
         peak = live.most + graph
         _step(recorder, optimizer)
     state = [v for values in optimizer.state.values() for v in values.values() if isinstance(v, Tensor)]
-    given = [v for v in tree_leaves(batch) if isinstance(v, Tensor)]
+    inputs = [v for v in tree_leaves(batch) if isinstance(v, Tensor)]
     return ModelCost(
-        samples, tuple(recorder.operations), sum(_bytes(p) for p in parameters), len(parameters), kept.bytes,
-        sum(map(_bytes, state)), sum(map(_bytes, given)), peak, why,
-    )  # fmt: skip
+        samples,
+        tuple(recorder.operations),
+        sum(_bytes(p) for p in parameters),
+        len(parameters),
+        saved_tensors.bytes,
+        sum(map(_bytes, state)),
+        sum(map(_bytes, inputs)),
+        peak,
+        why,
+    )
 
 
 def _step(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
@@ -164,14 +171,14 @@ def _fake_module(job: Job, mode: FakeTensorMode) -> nn.Module:
     """Make the job's model with fake parameters and buffers, without memory for real ones; tied ones stay tied."""
     if not isinstance(job.model, nn.Module):
         with mode:
-            made = job.model()
-        return made if all(p.device.type == "cpu" for p in made.parameters()) else _faked(made, mode)
+            model = job.model()
+        return model if all(p.device.type == "cpu" for p in model.parameters()) else _faked(model, mode)
     return _faked(copy.deepcopy(job.model), mode)
 
 
 def _faked(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
     """Return the module with fake parameters and buffers on the CPU in place of its own."""
-    known: dict[int, Tensor] = {}
+    replacements: dict[int, Tensor] = {}
 
     def fake(tensor: Tensor) -> Tensor:
         with mode:
@@ -180,9 +187,9 @@ def _faked(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
             if parameter is not None:
-                if id(parameter) not in known:
-                    known[id(parameter)] = nn.Parameter(fake(parameter), requires_grad=parameter.requires_grad)
-                owner._parameters[name] = known[id(parameter)]  # type: ignore[assignment]
+                if id(parameter) not in replacements:
+                    replacements[id(parameter)] = nn.Parameter(fake(parameter), requires_grad=parameter.requires_grad)
+                owner._parameters[name] = replacements[id(parameter)]  # type: ignore[assignment]
         for name, buffer in owner._buffers.items():
             if buffer is not None:
                 owner._buffers[name] = fake(buffer)
@@ -192,8 +199,8 @@ def _faked(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
 class _Kept:
     """Counts the bytes that autograd keeps, each storage once."""
 
-    def __init__(self, known: set[int]) -> None:
-        self.known, self.bytes = known, 0
+    def __init__(self, storages: set[int]) -> None:
+        self.known, self.bytes = storages, 0
 
     def keep(self, value: Tensor) -> Tensor:
         storage = value.untyped_storage()
@@ -231,8 +238,8 @@ def _operation(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, pha
     name = packet.__name__
     inputs = [v for v in tree_leaves((args, dict(kwargs))) if isinstance(v, Tensor)]
     outputs = [v for v in tree_leaves(result) if isinstance(v, Tensor)]
-    known = {id(v) for v in inputs}
-    fresh = [v for v in outputs if id(v) not in known]
+    input_ids = {id(v) for v in inputs}
+    fresh = [v for v in outputs if id(v) not in input_ids]
     elements = max((float(v.numel()) for v in (*inputs, *outputs)), default=0.0)
     moved = float(sum(_bytes(v) for v in (*inputs, *(fresh or outputs))))
     kind = _kind(name)
@@ -276,8 +283,10 @@ def _kind(name: str) -> str:
 def _gathered(name: str, inputs: list[Tensor], fresh: list[Tensor]) -> float:
     """Return the bytes that are moved: a lookup reads the rows that it returns, not the whole table."""
     smaller = min((_bytes(v) for v in inputs if v.is_floating_point()), default=0)
-    made = sum(map(_bytes, fresh))
-    return float(made + smaller if "backward" in name or "put" in name or "scatter" in name else 2 * made)
+    output_bytes = sum(map(_bytes, fresh))
+    return float(
+        output_bytes + smaller if "backward" in name or "put" in name or "scatter" in name else 2 * output_bytes
+    )
 
 
 def _recurrent(name: str, inputs: list[Tensor]) -> tuple[float, int, float]:

@@ -70,40 +70,40 @@ FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 def figures(operations: Iterable[Operation]) -> dict[str, float]:
     """Add up the figures of these operations, which are those of one step or of a part of one."""
-    found = dict.fromkeys(FIGURES, 0.0)
+    totals = dict.fromkeys(FIGURES, 0.0)
     for operation in operations:
-        _add(found, operation)
-    return found
+        _add(totals, operation)
+    return totals
 
 
-def _add(found: dict[str, float], op: Operation) -> None:
+def _add(totals: dict[str, float], op: Operation) -> None:
     if op.kind == "view":
-        found["view"] += 1
+        totals["view"] += 1
         return
-    found["call"] += 1
+    totals["call"] += 1
     way = "backward" if op.phase == BACKWARD else "forward"
     if op.kind == "matmul":
         size = "small" if op.extent < SMALL else "middle" if op.extent < MIDDLE else "large"
-        found["matmul.call"] += 1
-        found[f"matmul.{size}"] += op.flops
+        totals["matmul.call"] += 1
+        totals[f"matmul.{size}"] += op.flops
     elif op.kind == "convolution":
-        found["convolution.call"] += 1
-        found["convolution.elements"] += op.elements
-        found[f"convolution.{way}{'.thin' if op.extent < THIN else ''}"] += op.flops
+        totals["convolution.call"] += 1
+        totals["convolution.elements"] += op.elements
+        totals[f"convolution.{way}{'.thin' if op.extent < THIN else ''}"] += op.flops
     elif op.kind == "recurrent":
-        found["recurrent.call"] += 1
-        found["recurrent.steps"] += op.extent
-        found["recurrent.cells"] += op.elements
-        found[f"recurrent.{way}"] += op.flops
+        totals["recurrent.call"] += 1
+        totals["recurrent.steps"] += op.extent
+        totals["recurrent.cells"] += op.elements
+        totals[f"recurrent.{way}"] += op.flops
         return
     elif op.kind == "gather":
-        found["gather"] += op.bytes
+        totals["gather"] += op.bytes
         return
     elif op.kind in ("slow", "norm", "pool", "random"):
-        found[op.kind] += op.elements
-    found["near" if op.bytes < NEAR else "far"] += op.bytes
+        totals[op.kind] += op.elements
+    totals["near" if op.bytes < NEAR else "far"] += op.bytes
 
 
-def seconds(coefficients: Mapping[str, float], found: Mapping[str, float]) -> float:
+def seconds(coefficients: Mapping[str, float], step_figures: Mapping[str, float]) -> float:
     """Return the seconds of a step with these figures."""
-    return sum(coefficients.get(name, 0.0) * value for name, value in found.items())
+    return sum(coefficients.get(name, 0.0) * value for name, value in step_figures.items())

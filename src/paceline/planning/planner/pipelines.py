@@ -80,10 +80,10 @@ def on_clock(
 
 def cut(costs: Costs, samples: int, count: int, workers: int, threads: int) -> list[Stage]:
     """Cut the model's modules into so many stages that the slowest is as fast as possible."""
-    whole = costs.compute(samples, workers, threads).seconds
+    compute = costs.compute(samples, workers, threads).seconds
     layers = [each for name, each in costs.layers(samples, workers, threads).items() if name and each.forward]
     total = sum(each.forward + each.backward for each in layers) or 1.0
-    pieces = [(each.forward * whole / total, each.backward * whole / total, each.made) for each in layers]
+    pieces = [(each.forward * compute / total, each.backward * compute / total, each.made) for each in layers]
     if len(pieces) < count:
         raise NotPredicted(f"the model has {len(pieces)} modules in a row, and the plan wants {count} stages")
     places = balanced([forward + backward for forward, backward, _ in pieces], count, [0.0] * len(pieces))

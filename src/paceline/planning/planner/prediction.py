@@ -63,8 +63,16 @@ class Prediction:
     def as_dict(self) -> dict[str, Any]:
         """The prediction as JSON has it."""
         return {
-            "plan": str(self.plan), "compute": self.compute, "workers": self.plan.workers, "level": self.level,
-            "seconds": self.seconds, "interval": [self.low, self.high], "terms": asdict(self.terms),
-            "samples_per_second": self.samples_per_second, "bytes": self.bytes, "memory": self.memory,
-            "staleness": self.staleness, "ruled_out": self.ruled_out,
-        }  # fmt: skip
+            "plan": str(self.plan),
+            "compute": self.compute,
+            "workers": self.plan.workers,
+            "level": self.level,
+            "seconds": self.seconds,
+            "interval": [self.low, self.high],
+            "terms": asdict(self.terms),
+            "samples_per_second": self.samples_per_second,
+            "bytes": self.bytes,
+            "memory": self.memory,
+            "staleness": self.staleness,
+            "ruled_out": self.ruled_out,
+        }

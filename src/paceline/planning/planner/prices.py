@@ -66,16 +66,20 @@ def read(file: Path) -> dict[str, Price]:
     missing = [name for name in COLUMNS if not rows or name not in rows[0]]
     if missing:
         raise UsageError(f"the prices {file} lack the columns {', '.join(missing)}; they need {', '.join(COLUMNS)}")
-    found: dict[str, Price] = {}
+    prices: dict[str, Price] = {}
     for number, row in enumerate(rows, 2):
         try:
             dollars = float(row["Price"] or "nan")
             one = Price(
-                row["InstanceType"], dollars, int(float(row["vCPUs"] or 0)), float(row["MemoryGiB"] or 0),
-                row["Region"], str(file),
-            )  # fmt: skip
+                row["InstanceType"],
+                dollars,
+                int(float(row["vCPUs"] or 0)),
+                float(row["MemoryGiB"] or 0),
+                row["Region"],
+                str(file),
+            )
         except ValueError as error:
             raise UsageError(f"the prices {file}, line {number}: {error}") from None
-        if math.isfinite(dollars) and (one.sku not in found or dollars < found[one.sku].dollars):
-            found[one.sku] = one
-    return found
+        if math.isfinite(dollars) and (one.sku not in prices or dollars < prices[one.sku].dollars):
+            prices[one.sku] = one
+    return prices

@@ -70,9 +70,11 @@ class Profiled:
         if len(points) > 1 and points[0][0] < samples < points[-1][0]:
             return Guess(_between(points, samples) * turns, 1.5 * PROFILED)
         nearest = min(near, key=lambda p: abs(math.log(p.samples / samples)))
-        here = self.base.compute(nearest.samples, nearest.busy, nearest.threads).seconds
-        there = self.base.compute(samples, nearest.busy, nearest.threads).seconds
-        return Guess(mean_without_outliers(nearest.compute) * there / max(here, 1e-9) * turns, 2 * PROFILED)
+        nearest_seconds = self.base.compute(nearest.samples, nearest.busy, nearest.threads).seconds
+        target_seconds = self.base.compute(samples, nearest.busy, nearest.threads).seconds
+        return Guess(
+            mean_without_outliers(nearest.compute) * target_seconds / max(nearest_seconds, 1e-9) * turns, 2 * PROFILED
+        )
 
     def update(self, busy: int, threads: int) -> Guess:
         near = self._near(busy, threads)
@@ -111,8 +113,8 @@ class Profiled:
         return (_mean(alone) + more) if alone else self.base.between(kind, workers)
 
     def overhead(self, family: str, workers: int) -> Overhead:
-        known = [o for o in self.overheads if (o.workers > self.card.cores) == (workers > self.card.cores)]
-        return Overhead.nearest(known, family, workers) or self.base.overhead(family, workers)
+        overheads = [o for o in self.overheads if (o.workers > self.card.cores) == (workers > self.card.cores)]
+        return Overhead.nearest(overheads, family, workers) or self.base.overhead(family, workers)
 
     def _near(self, busy: int, threads: int) -> list[Profile]:
         """The profiles of as many busy workers, or of as many as there are cores where there are more."""

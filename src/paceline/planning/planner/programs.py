@@ -66,8 +66,8 @@ def _computed(program: Program) -> dict[str, float]:
 def _held(program: Program) -> float:
     """Return the share of the trained parameters that a worker holds, on average."""
     names = [name for name in program.stored if PARAMETER + name in program.needs]
-    whole = program.workers * sum(prod(program.shapes[PARAMETER + name]) for name in names)
-    return sum(_volume(program, name, place) for name in names for place in range(program.workers)) / max(1, whole)
+    total = program.workers * sum(prod(program.shapes[PARAMETER + name]) for name in names)
+    return sum(_volume(program, name, place) for name in names for place in range(program.workers)) / max(1, total)
 
 
 def _payload(program: Program, moving: Sequence[str], number: int) -> float:

@@ -19,11 +19,11 @@ class Scaling:
     @property
     def stops(self) -> int:
         """The number of workers from which on more are not `PAYS` times as fast; 1 where none pay."""
-        best, found = 1.0, 1
+        best, limit = 1.0, 1
         for workers, speed in zip(self.workers, self.speed_ups, strict=True):
             if speed >= PAYS * best:
-                best, found = speed, workers
-        return found
+                best, limit = speed, workers
+        return limit
 
     @property
     def sentence(self) -> str:
@@ -47,8 +47,8 @@ def scalings(choice: Choice) -> list[Scaling]:
         if each.plan.workers > 1 and single:
             mine = fastest.setdefault(each.plan.name, {})
             mine[each.plan.workers] = max(mine.get(each.plan.workers, 0.0), single / each.seconds)
-    found = [
+    curves = [
         Scaling(name, tuple(sorted(mine)), tuple(mine[workers] for workers in sorted(mine)))
         for name, mine in fastest.items()
     ]
-    return sorted(found, key=lambda each: -max(each.speed_ups))
+    return sorted(curves, key=lambda each: -max(each.speed_ups))

@@ -22,20 +22,22 @@ BEST = 20  # plans that are simulated
 INSTANT = 1e18  # bytes per second of what takes no time
 
 
-def simulated(found: Prediction, costs: Costs, facts: Facts, cluster: Cluster, updates: int = UPDATES) -> Prediction:
+def simulated(
+    prediction: Prediction, costs: Costs, facts: Facts, cluster: Cluster, updates: int = UPDATES
+) -> Prediction:
     """Return the prediction with the seconds that the simulator gives; pipelines keep their own."""
-    plan = found.plan
+    plan = prediction.plan
     if plan.workers == 1 or plan.traits.holds == "stages" or plan.traits.local_only:
-        return found
-    count = updates if plan.traits.keeps_step else updates * plan.workers
+        return prediction
+    count = updates if plan.traits.synchronous else updates * plan.workers
     try:
         totals = run(plan, costs, facts, cluster, count)
     except WorkerDied as error:
-        return replace(found, ruled_out=f"a node fails within {count} updates, and {error.failure.advice}")
-    each = totals.seconds / count + found.terms.between / (1 if plan.traits.keeps_step else plan.workers)
-    rest = found.seconds - found.terms.wait
-    terms = replace(found.terms, wait=max(0.0, each - rest))
-    return replace(found, terms=terms.scaled(each / terms.whole), staleness=totals.mean_staleness)
+        return replace(prediction, ruled_out=f"a node fails within {count} updates, and {error.failure.advice}")
+    each = totals.seconds / count + prediction.terms.between / (1 if plan.traits.synchronous else plan.workers)
+    rest = prediction.seconds - prediction.terms.wait
+    terms = replace(prediction.terms, wait=max(0.0, each - rest))
+    return replace(prediction, terms=terms.scaled(each / terms.whole), staleness=totals.mean_staleness)
 
 
 def timeline(plan: Plan, costs: Costs, facts: Facts, updates: int, spread: bool = False) -> Trace:
@@ -43,7 +45,7 @@ def timeline(plan: Plan, costs: Costs, facts: Facts, updates: int, spread: bool 
     world = world_here(plan, costs, facts)
     if spread:
         world = replace(world, spread=spread_of(costs, plan.threads))
-    size = facts.payload if plan.traits.keeps_step else facts.served
+    size = facts.payload if plan.traits.synchronous else facts.served
     return simulate(plan, plan.agenda(facts.batch * updates, facts.batch), world, size)
 
 
@@ -52,23 +54,26 @@ def world_here(plan: Plan, costs: Costs, facts: Facts) -> World:
 
     A push is served while the worker that pushes holds the shard, so that its exchange is part of the update.
     """
-    samples = max(1, math.ceil(facts.batch / (plan.parts if plan.traits.keeps_step else 1)))
-    kind = "meeting" if plan.traits.keeps_step else "push"
+    samples = max(1, math.ceil(facts.batch / (plan.parts if plan.traits.synchronous else 1)))
+    kind = "meeting" if plan.traits.synchronous else "push"
     compute = costs.compute(samples, plan.workers, plan.threads).seconds
     update = costs.update(plan.workers, plan.threads).seconds
     factor, between = costs.overhead(kind, plan.workers).factor, costs.between(kind, plan.workers)
-    if not plan.traits.keeps_step:
+    if not plan.traits.synchronous:
         push = single(costs, kind, plan.workers, facts.served).seconds * factor
-        whole = (compute + between * factor) / samples
-        return World(compute=whole, jitter=0.0, update=update + push, latency=0.0, bandwidth=INSTANT)
+        sample_seconds = (compute + between * factor) / samples
+        return World(compute=sample_seconds, jitter=0.0, update=update + push, latency=0.0, bandwidth=INSTANT)
     exchange = costs.card.exchange(kind, plan.workers)
     latency, bandwidth = exchange.at(facts.payload / plan.workers) if exchange else (0.0, INSTANT)
     steps = plan.method.exchange_every or NEVER
     compute *= 1.0 + crowded(plan, costs.card.cores, compute * steps)
     return World(
-        compute=compute / samples, jitter=0.0, update=update, latency=max(0.0, latency) * factor,
+        compute=compute / samples,
+        jitter=0.0,
+        update=update,
+        latency=max(0.0, latency) * factor,
         bandwidth=min(INSTANT, bandwidth / factor),
-    )  # fmt: skip
+    )
 
 
 def spread_of(costs: Costs, threads: int) -> tuple[float, ...]:
@@ -79,16 +84,16 @@ def spread_of(costs: Costs, threads: int) -> tuple[float, ...]:
 
 def run(plan: Plan, costs: Costs, facts: Facts, cluster: Cluster, updates: int, seed: int = 0) -> Totals:
     """Simulate so many updates of a plan in this cluster, in time only."""
-    samples = max(1, math.ceil(facts.batch / (plan.parts if plan.traits.keeps_step else 1)))
+    samples = max(1, math.ceil(facts.batch / (plan.parts if plan.traits.synchronous else 1)))
     compute = costs.compute(samples, 1, plan.threads).seconds / samples
     coding = coding_of(plan, facts)
     update = costs.update(1, plan.threads).seconds + coding.encode + coding.decode * reads(plan)
     if plan.pull is not None:
         back = answer_of(plan, facts)
         update += back.encode + 2 * back.decode
-    whole = updates * (compute * samples + update)
-    world = cluster.world(plan.workers, compute, update, 10 * whole, seed)
+    duration = updates * (compute * samples + update)
+    world = cluster.world(plan.workers, compute, update, 10 * duration, seed)
     world = replace(world, spread=spread_of(costs, plan.threads))
     agenda = plan.agenda(facts.batch * updates, facts.batch)
-    size = facts.payload if plan.traits.keeps_step else facts.served
+    size = facts.payload if plan.traits.synchronous else facts.served
     return simulate_totals(plan, agenda, world, size)

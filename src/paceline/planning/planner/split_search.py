@@ -49,12 +49,16 @@ class Graph:
 
     def program(self, table: Table, count: int | None = None) -> Program | None:
         """Return the program of a table, or of its first operations; None where the ways do not fit together."""
-        whole = count is None or count == len(self.nodes)
+        is_complete = count is None or count == len(self.nodes)
         try:
             return derive(
-                self.nodes[:count], self.inputs, self.outputs if whole else (), self.needs, self.workers,
+                self.nodes[:count],
+                self.inputs,
+                self.outputs if is_complete else (),
+                self.needs,
+                self.workers,
                 PerLayer(table).choose,
-            )  # fmt: skip
+            )
         except PacelineError:
             return None
 
@@ -66,17 +70,19 @@ class Graph:
     @property
     def layers(self) -> dict[str, list[str]]:
         """The layers that can be split, with their ways."""
-        held = dict.fromkeys(node.layer for node in self.nodes if node.layer and node.held)
-        found = {layer: self.ways(layer) for layer in held}
-        return {layer: ways for layer, ways in found.items() if len(ways) > 1}
+        layer_names = dict.fromkeys(node.layer for node in self.nodes if node.layer and node.held)
+        layer_ways = {layer: self.ways(layer) for layer in layer_names}
+        return {layer: ways for layer, ways in layer_ways.items() if len(ways) > 1}
 
     @property
     def is_chain(self) -> bool:
         """Whether each operation takes what the one before it made and nothing else, with parameters of its own."""
         first, rest = self.nodes[:1], itertools.pairwise(self.nodes)
-        held = [each.name for node in self.nodes for each in node.held]
+        parameter_names = [each.name for node in self.nodes for each in node.held]
         starts = all(set(node.takes) <= set(self.inputs) and len(node.takes) == 1 for node in first)
-        return starts and len(set(held)) == len(held) and all(b.takes == (a.name,) for a, b in rest)
+        return (
+            starts and len(set(parameter_names)) == len(parameter_names) and all(b.takes == (a.name,) for a, b in rest)
+        )
 
 
 @dataclass(frozen=True)
@@ -116,12 +122,12 @@ def exhaustive(graph: Graph, judge: Judge) -> Found:
 def by_programming(graph: Graph, judge: Judge) -> Found:
     """Solve a chain by dynamic programming."""
     layers, judged = graph.layers, 0
-    kept: list[Table] = [()]
+    tables: list[Table] = [()]
     cut = False
     seconds = math.inf
     for count, node in enumerate(graph.nodes, 1):
         best: dict[tuple[Placement, bool], tuple[float, Table]] = {}
-        for table in kept:
+        for table in tables:
             for way in layers.get(node.layer, [""]):
                 longer = (*table, (node.layer, way)) if way else table
                 program = graph.program(longer, count)
@@ -132,8 +138,8 @@ def by_programming(graph: Graph, judge: Judge) -> Found:
                 best[state] = min(best.get(state, (math.inf, ())), (judge(program), longer))
         rows = sorted(best.values())
         cut = cut or len(rows) > STATES
-        kept, seconds = [table for _, table in rows[:STATES]], rows[0][0] if rows else math.inf
-    return Found(kept[0] if kept else (), seconds, judged, not cut)
+        tables, seconds = [table for _, table in rows[:STATES]], rows[0][0] if rows else math.inf
+    return Found(tables[0] if tables else (), seconds, judged, not cut)
 
 
 def _state(program: Program, node: Node) -> tuple[Placement, bool]:
@@ -152,13 +158,13 @@ def _late(value: str) -> bool:
 def by_proposals(graph: Graph, judge: Judge, proposals: int = PROPOSALS, seed: int = 0) -> Found:
     """Search by random changes of one layer, from the tables of published recipes."""
     layers, draw = graph.layers, random.Random(seed)
-    known: dict[Table, float] = {}
+    scores: dict[Table, float] = {}
 
     def seconds(table: Table) -> float:
-        if table not in known:
+        if table not in scores:
             program = graph.program(table)
-            known[table] = judge(program) if program is not None else math.inf
-        return known[table]
+            scores[table] = judge(program) if program is not None else math.inf
+        return scores[table]
 
     starts = list(dict.fromkeys(_starts(graph, layers)))
     for start in starts:
@@ -171,8 +177,8 @@ def by_proposals(graph: Graph, judge: Judge, proposals: int = PROPOSALS, seed: i
             slower = seconds(changed) / seconds(now) - 1.0 if seconds(now) < math.inf else 0.0
             if slower <= 0 or draw.random() < math.exp(-GREED * slower):
                 now = changed
-    best = min(known or {(): seconds(())}, key=lambda table: (known[table], table))
-    return Found(best, known[best], len(known), False)
+    best = min(scores or {(): seconds(())}, key=lambda table: (scores[table], table))
+    return Found(best, scores[best], len(scores), False)
 
 
 def _starts(graph: Graph, layers: Mapping[str, Sequence[str]]) -> Iterator[Table]:
@@ -182,9 +188,13 @@ def _starts(graph: Graph, layers: Mapping[str, Sequence[str]]) -> Iterator[Table
     for recipe in STARTS:
         try:
             program = derive(
-                recipe.prepare(graph.nodes, graph.workers), graph.inputs, graph.outputs, graph.needs, graph.workers,
+                recipe.prepare(graph.nodes, graph.workers),
+                graph.inputs,
+                graph.outputs,
+                graph.needs,
+                graph.workers,
                 recipe.choose,
-            )  # fmt: skip
+            )
         except PacelineError:
             continue
         chosen = {node.layer: program.ways[name] for name, node in program.nodes.items() if node.layer}

@@ -95,11 +95,16 @@ class Validation:
         heads = ("plan", "predicted", "measured", "error", "noise", "in 90%", "bytes")
         rows = tuple(
             (
-                each.name, micro(each.predicted), micro(each.measured), f"{each.error:+.1%}", f"{each.noise:.1%}",
-                "yes" if each.covered else "no", each.bytes,
+                each.name,
+                micro(each.predicted),
+                micro(each.measured),
+                f"{each.error:+.1%}",
+                f"{each.noise:.1%}",
+                "yes" if each.covered else "no",
+                each.bytes,
             )
             for each in sorted(self.checks, key=lambda check: check.measured)
-        )  # fmt: skip
+        )
         return TextTable(f"{self.job} ({self.level})", heads, rows)
 
     def notes(self) -> list[str]:
@@ -112,27 +117,30 @@ class Validation:
 
     def as_dict(self) -> dict[str, Any]:
         """The validation as `paceline validate --json` prints it."""
-        found = asdict(self)
-        for row, check in zip(found["checks"], self.checks, strict=True):
+        fields = asdict(self)
+        for row, check in zip(fields["checks"], self.checks, strict=True):
             row |= {"error": check.error, "noise": check.noise, "covered": check.covered}
-        return found
+        return fields
 
 
 def validation(job: str, checks: Sequence[Check], chosen: str | None = None) -> Validation:
     """Sum up checks; `chosen` is the plan that was chosen, the one predicted to be fastest if it is not given."""
     first = min(checks, key=lambda c: c.predicted)
-    taken = next((c for c in checks if c.name == chosen), first)
+    choice = next((c for c in checks if c.name == chosen), first)
     best = min(checks, key=lambda c: c.measured)
     return Validation(
-        job, checks[0].level, tuple(checks),
+        job,
+        checks[0].level,
+        tuple(checks),
         error=statistics.median(abs(c.error) for c in checks),
         bias=statistics.median(c.error for c in checks),
         rank_correlation=kendall([c.predicted for c in checks], [c.measured for c in checks]),
-        regret=taken.measured / best.measured - 1.0,
+        regret=choice.measured / best.measured - 1.0,
         coverage=sum(c.covered for c in checks) / len(checks),
         noise=statistics.median(c.noise for c in checks),
-        chosen=taken.name, best=best.name,
-    )  # fmt: skip
+        chosen=choice.name,
+        best=best.name,
+    )
 
 
 def kendall(first: Sequence[float], second: Sequence[float]) -> float:
@@ -152,7 +160,16 @@ def check(predicted: Prediction, rounds: Sequence[float], sent: float = 0.0, mem
     """Make a check of a prediction and the seconds of an update in each round."""
     even, odd = list(rounds[::2]), list(rounds[1::2]) or list(rounds)
     return Check(
-        str(predicted.plan), predicted.compute, predicted.level, predicted.seconds, predicted.low, predicted.high,
-        statistics.median(rounds), (statistics.median(even), statistics.median(odd)), predicted.bytes, sent,
-        predicted.memory, memory,
-    )  # fmt: skip
+        str(predicted.plan),
+        predicted.compute,
+        predicted.level,
+        predicted.seconds,
+        predicted.low,
+        predicted.high,
+        statistics.median(rounds),
+        (statistics.median(even), statistics.median(odd)),
+        predicted.bytes,
+        sent,
+        predicted.memory,
+        memory,
+    )

@@ -43,15 +43,21 @@ class Account:
     @property
     def break_even(self) -> int | None:
         """The least number of workers that is faster than one; None if there is none."""
-        left = self.inside - self.start
-        return math.floor((self.inside + self.outside) / left) + 1 if left > 0 else None
+        saving = self.inside - self.start
+        return math.floor((self.inside + self.outside) / saving) + 1 if saving > 0 else None
 
     def as_dict(self) -> dict[str, float | int | None]:
         return {
-            "seconds": self.wall, "inside": self.inside, "outside": self.outside, "start": self.start,
-            "workers": self.workers, "legs": self.legs, "overhead_per_leg": self.overhead_per_leg,
-            "speedup": self.speedup, "break_even": self.break_even,
-        }  # fmt: skip
+            "seconds": self.wall,
+            "inside": self.inside,
+            "outside": self.outside,
+            "start": self.start,
+            "workers": self.workers,
+            "legs": self.legs,
+            "overhead_per_leg": self.overhead_per_leg,
+            "speedup": self.speedup,
+            "break_even": self.break_even,
+        }
 
     def sentences(self) -> list[str]:
         """Return the account in words."""

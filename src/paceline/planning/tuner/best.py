@@ -48,15 +48,15 @@ def tuned_job(
     else:
         make = maker_of(load_maker(where, data_dir, job_args), configuration)
     job = make(Trial(0, dict(configuration), 0, 1))
-    given = {"epochs": epochs, "compute": compute}
-    return job.with_(**{name: value for name, value in given.items() if value is not None})
+    changes = {"epochs": epochs, "compute": compute}
+    return job.with_(**{name: value for name, value in changes.items() if value is not None})
 
 
-def maker_of(found: Any, names: Iterable[str]) -> Callable[[Trial], Job]:
+def maker_of(factory: Any, names: Iterable[str]) -> Callable[[Trial], Job]:
     """Return a function of a trial: as it is, of a plain job, or of a function that takes the names of the space."""
-    if isinstance(found, Job):
-        return VariedJob(found)
-    make: Callable[[Trial], Job] = NamedArguments(found) if takes_names(found, names) else found
+    if isinstance(factory, Job):
+        return VariedJob(factory)
+    make: Callable[[Trial], Job] = NamedArguments(factory) if takes_names(factory, names) else factory
     return make
 
 
@@ -72,23 +72,23 @@ def write_best(
     """Write best.py into a tuning's folder; None if its job comes from no file and is too large to be kept."""
     job = repr(origin)
     if not origin:
-        kept = folder / "job.pickle"
+        pickle_file = folder / "job.pickle"
         try:
             packed = pack(make)
         except Exception:
             return None
         if len(packed) > SMALL:
             return None
-        kept.write_bytes(packed)
+        pickle_file.write_bytes(packed)
         job = "Path(__file__).with_name('job.pickle')"
     file = folder / "best.py"
-    given = {"epochs": epochs, **rest}
+    changes = {"epochs": epochs, **rest}
     text = TEXT.format(
         about=f" ({about})",
         name=file.name,
         configuration=configuration,
         job=job,
-        rest=", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None),
+        rest=", ".join(f"{name}={value!r}" for name, value in changes.items() if value is not None),
     )
     file.write_text(text if not origin else text.replace("from pathlib import Path\n\n", ""))
     return file

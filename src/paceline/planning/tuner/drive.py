@@ -28,11 +28,11 @@ def drive(
     try:
         while True:
             late = seconds is not None and time.perf_counter() - begin >= seconds
-            given = late or _give(study, trials)
-            if given and not study.running:
+            may_end = late or _give(study, trials)
+            if may_end and not study.running:
                 break
             for ended in trials.wait():
-                _tell(study, ended, origin)
+                _record(study, ended, origin)
                 inside, legs = inside + ended.seconds, legs + 1
             if progress is not None:
                 progress(study)
@@ -51,12 +51,17 @@ def _give(study: Study, trials: Trials) -> bool:
     return bool(free)
 
 
-def _tell(study: Study, ended: Ended, origin: float) -> None:
+def _record(study: Study, ended: Ended, origin: float) -> None:
     span = None
     if ended.span is not None:
         worker, began, until = ended.span
         span = (worker, began - origin, until - origin)
     study.end(
-        ended.trial, ended.value, stopped=ended.stopped, reason=ended.reason, seconds=ended.seconds,
-        suggested=ended.suggested, span=span,
-    )  # fmt: skip
+        ended.trial,
+        ended.value,
+        stopped=ended.stopped,
+        reason=ended.reason,
+        seconds=ended.seconds,
+        suggested=ended.suggested,
+        span=span,
+    )

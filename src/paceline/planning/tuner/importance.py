@@ -49,8 +49,8 @@ def shares(trials: Sequence[TrialRecord], space: Mapping[str, Any]) -> dict[str,
 
 def importance(trials: Sequence[TrialRecord], space: Mapping[str, Any]) -> str:
     """Return bars of the shares, or why there are none."""
-    found = shares(trials, space)
-    if found is None:
+    importances = shares(trials, space)
+    if importances is None:
         return (
             f"<p class=note>Shares of the variance need at least {FEW} trials that differ, and Optuna: "
             "<code>pip install 'paceline[optuna]'</code>.</p>"
@@ -58,7 +58,7 @@ def importance(trials: Sequence[TrialRecord], space: Mapping[str, Any]) -> str:
     rows = "".join(
         f'<tr><th>{escape(name)}</th><td class="n">{share:.0%}</td><td style="width:20rem"><div style="height:.8em;'
         f'width:{share:.1%};background:var(--run-0)"></div></td></tr>'
-        for name, share in found.items()
+        for name, share in importances.items()
     )
     note = "<p class=note>fANOVA: the share of the metric's variance that each has alone.</p>"
     return f"<table><tbody>{rows}</tbody></table>{note}"

@@ -42,11 +42,11 @@ class Journal:
         """Return the rows that are there, and cut off a torn last line."""
         if self.file is None:
             return []
-        whole = self.file.read_bytes()
-        end = whole.rfind(b"\n") + 1
-        if end < len(whole):
+        content = self.file.read_bytes()
+        end = content.rfind(b"\n") + 1
+        if end < len(content):
             os.ftruncate(self._descriptor, end)
-        return list(parse(whole[:end], self.file))
+        return list(parse(content[:end], self.file))
 
     def write(self, row: Row) -> None:
         """Append a row, with the time."""
@@ -85,12 +85,12 @@ def read(file: Path) -> list[Row]:
     """Read a journal, also one that is being written."""
     if not file.is_file():
         raise TuningError(f"{file.parent} has no {file.name}; give the folder of a tuning")
-    whole = file.read_bytes()
-    return list(parse(whole[: whole.rfind(b"\n") + 1], file))
+    content = file.read_bytes()
+    return list(parse(content[: content.rfind(b"\n") + 1], file))
 
 
-def parse(whole: bytes, file: Path) -> Iterator[Row]:
-    for number, line in enumerate(whole.splitlines(), start=1):
+def parse(content: bytes, file: Path) -> Iterator[Row]:
+    for number, line in enumerate(content.splitlines(), start=1):
         try:
             row = json.loads(line)
             kind = row["row"]

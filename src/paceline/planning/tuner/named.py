@@ -24,15 +24,15 @@ class NamedArguments:
 
     def check(self, names: Iterable[str]) -> None:
         """Refuse names that the function has no parameter for, and parameters that get no value."""
-        given, parameters = list(names), inspect.signature(self.make).parameters
-        known = [name for name, each in parameters.items() if each.kind in KEYWORDS]
+        space_names, parameters = list(names), inspect.signature(self.make).parameters
+        keywords = [name for name, each in parameters.items() if each.kind in KEYWORDS]
         takes_any = any(each.kind == each.VAR_KEYWORD for each in parameters.values())
-        if unknown := [name for name in given if name not in known and not takes_any]:
+        if unknown := [name for name in space_names if name not in keywords and not takes_any]:
             raise TuningError(
-                f"the job's function has no parameter for the space's {unknown[0]!r}; {suggest(unknown[0], known)}"
+                f"the job's function has no parameter for the space's {unknown[0]!r}; {suggest(unknown[0], keywords)}"
             )
-        for name in known:
-            if name not in given and parameters[name].default is inspect.Parameter.empty:
+        for name in keywords:
+            if name not in space_names and parameters[name].default is inspect.Parameter.empty:
                 raise TuningError(f"the job's function needs {name!r}, which the space does not have")
 
 

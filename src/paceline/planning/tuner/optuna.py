@@ -37,14 +37,14 @@ def package() -> Any:
     return optuna
 
 
-def sampler_named(given: Any, seed: int = 0) -> Any:
+def sampler_named(sampler: Any, seed: int = 0) -> Any:
     """Return a sampler of Optuna by its name, or as it was given."""
-    found = package()
-    if isinstance(given, found.samplers.BaseSampler):
-        return given
-    if given not in SAMPLERS:
-        raise TuningError(f"search={given!r:.60} is neither the name of a search nor a sampler of Optuna")
-    return getattr(found.samplers, SAMPLERS[given][1])(seed=seed % 2**32)
+    optuna = package()
+    if isinstance(sampler, optuna.samplers.BaseSampler):
+        return sampler
+    if sampler not in SAMPLERS:
+        raise TuningError(f"search={sampler!r:.60} is neither the name of a search nor a sampler of Optuna")
+    return getattr(optuna.samplers, SAMPLERS[sampler][1])(seed=seed % 2**32)
 
 
 class OptunaProposals:
@@ -61,15 +61,15 @@ class OptunaProposals:
 
     def configuration(self, trial: int) -> Configuration:
         for _ in range(PATIENCE):
-            asked = self.study.ask()
+            optuna_trial = self.study.ask()
             configuration: Configuration = {}
             for name, parameter in self.space.parameters.items():
                 if exists(parameter.when, configuration):
-                    configuration[name] = suggest_with(asked, name, parameter)
+                    configuration[name] = suggest_with(optuna_trial, name, parameter)
             if self.space.allows(configuration):
-                self.asked[trial] = asked
+                self.asked[trial] = optuna_trial
                 return configuration
-            self.study.tell(asked, state=self.package.trial.TrialState.FAIL)
+            self.study.tell(optuna_trial, state=self.package.trial.TrialState.FAIL)
         raise TuningError(f"the constraints allowed none of {PATIENCE} configurations; loosen them")
 
     def at(self, coordinates: Coordinates) -> Configuration | None:
@@ -82,15 +82,15 @@ class OptunaProposals:
         self.study.enqueue_trial(configuration)
         self.configuration(trial)
 
-    def told(self, trial: int, loss: float, reports: dict[int, float]) -> None:
-        asked = self.asked.pop(trial)
+    def record_loss(self, trial: int, loss: float, reports: dict[int, float]) -> None:
+        optuna_trial = self.asked.pop(trial)
         for step, value in reports.items():
-            asked.report(value, step)
+            optuna_trial.report(value, step)
         states = self.package.trial.TrialState
         if loss == FAILED:
-            self.study.tell(asked, state=states.FAIL)
+            self.study.tell(optuna_trial, state=states.FAIL)
         else:
-            self.study.tell(asked, loss if self.minimize else -loss)
+            self.study.tell(optuna_trial, loss if self.minimize else -loss)
 
 
 def suggest_with(trial: Any, name: str, parameter: Parameter) -> Any:
@@ -104,9 +104,9 @@ def suggest_with(trial: Any, name: str, parameter: Parameter) -> Any:
 
 def distribution(parameter: Parameter) -> Any:
     """Return a parameter as Optuna's distribution."""
-    made = package().distributions
+    distributions = package().distributions
     if isinstance(parameter, Float):
-        return made.FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+        return distributions.FloatDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
     if isinstance(parameter, Int):
-        return made.IntDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
-    return made.CategoricalDistribution(list(parameter.choices))
+        return distributions.IntDistribution(parameter.low, parameter.high, log=parameter.log, step=parameter.step)
+    return distributions.CategoricalDistribution(list(parameter.choices))

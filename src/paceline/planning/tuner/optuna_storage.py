@@ -23,9 +23,7 @@ class Storage:
     def __init__(self, where: Any, name: str, tuning: str, space: Space, minimize: bool) -> None:
         self.package, self.tuning = package(), tuning
         direction = "minimize" if minimize else "maximize"
-        self.study = self.package.create_study(
-            storage=where, study_name=name, direction=direction, load_if_exists=True
-        )  # fmt: skip
+        self.study = self.package.create_study(storage=where, study_name=name, direction=direction, load_if_exists=True)
         self.distributions = {name: distribution(parameter) for name, parameter in space.parameters.items()}
         before = self.study.get_trials(deepcopy=False)
         self._written = {each.user_attrs.get(ATTRIBUTE) for each in before}
@@ -55,19 +53,22 @@ class Storage:
     def _frozen(self, trial: TrialRecord, name: str) -> Any:
         states = self.package.trial.TrialState
         state = {DONE: states.COMPLETE, STOPPED: states.PRUNED, FAILURE: states.FAIL}[trial.status]
-        known = {key: value for key, value in trial.configuration.items() if self._fits(key, value)}
-        rest = {key: value for key, value in trial.configuration.items() if key not in known}
+        parameters = {key: value for key, value in trial.configuration.items() if self._fits(key, value)}
+        rest = {key: value for key, value in trial.configuration.items() if key not in parameters}
         attributes = {ATTRIBUTE: name, "seconds": trial.seconds, **rest}
         return self.package.create_trial(
-            state=state, params=known, distributions={key: self.distributions[key] for key in known},
-            value=trial.value if trial.status != FAILURE else None, intermediate_values=trial.reports,
+            state=state,
+            params=parameters,
+            distributions={key: self.distributions[key] for key in parameters},
+            value=trial.value if trial.status != FAILURE else None,
+            intermediate_values=trial.reports,
             user_attrs=attributes | ({"reason": trial.reason} if trial.reason else {}),
-        )  # fmt: skip
+        )
 
     def _fits(self, name: str, value: Any) -> bool:
         """Whether a value is one of the space's parameter of this name."""
-        found = self.distributions.get(name)
+        distribution = self.distributions.get(name)
         try:
-            return found is not None and bool(found._contains(found.to_internal_repr(value)))
+            return distribution is not None and bool(distribution._contains(distribution.to_internal_repr(value)))
         except ValueError:
             return False

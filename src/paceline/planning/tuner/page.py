@@ -48,12 +48,14 @@ def page(study: Study, header: dict[str, Any], account: Account) -> str:
 
 def _summary(study: Study, header: dict[str, Any], account: Account) -> str:
     best = study.best
-    lead = "No trial has a value." if best is None else (
-        f"{header['metric']} {number(best.value, 4)} by trial {best.number}: {_settings(best)}"
-    )  # fmt: skip
-    said = ". ".join(line[0].upper() + line[1:] for line in account.sentences()) + "."
+    lead = (
+        "No trial has a value."
+        if best is None
+        else (f"{header['metric']} {number(best.value, 4)} by trial {best.number}: {_settings(best)}")
+    )
+    summary = ". ".join(line[0].upper() + line[1:] for line in account.sentences()) + "."
     command = "<pre>paceline train best.py</pre>" if best is not None else ""
-    return f'<p class="lead">{escape(lead)}</p><p class="said">{escape(said)}</p>{command}'
+    return f'<p class="lead">{escape(lead)}</p><p class="said">{escape(summary)}</p>{command}'
 
 
 def _settings(trial: TrialRecord) -> str:
@@ -99,11 +101,11 @@ def _points(trial: TrialRecord) -> tuple[list[float], list[float]]:
 
 def _axes(study: Study, header: dict[str, Any], valued: Sequence[TrialRecord]) -> dict[str, Axis]:
     names = list(dict.fromkeys(name for trial in valued for name in trial.configuration))
-    found = {}
+    axes = {}
     for name in names:
         values = [trial.configuration[name] for trial in valued if name in trial.configuration]
-        found[name] = axis_of(name, values, bool(header["space"].get(name, {}).get("log")))
-    return found
+        axes[name] = axis_of(name, values, bool(header["space"].get(name, {}).get("log")))
+    return axes
 
 
 def _parameters(study: Study, name: str, axes: dict[str, Axis], valued: Sequence[TrialRecord]) -> str:
@@ -131,13 +133,13 @@ def _parameters(study: Study, name: str, axes: dict[str, Axis], valued: Sequence
 def _table(study: Study, trials: Sequence[TrialRecord], metric: str) -> str:
     shown = sorted(trials, key=lambda t: (t.value is None, (t.value or 0) * (1 if study.minimize else -1)))[:ROWS]
     body = "".join(_rows(shown))
-    left = f"<p class=note>{len(trials) - ROWS:,} more are in the journal.</p>" if len(trials) > ROWS else ""
+    note = f"<p class=note>{len(trials) - ROWS:,} more are in the journal.</p>" if len(trials) > ROWS else ""
     heads = "".join(
         f"<th>{escape(head)}</th>" for head in ("trial", metric, "steps", "status", "seconds", "configuration")
     )
     return (
         f'<div class="scroll"><table class="rows"><thead><tr>{heads}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{left}"
+        f"<tbody>{body}</tbody></table></div>{note}"
     )
 
 

@@ -65,12 +65,12 @@ def parallel(axes: Sequence[Axis], rows: Sequence[tuple[list[Any], float, int]])
     crowded = sum(len(axis.name) for axis in axes) * WIDTH > 1
     at_edge = ";transform:translateX(-100%)"
     for values, goodness, trial in sorted(rows, key=lambda row: row[1])[-MOST:]:
-        known = [
+        points = [
             (n * gap, (1 - a.place(v)) * SIDE)
             for n, (a, v) in enumerate(zip(axes, values, strict=True))
             if v is not None
         ]
-        path = "L".join(f"{x:.0f} {y:.0f}" for x, y in known)
+        path = "L".join(f"{x:.0f} {y:.0f}" for x, y in points)
         colour, opacity = ("run-1", 0.9) if goodness >= 0.9 else ("run-0", 0.12 + 0.4 * goodness)
         lines += (
             f'<path class="line" style="stroke:var(--{colour});opacity:{opacity:.2f}" d="M{path}">'

@@ -30,7 +30,7 @@ class Proposals(Protocol):
     def recall(self, trial: int, configuration: Configuration) -> None:
         """Take note of a configuration that a journal says was proposed."""
 
-    def told(self, trial: int, loss: float, reports: dict[int, float]) -> None:
+    def record_loss(self, trial: int, loss: float, reports: dict[int, float]) -> None:
         """Take the loss of a trial that is over."""
 
 
@@ -88,7 +88,7 @@ class Drawn:
                 "resume with the space and the constraints of the first time"
             )
 
-    def told(self, trial: int, loss: float, reports: dict[int, float]) -> None:
+    def record_loss(self, trial: int, loss: float, reports: dict[int, float]) -> None:
         """A sampler of this kind does not learn."""
 
     def __len__(self) -> int:

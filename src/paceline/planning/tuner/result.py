@@ -56,14 +56,21 @@ class Tuning:
         best = self.best
         count = {s: sum(t.status == s for t in self.trials) for s in ("done", "stopped", "paused", "failed")}
         return {
-            "search": self.search, "trials": len(self.trials), **count, "metric": self.metric, "mode": self.mode,
-            "best_trial": best.number if best else None, "best_value": best.value if best else None,
-            "best_configuration": best.configuration if best else None, "ran": self.way, "ran_because": self.why,
+            "search": self.search,
+            "trials": len(self.trials),
+            **count,
+            "metric": self.metric,
+            "mode": self.mode,
+            "best_trial": best.number if best else None,
+            "best_value": best.value if best else None,
+            "best_configuration": best.configuration if best else None,
+            "ran": self.way,
+            "ran_because": self.why,
             **self.account.as_dict(),
             "tuning": str(self.path) if self.path else None,
             "best_job": str(self.path / "best.py") if self.path and (self.path / "best.py").is_file() else None,
             "failures": {t.number: t.reason.splitlines()[0] for t in self.trials if t.reason},
-        }  # fmt: skip
+        }
 
     def _listed(self) -> TextList:
         """Return what was found in words, one line per subject."""

@@ -76,15 +76,19 @@ SEARCHES: dict[str, Recipe] = {
     "sobol": Recipe("configurations that fill the space evenly, each trained to the end", _fifo, sampler="sobol"),
     "asha": Recipe(
         "continues trials that are among the best at a rung; no trial waits for another",
-        _asha, {"grace_period": 0, "reduction_factor": 4},
+        _asha,
+        {"grace_period": 0, "reduction_factor": 4},
     ),
     "successive_halving": Recipe(
         "trains all a little, the best part longer, and so on",
-        lambda terms, **options: SuccessiveHalving(terms.trials, terms.max_t, **options), HALVING,
+        lambda terms, **options: SuccessiveHalving(terms.trials, terms.max_t, **options),
+        HALVING,
     ),
     "hyperband": Recipe(
         "brackets of successive halving; their number of trials follows from max_t",
-        lambda terms, **options: Hyperband(terms.max_t, **options), {"reduction_factor": 3}, counts=True,
+        lambda terms, **options: Hyperband(terms.max_t, **options),
+        {"reduction_factor": 3},
+        counts=True,
     ),
     "median_stopping": Recipe(
         "stops a trial whose best is worse than the median of the others' averages",
@@ -92,11 +96,12 @@ SEARCHES: dict[str, Recipe] = {
         {"grace_period": 1, "min_trials": 3},
     ),
     "pbt": Recipe(
-        "a population whose worst members continue from the best, with a changed configuration", _pbt,
+        "a population whose worst members continue from the best, with a changed configuration",
+        _pbt,
         {"perturbation_interval": 1, "quantile": 0.25, "resample_probability": 0.25, "perturbation": 0.1},
     ),
     **{name: Recipe(about, _fifo, sampler=name) for name, (about, _) in OPTUNA.items()},
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True)
@@ -112,13 +117,13 @@ class Search:
     own: Any = None
 
     @staticmethod
-    def parse(given: Any) -> Search:
+    def parse(search: Any) -> Search:
         """Make a search from its name and options; a sampler of Optuna is taken as it is."""
-        if isinstance(given, Search):
-            return given
-        if not isinstance(given, str):
-            return Search("random", type(given).__name__, {}, own=sampler_named(given))
-        name, _, tail = given.strip().partition(":")
+        if isinstance(search, Search):
+            return search
+        if not isinstance(search, str):
+            return Search("random", type(search).__name__, {}, own=sampler_named(search))
+        name, _, tail = search.strip().partition(":")
         if name not in SEARCHES:
             raise TuningError(f"there is no search {name!r}; {suggest(name, SEARCHES)}")
         recipe = SEARCHES[name]
@@ -193,8 +198,8 @@ def _points(dimensions: int, seed: int) -> Callable[[int], Sequence[Sequence[flo
             from scipy.stats import qmc
         except ImportError:
             raise TuningError("sampler sobol needs SciPy: pip install 'paceline[tune]'") from None
-        found: Sequence[Sequence[float]] = qmc.Sobol(dimensions, seed=seed).random(count).tolist()
-        return found
+        draws: Sequence[Sequence[float]] = qmc.Sobol(dimensions, seed=seed).random(count).tolist()
+        return draws
 
     return points
 
@@ -202,10 +207,10 @@ def _points(dimensions: int, seed: int) -> Callable[[int], Sequence[Sequence[flo
 def _number(search: str, key: str, text: str, default: int | float) -> int | float:
     """Parse an option; whole, if its default is."""
     try:
-        found = int(text) if isinstance(default, int) else float(text)
+        number = int(text) if isinstance(default, int) else float(text)
     except ValueError:
-        found = -1
-    if found <= 0 or not math.isfinite(found):
+        number = -1
+    if number <= 0 or not math.isfinite(number):
         what = "whole number" if isinstance(default, int) else "number"
         raise TuningError(f"search {search}: {key}={text!r} is not a {what} above 0")
-    return found
+    return number

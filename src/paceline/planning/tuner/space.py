@@ -124,8 +124,8 @@ Parameter = Float | Int | Choice
 def _take_plain(parameter: Parameter) -> None:
     """Let a parameter hold Python's numbers where NumPy's were given."""
     for name, value in vars(parameter).items():
-        taken = type(value)(map(plain, value)) if isinstance(value, list | tuple) else plain(value)
-        object.__setattr__(parameter, name, taken)
+        plain_value = type(value)(map(plain, value)) if isinstance(value, list | tuple) else plain(value)
+        object.__setattr__(parameter, name, plain_value)
 
 
 def _middles(count: int) -> list[float]:
@@ -159,11 +159,11 @@ class Space:
 
     def configuration(self, coordinates: Coordinates) -> Configuration | None:
         """Return the configuration at a point: the parameters that exist there. None if it is not allowed."""
-        found: Configuration = {}
+        settings: Configuration = {}
         for (name, parameter), coordinate in zip(self.parameters.items(), coordinates, strict=True):
-            if exists(parameter.when, found):
-                found[name] = parameter.value(coordinate)
-        return found if self.allows(found) else None
+            if exists(parameter.when, settings):
+                settings[name] = parameter.value(coordinate)
+        return settings if self.allows(settings) else None
 
     def allows(self, configuration: Configuration) -> bool:
         """Return whether all constraints hold."""
@@ -180,14 +180,15 @@ class Space:
 def _described(parameter: Parameter) -> dict[str, Any]:
     """Return a parameter as a table of a file has it; the type is named, as JSON reads 1.0 and 1 alike."""
     kind = {} if isinstance(parameter, Choice) else {"type": type(parameter).__name__.lower()}
-    given = {k: v for k, v in vars(parameter).items() if v is not None and v is not False and v != {}}
-    return {**kind, **given}
+    fields = {k: v for k, v in vars(parameter).items() if v is not None and v is not False and v != {}}
+    return {**kind, **fields}
 
 
-def exists(when: Condition, found: Configuration) -> bool:
+def exists(when: Condition, configuration: Configuration) -> bool:
     """Return whether a parameter with this condition exists in a configuration."""
     return all(
-        parent in found and found[parent] in (wanted if isinstance(wanted, list | tuple | set) else [wanted])
+        parent in configuration
+        and configuration[parent] in (wanted if isinstance(wanted, list | tuple | set) else [wanted])
         for parent, wanted in when.items()
     )
 
@@ -202,30 +203,34 @@ def _no_range(low: float, high: float, log: bool) -> str:
 KEYS = {"low", "high", "log", "step", "count", "when", "choices", "type"}
 
 
-def _parameter(name: str, given: Any) -> Parameter:
+def _parameter(name: str, definition: Any) -> Parameter:
     """Return a parameter: as it is, from a list of choices, or from a table of a file."""
-    if isinstance(given, Float | Int | Choice):
-        return given
-    if isinstance(given, list | tuple):
-        return Choice(list(given))
-    if not isinstance(given, Mapping):
+    if isinstance(definition, Float | Int | Choice):
+        return definition
+    if isinstance(definition, list | tuple):
+        return Choice(list(definition))
+    if not isinstance(definition, Mapping):
         raise TuningError(
-            f"the space's {name} is {given!r:.60}; give a list of values, or a range, as in "
+            f"the space's {name} is {definition!r:.60}; give a list of values, or a range, as in "
             "{low = 0.001, high = 1.0}; in Python paceline.Float, Int or Choice"
         )
-    if unknown := sorted(set(given) - KEYS):
+    if unknown := sorted(set(definition) - KEYS):
         raise TuningError(f"the space's {name} has a key {unknown[0]!r}; {suggest(unknown[0], KEYS)}")
-    if "choices" in given:
-        return Choice(given["choices"], given.get("when", {}))
-    if not {"low", "high"} <= set(given) or not all(isinstance(given[key], int | float) for key in ("low", "high")):
+    if "choices" in definition:
+        return Choice(definition["choices"], definition.get("when", {}))
+    if not {"low", "high"} <= set(definition) or not all(
+        isinstance(definition[key], int | float) for key in ("low", "high")
+    ):
         raise TuningError(f"the space's {name} needs two numbers, low and high, or a list of choices")
-    rest = {key: value for key, value in given.items() if key not in ("type", "low", "high")}
-    kind = given.get("type") or ("int" if isinstance(given["low"], int) and isinstance(given["high"], int) else "float")
+    rest = {key: value for key, value in definition.items() if key not in ("type", "low", "high")}
+    kind = definition.get("type") or (
+        "int" if isinstance(definition["low"], int) and isinstance(definition["high"], int) else "float"
+    )
     if kind not in ("int", "float"):
         raise TuningError(f"the space's {name} has the type {kind!r}; {suggest(str(kind), ('int', 'float'))}")
-    made = Int if kind == "int" else Float
+    parameter_type = Int if kind == "int" else Float
     try:
-        return made(given["low"], given["high"], **rest)
+        return parameter_type(definition["low"], definition["high"], **rest)
     except TypeError as error:
         raise TuningError(f"the space's {name}: {error}") from None
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.algorithms.tuning import FAILED, Leg, Scheduler
+from paceline.algorithms.tuning import FAILED, Scheduler, TrialSegment
 from paceline.errors import TuningError
 from paceline.planning.tuner.journal import Journal, Row
 from paceline.planning.tuner.proposals import Proposals
@@ -48,7 +48,7 @@ class TrialRecord:
 class Assignment:
     """A leg with the configuration that it is trained with."""
 
-    leg: Leg
+    leg: TrialSegment
     configuration: Configuration
 
 
@@ -56,9 +56,14 @@ class Study:
     """The state of a tuning."""
 
     def __init__(
-        self, proposals: Proposals, scheduler: Scheduler, journal: Journal, minimize: bool, total: int,
+        self,
+        proposals: Proposals,
+        scheduler: Scheduler,
+        journal: Journal,
+        minimize: bool,
+        total: int,
         header: Row | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.proposals, self.scheduler, self.journal = proposals, scheduler, journal
         self.minimize, self.total = minimize, total
         self.trials: dict[int, TrialRecord] = {}
@@ -87,17 +92,24 @@ class Study:
         leg = self.scheduler.next()
         if leg is None:
             return None
-        found = self._begin(leg, None)
-        self.journal.write({
-            "row": "leg", "trial": leg.trial, "start": leg.start, "stop": leg.stop, "source": leg.source,
-            "configuration": found.configuration, "worker": worker,
-        })  # fmt: skip
-        return found
+        assignment = self._begin(leg, None)
+        self.journal.write(
+            {
+                "row": "leg",
+                "trial": leg.trial,
+                "start": leg.start,
+                "stop": leg.stop,
+                "source": leg.source,
+                "configuration": assignment.configuration,
+                "worker": worker,
+            }
+        )
+        return assignment
 
     def report(self, trial: int, step: int, value: float) -> bool:
         """Take a trial's value after a step; return whether the trial is to stop."""
-        if (known := self._answers.get((trial, step))) is not None:
-            return known  # of a leg that runs again
+        if (answer := self._answers.get((trial, step))) is not None:
+            return answer  # of a leg that runs again
         record = self.trials[trial]
         record.reports[step], record.step, record.value = value, step, value
         stop = self.scheduler.report(trial, step, self._loss(value))
@@ -106,16 +118,29 @@ class Study:
         return stop
 
     def end(
-        self, trial: int, value: float | None, *, stopped: bool = False, reason: str = "", seconds: float = 0.0,
-        suggested: Configuration | None = None, span: tuple[int, float, float] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        trial: int,
+        value: float | None,
+        *,
+        stopped: bool = False,
+        reason: str = "",
+        seconds: float = 0.0,
+        suggested: Configuration | None = None,
+        span: tuple[int, float, float] | None = None,
+    ) -> None:
         """Take the end of a leg. Without a value it has failed, for the reason given."""
         if value is None or not math.isfinite(value):
             value, reason = None, reason or f"its value is {value}"
         row = {
-            "row": "end", "trial": trial, "value": value, "stopped": stopped, "reason": reason, "seconds": seconds,
-            "suggested": suggested or {}, "span": span,
-        }  # fmt: skip
+            "row": "end",
+            "trial": trial,
+            "value": value,
+            "stopped": stopped,
+            "reason": reason,
+            "seconds": seconds,
+            "suggested": suggested or {},
+            "span": span,
+        }
         self.journal.write(row)
         self._take_end(row)
 
@@ -142,7 +167,7 @@ class Study:
 
     # --- within ---
 
-    def _begin(self, leg: Leg, recorded: Configuration | None) -> Assignment:
+    def _begin(self, leg: TrialSegment, recorded: Configuration | None) -> Assignment:
         """Note that a leg begins; its configuration is proposed, or the one that a journal recorded."""
         configuration = self._configuration(leg, recorded)
         record = self.trials.get(leg.trial)
@@ -152,10 +177,10 @@ class Study:
             record.earlier.append((leg.start, record.configuration))
             record.configuration = configuration
         record.status = RUNNING
-        found = self.running[leg.trial] = Assignment(leg, configuration)
-        return found
+        assignment = self.running[leg.trial] = Assignment(leg, configuration)
+        return assignment
 
-    def _configuration(self, leg: Leg, recorded: Configuration | None) -> Configuration:
+    def _configuration(self, leg: TrialSegment, recorded: Configuration | None) -> Configuration:
         if leg.coordinates is not None:
             assert leg.source is not None
             return self.proposals.at(leg.coordinates) or self.trials[leg.source].configuration
@@ -183,9 +208,9 @@ class Study:
             record.reports.setdefault(record.step, value)
         self.scheduler.end(trial, record.step, FAILED if value is None else self._loss(value))
         if record.status != PAUSED:
-            self.proposals.told(trial, FAILED if value is None else self._loss(value), record.reports)
+            self.proposals.record_loss(trial, FAILED if value is None else self._loss(value), record.reports)
 
-    def _is_last(self, leg: Leg) -> bool:
+    def _is_last(self, leg: TrialSegment) -> bool:
         return not self.scheduler.resumes or leg.stop >= self.scheduler.max_t
 
     def _rank(self, record: TrialRecord) -> tuple[bool, float, int]:

@@ -41,23 +41,23 @@ class Asking(Trial):
 def suggested_space(make: Callable[[Trial], Any]) -> Space:
     """Return the space of what `make` suggests; it is empty if the function suggests nothing."""
     base = _asked(make, {})
-    found = dict(base)
+    parameters = dict(base)
     waiting: list[tuple[Configuration, Asked]] = [({}, base)]
-    seen, changing, calls = set[str](), set[str](), 1
+    visited, changing, calls = set[str](), set[str](), 1
     while waiting:
-        fixed, asked = waiting.pop(0)
-        for name, choice in asked.items():
-            if name in seen or not isinstance(choice, Choice) or choice.faults():
+        fixed, suggestions = waiting.pop(0)
+        for name, choice in suggestions.items():
+            if name in visited or not isinstance(choice, Choice) or choice.faults():
                 continue
-            seen.add(name)
+            visited.add(name)
             if (calls := calls + len(choice.choices) - 1) > MOST:
                 raise TuningError(f"what the function suggests has more than {MOST} choices; give space= instead")
-            runs = {choice.choices[0]: asked}
+            runs = {choice.choices[0]: suggestions}
             for value in choice.choices[1:]:
                 runs[value] = _asked(make, {**fixed, name: value})
                 waiting.append(({**fixed, name: value}, runs[value]))
-            changing |= _join(found, name, runs)
-    return Space({name: parameter for name, parameter in found.items() if name not in changing})
+            changing |= _join(parameters, name, runs)
+    return Space({name: parameter for name, parameter in parameters.items() if name not in changing})
 
 
 def _asked(make: Callable[[Trial], Any], fixed: Configuration) -> Asked:
@@ -68,7 +68,7 @@ def _asked(make: Callable[[Trial], Any], fixed: Configuration) -> Asked:
     return trial.asked
 
 
-def _join(found: Asked, parent: str, runs: dict[Any, Asked]) -> set[str]:
+def _join(parameters: Asked, parent: str, runs: dict[Any, Asked]) -> set[str]:
     """Add what is asked for under each value of a choice, with its condition; return names whose range changes."""
     changing = set()
     for name in dict.fromkeys(name for asked in runs.values() for name in asked):
@@ -76,8 +76,8 @@ def _join(found: Asked, parent: str, runs: dict[Any, Asked]) -> set[str]:
         same = runs[having[0]][name]
         if any(runs[value][name] != same for value in having):
             changing.add(name)
-        known = found.get(name, same)
+        parameter = parameters.get(name, same)
         if len(having) < len(runs):
-            known = replace(known, when={**known.when, parent: having[0] if len(having) == 1 else having})
-        found[name] = known
+            parameter = replace(parameter, when={**parameter.when, parent: having[0] if len(having) == 1 else having})
+        parameters[name] = parameter
     return changing

@@ -38,10 +38,10 @@ class Measure:
         """Return the updates after which a step ends."""
         return agenda.updates_per_epoch * step // self.steps_per_epoch
 
-    def value(self, found: dict[str, float]) -> float:
-        if self.metric not in found:
-            raise TrialFailed(f"there is no figure {self.metric!r} to tune by; {suggest(self.metric, found)}")
-        return found[self.metric]
+    def value(self, figures: dict[str, float]) -> float:
+        if self.metric not in figures:
+            raise TrialFailed(f"there is no figure {self.metric!r} to tune by; {suggest(self.metric, figures)}")
+        return figures[self.metric]
 
     def epochs(self, job: Job, step: int) -> int:
         """Return the epochs that the job needs to have for it to come to a step."""
@@ -52,9 +52,12 @@ class JobObjective:
     """Trains the job that `make_job` makes for a trial; `train` opens a training in this process."""
 
     def __init__(
-        self, make_job: Callable[[Trial], Job], train: Callable[[Job], Training], measure: Measure,
+        self,
+        make_job: Callable[[Trial], Job],
+        train: Callable[[Job], Training],
+        measure: Measure,
         heeds: frozenset[int] | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.make_job, self.train, self.measure = make_job, train, measure
         #: The steps at which the search decides by a trial's value; None: all. Other steps are not evaluated.
         self.heeds = heeds

@@ -26,9 +26,16 @@ class Trial:
     """
 
     def __init__(
-        self, number: int, configuration: Configuration, start: int, stop: int, seed: int = 0,
-        reporter: Reporter = lambda step, value: False, states: Path | None = None, source: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        number: int,
+        configuration: Configuration,
+        start: int,
+        stop: int,
+        seed: int = 0,
+        reporter: Reporter = lambda step, value: False,
+        states: Path | None = None,
+        source: int | None = None,
+    ) -> None:
         self.number, self.configuration, self.start, self.stop = number, configuration, start, stop
         self.seed, self.states = seed, states
         #: The trial whose state at `start` this leg begins from.

@@ -31,12 +31,12 @@ class VariedJob:
 
     def check(self, names: Iterable[str]) -> None:
         """Refuse names that would change nothing."""
-        known = [*FIELDS, DROPOUT, *_settings(self.job)]
+        settings = [*FIELDS, DROPOUT, *_settings(self.job)]
         for name in names:
-            if name not in known:
+            if name not in settings:
                 raise TuningError(
                     f"the space's {name!r} is neither a setting of the job's optimizer nor a field of the job; "
-                    f"{suggest(name, known)}. For anything else let the job file say `def job(trial): ...`"
+                    f"{suggest(name, settings)}. For anything else let the job file say `def job(trial): ...`"
                 )
 
 

@@ -59,7 +59,7 @@ class Traits:
     """The properties of a method that other parts of Paceline may ask for."""
 
     #: Every worker takes part in every update, so the run cannot continue without one of them.
-    keeps_step: bool = True
+    synchronous: bool = True
     #: All workers hold the same parameters and optimizer state after every update.
     agrees: bool = False
     #: The user's optimizer works at the shards of a server, on the shard's own state.
@@ -250,9 +250,9 @@ class Server(Method):
     def server(self) -> Server:
         return self
 
-    def machine(self, workers: int, ghosts: int = 0) -> Shard | Gathering:
+    def machine(self, workers: int, pending_owners: int = 0) -> Shard | Gathering:
         """Make the state machine that answers the pushes to a shard."""
-        return Shard(workers, ghosts)
+        return Shard(workers, pending_owners)
 
     def prove(self, workers: int) -> None:
         """Do nothing: a gate is proved by every interleaving (`claim`), which takes too long for a start."""

@@ -104,7 +104,7 @@ class Pipeline(Method):
         refusal = PART if self.spread.inside > 1 or served else "" if self.flushes else flush
         never_empty = "its pipeline is never empty before the end" if self.schedule.span == 0 else ""
         return Traits(
-            keeps_step=not served,
+            synchronous=not served,
             holds="stages",
             whole_batch=self.flushes and not self.spread.wide,
             one_model=self.flushes and not served,
@@ -252,8 +252,16 @@ class Pipeline(Method):
     def picture(self, workers: int) -> Stages:
         spread, gate = self.spread, self.spread.server.gate if self.spread.server is not None else None
         return Stages(
-            self.mesh(workers), self.micro_batches, self.schedule, lambda counts: self.table(workers, counts),
-            spread.recipe, spread.collective, gate, spread.wide, self.program, self.leasing_program,
-        )  # fmt: skip
+            self.mesh(workers),
+            self.micro_batches,
+            self.schedule,
+            lambda counts: self.table(workers, counts),
+            spread.recipe,
+            spread.collective,
+            gate,
+            spread.wide,
+            self.program,
+            self.leasing_program,
+        )
 
     claim = picture

@@ -121,10 +121,20 @@ class Finish(NamedTuple):
 
 
 Effect = (
-    Gradient | Sum | Step
-    | Offer | Exchange | BeginExchange | EndExchange
-    | Recall | Keep | Product | Change | Gather | Finish
-)  # fmt: skip
+    Gradient
+    | Sum
+    | Step
+    | Offer
+    | Exchange
+    | BeginExchange
+    | EndExchange
+    | Recall
+    | Keep
+    | Product
+    | Change
+    | Gather
+    | Finish
+)
 ALL_EFFECTS: tuple[type, ...] = get_args(Effect)
 Program = Generator[Effect, Any, None]
 

@@ -35,7 +35,7 @@ class ParameterServer(Server):
     @computed
     def traits(self) -> Traits:
         return Traits(
-            keeps_step=False,
+            synchronous=False,
             optimizer_at_server=True,
             takes_sparse=isinstance(self.rule, Plain),
             shares_parameters=True,
@@ -77,7 +77,7 @@ class GatheringServer(Server):
 
     program = staticmethod(push_in_rounds)
     traits = Traits(
-        keeps_step=False,
+        synchronous=False,
         optimizer_at_server=True,
         shares_parameters=True,
         gathers=True,
@@ -88,7 +88,7 @@ class GatheringServer(Server):
     def division(self, workers: int, chunks: int) -> Division:
         return Division(self.gathers, shares=self.gathers, results=0)
 
-    def machine(self, workers: int, ghosts: int = 0) -> Gathering:
+    def machine(self, workers: int, pending_owners: int = 0) -> Gathering:
         return Gathering(workers, self.gathers)
 
     def predict(self, prices: Prices) -> Estimate:
@@ -123,7 +123,7 @@ class CentreServer(Server):
     def traits(self) -> Traits:
         parts = "shares out parts of the data, and only your loop has them" if self.exchange.parts else ""
         return Traits(
-            keeps_step=False,
+            synchronous=False,
             needs_train=parts,
             no_codec="its workers exchange whole replicas with the centre, which no codec writes; use mode=synchronous",
         )
@@ -151,9 +151,7 @@ class CentreServer(Server):
         every, note = shortened(exchange.every)
         fitting = replace(self, exchange=replace(exchange, every=every) if note else exchange)  # type: ignore[type-var]
         sign = "  3   exchanges with the centre, whose version 3 that makes"
-        return Timeline(
-            3 * workers * every, (OWN_STEP, sign, WAITS), staleness=True, fitting=fitting, note=note
-        )  # fmt: skip
+        return Timeline(3 * workers * every, (OWN_STEP, sign, WAITS), staleness=True, fitting=fitting, note=note)
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,7 @@ class PairwiseGossip(Server):
     slots = ReplicaSlots
     program = staticmethod(push_every_batch)
     traits = Traits(
-        keeps_step=False,
+        synchronous=False,
         shares_parameters=True,
         one_machine="its pairs average in the memory of one machine; use gossip with mode=synchronous",
     )
@@ -190,7 +188,7 @@ class Hogwild(Server):
 
     program = staticmethod(push_every_batch)
     traits = Traits(
-        keeps_step=False,
+        synchronous=False,
         takes_sparse=True,
         shares_parameters=True,
         versioned=False,

@@ -10,13 +10,37 @@ from types import CodeType, FrameType
 import torch
 
 OPERATIONS = (
-    "nothing yet", "the making of the group", "all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter",
-    "reduce_scatter", "all_to_all", "barrier", "send", "recv", "a change to another backend",
-)  # fmt: skip
+    "nothing yet",
+    "the making of the group",
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "gather",
+    "scatter",
+    "reduce_scatter",
+    "all_to_all",
+    "barrier",
+    "send",
+    "recv",
+    "a change to another backend",
+)
 (
-    NOTHING, SET_UP, ALL_REDUCE, BROADCAST, REDUCE, ALL_GATHER, GATHER, SCATTER,
-    REDUCE_SCATTER, ALL_TO_ALL, BARRIER, SEND, RECV, CHANGE,
-) = range(len(OPERATIONS))  # fmt: skip
+    NOTHING,
+    SET_UP,
+    ALL_REDUCE,
+    BROADCAST,
+    REDUCE,
+    ALL_GATHER,
+    GATHER,
+    SCATTER,
+    REDUCE_SCATTER,
+    ALL_TO_ALL,
+    BARRIER,
+    SEND,
+    RECV,
+    CHANGE,
+) = range(len(OPERATIONS))
 
 # The order of PyTorch's ReduceOp.RedOpType.
 REDUCTIONS = ("sum", "average", "product", "minimum", "maximum", "and", "or", "exclusive or", "scaled sum")
@@ -76,9 +100,9 @@ _known: dict[CodeType, bool] = {}
 
 def call_site() -> CallSite | None:
     """Return the innermost line that is neither PyTorch's nor this package's."""
-    found = _users(sys._getframe(1), threaded=False)
-    if found is not None:
-        return found
+    site = _users(sys._getframe(1), threaded=False)
+    if site is not None:
+        return site
     # A thread of PyTorch's own has no line of the user's: show where the main thread is.
     return _users(sys._current_frames().get(threading.main_thread().ident or 0), threaded=True)
 

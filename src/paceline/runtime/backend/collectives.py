@@ -22,9 +22,15 @@ Steps = Iterator[int]
 
 # The order of PyTorch's ReduceOp.RedOpType; an average is a sum that is divided.
 COMBINE: tuple[Combine, ...] = (
-    torch.add, torch.add, torch.mul, torch.minimum, torch.maximum,
-    torch.bitwise_and, torch.bitwise_or, torch.bitwise_xor,
-)  # fmt: skip
+    torch.add,
+    torch.add,
+    torch.mul,
+    torch.minimum,
+    torch.maximum,
+    torch.bitwise_and,
+    torch.bitwise_or,
+    torch.bitwise_xor,
+)
 AVERAGE = 1
 
 # From here on, with more than two ranks, each sums a segment and the others copy it; below, each sums all.
@@ -156,8 +162,8 @@ def reduce_scatter(memory: GroupMemory, call: int, output: Tensor, inputs: Seque
     for start, stop in pieces(max(len(part) for part in inputs), output.element_size(), memory.ranks):
         slots = _offer(memory, inputs, start, stop)
         yield call
-        here = output[start:stop]
-        fold([slot[: here.numel()] for slot in slots], COMBINE[reduction], here)
+        target = output[start:stop]
+        fold([slot[: target.numel()] for slot in slots], COMBINE[reduction], target)
     average(output, reduction, memory.ranks)
 
 
@@ -169,19 +175,19 @@ def all_to_all(memory: GroupMemory, call: int, outputs: Sequence[Tensor], inputs
     mine = torch.tensor([[len(part) for part in inputs], [len(part) for part in outputs]])
     table = torch.empty((memory.ranks, *mine.shape), dtype=torch.int64)
     yield from all_gather(memory, call, table.view(memory.ranks, -1).unbind(), mine.view(-1))
-    given, taken = table[:, 0], table[:, 1].T
-    if not torch.equal(given, taken):
-        giver, taker = (given != taken).nonzero()[0].tolist()
+    sent, expected = table[:, 0], table[:, 1].T
+    if not torch.equal(sent, expected):
+        giver, taker = (sent != expected).nonzero()[0].tolist()
         raise UsageError(
-            f"all_to_all: rank {giver} gives rank {taker} {given[giver, taker]} numbers, "
-            f"which expects {taken[giver, taker]}; both must be the same"
+            f"all_to_all: rank {giver} gives rank {taker} {sent[giver, taker]} numbers, "
+            f"which expects {expected[giver, taker]}; both must be the same"
         )
-    for start, stop in pieces(int(given.max()), inputs[0].element_size(), memory.ranks):
+    for start, stop in pieces(int(sent.max()), inputs[0].element_size(), memory.ranks):
         slots = _offer(memory, inputs, start, stop)
         yield call
         for output, slot in zip(outputs, slots, strict=True):
-            here = output[start:stop]
-            here.copy_(slot[: here.numel()])
+            target = output[start:stop]
+            target.copy_(slot[: target.numel()])
 
 
 def _offer(memory: GroupMemory, inputs: Sequence[Tensor], start: int, stop: int) -> list[Tensor]:

@@ -13,16 +13,16 @@ SITES_SECONDS = 1.0  # for the others to arrive, and to say where they called fr
 ADVICE = "Look at what rank {} printed last; if it is only slow, give init_process_group a longer timeout"
 
 
-def missing(memory: GroupMemory, who: str, other: int, gone: bool, seconds: float) -> str:
+def missing(memory: GroupMemory, who: str, other: int, has_left: bool, seconds: float) -> str:
     """Describe a wait for a rank that does not arrive. `who` begins it: "rank 0 waited in barrier at train.py:40"."""
-    how = _how_gone(memory, other) if gone else f"did not come within {seconds:.1f} s"
+    how = _how_gone(memory, other) if has_left else f"did not come within {seconds:.1f} s"
     status, arrived = memory.status_of(other), memory.cells[other][ARRIVED]
     lines = [f"{who} for rank {other}, which {how}"]
     if status:
         lines.append(f"  rank {other}: {status}")
     last = calls.describe(memory.call_of(other, arrived))
-    here = f"its round {arrived} in this group; here it is round {memory.round}"
-    lines.append(f"  rank {other} was last in {last} ({here})")
+    progress = f"its round {arrived} in this group; here it is round {memory.round}"
+    lines.append(f"  rank {other} was last in {last} ({progress})")
     return "\n".join(lines) + "\n" + ADVICE.format(other)
 
 
@@ -35,10 +35,10 @@ def ranks(numbers: list[int]) -> str:
 
 
 def _how_gone(memory: GroupMemory, other: int) -> str:
-    left = memory.cells[other][LEFT]
-    if left == FAILED:
+    departure = memory.cells[other][LEFT]
+    if departure == FAILED:
         return "has failed in this group before"
-    if left:
+    if departure:
         return "has left the group (it ended, or destroyed or aborted the group)"
     return f"is gone: its process {memory.processes.pids[other]} has ended"
 

@@ -25,24 +25,24 @@ def warn_once(what: str) -> None:
 
 def gloo(store: Store, rank: int, ranks: int, timeout: timedelta) -> Any:
     """Create a gloo group over the same store."""
-    made = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, ranks, timeout)
-    made._set_sequence_number_for_group()
-    return made
+    group = dist.ProcessGroupGloo(PrefixStore("gloo", store), rank, ranks, timeout)
+    group._set_sequence_number_for_group()
+    return group
 
 
 def group_of_device(device: str, group: Any, timeout: timedelta) -> Any:
     """Create a group for another device, with the backend that init_process_group was given for it."""
-    given = dict(
+    backends = dict(
         pair.split(":") for pair in distributed_c10d._world.pg_backend_config.get(group, "").split(",") if ":" in pair
     )
-    name = given.get(device)
+    name = backends.get(device)
     if name is None:
         raise UsageError(
             f"the paceline backend is for tensors on the CPU; this one is on {device}. "
             f'Name a backend for it too: init_process_group("cpu:paceline,{device}:nccl")'
         )
     store, rank, ranks = PrefixStore(device, group.get_group_store()), group.rank(), group.size()
-    made: Any = dist.ProcessGroup(store, rank, ranks)
+    device_group: Any = dist.ProcessGroup(store, rank, ranks)
     if name == "nccl":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
@@ -52,9 +52,9 @@ def group_of_device(device: str, group: Any, timeout: timedelta) -> Any:
         backend, kind = gloo(store, rank, ranks, timeout), dist.ProcessGroup.BackendType.GLOO
     else:
         raise UsageError(f"beside the paceline backend, {device} may have nccl or gloo, not {name}")
-    made._register_backend(torch.device(device), kind, backend)
-    made._set_default_backend(kind)
-    return made
+    device_group._register_backend(torch.device(device), kind, backend)
+    device_group._set_default_backend(kind)
+    return device_group
 
 
 class BackendInfo:

@@ -236,9 +236,9 @@ class PacelineGroup(_Group):  # type: ignore[misc]
     def all_to_all_single(
         self, output: Tensor, tensor: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> dist.Work:
-        whole = flat(output)
-        into = self._parts(whole, output_splits, output)
-        return self._all_to_all(into, self._parts(flat(tensor), input_splits, tensor), [output], [whole], opts)
+        flat_output = flat(output)
+        into = self._parts(flat_output, output_splits, output)
+        return self._all_to_all(into, self._parts(flat(tensor), input_splits, tensor), [output], [flat_output], opts)
 
     alltoall_base = all_to_all_single
 
@@ -313,9 +313,14 @@ class PacelineGroup(_Group):  # type: ignore[misc]
         return self._do(pack(operation), tensors, collectives.one_after_another(steps, tensors, vectors), opts)
 
     def _gather(
-        self, operation: int, output_lists: list[list[Tensor]], inputs: list[Tensor], said: Any, opts: Any,
+        self,
+        operation: int,
+        output_lists: list[list[Tensor]],
+        inputs: list[Tensor],
+        work_outputs: Any,
+        opts: Any,
         root: int = -1,
-    ) -> CollectiveWork:  # fmt: skip
+    ) -> CollectiveWork:
         steps, tensors, vectors = [], [], []
         for outputs, tensor in zip(output_lists, inputs, strict=True):
             vector, into = flat(tensor), [flat(output) for output in outputs]
@@ -324,19 +329,21 @@ class PacelineGroup(_Group):  # type: ignore[misc]
             steps.append(collectives.all_gather(self._memory, call, into, vector))
             tensors += outputs
             vectors += into
-        return self._do(pack(operation), said, collectives.one_after_another(steps, tensors, vectors), opts)
+        return self._do(pack(operation), work_outputs, collectives.one_after_another(steps, tensors, vectors), opts)
 
-    def _all_gather_whole(self, outputs: list[Tensor], inputs: list[Tensor], said: Any, opts: Any) -> CollectiveWork:
+    def _all_gather_whole(
+        self, outputs: list[Tensor], inputs: list[Tensor], work_outputs: Any, opts: Any
+    ) -> CollectiveWork:
         steps, wholes = [], [flat(output) for output in outputs]
-        for whole, tensor in zip(wholes, inputs, strict=True):
-            vector, into = flat(tensor), self._parts(whole)
+        for flat_output, tensor in zip(wholes, inputs, strict=True):
+            vector, into = flat(tensor), self._parts(flat_output)
             _same_size(into, vector)
             steps.append(collectives.all_gather(self._memory, call_of(calls.ALL_GATHER, vector), into, vector))
         together = collectives.one_after_another(steps, outputs, wholes)
-        return self._do(pack(calls.ALL_GATHER), said, together, opts)
+        return self._do(pack(calls.ALL_GATHER), work_outputs, together, opts)
 
     def _reduce_scatter(
-        self, outputs: list[Tensor], input_lists: list[list[Tensor]], said: Any, opts: Any
+        self, outputs: list[Tensor], input_lists: list[list[Tensor]], work_outputs: Any, opts: Any
     ) -> CollectiveWork:
         reduction, steps, vectors = reduction_of(opts), [], [flat(output) for output in outputs]
         for vector, inputs in zip(vectors, input_lists, strict=True):
@@ -345,7 +352,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
             call = pack(calls.REDUCE_SCATTER, DTYPE_NUMBERS[vector.dtype], numbers, reduction)
             steps.append(collectives.reduce_scatter(self._memory, call, vector, inputs, reduction))
         together = collectives.one_after_another(steps, outputs, vectors)
-        return self._do(pack(calls.REDUCE_SCATTER), said, together, opts)
+        return self._do(pack(calls.REDUCE_SCATTER), work_outputs, together, opts)
 
     def _all_to_all(
         self, into: Sequence[Tensor], inputs: Sequence[Tensor], tensors: list[Tensor], vectors: list[Tensor], opts: Any
@@ -371,10 +378,10 @@ class PacelineGroup(_Group):  # type: ignore[misc]
             if why.device == "cpu":
                 if self._memory.rank == 0:
                     fallback.warn_once(f"the paceline backend leaves {operation} of {why.what} to gloo")
-                made = fallback.gloo(self._store, self._memory.rank, self._ranks, self._timeout)
+                group = fallback.gloo(self._store, self._memory.rank, self._ranks, self._timeout)
             else:
-                made = fallback.group_of_device(why.device, self, self._timeout)
-            self._fallbacks[why.device] = made
+                group = fallback.group_of_device(why.device, self, self._timeout)
+            self._fallbacks[why.device] = group
         return self._fallbacks[why.device]
 
 

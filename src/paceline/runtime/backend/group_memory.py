@@ -155,9 +155,9 @@ class GroupMemory:
         """The ranks that will not arrive any more: their process has ended, or they have left the group."""
         return self.processes.gone() | {other for other, cell in self.others if cell[LEFT]}
 
-    def culprit(self, gone: Iterable[int]) -> int:
+    def culprit(self, departed: Iterable[int]) -> int:
         """The rank to name: one that ended on its own, before those that failed because of others."""
-        return min(gone, key=lambda rank: (self.cells[rank][STATUS] == VICTIM, rank))
+        return min(departed, key=lambda rank: (self.cells[rank][STATUS] == VICTIM, rank))
 
     def leave(self, how: int) -> None:
         """Leave the group. The first reason stays."""

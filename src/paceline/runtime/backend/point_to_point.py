@@ -200,8 +200,11 @@ class PointToPoint:
             if transfer.moved == 0:
                 header, site = blocks.headers[at], str(transfer.site).encode()[-(HEADER - TEXT_AT) :]
                 header[TAG], header[CALL], header[BYTES], header[SITE] = (
-                    transfer.tag, transfer.call, len(transfer.bytes), len(site),
-                )  # fmt: skip
+                    transfer.tag,
+                    transfer.call,
+                    len(transfer.bytes),
+                    len(site),
+                )
                 blocks.sites[at][: len(site)] = site
             blocks.blocks[at][: len(part)].copy_(part)
             ring.sent[0] += 1
@@ -237,13 +240,13 @@ class PointToPoint:
         """Read the header of a message, and find the receive that it is for."""
         tag, call, length, text = blocks.headers[at]
         site = bytes(blocks.sites[at][:text]).decode(errors="replace")
-        asked = next((each for each in self._asked if each.tag == tag and each.other in (other, -1)), None)
-        if asked is not None:
-            self._asked.remove(asked)
-            asked.other = other
-        fits = asked is not None and _content(asked.call) == _content(call)
-        place = asked.bytes if asked is not None and fits else torch.empty(length, dtype=torch.uint8)
-        return Arriving(tag, call, site, place, asked)
+        receive = next((each for each in self._asked if each.tag == tag and each.other in (other, -1)), None)
+        if receive is not None:
+            self._asked.remove(receive)
+            receive.other = other
+        fits = receive is not None and _content(receive.call) == _content(call)
+        place = receive.bytes if receive is not None and fits else torch.empty(length, dtype=torch.uint8)
+        return Arriving(tag, call, site, place, receive)
 
 
 def _content(call: int) -> int:
@@ -254,10 +257,10 @@ def _content(call: int) -> int:
 def _deliver(message: Arriving, transfer: Transfer) -> None:
     """Finish a receive with a message that is complete."""
     if _content(message.call) != _content(transfer.call):
-        sent, wanted = (calls.describe(call).partition(" of ")[2] for call in (message.call, transfer.call))
+        sent, expected = (calls.describe(call).partition(" of ")[2] for call in (message.call, transfer.call))
         failure = CollectivesDiffer(
             f"rank {transfer.other} sent {sent} with tag {transfer.tag} at {message.site}, and rank "
-            f"{transfer.engine.memory.rank} receives {wanted} at {transfer.site}; both must be the same"
+            f"{transfer.engine.memory.rank} receives {expected} at {transfer.site}; both must be the same"
         )
         transfer.finish(failure)
         transfer.engine.fail(failure)

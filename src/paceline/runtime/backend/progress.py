@@ -102,11 +102,11 @@ class ProgressEngine:
         """Move what no thread waits for, on behalf of the background thread; whether there was anything."""
         if self.waiting or not self.busy() or self._just_begun():
             return False
-        gone = self.memory.gone()
+        departed = self.memory.gone()
         self.tend()
         for work in [*list(self.queue)[:1], *self.transfers.promises()]:
             waited = time.perf_counter() - work.since
-            self._judge(work, gone, waited, waited > self.seconds)
+            self._judge(work, departed, waited, waited > self.seconds)
         return True
 
     def _just_begun(self) -> bool:
@@ -157,16 +157,16 @@ class ProgressEngine:
             status = f"is waiting in {work.describe()} for {diagnostics.ranks(work.missing())}"
             for engine in list(ENGINES):
                 engine.publish_status(status)
-        gone = self.memory.gone()  # asked before the work goes on: a rank may arrive and end at once
+        departed = self.memory.gone()  # asked before the work goes on: a rank may arrive and end at once
         for engine in list(ENGINES):
             engine.tend()
         if not work.done:
-            self._judge(work, gone, waited, too_long)
+            self._judge(work, departed, waited, too_long)
 
     def _others_busy(self) -> bool:
         return any(engine.busy() for engine in list(ENGINES) if engine is not self)
 
-    def _judge(self, work: PendingWork, gone: set[int], waited: float, too_long: bool) -> None:
+    def _judge(self, work: PendingWork, departed: set[int], waited: float, too_long: bool) -> None:
         """Fail the group if it is of no use to wait for the work any longer."""
         memory, differs = self.memory, False
         with self.lock:  # another thread may be half way to the next round
@@ -180,7 +180,7 @@ class ProgressEngine:
             assert isinstance(work, CollectiveWork)
             self.fail_by_difference(work)
             return
-        never = gone.intersection(missing)
+        never = departed.intersection(missing)
         # A message of any source is hopeless only when all ranks are gone.
         if never and (len(never) == len(missing) or not work.any_source):
             self.fail(RankGone(self._waited_for(work, memory.culprit(never), True, waited)))
@@ -188,9 +188,9 @@ class ProgressEngine:
             other = missing[0] if missing else memory.others[0][0]
             self.fail(RankMissing(self._waited_for(work, other, False, waited)))
 
-    def _waited_for(self, work: PendingWork, other: int, gone: bool, waited: float) -> str:
+    def _waited_for(self, work: PendingWork, other: int, has_left: bool, waited: float) -> str:
         who = f"rank {self.memory.rank} waited in {work.describe()}"
-        return diagnostics.missing(self.memory, who, other, gone, waited)
+        return diagnostics.missing(self.memory, who, other, has_left, waited)
 
     def publish_status(self, status: str, mark: int = WAITING) -> None:
         """Leave word, for the messages of other ranks, of what this one waits for or has failed with."""

@@ -78,7 +78,7 @@ class CheckpointManager:
             RunStopped: it was the last one.
         """
         self.last, self._taken_at, self.signals.requested = checkpoint.updates, time.monotonic(), False
-        observer.look(stopping=bool(self.signals.ending))
+        observer.poll(stopping=bool(self.signals.ending))
         assert observer.writer is not None
         self.writer.offer(checkpoint, observer.writer.sync)
         if self.signals.ending:
@@ -88,7 +88,7 @@ class CheckpointManager:
     def follow(self, observer: Observer) -> None:
         """Report the progress; end a run that a signal is to end if its workers do not move any longer."""
         ending = bool(self.signals.ending)
-        observer.look(stopping=ending)
+        observer.poll(stopping=ending)
         doing, now = list(observer.workers.doing), time.monotonic()
         if not ending or doing != self._moved[0]:
             self._moved = doing, now
@@ -178,9 +178,9 @@ class Writer:
                 self._changed.wait_for(lambda: self._next is not None or self._end)
                 if self._next is None:
                     return
-                given, self._next, self._busy = self._next, None, True
+                pending, self._next, self._busy = self._next, None, True
             try:
-                self._write(*given)
+                self._write(*pending)
                 self._error = None
             except Exception as error:
                 self._error = error
@@ -191,18 +191,18 @@ class Writer:
 
 def model_of(setup: Setup, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Make a `state_dict` of the model with the parameters and buffers of a checkpoint."""
-    module, found, seen = setup.module, dict[str, Tensor](), set[int]()
+    module, model, visited = setup.module, dict[str, Tensor](), set[int]()
     tensors = dict((*module.named_parameters(), *module.named_buffers()))
     made_of = [*trainable(module).values(), *(tensors[name] for name in setup.probe.moving)]
-    made = {id(old): new for old, new in zip(made_of, result_of(setup, checkpoint), strict=True)}
+    by_id = {id(old): new for old, new in zip(made_of, result_of(setup, checkpoint), strict=True)}
     for name, old in module.state_dict(keep_vars=True).items():
-        new = made.get(id(old), old.detach())
+        new = by_id.get(id(old), old.detach())
         if not old.is_floating_point() and new.is_floating_point():
             new = new.round()
         new = new.to("cpu", old.dtype)
-        found[name] = new.clone() if id(old) in seen else new  # tied weights have two names
-        seen.add(id(old))
-    return found
+        model[name] = new.clone() if id(old) in visited else new  # tied weights have two names
+        visited.add(id(old))
+    return model
 
 
 def result_of(setup: Setup, checkpoint: Checkpoint) -> list[Tensor]:

@@ -27,7 +27,7 @@ from torch import Tensor
 from paceline.algorithms.agenda import Agenda
 from paceline.algorithms.server.checkpoint_cut import Cut
 from paceline.errors import RunFolderError
-from paceline.runtime.runs.record import CheckpointInterval, LifeRecord
+from paceline.runtime.runs.record import AttemptRecord, CheckpointInterval
 from paceline.runtime.runs.schema import from_dict, to_dict
 from paceline.runtime.runs.trace import Columns, Kind, Trace
 from paceline.training.parameters.worker_state import TensorSlot, WorkerState, pack, tensor_slots, unpacked
@@ -51,7 +51,7 @@ class CheckpointRecord:
     torch: str
     updates: int
     nanoseconds: int
-    lives: tuple[LifeRecord, ...]
+    lives: tuple[AttemptRecord, ...]
     cut: Cut | None
     #: For each holder, the part of its state that is no tensor.
     facts: dict[str, Any]
@@ -67,7 +67,7 @@ class Checkpoint:
     #: Nanoseconds of training so far.
     nanoseconds: int
     #: The parts of the run so far, one from each start or resumption to the next.
-    lives: tuple[LifeRecord, ...]
+    lives: tuple[AttemptRecord, ...]
     #: The state of the desk and the shards, under plans with a server.
     cut: Cut | None
     holders: dict[str, WorkerState] = field(default_factory=dict)
@@ -85,7 +85,7 @@ class CheckpointRequest:
     #: The run's folder.
     run: Path
     interval: CheckpointInterval
-    lives: tuple[LifeRecord, ...]
+    lives: tuple[AttemptRecord, ...]
     #: None if the run starts from the beginning.
     start: Checkpoint | None
 
@@ -125,16 +125,22 @@ def _write(draft: Path, checkpoint: Checkpoint, model: dict[str, Tensor]) -> Non
         os.unlink(draft / stray)
     state, where = dict[str, Tensor](), dict[str, tuple[TensorSlot, ...]]()
     for holder, worker_state in checkpoint.holders.items():
-        found, size = tensor_slots(worker_state.tensors)
-        where[holder], state[holder] = tuple(found), torch.empty(size, dtype=torch.uint8)
-        pack(list(worker_state.tensors.values()), found, state[holder])
+        slots, size = tensor_slots(worker_state.tensors)
+        where[holder], state[holder] = tuple(slots), torch.empty(size, dtype=torch.uint8)
+        pack(list(worker_state.tensors.values()), slots, state[holder])
     _save(state, draft / STATE)
     _save(model, draft / MODEL)
     facts = {holder: worker_state.facts for holder, worker_state in checkpoint.holders.items()}
     record = CheckpointRecord(
-        FORMAT, torch.__version__, checkpoint.updates, checkpoint.nanoseconds, checkpoint.lives, checkpoint.cut,
-        facts, where,
-    )  # fmt: skip
+        FORMAT,
+        torch.__version__,
+        checkpoint.updates,
+        checkpoint.nanoseconds,
+        checkpoint.lives,
+        checkpoint.cut,
+        facts,
+        where,
+    )
     text = json.dumps(to_dict(record), default=str).encode()
     _write_over(draft / RECORD, text.ljust(-(-len(text) // PAD) * PAD))
     if before != set(os.listdir(draft)):
@@ -170,14 +176,14 @@ def _write_over(file: Path, content: bytes | memoryview) -> None:
     """
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        there = os.fstat(descriptor)
-        name = there.st_dev, there.st_ino
-        if there.st_size == len(content) and FLUSHED.get(name) == content:
+        status = os.fstat(descriptor)
+        name = status.st_dev, status.st_ino
+        if status.st_size == len(content) and FLUSHED.get(name) == content:
             return
         rest = memoryview(content)
         while rest:  # the kernel writes at most 2 GiB at once
             rest = rest[os.write(descriptor, rest) :]
-        if there.st_size > len(content):
+        if status.st_size > len(content):
             os.ftruncate(descriptor, len(content))
         os.fdatasync(descriptor)
         if len(content) <= SMALL:
@@ -197,8 +203,8 @@ def _sync(path: Path) -> None:
 def newest(run: Path) -> Checkpoint | None:
     """Read the newest complete checkpoint of a run; None if there is none."""
     base = folder_of(run)
-    whole = [int(path.name) for path in base.iterdir() if path.name.isdigit()] if base.is_dir() else []
-    return _read(base / str(max(whole))) if whole else None
+    numbers = [int(path.name) for path in base.iterdir() if path.name.isdigit()] if base.is_dir() else []
+    return _read(base / str(max(numbers))) if numbers else None
 
 
 def change_settings(run: Path, optimizer: torch.optim.Optimizer) -> None:
@@ -206,8 +212,8 @@ def change_settings(run: Path, optimizer: torch.optim.Optimizer) -> None:
     file = max((each for each in folder_of(run).iterdir() if each.name.isdigit()), key=lambda each: int(each.name))
     record = json.loads((file / RECORD).read_text(encoding="utf-8"))
     for facts in record["facts"].values():
-        for kept, group in zip(facts.get("settings", ()), optimizer.param_groups, strict=False):
-            kept.update({key: value for key, value in group.items() if key in kept})
+        for settings, group in zip(facts.get("settings", ()), optimizer.param_groups, strict=False):
+            settings.update({key: value for key, value in group.items() if key in settings})
     (file / RECORD).write_text(json.dumps(record))
 
 
@@ -257,8 +263,8 @@ def _read_record(folder: Path) -> CheckpointRecord:
     return from_dict(CheckpointRecord, value)
 
 
-def _shapes(held: Sequence[TensorSlot]) -> dict[str, Tensor]:
-    return {p.name: torch.empty(p.shape, dtype=getattr(torch, p.dtype), device="meta") for p in held}
+def _shapes(slots: Sequence[TensorSlot]) -> dict[str, Tensor]:
+    return {p.name: torch.empty(p.shape, dtype=getattr(torch, p.dtype), device="meta") for p in slots}
 
 
 def history(trace: Trace, checkpoint: Checkpoint, agenda: Agenda) -> Columns:
@@ -276,15 +282,15 @@ def history(trace: Trace, checkpoint: Checkpoint, agenda: Agenda) -> Columns:
 def led_to(trace: Trace, checkpoint: Checkpoint, agenda: Agenda) -> Columns:
     """Select the rows that led to a checkpoint."""
     rows = trace.rows
-    kept = _kept_by_cut(rows, checkpoint, checkpoint.cut, agenda) if checkpoint.cut else _kept_in_step(rows, checkpoint)
-    found: Columns = rows[kept]
-    return found
+    mask = _kept_by_cut(rows, checkpoint, checkpoint.cut, agenda) if checkpoint.cut else _kept_in_step(rows, checkpoint)
+    selected: Columns = rows[mask]
+    return selected
 
 
 def _kept_in_step(rows: Columns, checkpoint: Checkpoint) -> np.ndarray[Any, np.dtype[np.bool_]]:
     marks = np.isin(rows["kind"], (Kind.SNAPSHOT, Kind.RESUME)) & (rows["update"] == checkpoint.updates)
-    kept: np.ndarray[Any, np.dtype[np.bool_]] = (rows["update"] < checkpoint.updates) | marks
-    return kept
+    mask: np.ndarray[Any, np.dtype[np.bool_]] = (rows["update"] < checkpoint.updates) | marks
+    return mask
 
 
 def _kept_by_cut(
@@ -295,18 +301,18 @@ def _kept_by_cut(
     For these batches the pushes that shards had applied are kept, and the computations that they came from.
     """
     under_way = {batch for batch, _ in cut.under_way}
-    kinds, kept = rows["kind"], rows["end"] <= checkpoint.nanoseconds
+    kinds, mask = rows["kind"], rows["end"] <= checkpoint.nanoseconds
     of_batch = np.isin(kinds, (Kind.COMPUTE, Kind.APPLY, Kind.DROP))
     lease: Callable[[int], int] = agenda.lease
     leases = np.array([lease(int(u)) if k == Kind.COMPUTE else u for k, u in zip(kinds, rows["update"], strict=True)])
     doubtful = of_batch & (np.isin(leases, list(under_way)) | (leases >= cut.given_out))
     versions = np.array(cut.versions)
-    taken = doubtful & (kinds == Kind.APPLY) & (rows["version"] > 0)
-    taken &= rows["version"] <= versions[np.where(taken, rows["shard"], 0)]
-    came_from = {(int(w), int(u)) for w, u in zip(rows["worker"][taken], leases[taken], strict=True)}
+    applied = doubtful & (kinds == Kind.APPLY) & (rows["version"] > 0)
+    applied &= rows["version"] <= versions[np.where(applied, rows["shard"], 0)]
+    came_from = {(int(w), int(u)) for w, u in zip(rows["worker"][applied], leases[applied], strict=True)}
     computed = [
         bool(d) and k == Kind.COMPUTE and (int(w), int(u)) in came_from
         for d, k, w, u in zip(doubtful, kinds, rows["worker"], leases, strict=True)
     ]
-    kept &= ~doubtful | taken | np.array(computed, bool)
-    return kept
+    mask &= ~doubtful | applied | np.array(computed, bool)
+    return mask

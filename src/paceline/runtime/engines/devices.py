@@ -50,8 +50,8 @@ class Placement:
         if self.on_device:
             return _replica_on(device, job, module, moving)
         host = list(trainable(module).values())
-        there = _replica_on(device, job, copy.deepcopy(module), moving)
-        return Replica(job, module, moving, gradients=DeviceGradients(host, there))
+        device_replica = _replica_on(device, job, copy.deepcopy(module), moving)
+        return Replica(job, module, moving, gradients=DeviceGradients(host, device_replica))
 
     def __str__(self) -> str:
         return ", ".join(dict.fromkeys(map(str, self.devices)))
@@ -79,14 +79,14 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
     With `together` one process computes for all workers, with the arithmetic of workers that share a GPU.
     """
     kind = plan.traits.devices
-    wanted = _of_parts(job.device, ON_CPU[kind]) if kind in ON_CPU else _wanted(job.device)
-    if wanted.type == "cpu":
+    device = _of_parts(job.device, ON_CPU[kind]) if kind in ON_CPU else _wanted(job.device)
+    if device.type == "cpu":
         return Placement((CPU,) * plan.workers, on_device=True, library="gloo" if kind == "native" else "")
     count = torch.cuda.device_count()
-    if wanted.index is not None and wanted.index >= count:
+    if device.index is not None and device.index >= count:
         raise JobError(f"device={job.device!r}: this machine has {count} GPU{'s' * (count > 1)}, from cuda:0")
-    numbers = [0 if together else n % count for n in range(plan.workers)] if wanted.index is None else None
-    devices = tuple(torch.device("cuda", n) for n in numbers or [wanted.index or 0] * plan.workers)
+    numbers = [0 if together else n % count for n in range(plan.workers)] if device.index is None else None
+    devices = tuple(torch.device("cuda", n) for n in numbers or [device.index or 0] * plan.workers)
     one_each = len(set(devices)) == plan.workers > 1
     if kind == "native":
         return Placement(devices, True, "nccl" if one_each else "gloo")

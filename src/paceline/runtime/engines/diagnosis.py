@@ -47,13 +47,13 @@ def process_state(process: BaseProcess) -> str:
 
 def not_finite(source: Source, samples: Sequence[int]) -> list[int]:
     """Return those of the samples that hold NaN or an infinite number, as far as they can be read again."""
-    found = []
+    numbers = []
     with contextlib.suppress(Exception):  # a Dataset's own, which has not failed before
         for number in samples:
             leaves = tree_leaves(source.batch(torch.tensor([number]), 0))
             if any(isinstance(leaf, Tensor) and not bool(leaf.isfinite().all()) for leaf in leaves):
-                found.append(number)
-    return found
+                numbers.append(number)
+    return numbers
 
 
 class Diagnosis:

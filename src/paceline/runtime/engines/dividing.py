@@ -134,9 +134,12 @@ def _cut(draft: Draft, pipeline: Pipeline) -> Divided:
         prove_table(table.agreeing() if agrees(job) else table)
     examples = examples_of(job, source, agenda)
     cuts = CutRequest(
-        tuple(pipeline.cuts.split("+") if pipeline.cuts else ()), table.stages, pipeline.balance, probe.moving,
+        tuple(pipeline.cuts.split("+") if pipeline.cuts else ()),
+        table.stages,
+        pipeline.balance,
+        probe.moving,
         parameters=pipeline.spread.server is not None,
-    )  # fmt: skip
+    )
     with threads(plan.threads):
         stages = blueprint(
             job, module, examples, table, cuts, pipeline.recomputing(plan.workers), flushes=pipeline.flushes

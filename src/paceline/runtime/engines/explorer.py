@@ -128,12 +128,12 @@ class _Explorer(ProgramExplorer[_World, int]):
         keys = tuple(worker.key() for worker in world.workers.values())
         return keys, world.dead, tuple(world.parameters), offers
 
-    def say(self, effect: Effect) -> str:
-        return say(effect)
+    def describe(self, effect: Effect) -> str:
+        return describe(effect)
 
     def go_on(self, world: _World, worker: int, effect: Effect) -> str:
         world.workers[worker].send(self._answer(world, worker, effect))
-        return say(effect)
+        return describe(effect)
 
     def fault_at_end(self, world: _World) -> str | None:
         if fault := self.stuck(world):
@@ -294,5 +294,5 @@ SAYINGS: Mapping[type, str] = {
 }
 
 
-def say(effect: Effect) -> str:
+def describe(effect: Effect) -> str:
     return SAYINGS[type(effect)].format(effect)

@@ -17,7 +17,7 @@ from paceline.runtime.runs.json_files import draft_of
 from paceline.runtime.runs.record import read_record
 from paceline.training.gradients.pickling import pack
 from paceline.training.jobs.job import Job
-from paceline.training.jobs.loading import be_program, load_job, package_of, says_arguments
+from paceline.training.jobs.loading import arguments_hint, be_program, load_job, package_of
 from paceline.training.jobs.trust import announce_code
 
 #: What to do where a folder has no job that can be read.
@@ -58,7 +58,7 @@ def load_job_file(path: Path, data: Any = None, resumable: bool = False) -> Job:
     except FileNotFoundError:
         raise RunFolderError(f"{path} has no job.pickle; {GIVE}") from None
     except SystemExit as end:
-        raise RunFolderError(f"a file that the job of {path} imports ends the program: {says_arguments(end)}") from end
+        raise RunFolderError(f"a file that the job of {path} imports ends the program: {arguments_hint(end)}") from end
     except Exception as error:  # a damaged file, or a class that was moved: unpickling raises anything
         fault = f"{type(error).__name__}: {error}"
         raise RunFolderError(f"{path / 'job.pickle'} cannot be read: {fault}; {GIVE}") from error

@@ -22,10 +22,12 @@ STAGES = "more workers or smaller micro-batches, recompute=all, or balance=memor
 PARTS = "more workers, a smaller batch_size, or another split"
 
 
-def peaks_of(job: Job, module: nn.Module, source: Source, made: Blueprint, chunk: Chunk, table: Table) -> list[int]:
+def peaks_of(
+    job: Job, module: nn.Module, source: Source, blueprint: Blueprint, chunk: Chunk, table: Table
+) -> list[int]:
     """Estimate the peak of each worker's own memory in bytes, if all micro-batches are like this one."""
     reader = Reader(source, Order(len(source), job.seed, job.shuffle), 0, lambda _: None)
-    return needed(table, weigh_all(job, module, made, reader, chunk))
+    return needed(table, weigh_all(job, module, blueprint, reader, chunk))
 
 
 def chunks_each(plan: Plan, agenda: Agenda) -> int:

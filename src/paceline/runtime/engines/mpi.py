@@ -48,12 +48,14 @@ def check(job: Job, plan: Plan) -> None:
         raise PlanError(f"under mpiexec all ranks share each batch; plan {plan} is for processes that Paceline starts")
     if job.compute != "fused":
         raise JobError("under mpiexec the ranks train in generated code: give --compute fused, or leave mpiexec out")
-    asked = {
-        "gradient_clip_norm": job.gradient_clip_norm is not None, "loss_denominator": job.loss_denominator is not None,
-        "batch_transform": job.batch_transform is not None, "on_nan='skip'": job.on_nan == "skip",
-    }  # fmt: skip
-    if any(asked.values()):
-        words = ", ".join(word for word, there in asked.items() if there)
+    unsupported = {
+        "gradient_clip_norm": job.gradient_clip_norm is not None,
+        "loss_denominator": job.loss_denominator is not None,
+        "batch_transform": job.batch_transform is not None,
+        "on_nan='skip'": job.on_nan == "skip",
+    }
+    if any(unsupported.values()):
+        words = ", ".join(word for word, there in unsupported.items() if there)
         raise JobError(f"under mpiexec generated code makes the steps, and does not know {words}; leave mpiexec out")
 
 
@@ -119,8 +121,8 @@ def _train(setup: Setup) -> Outcome:
         if setup.job.on_nan == "stop" and not math.isfinite(loss):
             raise NotFinite(loss, last - 1, team.samples(first, last).tolist())
         if agenda.reaches(last, setup.snapshots_every):
-            kept = team.values()
-            snapshots.append(Snapshot(last, (end - begin) / 1e9, lambda kept=kept: kept))  # type: ignore[misc]
+            values = team.values()
+            snapshots.append(Snapshot(last, (end - begin) / 1e9, lambda kept=values: kept))  # type: ignore[misc]
     seconds = (time.perf_counter_ns() - begin) / 1e9
     adds_up = "MPI" if team.fused.runner.nodes.count > 1 else ""
     team.fused.close()

@@ -82,7 +82,7 @@ class Observer:
         """Note rows of this process's own for the trace; the next look writes them."""
         self._own += rows
 
-    def look(self, stopping: bool) -> None:
+    def poll(self, stopping: bool) -> None:
         """Drain the traces and report; called several times a second, and whenever a worker sends a message."""
         rows = self._drain()
         self.heartbeat.beat(Phase.TRAINING, self._updates, self._lines)
@@ -129,7 +129,7 @@ class Observer:
             dead=tuple(sorted(self.dead)),
             asleep=tuple(filter(self.workers.asleep, range(self.setup.plan.workers))),
             collective_steps=tuple(map(self.workers.offers, range(self.setup.plan.workers))),
-            in_step=self.setup.plan.traits.keeps_step,
+            in_step=self.setup.plan.traits.synchronous,
             resumed_updates=self.start.updates if self.start else 0,
             resumed_seconds=(self.started_at - self.origin) / 1e9,
             stopping=stopping,

@@ -64,7 +64,7 @@ def load_values(setup: Setup, values: list[Tensor]) -> nn.Module:
     return module
 
 
-class Hearer(Protocol):
+class EvaluationListener(Protocol):
     """An observer of evaluations, which may have made some of them during the run."""
 
     #: The evaluations that were made, by their number of updates.
@@ -75,9 +75,14 @@ class Hearer(Protocol):
 
 
 def finish(
-    setup: Setup, outcome: Outcome, folder: RunFolder, record: RunRecord, hearer: Hearer,
-    status: Status = Status.DONE, error: str = "",
-) -> Run:  # fmt: skip
+    setup: Setup,
+    outcome: Outcome,
+    folder: RunFolder,
+    record: RunRecord,
+    hearer: EvaluationListener,
+    status: Status = Status.DONE,
+    error: str = "",
+) -> Run:
     """Save the model, evaluate the snapshots, which is not timed, write run.json and return the run."""
     module = load_values(setup, outcome.values)
     if (model_file := folder.file("model.pt")) is not None:
@@ -111,39 +116,44 @@ def evaluation_of(setup: Setup, module: nn.Module, updates: int, seconds: float)
     return Evaluation(updates, seconds, evaluate(setup.job, module, setup.test, setup.placement.devices[0]))
 
 
-def _evaluate(setup: Setup, outcome: Outcome, module: nn.Module, hearer: Hearer) -> Iterator[Evaluation]:
+def _evaluate(setup: Setup, outcome: Outcome, module: nn.Module, hearer: EvaluationListener) -> Iterator[Evaluation]:
     """Evaluate every snapshot and the result on the test data, if there are any, and were not evaluated before."""
     if setup.test is None:
         return
-    known = hearer.known
-    kept = {snapshot.updates for snapshot in outcome.snapshots} | {setup.agenda.updates}
-    ends = [Snapshot(each.updates, each.seconds, list) for each in known.values() if each.updates not in kept]
+    evaluations = hearer.known
+    covered = {snapshot.updates for snapshot in outcome.snapshots} | {setup.agenda.updates}
+    ends = [Snapshot(each.updates, each.seconds, list) for each in evaluations.values() if each.updates not in covered]
     # Workers copy them side by side: a later one may be done first. At the end of an earlier life there is none.
     points = sorted([*outcome.snapshots, *ends], key=lambda snapshot: snapshot.updates)
     points.append(Snapshot(setup.agenda.updates, outcome.seconds, lambda: outcome.values))
     for point in points:
-        if point.updates in known:
-            yield known[point.updates]
+        if point.updates in evaluations:
+            yield evaluations[point.updates]
             continue
-        made = module if point is points[-1] else load_values(setup, point.values())
+        model = module if point is points[-1] else load_values(setup, point.values())
         try:
-            found = evaluation_of(setup, made, point.updates, point.seconds)
+            evaluation = evaluation_of(setup, model, point.updates, point.seconds)
         except RunFailed as error:
             raise RunFailed(f"the training is done, but {error}") from error.__cause__
-        hearer.evaluated(found, made)
-        yield found
+        hearer.evaluated(evaluation, model)
+        yield evaluation
 
 
 def _summarize(setup: Setup, outcome: Outcome) -> Summary:
     """Summarize the trace, with figures that only the engine knows."""
     plan, updates = setup.plan, setup.agenda.updates
     summary = summarize(
-        outcome.trace, plan=str(plan), engine=setup.engine, workers=plan.workers, updates=updates,
-        samples=setup.agenda.samples_until(updates), seconds=outcome.seconds,
-    )  # fmt: skip
+        outcome.trace,
+        plan=str(plan),
+        engine=setup.engine,
+        workers=plan.workers,
+        updates=updates,
+        samples=setup.agenda.samples_until(updates),
+        seconds=outcome.seconds,
+    )
     if not plan.traits.traced:
         summary = replace(summary, bytes_sent=None, wait_fraction=None)
-    if not plan.traits.keeps_step:
+    if not plan.traits.synchronous:
         summary = replace(summary, idle=idling(outcome.trace.rows, plan.workers))
     if summary.stragglers and plan.traits.sums_gradients:
         summary = replace(summary, advised_sizes=sizes_by(pace_of(outcome.trace.rows, plan.workers).speed.tolist()))
@@ -158,8 +168,8 @@ def _summarize(setup: Setup, outcome: Outcome) -> Summary:
 
 def _warn_if_crowded(plan: Plan, waited: float) -> None:
     """Warn if workers have waited for cores."""
-    cores, wanted = len(os.sched_getaffinity(0)), plan.workers * plan.threads
-    if waited and wanted > cores:
+    cores, needed = len(os.sched_getaffinity(0)), plan.workers * plan.threads
+    if waited and needed > cores:
         team = f"{plan.workers} workers" + (f" of {plan.threads} threads" if plan.threads > 1 else "")
         warnings.warn(
             f"{team} on {cores} core{'s' * (cores > 1)} took turns: for {waited:.0%} of their time they waited for one",

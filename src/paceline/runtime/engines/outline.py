@@ -29,9 +29,9 @@ from paceline.training.jobs.job import Job
 def outline(job: Job, module: nn.Module, source: Source) -> list[LayerRecord]:
     """Describe the layers in the order of their first call. A layer that one small batch does not reach comes last."""
     model = copy.deepcopy(module)
-    found = list(_layers(model, ""))
+    parts = list(_layers(model, ""))
     tracker = _Tracker()
-    hooks = [hook for number, (_, part) in enumerate(found) for hook in tracker.watch(number, part)]
+    hooks = [hook for number, (_, part) in enumerate(parts) for hook in tracker.watch(number, part)]
     samples = min(job.batch_size, len(source))
     chunk = Chunk(0, 0, 0, 0, samples, 1.0)
     batch = source.batch(Order(len(source), job.seed, job.shuffle).indices(chunk), 0)
@@ -40,11 +40,11 @@ def outline(job: Job, module: nn.Module, source: Source) -> list[LayerRecord]:
         Replica(job, model, ()).forward(model, chunk, batch)
     for hook in hooks:
         hook.remove()
-    order = sorted(range(len(found)), key=lambda n: (tracker.calls.get(n, len(found)), n))
+    order = sorted(range(len(parts)), key=lambda n: (tracker.calls.get(n, len(parts)), n))
     position = {number: at for at, number in enumerate(order)}
     return [
         replace(
-            _sizes(*found[number]),
+            _sizes(*parts[number]),
             output=tracker.outputs.get(number),
             after=tuple(sorted(position[n] for n in tracker.after.get(number, ()))),
         )
@@ -55,19 +55,19 @@ def outline(job: Job, module: nn.Module, source: Source) -> list[LayerRecord]:
 def _layers(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers of a module with their names."""
     children = dict(module.named_children())
-    own = any(True for _ in module.parameters(recurse=False))
-    if not children or (own and type(module).__module__.startswith("torch.")):
+    has_parameters = any(True for _ in module.parameters(recurse=False))
+    if not children or (has_parameters and type(module).__module__.startswith("torch.")):
         yield name, module
         return
-    if own:
+    if has_parameters:
         yield name, module
     for child, part in children.items():
         yield from _layers(part, f"{name}.{child}" if name else child)
 
 
 def _sizes(name: str, part: nn.Module) -> LayerRecord:
-    whole = not dict(part.named_children()) or type(part).__module__.startswith("torch.")
-    parameters = dict(part.named_parameters(recurse=whole))
+    is_leaf = not dict(part.named_children()) or type(part).__module__.startswith("torch.")
+    parameters = dict(part.named_parameters(recurse=is_leaf))
     count = sum(p.numel() for p in parameters.values())
     return LayerRecord(name, type(part).__name__, count, {key: tuple(p.shape) for key, p in parameters.items()})
 

@@ -31,8 +31,8 @@ def own_files() -> dict[str, str]:
         for name, module in tuple(sys.modules.items())
         if name != "__main__" and isinstance(getattr(module, "__file__", None), str)
     }
-    own = (name for name in names if name.endswith(".py") and not name.startswith(OTHERS))
-    files = {name: Path(name) for name in sorted(own) if not set(INSTALLED) & set(Path(name).parts)}
+    local_names = (name for name in names if name.endswith(".py") and not name.startswith(OTHERS))
+    files = {name: Path(name) for name in sorted(local_names) if not set(INSTALLED) & set(Path(name).parts)}
     return {str(file.resolve()): sha256(file.read_bytes()).hexdigest() for file in files.values() if file.is_file()}
 
 
@@ -45,10 +45,10 @@ def changed_files(record: RunRecord, but: str = "") -> list[str]:
 def warn_of_changes(record: RunRecord, but: str = "") -> None:
     """Name the files that have changed since a run was recorded, before anything of them is computed."""
     if changed := changed_files(record, but):
-        warnings.warn(says_changed(changed), JobWarning, stacklevel=4)
+        warnings.warn(changed_files_message(changed), JobWarning, stacklevel=4)
 
 
-def says_changed(changed: Sequence[str]) -> str:
+def changed_files_message(changed: Sequence[str]) -> str:
     """Say which files have changed, and what to do about it."""
     have, them = ("has", "it") if len(changed) == 1 else ("have", "them")
     return (

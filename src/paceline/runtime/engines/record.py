@@ -13,10 +13,10 @@ from paceline.runtime.engines.replay.changes import ARITHMETIC_VERSION
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.runs.machine import this_machine
 from paceline.runtime.runs.record import (
+    AttemptRecord,
     DataOrigin,
     JobRecord,
     LayerRecord,
-    LifeRecord,
     MovingBuffers,
     RunRecord,
     Status,
@@ -45,7 +45,7 @@ def first_record(setup: Setup, kept: bool) -> RunRecord:
         lives=(life_record(setup, 0),),
         job=_job(setup),
         moving_buffers=MovingBuffers(
-            "mean over chunks" if plan.traits.keeps_step else "shard 0, the last push wins", tuple(setup.probe.moving)
+            "mean over chunks" if plan.traits.synchronous else "shard 0, the last push wins", tuple(setup.probe.moving)
         ),
         data_fingerprint=setup.source.fingerprint(),
         data=tuple(DataOrigin(str(f.resolve()), split, samples) for f, split, samples in origins(setup.source)),
@@ -60,13 +60,13 @@ def first_record(setup: Setup, kept: bool) -> RunRecord:
 
 def _model(setup: Setup) -> tuple[LayerRecord, ...]:
     """Describe the layers, and what each worker holds of them where none holds all."""
-    layers, found = outline(setup.job, setup.module, setup.source), bytes_held(setup)
-    if not found:
+    layers, holdings = outline(setup.job, setup.module, setup.source), bytes_held(setup)
+    if not holdings:
         return tuple(layers)
     return tuple(
         replace(
             layer,
-            held=tuple(map(sum, zip(*(mine for name, mine in found.items() if _of(layer, name)), strict=True))),
+            held=tuple(map(sum, zip(*(mine for name, mine in holdings.items() if _of(layer, name)), strict=True))),
         )
         for layer in layers
     )
@@ -78,9 +78,9 @@ def _of(layer: LayerRecord, name: str) -> bool:
     return inner in layer.shapes or (inner != name and "." not in inner)
 
 
-def life_record(setup: Setup, updates: int) -> LifeRecord:
+def life_record(setup: Setup, updates: int) -> AttemptRecord:
     """Describe the part of a run that begins after so many updates."""
-    return LifeRecord(str(setup.plan), updates, setup.engine)
+    return AttemptRecord(str(setup.plan), updates, setup.engine)
 
 
 def _job(setup: Setup) -> JobRecord:
@@ -111,12 +111,14 @@ def _job(setup: Setup) -> JobRecord:
 def _optimizer(setup: Setup) -> str:
     """Write the user's optimizers as in Python."""
     module = setup.fresh_module()
-    made = setup.job.make_optimizer(module, list(trainable(module).values()))
-    return " + ".join(map(_written, made.each if isinstance(made, SeveralOptimizers) else (made,)))
+    optimizer = setup.job.make_optimizer(module, list(trainable(module).values()))
+    return " + ".join(map(_written, optimizer.each if isinstance(optimizer, SeveralOptimizers) else (optimizer,)))
 
 
-def _written(made: Optimizer) -> str:
+def _written(optimizer: Optimizer) -> str:
     """Write an optimizer with its settings; of several groups, those of the first."""
-    settings = {key: value for key, value in made.param_groups[0].items() if key != "params" and value is not None}
-    groups = f"{len(made.param_groups)} groups, first: " if len(made.param_groups) > 1 else ""
-    return f"{type(made).__name__}({groups}{', '.join(f'{key}={value}' for key, value in settings.items() if value)})"
+    settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params" and value is not None}
+    groups = f"{len(optimizer.param_groups)} groups, first: " if len(optimizer.param_groups) > 1 else ""
+    return (
+        f"{type(optimizer).__name__}({groups}{', '.join(f'{key}={value}' for key, value in settings.items() if value)})"
+    )

@@ -69,14 +69,14 @@ def refuse_nested(plan: Plan, optimizer: torch.optim.Optimizer) -> None:
     remedy = (
         "let optimizer= return a list of optimizers, each with parameters of its own, or let them share one `state`"
     )
-    if not (plan.traits.keeps_step and plan.traits.whole_model):
+    if not (plan.traits.synchronous and plan.traits.whole_model):
         raise PlanError(f"{says}: plan {plan.name} cannot carry it from worker to worker; {remedy}")
     warnings.warn(f"{says}: a resumed run begins without it; {remedy}", JobWarning, stacklevel=4)
 
 
-def refuse_state(plan: Plan, module: nn.Module, optimizer: torch.optim.Optimizer, found: Probe) -> None:
+def refuse_state(plan: Plan, module: nn.Module, optimizer: torch.optim.Optimizer, findings: Probe) -> None:
     """Raise for optimizer state that cannot lie in the memory of a server: of the least parameter of each kind."""
-    if not plan.traits.optimizer_at_server or found.tables:
+    if not plan.traits.optimizer_at_server or findings.tables:
         return  # tables have a check of their own
     group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
     least: dict[tuple[int, int], nn.Parameter] = {}
@@ -97,15 +97,16 @@ def refuse_stages(
         raise PlanError("a stage without parameters has nothing for a shard to hold; cut the model elsewhere (cuts=)")
 
 
-def refuse_changes(plan: Plan, module: nn.Module, found: Probe) -> None:
+def refuse_changes(plan: Plan, module: nn.Module, findings: Probe) -> None:
     """Raise for parameters that the model itself changes, where the plan cannot follow it."""
-    if found.restless and plan.traits.shares_parameters:
+    if findings.self_modified and plan.traits.shares_parameters:
         raise PlanError(
-            f"the model itself changes parameter {found.restless[0]} while it computes, and under plan {plan.name} "
+            f"the model itself changes parameter {findings.self_modified[0]} while it computes, and under plan "
+            f"{plan.name} "
             "others read it meanwhile, or hold another; use sequential, or: of averaged weights, say that they are not "
             "trained, as by AveragedModel(net).requires_grad_(False); of an embedding, leave max_norm= out"
         )
-    frozen = [name for name in found.moving if name not in dict(module.named_buffers())]
+    frozen = [name for name in findings.moving if name not in dict(module.named_buffers())]
     if frozen and not plan.traits.whole_model:
         raise PlanError(
             f"the model itself changes parameter {frozen[0]}, which requires no gradient, while it computes, and under "

@@ -17,9 +17,13 @@ from paceline.training.jobs.job import Job
 
 
 def open_run(
-    path: Path, job: Job | None, given: str | Plan | None, workers: int | None, limit: int | None,
+    path: Path,
+    job: Job | None,
+    requested: str | Plan | None,
+    workers: int | None,
+    limit: int | None,
     epochs: int | None = None,
-) -> tuple[Job, Plan, RunRecord]:  # fmt: skip
+) -> tuple[Job, Plan, RunRecord]:
     """Return the job, the plan to resume with, and the record of the run so far; with `epochs` it goes on to these."""
     record = read_record(path)
     had = record.job.epochs
@@ -39,7 +43,7 @@ def open_run(
         raise UsageError(
             f"the run was begun with max_updates={record.limit}; it cannot be resumed with max_updates={limit}"
         )
-    plan = next_plan(Plan.recorded(record.plan, record.table), given, workers)
+    plan = next_plan(Plan.recorded(record.plan, record.table), requested, workers)
     if job is None:
         job = load_job_file(path, resumable=True)
     else:
@@ -49,17 +53,17 @@ def open_run(
     return job if epochs is None else job.with_(epochs=epochs), plan, record
 
 
-def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Plan:
+def next_plan(before: Plan, requested: str | Plan | None, workers: int | None) -> Plan:
     """Return the plan that the run had, with another number of workers if the algorithm allows that."""
-    following = before if given is None else Plan.parse(given)
-    count = workers or (following.workers if given is not None else before.workers)
+    following = before if requested is None else Plan.parse(requested)
+    count = workers or (following.workers if requested is not None else before.workers)
     if before.method.cuts and "cuts" not in following.options:
         following = following.cut_at(before.method.cuts.split("+"))
     if (following.name, _rest(following)) != (before.name, _rest(before)):
         return _other(before, following if workers is None else make_again(following, workers))
     if count == before.workers:
         return before
-    if before.traits.keeps_step:
+    if before.traits.synchronous:
         raise PlanError(
             f"the run was begun by {before.workers} workers and cannot be resumed with {count}: {_why(before)}"
         )
@@ -68,23 +72,23 @@ def next_plan(before: Plan, given: str | Plan | None, workers: int | None) -> Pl
     return make_again(before, count)
 
 
-def _other(before: Plan, wanted: Plan) -> Plan:
+def _other(before: Plan, after: Plan) -> Plan:
     """Return another plan to resume with, if either holds one model between its workers."""
-    for plan in (before, wanted):
+    for plan in (before, after):
         if not holds_one_model(plan):
             raise PlanError(
-                f"the run was begun by plan {before}; it cannot be resumed by plan {wanted}: under {plan.name} workers "
+                f"the run was begun by plan {before}; it cannot be resumed by plan {after}: under {plan.name} workers "
                 "have replicas, older versions or shards of their own, which the other would not know"
             )
-    if (before.parts, before.sizes) != (wanted.parts, wanted.sizes):
+    if (before.parts, before.sizes) != (after.parts, after.sizes):
         warnings.warn(
-            f"plan {wanted} cuts a batch into {wanted.parts} chunks, and {before} had {before.parts}"
-            f"{' of other sizes' * (before.parts == wanted.parts)}: dropout and batch normalisation see other chunks "
+            f"plan {after} cuts a batch into {after.parts} chunks, and {before} had {before.parts}"
+            f"{' of other sizes' * (before.parts == after.parts)}: dropout and batch normalisation see other chunks "
             "from here on",
             JobWarning,
             stacklevel=5,
         )
-    return wanted
+    return after
 
 
 def _rest(plan: Plan) -> dict[str, object]:
@@ -144,7 +148,7 @@ def check_same(setup: Setup, record: RunRecord, epochs: int | None = None) -> No
 def for_plan(begin: Checkpoint | None, before: RunRecord, job: Job, setup: Setup) -> Checkpoint | None:
     """Return the checkpoint of a run as one of the plan that it is resumed by."""
     had = Plan.recorded(before.plan, before.table)
-    if begin is None or not setup.plan.traits.keeps_step or str(had) == str(setup.plan):
+    if begin is None or not setup.plan.traits.synchronous or str(had) == str(setup.plan):
         return begin
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", JobWarning)  # the new plan's notes are enough

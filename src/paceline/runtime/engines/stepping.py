@@ -61,9 +61,9 @@ class SteppedTraining:
 
     def state(self) -> dict[str, Any]:
         """Return what the training goes on from."""
-        kept = self.arithmetic.state()
-        tensors = {name: tensor.detach().cpu().clone() for name, tensor in kept.tensors.items()}
-        return {"updates": self.updates, "tensors": tensors, "facts": kept.facts}
+        worker_state = self.arithmetic.state()
+        tensors = {name: tensor.detach().cpu().clone() for name, tensor in worker_state.tensors.items()}
+        return {"updates": self.updates, "tensors": tensors, "facts": worker_state.facts}
 
     def restore(self, state: dict[str, Any], settings: bool = True) -> None:
         """Go on from a state. Without `settings`, learning rate and the like stay those of this job."""
@@ -95,8 +95,8 @@ class ByAutograd:
         mine = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         restore_store(self.shared.replica.store, state)
         if not settings:
-            for group, kept in zip(groups, mine, strict=True):
-                group.update(kept)
+            for group, saved_settings in zip(groups, mine, strict=True):
+                group.update(saved_settings)
 
 
 class Generated:
@@ -117,8 +117,8 @@ class Generated:
     def state(self) -> WorkerState:
         fused = self.team.fused
         remembered = fused.compiled(self.team.x).memory["state"]
-        kept = state_of_tensors("values", self.team.tensors) | state_of_tensors("state", [remembered])
-        return kept | WorkerState(facts={"updates": fused.updates})
+        worker_state = state_of_tensors("values", self.team.tensors) | state_of_tensors("state", [remembered])
+        return worker_state | WorkerState(facts={"updates": fused.updates})
 
     def restore(self, state: WorkerState, settings: bool) -> None:
         copy_into(self.team.tensors, state.many("values"))

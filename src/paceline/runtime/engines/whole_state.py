@@ -71,20 +71,22 @@ def _gathered(checkpoint: Checkpoint, setup: Setup) -> WholeState:
     return whole
 
 
-def _dealt(whole: WholeState, setup: Setup) -> dict[str, WorkerState]:
+def _dealt(whole_state: WholeState, setup: Setup) -> dict[str, WorkerState]:
     """Give each worker its parts."""
     holders = {f"worker.{number}": WorkerState() for number in range(setup.plan.workers)}
     for piece in pieces(setup):
         tensors: dict[str, Tensor] = {}
         for number, name in enumerate((*piece.parameters, *piece.moving)):
-            value, stored = whole.values[name], stored_in(setup, name)
+            value, stored = whole_state.values[name], stored_in(setup, name)
             tensors[piece.key(number)] = stored_part(value, stored, piece.place).contiguous()
-            for key, tensor in whole.optimizer.get(name, {}).items():
+            for key, tensor in whole_state.optimizer.get(name, {}).items():
                 mine = stored_part(tensor, stored, piece.place) if tensor.shape == value.shape else tensor
                 tensors[f"{piece.start}optimizer.{number}.{key}"] = mine.contiguous()
-        tensors |= {f"{piece.start}{key}": tensor for key, tensor in whole.common.tensors.items()}
-        numbers = {str(n): whole.numbers[name] for n, name in enumerate(piece.parameters) if name in whole.numbers}
-        facts = {**whole.common.facts, "optimizer": numbers, "elsewhere": []}
+        tensors |= {f"{piece.start}{key}": tensor for key, tensor in whole_state.common.tensors.items()}
+        numbers = {
+            str(n): whole_state.numbers[name] for n, name in enumerate(piece.parameters) if name in whole_state.numbers
+        }
+        facts = {**whole_state.common.facts, "optimizer": numbers, "elsewhere": []}
         holders[f"worker.{piece.worker}"] |= WorkerState(
             tensors, facts if piece.stage < 0 else {str(piece.stage): facts}
         )

@@ -84,7 +84,7 @@ class Link(Protocol):
             Cancelled: the link was cancelled meanwhile.
         """
 
-    def call_off(self) -> None:
+    def abort(self) -> None:
         """End every wait on this link, on all ranks: each raises `Cancelled`."""
 
 

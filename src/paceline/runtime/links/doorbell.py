@@ -58,9 +58,9 @@ class Doorbell:
         # Raised before the last look at `ready`: whichever rank makes it ready after that look sees the flag and rings.
         cell[ASLEEP] = 1
         # Read before that look, too: a ring in between changes the integer, and the kernel then refuses the sleep.
-        seen = cell[RINGS]
+        rings = cell[RINGS]
         try:
             if not ready():
-                futex.sleep(self._address, seen, seconds)
+                futex.sleep(self._address, rings, seconds)
         finally:
             cell[ASLEEP] = 0

@@ -21,9 +21,14 @@ class Timespec(ctypes.Structure):
 
 
 _ARGUMENTS = (
-    ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.POINTER(Timespec), ctypes.c_void_p,
+    ctypes.c_long,
+    ctypes.c_void_p,
     ctypes.c_int,
-)  # fmt: skip
+    ctypes.c_uint32,
+    ctypes.POINTER(Timespec),
+    ctypes.c_void_p,
+    ctypes.c_int,
+)
 # Waiting releases the interpreter's lock, for the other threads. Waking does not wait, and is cheaper with the lock.
 _wait = ctypes.CDLL(None).syscall
 _wake = ctypes.PyDLL(None).syscall
@@ -36,13 +41,13 @@ def address_of(place: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(place))
 
 
-def sleep(address: int, seen: int, seconds: float) -> None:
+def sleep(address: int, expected: int, seconds: float) -> None:
     """Sleep until woken, for at most `seconds`; not at all if the integer is no longer what was `seen`."""
     if SYSCALL is None:
         time.sleep(min(seconds, SHORT_NAP))
         return
     limit = Timespec(int(seconds), int(seconds % 1 * 1e9))
-    _wait(SYSCALL, address, WAIT, seen & 0xFFFFFFFF, ctypes.byref(limit), None, 0)
+    _wait(SYSCALL, address, WAIT, expected & 0xFFFFFFFF, ctypes.byref(limit), None, 0)
 
 
 def wake(address: int) -> None:

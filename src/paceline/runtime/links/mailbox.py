@@ -27,9 +27,19 @@ if TYPE_CHECKING:
 DIMENSIONS = 8
 ENTRY = 2 + 2 * DIMENSIONS  # type, number of dimensions, sizes, strides
 TYPES = (
-    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8,
-    torch.uint8, torch.bool, torch.complex64, torch.complex128,
-)  # fmt: skip
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
 NOTHING = -1  # in the place of a type: there is no gradient of this one
 
 

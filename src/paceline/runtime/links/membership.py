@@ -57,9 +57,9 @@ class LocalProcesses:
     def changes(self) -> list[Change]:
         """The ranks that have joined or left since the last call."""
         joined, self._joined = self._joined, []
-        left = sorted(self.gone() - self._reported)
-        self._reported.update(left)
-        return [*(Change(rank, True) for rank in joined), *(Change(rank, False) for rank in left)]
+        departed = sorted(self.gone() - self._reported)
+        self._reported.update(departed)
+        return [*(Change(rank, True) for rank in joined), *(Change(rank, False) for rank in departed)]
 
     def close(self) -> None:
         """Stop watching; afterwards no rank is gone."""

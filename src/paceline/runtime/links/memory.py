@@ -85,8 +85,8 @@ class SharedTensors:
         self.shapes = [(tuple(t.shape), t.dtype) for t in tensors]
         self.memory = memory or Memory(sum(lines(t.nbytes) for t in tensors))
         if memory is None:
-            for mine, given in zip(self.open(), tensors, strict=True):
-                mine.copy_(given)
+            for mine, source in zip(self.open(), tensors, strict=True):
+                mine.copy_(source)
 
     def open(self) -> tuple[Tensor, ...]:
         """Return the tensors, as views of the shared memory."""

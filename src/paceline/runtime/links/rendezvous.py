@@ -76,10 +76,10 @@ class Rendezvous(NamedTuple):
     def _host(self, make: Callable[[], tuple[list[int], Any]], unfit: str) -> Shared | str:
         """Rank 0's part."""
         with _socket(self.seconds) as listener:
-            descriptors, said = ([], None) if unfit else make()
+            descriptors, message = ([], None) if unfit else make()
             listener.bind("\0paceline-" + secrets.token_hex(16))
             listener.listen(self.ranks)
-            place = {"machine": machine(), "listener": listener.getsockname().decode(), "said": said}
+            place = {"machine": machine(), "listener": listener.getsockname().decode(), "said": message}
             self._put("place", {} if unfit else {**place, "count": len(descriptors)})
             answers, trouble = self._agree(unfit)
             if trouble:
@@ -88,7 +88,7 @@ class Rendezvous(NamedTuple):
                 return trouble
             pids = [answer["process"] for answer in answers]
             self._hand_out(listener, set(pids[1:]), descriptors)
-        return Shared(descriptors, said, pids)
+        return Shared(descriptors, message, pids)
 
     def _hand_out(self, listener: socket.socket, awaited: set[int], descriptors: list[int]) -> None:
         while awaited:
@@ -169,9 +169,9 @@ def machine() -> str:
 
 
 def _socket(seconds: float) -> socket.socket:
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    made.settimeout(seconds)
-    return made
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(seconds)
+    return connection
 
 
 def _other_end(connected: socket.socket) -> tuple[int, int]:

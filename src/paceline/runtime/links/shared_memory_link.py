@@ -30,7 +30,7 @@ class SharedVectors:
     """
 
     def __init__(self, memory: Memory, ranks: int, numbers: int, dtype: torch.dtype) -> None:
-        self.called_off = memory.ints(1)
+        self.aborted = memory.ints(1)
         #: counters[from][to] is the number of offers; only `from` writes it, and it never falls.
         self.counters = [memory.ints(ranks) for _ in range(ranks)]
         self.vectors = [[memory.tensor(numbers, dtype) for _ in range(TURNS)] for _ in range(ranks)]
@@ -82,9 +82,13 @@ class SharedMemoryLink:
     """
 
     def __init__(
-        self, shared: SharedVectors, rank: int, doorbells: Sequence[Doorbell], waiter: Waiter,
+        self,
+        shared: SharedVectors,
+        rank: int,
+        doorbells: Sequence[Doorbell],
+        waiter: Waiter,
         copy: Callable[[int, int, int], object] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             shared: the vectors and counters of all ranks.
@@ -98,7 +102,7 @@ class SharedMemoryLink:
         self.vectors: Sequence[Tensor] = [torch.zeros_like(vector) for vector in offered] if copy else offered
         self._copy, self._bytes = copy, offered[0].element_size()
         self._addresses = [(to.data_ptr(), own.data_ptr()) for to, own in zip(offered, self.vectors, strict=True)]
-        self._doorbells, self._waiter, self._called_off = doorbells, waiter, shared.called_off
+        self._doorbells, self._waiter, self._aborted = doorbells, waiter, shared.aborted
         self._flags = [doorbell.flag for doorbell in doorbells]
         self._offered = shared.counters[rank]
         # Only this rank writes its counters, so a list always says what they hold, and is read faster.
@@ -111,8 +115,8 @@ class SharedMemoryLink:
     def offer(self, to: int, span: Span) -> None:
         """Let rank `to` take a span of this rank's vector. Returns without waiting for it."""
         if self._copy is not None:
-            (offered, own), start = self._addresses[span.turn], span.start * self._bytes
-            self._copy(offered + start, own + start, (span.stop - span.start) * self._bytes)
+            (offered, local), start = self._addresses[span.turn], span.start * self._bytes
+            self._copy(offered + start, local + start, (span.stop - span.start) * self._bytes)
         # The numbers were written before; x86 shows stores to other cores in their order (`links.store_order`).
         count = self._counts[to] = self._counts[to] + 1
         self._offered[to] = count
@@ -121,20 +125,20 @@ class SharedMemoryLink:
 
     def take(self, peer: int, span: Span) -> Tensor:
         """Return a view of what rank `peer` offered, valid until this rank offers something later."""
-        wanted = self._taken[peer] = self._taken[peer] + 1
+        target = self._taken[peer] = self._taken[peer] + 1
         # Looked at here first: where the peer has already offered, a step makes no closures for a wait.
-        if self._offers[peer][0] < wanted:
-            self._wait(peer, wanted)
+        if self._offers[peer][0] < target:
+            self._wait(peer, target)
         # A view, without a copy: the peer leaves the span alone until it has taken an offer that this rank makes later
         # (`algorithms.collectives.proof` shows it of every table).
         return self._views[peer][span]
 
-    def _wait(self, peer: int, wanted: int) -> None:
+    def _wait(self, peer: int, target: int) -> None:
         """Wait until the peer has made its offer of this number."""
-        offers, called_off = self._offers[peer], self._called_off
-        self.waited += self._waiter.until(lambda: offers[0] >= wanted or called_off[0] != 0, lambda: f"worker {peer}")
+        offers, aborted = self._offers[peer], self._aborted
+        self.waited += self._waiter.until(lambda: offers[0] >= target or aborted[0] != 0, lambda: f"worker {peer}")
         # What was offered before the link was cancelled is still taken.
-        if offers[0] < wanted:
+        if offers[0] < target:
             raise Cancelled
 
     def shared_with(self, peer: int) -> PeerMemory:
@@ -143,9 +147,9 @@ class SharedMemoryLink:
         return PeerMemory(self._offered[peer : peer + 1], self._offers[peer], self._doorbells[peer], vectors)
 
     @property
-    def called_off(self) -> memoryview:
-        """One integer: 1 from `call_off` on."""
-        return self._called_off
+    def aborted(self) -> memoryview:
+        """One integer: 1 from `abort` on."""
+        return self._aborted
 
     @property
     def counts(self) -> list[tuple[int, int]]:
@@ -156,10 +160,10 @@ class SharedMemoryLink:
     def counts(self, counts: Sequence[tuple[int, int]]) -> None:
         self._counts, self._taken = [offers for offers, _ in counts], [taken for _, taken in counts]
 
-    def call_off(self) -> None:
+    def abort(self) -> None:
         """End every wait on this link, on all ranks: each raises `Cancelled`."""
         # Before the doorbells: a rank that is woken looks at once, and would sleep again.
-        self._called_off[0] = 1
+        self._aborted[0] = 1
         for doorbell in self._doorbells:
             doorbell.ring()
 

@@ -28,8 +28,8 @@ def lacking() -> str:
 
 def require_store_order(what: str) -> None:
     """Raise MachineError where `what` would not be safe on this processor."""
-    if found := lacking():
+    if reason := lacking():
         raise MachineError(
-            f"this machine {found}: {what} shares memory between processes and needs a processor that keeps the order "
+            f"this machine {reason}: {what} shares memory between processes and needs a processor that keeps the order "
             "of stores. Train on an x86-64, or in one process with engine='virtual'"
         )

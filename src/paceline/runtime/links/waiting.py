@@ -68,7 +68,7 @@ class Waiter:
         self,
         worker: int,
         doorbell: Doorbell | None,
-        called_off: Callable[[], bool],
+        aborted: Callable[[], bool],
         deadline: float,
         where: Callable[[], str],
         crowded: bool = False,
@@ -78,7 +78,7 @@ class Waiter:
         nanoseconds = 0 if crowded else int(SPIN_SECONDS * 1e9)
         #: How long this rank spins before it sleeps.
         self.spin = Spin(nanoseconds, nanoseconds)
-        self._called_off, self._where = called_off, where
+        self._aborted, self._where = aborted, where
 
     def until(self, ready: Callable[[], bool], whom: Callable[[], str], rung: bool = True) -> int:
         """Return when `ready()`, with the nanoseconds that it took.
@@ -92,7 +92,7 @@ class Waiter:
 
         def nap(waited: int) -> float:
             # Asked again after the flag: what became ready before the run was cancelled is still taken.
-            if self._called_off() and not ready():
+            if self._aborted() and not ready():
                 raise Cancelled
             if waited > self.deadline * 1e9:
                 raise self.too_long(whom())

@@ -57,11 +57,11 @@ def _figures(answer: Answer) -> list[tuple[str, str]]:
     if answer.kind != Kind.RECOMMENDED or answer.speedup is None or answer.speedup_interval is None:
         return []
     wide = is_wide(answer.speedup, Interval(*answer.speedup_interval))
-    found = [("times as fast as one process", ratio(answer.speedup, answer.speedup_interval, range_only=wide))]
+    figures = [("times as fast as one process", ratio(answer.speedup, answer.speedup_interval, range_only=wide))]
     if answer.accuracy_change is not None and answer.accuracy_change_interval is not None:
         points = 100 * Interval(*answer.accuracy_change_interval).half
-        found.append(("points of accuracy against one process", f"{100 * answer.accuracy_change:+.1f} ±{points:.1f}"))
-    return found
+        figures.append(("points of accuracy against one process", f"{100 * answer.accuracy_change:+.1f} ±{points:.1f}"))
+    return figures
 
 
 def _sentence(text: str) -> str:

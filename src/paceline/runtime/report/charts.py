@@ -142,8 +142,8 @@ def _line(line: Line, x: Scale, y: Scale, band: bool) -> str:
     across = x.place(curve.x) * SIDE
     drawn = ""
     if band and not np.array_equal(curve.low, curve.high):
-        there, back = _points(across, y, curve.high), _points(across[::-1], y, curve.low[::-1])
-        drawn += f'<path class="band" style="fill:{colour}" d="{_path(there + back)}z"/>'
+        upper, back = _points(across, y, curve.high), _points(across[::-1], y, curve.low[::-1])
+        drawn += f'<path class="band" style="fill:{colour}" d="{_path(upper + back)}z"/>'
     points = _points(across, y, curve.mean)
     faint = " faint" * line.faint
     name = escape(line.label, quote=True)
@@ -198,10 +198,10 @@ def histogram_chart(title: str, bars: Sequence[tuple[int, int, int]], x_label: s
         top = 1 - float(y.place(np.array(value)))
         grid += f'<path class="grid" d="M0 {top * SIDE:.0f}h{SIDE}"/>'
         labels += f'<i class="y" style="top:{top:.1%}">{_tick(value, "", True)}</i>'
-    whole = f"{title}: {'; '.join(words)}"
+    alt_text = f"{title}: {'; '.join(words)}"
     return (
         f'<figure class="chart"><figcaption>{escape(title)}</figcaption><div class="plot">'
-        f'<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" role="img" aria-label="{escape(whole)}">'
+        f'<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" role="img" aria-label="{escape(alt_text)}">'
         f'{grid}{drawn}</svg>{labels}</div><div class="axis">{escape(x_label)}</div></figure>'
     )
 

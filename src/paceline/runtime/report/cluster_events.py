@@ -16,13 +16,15 @@ def cluster_events(events: Sequence[Event]) -> str:
     """What happened to the processes of a run after its servers first served, and which of them hung at any time."""
     begun = (n for n, event in enumerate(events) if event.kind in (EventKind.LEASING, EventKind.GROUP))
     start = next(begun, len(events)) + 1
-    told = [event for at, event in enumerate(events) if event.kind in (TOLD if at >= start else ALWAYS)]
-    lines = "".join(f"<tr><td>{event.at - events[0].at:.2f} s<td>{escape(_told(event))}</tr>" for event in told[:SHOWN])
-    more = f"<p class=note>{len(told) - SHOWN} more are in events.jsonl.</p>" if len(told) > SHOWN else ""
+    notable = [event for at, event in enumerate(events) if event.kind in (TOLD if at >= start else ALWAYS)]
+    lines = "".join(
+        f"<tr><td>{event.at - events[0].at:.2f} s<td>{escape(_describe(event))}</tr>" for event in notable[:SHOWN]
+    )
+    more = f"<p class=note>{len(notable) - SHOWN} more are in events.jsonl.</p>" if len(notable) > SHOWN else ""
     return f"<table>{lines}</table>{more}" if lines else ""
 
 
-def _told(event: Event) -> str:
+def _describe(event: Event) -> str:
     """Describe an event in a line."""
     members = ", ".join(map(str, event.members))
     if event.kind in (EventKind.VIEW, EventKind.SERVING):

@@ -27,8 +27,8 @@ class Curve(NamedTuple):
 
     def over(self, axis: str) -> Floats:
         """The positions along an axis of AXES."""
-        found: Floats = getattr(self, axis)
-        return found
+        values: Floats = getattr(self, axis)
+        return values
 
     def __bool__(self) -> bool:
         return len(self.values) > 0
@@ -61,8 +61,8 @@ def loss_curve(reading: Reading) -> Curve:
     order = np.argsort(ends, kind="stable")
     # A batch that several workers share, as under backup, is several pieces, but one update.
     summary = reading.record.summary
-    made = (summary.updates if summary else 0) or len(which)
-    updates = np.arange(1, len(which) + 1, dtype=np.float64) * (made / len(which))
+    total = (summary.updates if summary else 0) or len(which)
+    updates = np.arange(1, len(which) + 1, dtype=np.float64) * (total / len(which))
     return Curve(ends[order] / 1e9, updates, np.cumsum(samples[order]), losses[order])
 
 
@@ -75,9 +75,11 @@ def evaluation_curve(reading: Reading, what: str) -> Curve:
     each = total.samples / total.updates if total and total.updates else float(reading.record.job.batch_size or 1)
     updates = np.array([float(e.updates) for e in points])
     return Curve(
-        np.array([float(e.seconds) for e in points]), updates, updates * each,
+        np.array([float(e.seconds) for e in points]),
+        updates,
+        updates * each,
         np.array([e.metrics[what] for e in points]),
-    )  # fmt: skip
+    )
 
 
 def measured_curve(reading: Reading, kind: Kind, worker: int | None = None) -> Curve:

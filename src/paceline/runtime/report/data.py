@@ -54,8 +54,8 @@ def _shards(folder: Path, manifest: Manifest) -> str:
     sources = [(each.kind, file, f"{size:,}") for each in manifest.sources for file, size in each.files.items()]
     rows = []
     for name, column in manifest.columns.items():
-        found = column.statistics
-        figures = (found.mean, found.std, found.least, found.greatest) if found else ()
+        statistics = column.statistics
+        figures = (statistics.mean, statistics.std, statistics.least, statistics.greatest) if statistics else ()
         rows.append((name, *map(number, figures)) if figures else (name, "", "", "", ""))
     return (
         _account(manifest.account, examples([folder / "rejected.parquet"]))
@@ -92,12 +92,12 @@ def _drift(sealed: SealedList) -> str:
     return f"{legend([(line.label, line.colour) for line in lines])}<div class=charts>{drawn}</div>" if drawn else ""
 
 
-def _account(account: Account, found: Mapping[str, Sequence[Example]]) -> str:
+def _account(account: Account, by_rule: Mapping[str, Sequence[Example]]) -> str:
     """Where every row went, with examples of each rule."""
     rejected = sum(account.rejected.values())
     text = f"{account.read:,} rows = {account.kept:,} kept + {rejected:,} rejected + {account.duplicates:,} duplicates"
     rows = [
-        (rule, f"{count:,}", "; ".join(f"{e.file}:{e.line} {e.record[:SHOWN]}" for e in found.get(rule, ())))
+        (rule, f"{count:,}", "; ".join(f"{e.file}:{e.line} {e.record[:SHOWN]}" for e in by_rule.get(rule, ())))
         for rule, count in account.rejected.items()
     ]
     return f"<p>{escape(text)}</p>" + _table("Rejected rows", ("rule", "rows", "for example"), rows)
@@ -117,7 +117,7 @@ def _workers(reading: Reading) -> str:
     return _table("Samples of each worker", ("worker", "samples", "batches", "their numbers"), rows)
 
 
-def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], whole: int = 0) -> str:
+def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], total: int = 0) -> str:
     if not rows:
         return ""
     heads = "".join(f"<th scope=col>{escape(each)}</th>" for each in head)
@@ -129,7 +129,7 @@ def _table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], whole
         + "</tr>"
         for first, *rest in rows
     )
-    more = f"<p class=note>{whole - len(rows):,} more are in the manifest.</p>" if whole > len(rows) else ""
+    more = f"<p class=note>{total - len(rows):,} more are in the manifest.</p>" if total > len(rows) else ""
     return (
         f'<h3>{title}</h3><div class=scroll tabindex="0"><table class="cards rows"><thead><tr>{heads}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>{more}"

@@ -17,7 +17,7 @@ from paceline.runtime.runs.json_files import strict
 
 def write_json(readings: Sequence[Reading], output: Path) -> list[Path]:
     """Write the statistics, the curves and the run.json of each run."""
-    found = run_stats(readings, lanes_of(readings))
+    stats = run_stats(readings, lanes_of(readings))
     runs = [
         {
             "figures": f.as_dict(),
@@ -25,7 +25,7 @@ def write_json(readings: Sequence[Reading], output: Path) -> list[Path]:
             "missing": reading.missing,
             "record": reading.record.as_dict(),
         }
-        for reading, f in zip(readings, found, strict=True)
+        for reading, f in zip(readings, stats, strict=True)
     ]
     output.write_text(json.dumps(strict({"runs": runs}), allow_nan=False) + "\n", encoding="utf-8")
     return [output]

@@ -37,8 +37,8 @@ def _row(layer: LayerRecord, shown: range) -> str:
     return f"<tr><th scope=row>{escape(layer.name or 'model')}</th>{cells}</tr>"
 
 
-def _cell(held: int, most: int) -> str:
-    if not held:
+def _cell(amount: int, most: int) -> str:
+    if not amount:
         return "<td></td>"
-    shade = f"color-mix(in srgb, var(--time-compute) {round(30 * held / most)}%, transparent)"
-    return f'<td class=n title="{count(held)} bytes" style="background:{shade}">{size(held)}</td>'
+    shade = f"color-mix(in srgb, var(--time-compute) {round(30 * amount / most)}%, transparent)"
+    return f'<td class=n title="{count(amount)} bytes" style="background:{shade}">{size(amount)}</td>'

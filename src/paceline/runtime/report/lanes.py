@@ -37,8 +37,8 @@ def lanes(trace: Trace, divided: bool = True) -> list[Lane]:
     If the trace is not `divided`, its workers also communicate and wait in what it has as computing.
     """
     rows = trace.rows
-    found = [lane for worker in np.unique(rows["worker"]) if len((lane := _lane(trace, int(worker))).kinds)]
-    return found if divided else [_undivided(lane) for lane in found]
+    worker_lanes = [lane for worker in np.unique(rows["worker"]) if len((lane := _lane(trace, int(worker))).kinds)]
+    return worker_lanes if divided else [_undivided(lane) for lane in worker_lanes]
 
 
 def _undivided(lane: Lane) -> Lane:

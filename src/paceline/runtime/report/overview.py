@@ -24,22 +24,22 @@ def section(title: str, body: str, note: str = "") -> str:
     return f"<section><h2>{escape(title)}</h2>{text}{body}</section>\n"
 
 
-def tiles(found: RunStats, ranges: bool = False) -> str:
+def tiles(stats: RunStats, ranges: bool = False) -> str:
     """The key numbers of one run; unknown ones are left out. With `ranges`, ratios are shown by their intervals."""
-    per_worker = None if ranges else found.efficiency
+    per_worker = None if ranges else stats.efficiency
     entries = [
-        ("samples per second", number(found.samples_per_second)),
-        ("test accuracy", share(found.test_accuracy, 1)),
-        *((name.replace("_", " "), number(value)) for name, value in found.metrics.items() if name not in TESTED),
-        ("trained for", duration(found.seconds)),
-        ("times one process", ratio(found.speedup, found.speedup_interval, range_only=ranges)),
-        ("share of ceiling", ratio(found.ceiling_share, found.ceiling_share_interval, True, ranges)),
+        ("samples per second", number(stats.samples_per_second)),
+        ("test accuracy", share(stats.test_accuracy, 1)),
+        *((name.replace("_", " "), number(value)) for name, value in stats.metrics.items() if name not in TESTED),
+        ("trained for", duration(stats.seconds)),
+        ("times one process", ratio(stats.speedup, stats.speedup_interval, range_only=ranges)),
+        ("share of ceiling", ratio(stats.ceiling_share, stats.ceiling_share_interval, True, ranges)),
         ("speed-up per worker", share(per_worker)),
-        ("time waiting", share(found.wait_fraction)),
-        ("staleness", number(found.staleness_mean, 2) if found.staleness_max else NONE),
+        ("time waiting", share(stats.wait_fraction)),
+        ("staleness", number(stats.staleness_mean, 2) if stats.staleness_max else NONE),
     ]
-    known = [(name, value) for name, value in entries if value != NONE]
-    body = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in known)
+    measured = [(name, value) for name, value in entries if value != NONE]
+    body = "".join(f"<div><dt>{escape(name)}</dt><dd>{value}</dd></div>" for name, value in measured)
     return f"<dl class=tiles>{body}</dl>\n"
 
 
@@ -51,9 +51,9 @@ class Column(NamedTuple):
     cell: Callable[[RunStats], tuple[float | None, str]]  # the value to sort by, and its text
 
 
-def _columns(found: Sequence[RunStats], ranges: bool) -> list[Column]:
+def _columns(all_stats: Sequence[RunStats], ranges: bool) -> list[Column]:
     """The columns that any of the runs has a value for, with those of the user's own metrics."""
-    own = list(dict.fromkeys(name for f in found for name in f.metrics if name not in TESTED))
+    custom_names = list(dict.fromkeys(name for f in all_stats for name in f.metrics if name not in TESTED))
     percent = {"percent": True, "range_only": ranges}
     columns = [
         Column("workers", "", lambda f: (f.workers, str(f.workers))),
@@ -65,7 +65,7 @@ def _columns(found: Sequence[RunStats], ranges: bool) -> list[Column]:
                lambda f: (f.ceiling_share, ratio(f.ceiling_share, f.ceiling_share_interval, **percent))),
         Column("test accuracy", "at the end",
                lambda f: (f.test_accuracy, accuracy(f.test_accuracy, f.test_accuracy_interval))),
-        *(Column(name, "on the test data, at the end", partial(_metric, name)) for name in own[:METRICS]),
+        *(Column(name, "on the test data, at the end", partial(_metric, name)) for name in custom_names[:METRICS]),
         Column("test loss", "at the end", lambda f: (f.test_loss, number(f.test_loss))),
         Column("time to common accuracy", "from which on all runs hold it",
                lambda f: (f.seconds_to_common_accuracy, duration(f.seconds_to_common_accuracy))),
@@ -78,9 +78,9 @@ def _columns(found: Sequence[RunStats], ranges: bool) -> list[Column]:
         Column("sent between workers", "",
                lambda f: (f.bytes_sent, size(f.bytes_sent) if f.divided else "not measured")),
     ]  # fmt: skip
-    if len(found) > 1 and len({f.updates for f in found}) == 1:  # then it is among the settings that all share
+    if len(all_stats) > 1 and len({f.updates for f in all_stats}) == 1:  # then it is among the settings that all share
         columns = [column for column in columns if column.head != "updates"]
-    return [column for column in columns if any(column.cell(f)[0] is not None for f in found)]
+    return [column for column in columns if any(column.cell(f)[0] is not None for f in all_stats)]
 
 
 def _metric(name: str, f: RunStats) -> tuple[float | None, str]:
@@ -88,17 +88,17 @@ def _metric(name: str, f: RunStats) -> tuple[float | None, str]:
     return value, number(value)
 
 
-def table(found: Sequence[RunStats], ranges: bool = False) -> str:
+def table(all_stats: Sequence[RunStats], ranges: bool = False) -> str:
     """A row per run, and on a phone a card; with `ranges`, ratios are shown by their intervals alone."""
-    colours = colours_of([f.plan for f in found])
-    columns = _columns(found, ranges)
-    if len({f.job for f in found}) > 1:
+    colours = colours_of([f.plan for f in all_stats])
+    columns = _columns(all_stats, ranges)
+    if len({f.job for f in all_stats}) > 1:
         columns.insert(0, Column("job", "", lambda f: (None, escape(f.job))))
-    if len({f.seed for f in found}) > 1:
+    if len({f.seed for f in all_stats}) > 1:
         columns.append(Column("seed", "", lambda f: (f.seed, str(f.seed))))
     head = '<th scope=col data-sort="text">plan</th>' + "".join(_head(column) for column in columns)
     body = ""
-    for place, f in enumerate(found):
+    for place, f in enumerate(all_stats):
         cells = "".join(_cell(column, f) for column in columns)
         mark = "" if f.status == "done" else f" <em>{escape(f.status)}</em>"
         body += (
@@ -129,15 +129,15 @@ def colours_of(plans: Sequence[str]) -> dict[str, str]:
     return {plan: f"run-{place}" if place < COLOURS else "run-other" for place, plan in enumerate(distinct)}
 
 
-def speeds(found: Sequence[RunStats]) -> str:
+def speeds(all_stats: Sequence[RunStats]) -> str:
     """A bar per run with its speed-up, the interval that holds it, and a mark at its ceiling."""
-    some = [f for f in found if f.speedup is not None]
+    some = [f for f in all_stats if f.speedup is not None]
     if len(some) < 2 or len(some) > 24:
         return ""
     ceilings = {f.name: f.speedup / f.ceiling_share for f in some if f.speedup and f.ceiling_share}
     reach = [(f.speedup_interval or (0.0, 0.0))[1] for f in some]
     most = max([1.0, *(f.speedup or 0.0 for f in some), *ceilings.values(), *reach]) * 1.02
-    colours, body = colours_of([f.plan for f in found]), ""
+    colours, body = colours_of([f.plan for f in all_stats]), ""
     for f in some:
         body += (
             f"<tr><th scope=row>{escape(f.name)}</th><td class=bar><div class=speed>"

@@ -39,44 +39,46 @@ POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'un
 def page(readings: Sequence[Reading]) -> str:
     """The HTML of one run, or of several side by side."""
     laid = lanes_of(readings)
-    found = run_stats(readings, laid)
+    all_stats = run_stats(readings, laid)
     spans = SPANS // max(1, sum(map(len, laid)))
     if len(readings) == 1:
-        reading, title = readings[0], _title(readings[0], found[0])
-        summary = _said(about_run(reading, found[0])) + tiles(found[0], reading.unsettled)
-        body = learning([reading]) + of_run(reading, found[0], laid[0], spans) + data(reading) + settings(reading)
+        reading, title = readings[0], _title(readings[0], all_stats[0])
+        summary = _describe(about_run(reading, all_stats[0])) + tiles(all_stats[0], reading.unsettled)
+        body = learning([reading]) + of_run(reading, all_stats[0], laid[0], spans) + data(reading) + settings(reading)
         return document(title, section("Summary", summary) + body + glossary())
     comparison = comparison_of(readings)
-    summary = section("Summary", _said(about_runs(readings, found)) + speeds(found))
-    runs = section("Runs", table(found, bool(comparison and comparison.disagreement)) + differences(readings))
+    summary = section("Summary", _describe(about_runs(readings, all_stats)) + speeds(all_stats))
+    runs = section("Runs", table(all_stats, bool(comparison and comparison.disagreement)) + differences(readings))
     parts = [runs, learning(readings)]
     body = "".join(parts if len(readings) <= DETAILED else reversed(parts))  # a long table comes last
-    body += section("Timeline", times(found) + _details(readings, found, laid, spans))
+    body += section("Timeline", times(all_stats) + _details(readings, all_stats, laid, spans))
     body += staleness_of_all(readings) + common_model(readings)
-    return document(_titles(found, bool(comparison)), tile(comparison) + summary + body + glossary())
+    return document(_titles(all_stats, bool(comparison)), tile(comparison) + summary + body + glossary())
 
 
-def _details(readings: Sequence[Reading], found: Sequence[RunStats], laid: Sequence[Sequence[Lane]], spans: int) -> str:
+def _details(
+    readings: Sequence[Reading], all_stats: Sequence[RunStats], laid: Sequence[Sequence[Lane]], spans: int
+) -> str:
     if len(readings) <= DETAILED:
-        return "<h3>Each run</h3>" + one_by_one(readings, found, laid, spans)
+        return "<h3>Each run</h3>" + one_by_one(readings, all_stats, laid, spans)
     return (
         f"<p class=note>Timelines are left out for more than {DETAILED} runs: <code>paceline report RUN</code> shows "
         "them for one run.</p>"
     )
 
 
-def _said(lines: Sequence[str]) -> str:
+def _describe(lines: Sequence[str]) -> str:
     """The first sentence stands out."""
     return f'<p class="lead">{escape(lines[0])}</p><p class="said">{escape(" ".join(lines[1:]))}</p>'
 
 
-def _title(reading: Reading, found: RunStats) -> str:
-    return f"{found.job} by {found.plan.partition(':')[0]}, {team(found.workers).lower()}"
+def _title(reading: Reading, stats: RunStats) -> str:
+    return f"{stats.job} by {stats.plan.partition(':')[0]}, {team(stats.workers).lower()}"
 
 
-def _titles(found: Sequence[RunStats], compared: bool) -> str:
-    jobs = sorted({f.job for f in found})
-    what = f"{len(found)} plans compared" if compared else f"{len(found)} runs side by side"
+def _titles(all_stats: Sequence[RunStats], compared: bool) -> str:
+    jobs = sorted({f.job for f in all_stats})
+    what = f"{len(all_stats)} plans compared" if compared else f"{len(all_stats)} runs side by side"
     return f"{listed(jobs) if len(jobs) < 4 else f'{len(jobs)} jobs'}: {what}"
 
 

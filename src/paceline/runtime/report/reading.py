@@ -95,13 +95,13 @@ def open_all(paths: Sequence[Path]) -> list[Reading]:
             raise RunFolderError(
                 f"{path} is not a folder; give a run folder, or a folder that contains some, such as runs"
             )
-        found = [path] if (path / "run.json").exists() else [file.parent for file in path.rglob("run.json")]
-        if not found:
+        folders = [path] if (path / "run.json").exists() else [file.parent for file in path.rglob("run.json")]
+        if not folders:
             raise RunFolderError(
                 f"{path} is not a run folder and contains no run folder: there is no run.json in or below it"
             )
-        known = {reading.path for reading in readings}
-        opened = [_open(folder) for folder in found if folder not in known]
+        visited = {reading.path for reading in readings}
+        opened = [_open(folder) for folder in folders if folder not in visited]
         readings += sorted(opened, key=lambda reading: (reading.started, reading.path.name))
     return _named(readings)
 
@@ -118,9 +118,9 @@ def _open(folder: Path) -> Reading:
     if record.status == Status.RUNNING:
         missing.append("It had not ended when this page was made, or was killed.")
     timed, events = _timed(folder.resolve()), tuple(read_events(folder))
-    said = folder / HANG
-    whole = said.is_file() and not said.is_symlink()  # a link may lead to any file of the reader
-    hang = said.read_text(errors="replace").strip() if whole else ""
+    hang_file = folder / HANG
+    is_readable = hang_file.is_file() and not hang_file.is_symlink()  # a link may lead to any file of the reader
+    hang = hang_file.read_text(errors="replace").strip() if is_readable else ""
     return Reading(folder, record, trace, timed, tuple(missing), events=events, hang=hang)
 
 
@@ -137,10 +137,10 @@ def _first_line(error: Exception) -> str:
 def _named(readings: list[Reading]) -> list[Reading]:
     """Name each run by its plan, with a number where several have the same one."""
     plans = [reading.short for reading in readings]
-    seen: dict[str, int] = {}
+    counts: dict[str, int] = {}
     result = []
     for reading in readings:
-        seen[reading.short] = number = seen.get(reading.short, 0) + 1
+        counts[reading.short] = number = counts.get(reading.short, 0) + 1
         several = f" #{number}" if plans.count(reading.short) > 1 else ""
         result.append(replace(reading, name=reading.short + several))
     return result

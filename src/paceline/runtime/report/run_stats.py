@@ -138,5 +138,5 @@ def _limit(reading: Reading, others: Sequence[Reading]) -> float | None:
 
 def shares(mine: Sequence[Lane]) -> dict[str, float]:
     total = sum((lane.seconds for lane in mine), np.zeros(len(Time)))
-    whole = float(total.sum())
-    return {time.name.lower(): float(total[time]) / whole for time in Time} if whole else {}
+    total_time = float(total.sum())
+    return {time.name.lower(): float(total[time]) / total_time for time in Time} if total_time else {}

@@ -151,35 +151,37 @@ def staleness_of_all(readings: Sequence[Reading]) -> str:
 # --- time -----------------------------------------------------------------------------------------------------------
 
 
-def times(found: Sequence[RunStats]) -> str:
+def times(all_stats: Sequence[RunStats]) -> str:
     """Where the time of each run went."""
-    rows = [(f.name, f.shares) for f in found if f.shares]
-    note = "Shares of all workers' time. " + INSIDE_DDP * any(not f.divided for f in found)
+    rows = [(f.name, f.shares) for f in all_stats if f.shares]
+    note = "Shares of all workers' time. " + INSIDE_DDP * any(not f.divided for f in all_stats)
     return f"<h3>Where the time went</h3><p class=note>{note}</p>{time_bars(rows)}" if 0 < len(rows) <= 24 else ""
 
 
 # --- one run --------------------------------------------------------------------------------------------------------
 
 
-def of_run(reading: Reading, found: RunStats, lanes: Sequence[Lane], spans: int) -> str:
+def of_run(reading: Reading, stats: RunStats, lanes: Sequence[Lane], spans: int) -> str:
     """The details of one run: its workers' time, the staleness of its gradients, its model."""
     deaths = [(int(row["worker"]), float(row["end"]) / 1e9) for row in reading.trace.of_kind(Kind.DEATH)]
     drawn = timeline(lanes, deaths, spans)
     note = "Each strip is a worker; at each point, its height is divided into the kinds of time."
     body = section("Timeline", drawn, note)
-    rows = [(_whose(lane, found), _parts(lane)) for lane in lanes[:64]]
+    rows = [(_whose(lane, stats), _parts(lane)) for lane in lanes[:64]]
     if len(lanes) > 1:
-        rows.append(("all workers", found.shares))
+        rows.append(("all workers", stats.shares))
     body += section("Where the time went", time_bars(rows) if rows else "", _time_note(reading))
     body += (
         measurements(reading) + staleness(reading) + section("Events of the processes", cluster_events(reading.events))
     )
-    held = section("Who holds what", holdings(reading.record.model), "Bytes of each layer, between two updates.")
-    return body + section("Model", layers(reading.record.model)) + held
+    holdings_section = section(
+        "Who holds what", holdings(reading.record.model), "Bytes of each layer, between two updates."
+    )
+    return body + section("Model", layers(reading.record.model)) + holdings_section
 
 
-def _whose(lane: Lane, found: RunStats) -> str:
-    slow = found.stragglers.get(lane.worker)
+def _whose(lane: Lane, stats: RunStats) -> str:
+    slow = stats.stragglers.get(lane.worker)
     return f"worker {lane.worker}" + (f", a straggler at {share(slow)}" if slow else "")
 
 
@@ -202,15 +204,15 @@ def _time_note(reading: Reading) -> str:
 
 
 def one_by_one(
-    readings: Sequence[Reading], found: Sequence[RunStats], laid: Sequence[Sequence[Lane]], spans: int
+    readings: Sequence[Reading], all_stats: Sequence[RunStats], laid: Sequence[Sequence[Lane]], spans: int
 ) -> str:
     """The details of each run, folded."""
     models = [reading.record.model for reading in readings]
     same = all(model == models[0] for model in models)
     body = ""
-    for reading, f, lanes in zip(readings, found, laid, strict=True):
-        own = _without_model(reading) if same and models[0] else reading
-        inside = notes(own) + of_run(own, f, lanes, spans)
+    for reading, f, lanes in zip(readings, all_stats, laid, strict=True):
+        trimmed = _without_model(reading) if same and models[0] else reading
+        inside = notes(trimmed) + of_run(trimmed, f, lanes, spans)
         body += f"<details><summary>{escape(f.name)}<small>{escape(_short(f))}</small></summary>{inside}</details>\n"
     return body
 
@@ -228,8 +230,8 @@ def _without_model(reading: Reading) -> Reading:
     return replace(reading, record=reading.record.with_(model=()), missing=missing)
 
 
-def _short(found: RunStats) -> str:
-    return f"{number(found.samples_per_second)} samples/s, {duration(found.seconds)}"
+def _short(stats: RunStats) -> str:
+    return f"{number(stats.samples_per_second)} samples/s, {duration(stats.seconds)}"
 
 
 # --- terms ---

@@ -33,96 +33,96 @@ def listed(words: Sequence[str]) -> str:
 # --- one run --------------------------------------------------------------------------------------------------------
 
 
-def about_run(reading: Reading, found: RunStats) -> list[str]:
+def about_run(reading: Reading, stats: RunStats) -> list[str]:
     """What happened in a run, in a few sentences."""
-    lines = [_outcome(reading, found)]
-    if found.samples_per_second and found.status == "done":
-        lines.append(_speed(reading, found))
-    if found.test_accuracy is not None:
-        loss = "" if found.test_loss is None else f", with a test loss of {number(found.test_loss)}"
-        lines.append(f"The final test accuracy was {share(found.test_accuracy, 1)}{loss}.")
-    own = [f"{name} {number(value)}" for name, value in found.metrics.items() if name not in TESTED]
-    lines += [f"On the test data: {listed(own)}."] if own else []
-    lines += _where_time_went(found)
-    if found.staleness_max:
+    lines = [_outcome(reading, stats)]
+    if stats.samples_per_second and stats.status == "done":
+        lines.append(_speed(reading, stats))
+    if stats.test_accuracy is not None:
+        loss = "" if stats.test_loss is None else f", with a test loss of {number(stats.test_loss)}"
+        lines.append(f"The final test accuracy was {share(stats.test_accuracy, 1)}{loss}.")
+    custom_figures = [f"{name} {number(value)}" for name, value in stats.metrics.items() if name not in TESTED]
+    lines += [f"On the test data: {listed(custom_figures)}."] if custom_figures else []
+    lines += _where_time_went(stats)
+    if stats.staleness_max:
         lines.append(
-            f"When it was applied, a gradient was {number(found.staleness_mean, 2)} updates old on average and "
-            f"{found.staleness_max} at most."
+            f"When it was applied, a gradient was {number(stats.staleness_mean, 2)} updates old on average and "
+            f"{stats.staleness_max} at most."
         )
-    lines += _trouble(found)
-    if found.engine == "virtual":
+    lines += _trouble(stats)
+    if stats.engine == "virtual":
         lines.append(VIRTUAL)
     return lines
 
 
-def _outcome(reading: Reading, found: RunStats) -> str:
+def _outcome(reading: Reading, stats: RunStats) -> str:
     """Who trained what, for how long, or why not."""
-    who = f"{team(found.workers)} under {found.plan.partition(':')[0]}"
-    if found.status == "failed":
-        return f"{who} failed to train {found.job}: {reading.record.error or 'no reason was recorded'}"
-    if found.status == "stopped" and found.updates is not None:  # by a callback
-        made = f"{plural(found.updates, 'update')} in {duration(found.seconds)}"
-        return f"{who} trained {found.job} for {made}, and the run was {reading.record.error or 'stopped'}."
-    if found.status != "done":
-        return f"{who} had trained {found.job} for {duration(found.seconds)}, and the run had not ended."
-    samples = f", {found.samples:,} samples," if found.samples else ""
+    who = f"{team(stats.workers)} under {stats.plan.partition(':')[0]}"
+    if stats.status == "failed":
+        return f"{who} failed to train {stats.job}: {reading.record.error or 'no reason was recorded'}"
+    if stats.status == "stopped" and stats.updates is not None:  # by a callback
+        progress = f"{plural(stats.updates, 'update')} in {duration(stats.seconds)}"
+        return f"{who} trained {stats.job} for {progress}, and the run was {reading.record.error or 'stopped'}."
+    if stats.status != "done":
+        return f"{who} had trained {stats.job} for {duration(stats.seconds)}, and the run had not ended."
+    samples = f", {stats.samples:,} samples," if stats.samples else ""
     return (
-        f"{who} trained {found.job} for {plural(found.updates or 0, 'update')}{samples} in {duration(found.seconds)}."
+        f"{who} trained {stats.job} for {plural(stats.updates or 0, 'update')}{samples} in {duration(stats.seconds)}."
     )
 
 
-def _speed(reading: Reading, found: RunStats) -> str:
+def _speed(reading: Reading, stats: RunStats) -> str:
     """The speed, and what it is compared with."""
-    speed = f"{number(found.samples_per_second)} samples per second"
-    if found.speedup is None:
+    speed = f"{number(stats.samples_per_second)} samples per second"
+    if stats.speedup is None:
         return (
             f"That is {number(_own_rate(reading))} samples per second; there is no single process to compare it with."
         )
-    ceiling = "" if found.ceiling_share is None else f", and {share(found.ceiling_share)} of the ceiling"
+    ceiling = "" if stats.ceiling_share is None else f", and {share(stats.ceiling_share)} of the ceiling"
     if reading.timed:
         against = f"the best single process ({reading.timed.comparison.best_single})"
-        if reading.unsettled and found.speedup_interval:
-            low, high = found.speedup_interval
+        if reading.unsettled and stats.speedup_interval:
+            low, high = stats.speedup_interval
             return f"In rounds that disagree, it was {factor(low)} to {factor(high)} times as fast as {against}."
-        return f"The comparison measured {speed}: {factor(found.speedup)} times the speed of {against}{ceiling}."
-    if found.workers == 1:
+        return f"The comparison measured {speed}: {factor(stats.speedup)} times the speed of {against}{ceiling}."
+    if stats.workers == 1:
         return f"That is {speed}."
     against = f"the single process on this page{ceiling}"
-    return f"That is {speed}: {factor(found.speedup)} times {against}. They were not timed side by side."
+    return f"That is {speed}: {factor(stats.speedup)} times {against}. They were not timed side by side."
 
 
 def _own_rate(reading: Reading) -> float | None:
     return reading.record.summary.samples_per_second if reading.record.summary else None
 
 
-def _where_time_went(found: RunStats) -> list[str]:
+def _where_time_went(stats: RunStats) -> list[str]:
     """The shares of the workers' time."""
-    if not found.shares or not found.divided:
+    if not stats.shares or not stats.divided:
         return (
             []
-            if found.divided
+            if stats.divided
             else ["How DDP's time divides into computing, communicating and waiting is not measured."]
         )
     parts = {"computing": "compute", "updating": "update", "communicating": "communicate", "waiting": "wait"}
-    some = [(found.shares[key], word) for word, key in parts.items() if found.shares[key] >= 0.005]
+    some = [(stats.shares[key], word) for word, key in parts.items() if stats.shares[key] >= 0.005]
     (first, word), *rest = some or [(0.0, "computing")]
-    whose = "the workers'" if found.workers > 1 else "the worker's"
+    whose = "the workers'" if stats.workers > 1 else "the worker's"
     went = [f"{share(first)} went into {word}", *(f"{share(part)} into {what}" for part, what in rest)]
     return [f"Of {whose} time {listed(went)}."]
 
 
-def _trouble(found: RunStats) -> list[str]:
+def _trouble(stats: RunStats) -> list[str]:
     """Stragglers and dead workers."""
     waited_for = (
-        "The other workers wait for it." if (found.wait_fraction or 0) >= WAITED else "The others do not wait for it."
+        "The other workers wait for it." if (stats.wait_fraction or 0) >= WAITED else "The others do not wait for it."
     )
     lines = [
         f"Worker {worker} is a straggler: it computes at {share(of)} of the others' speed. {waited_for}"
-        for worker, of in list(found.stragglers.items())[:3]
+        for worker, of in list(stats.stragglers.items())[:3]
     ]
-    if found.deaths:
-        who = listed([str(worker) for worker in found.deaths])
-        died = f"Worker{'s' * (len(found.deaths) > 1)} {who} died; the others finished the training."
+    if stats.deaths:
+        who = listed([str(worker) for worker in stats.deaths])
+        died = f"Worker{'s' * (len(stats.deaths) > 1)} {who} died; the others finished the training."
         lines.append(died)
     return lines
 
@@ -130,13 +130,13 @@ def _trouble(found: RunStats) -> list[str]:
 # --- several --------------------------------------------------------------------------------------------------------
 
 
-def about_runs(readings: Sequence[Reading], found: Sequence[RunStats]) -> list[str]:
+def about_runs(readings: Sequence[Reading], all_stats: Sequence[RunStats]) -> list[str]:
     """What several runs have in common and how they differ, in a few sentences."""
-    jobs, plans = sorted({f.job for f in found}), {f.plan for f in found}
-    done = [f for f in found if f.status == "done"]
-    lines = [f"{plural(len(found), 'run')} of {listed(jobs[:4])} by {plural(len(plans), 'plan')}."]
-    if len(done) < len(found):
-        lines.append(f"{plural(len(found) - len(done), 'run')} did not finish.")
+    jobs, plans = sorted({f.job for f in all_stats}), {f.plan for f in all_stats}
+    done = [f for f in all_stats if f.status == "done"]
+    lines = [f"{plural(len(all_stats), 'run')} of {listed(jobs[:4])} by {plural(len(plans), 'plan')}."]
+    if len(done) < len(all_stats):
+        lines.append(f"{plural(len(all_stats) - len(done), 'run')} did not finish.")
     ranked = sorted((f for f in done if f.speedup is not None), key=lambda f: -(f.speedup or 0))
     if len(jobs) == 1 and ranked:
         lines += _fastest(readings, ranked)
@@ -147,9 +147,9 @@ def about_runs(readings: Sequence[Reading], found: Sequence[RunStats]) -> list[s
     waits = max(done, key=lambda f: f.wait_fraction or 0, default=None)
     if waits is not None and (waits.wait_fraction or 0) > 0.05:
         lines.append(f"Workers waited most under {waits.name}: {share(waits.wait_fraction)} of their time.")
-    for stats in found[:24]:
+    for stats in all_stats[:24]:
         lines += [f"{stats.name}: {line}" for line in _trouble(stats)]
-    if any(f.engine == "virtual" for f in found):
+    if any(f.engine == "virtual" for f in all_stats):
         lines.append(VIRTUAL)
     return lines
 
@@ -187,8 +187,8 @@ def _best(readings: Sequence[Reading], done: Sequence[RunStats]) -> list[str]:
     )
     if common is not None and first is not None:
         when = duration(first.seconds_to_common_accuracy)
-        held = f"All reach a test accuracy of {share(common, 1)} and hold it to the end"
-        return [f"{held}; {first.name} was the first to do so, after {when}."]
+        sentence = f"All reach a test accuracy of {share(common, 1)} and hold it to the end"
+        return [f"{sentence}; {first.name} was the first to do so, after {when}."]
     some = [f for f in done if f.test_accuracy is not None]
     if not some:
         return []

@@ -24,9 +24,9 @@ def settings(reading: Reading) -> str:
 
 def notes(reading: Reading) -> str:
     """Warnings, what the folder lacks, and why the run failed."""
-    said = [*reading.record.notes, *reading.missing, *([reading.record.error] if reading.record.error else [])]
+    remarks = [*reading.record.notes, *reading.missing, *([reading.record.error] if reading.record.error else [])]
     hang = f"<pre class=note>{escape(reading.hang)}</pre>" if reading.hang else ""
-    return "".join(f"<p class=note>{escape(note)}</p>" for note in said) + hang
+    return "".join(f"<p class=note>{escape(note)}</p>" for note in remarks) + hang
 
 
 def differences(readings: Sequence[Reading]) -> str:
@@ -62,10 +62,16 @@ def _in_words(differing: Sequence[str]) -> str:
 def _groups(reading: Reading) -> dict[str, dict[str, Any]]:
     record = reading.record
     run: dict[str, Any] = {
-        "plan": record.plan, "engine": record.engine, "workers": record.workers, "threads": record.threads,
-        "shards": record.shards, "limit": record.limit, "started": record.started, "status": record.status,
+        "plan": record.plan,
+        "engine": record.engine,
+        "workers": record.workers,
+        "threads": record.threads,
+        "shards": record.shards,
+        "limit": record.limit,
+        "started": record.started,
+        "status": record.status,
         "folder": str(reading.path),
-    }  # fmt: skip
+    }
     if record.summary is not None:
         run["parameters' sha256"] = record.summary.parameters_sha256[:16]
     return {"Run": run, "Job": to_dict(record.job), "Machine and versions": to_dict(record.machine)}

@@ -51,10 +51,10 @@ def scalars(reading: Reading) -> Iterator[Scalar]:
         yield "staleness", push + 1, value, at
 
 
-def events(found: Sequence[Scalar], start: float, head: bool = True) -> bytes:
+def events(points: Sequence[Scalar], start: float, head: bool = True) -> bytes:
     """The content of an event file, or without its head what is appended to one."""
     parts = [_record(_double(1, start) + _bytes(3, b"brain.Event:2"))] if head else []
-    for tag, step, value, seconds in found:
+    for tag, step, value, seconds in points:
         scalar = _bytes(1, tag.encode(errors="backslashreplace")) + _key(2, 5) + struct.pack("<f", value)
         parts.append(_record(_double(1, start + seconds) + _key(2, 0) + _varint(step) + _bytes(5, _bytes(1, scalar))))
     return b"".join(parts)
@@ -79,11 +79,11 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def _table() -> list[int]:

@@ -101,9 +101,9 @@ def write_over(file: Path, content: bytes) -> None:
     """Write a file; where it exists, into the room that it has, so that a full disk does not matter."""
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     with open(descriptor, "r+b", buffering=0) as opened:
-        left = memoryview(content)
-        while left:
-            left = left[opened.write(left) :]
+        remaining = memoryview(content)
+        while remaining:
+            remaining = remaining[opened.write(remaining) :]
         opened.truncate()
 
 

@@ -26,9 +26,9 @@ def common_level(histories: Sequence[Sequence[Evaluation]], metric: str) -> floa
 
 def seconds_to_hold(history: Sequence[Evaluation], metric: str, level: float) -> float | None:
     """Return when a run reached the level for good; None if it ends below it."""
-    found = None
+    seconds = None
     for evaluation in reversed(history):
         if not evaluation.metrics.get(metric, -math.inf) >= level:
             break
-        found = evaluation.seconds
-    return found
+        seconds = evaluation.seconds
+    return seconds

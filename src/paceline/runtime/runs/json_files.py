@@ -49,9 +49,9 @@ def draft_of(file: Path, name: str = "new") -> Iterator[Path]:
 def read_json(file: Path) -> dict[str, Any]:
     """Read one JSON object; RunFolderError if the file holds anything else."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise RunFolderError(f"{file} is damaged: {error}; give another folder") from None
-    if not isinstance(found, dict):
-        raise RunFolderError(f"{file} is damaged: it holds a {type(found).__name__}, no object; give another folder")
-    return found
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{file} is damaged: it holds a {type(content).__name__}, no object; give another folder")
+    return content

@@ -91,9 +91,9 @@ class LiveStatus:
 
     def _describe(self, report: Progress, pace: Pace, length: float) -> None:
         """Make the workers' lines from what they did in a window of so many seconds."""
-        gone = {**dict.fromkeys(report.finished, "done"), **dict.fromkeys(report.dead, "died")}
+        ended = {**dict.fromkeys(report.finished, "done"), **dict.fromkeys(report.dead, "died")}
         rates, loss, staleness, waiting = pace.of("samples") / length, pace.loss, pace.staleness, pace.waiting
-        remarks = self._remarks(report, gone, pace)
+        remarks = self._remarks(report, ended, pace)
         self.rate = float(rates.sum())
         weight = pace.of("weight").sum()
         self.loss = float(pace.of("loss").sum() / weight) if weight else math.nan
@@ -104,29 +104,29 @@ class LiveStatus:
                 loss=float(loss[worker]),
                 staleness=float(staleness[worker]),
                 waiting=float(waiting[worker]),
-                left=0.0 if worker in gone else self.left,
-                state=gone.get(worker, ""),
+                left=0.0 if worker in ended else self.left,
+                state=ended.get(worker, ""),
                 remark=remarks.get(worker, ""),
             )
             for worker in range(report.workers)
         ]
 
-    def _remarks(self, report: Progress, gone: dict[int, str], pace: Pace) -> dict[int, str]:
+    def _remarks(self, report: Progress, ended: dict[int, str], pace: Pace) -> dict[int, str]:
         """Name the stragglers, and which of them the other workers wait for."""
-        blamed, victims = self._silent(report, gone)
-        remarks = {w: f"straggler: computes at {of:.0%}" for w, of in pace.stragglers().items() if w not in gone}
+        blamed, victims = self._silent(report, ended)
+        remarks = {w: f"straggler: computes at {of:.0%}" for w, of in pace.stragglers().items() if w not in ended}
         # Where several are equally far behind, each of them may be the cause.
         name = "straggler: " if len(blamed) == 1 else ""
         remarks |= {w: f"{name}silent for {self.seconds - self._last_row[w]:.0f} s" for w in blamed}
         stragglers, waiting = list(remarks), pace.waiting
         for worker in range(report.workers):
             waits = worker in victims or waiting[worker] >= WAITS
-            if stragglers and worker not in remarks and worker not in gone and waits:
+            if stragglers and worker not in remarks and worker not in ended and waits:
                 more = f" or {len(stragglers) - 1} more" if len(stragglers) > 1 else ""
                 remarks[worker] = f"waits for worker {stragglers[0]}{more}"
         return remarks
 
-    def _silent(self, report: Progress, gone: dict[int, str]) -> tuple[set[int], set[int]]:
+    def _silent(self, report: Progress, ended: dict[int, str]) -> tuple[set[int], set[int]]:
         """Return the silent workers that may be the cause, and those that only wait."""
         assert self._sums is not None
         pieces = Pace(self._sums.sums).of("pieces")
@@ -134,7 +134,7 @@ class LiveStatus:
         silent = {
             worker
             for worker in range(report.workers)
-            if worker not in gone
+            if worker not in ended
             and pieces[worker] > 0
             and self.seconds - self._last_row[worker] > max(SILENT, 10 * usual[worker])
         }

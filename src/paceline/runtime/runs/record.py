@@ -33,7 +33,7 @@ class CheckpointInterval(NamedTuple):
 
 
 @dataclass(frozen=True)
-class LifeRecord:
+class AttemptRecord:
     """One life of a run: it begins with the run, or when the run is resumed."""
 
     plan: str
@@ -134,10 +134,15 @@ class FailureRecord:
         """Describe a failure for run.json."""
         position = failure.position
         return FailureRecord(
-            worker=failure.worker, what=failure.what, update=position.update, version=position.version,
-            samples=tuple(position.samples), victims=tuple(failure.victims), advice=failure.advice,
+            worker=failure.worker,
+            what=failure.what,
+            update=position.update,
+            version=position.version,
+            samples=tuple(position.samples),
+            victims=tuple(failure.victims),
+            advice=failure.advice,
             traceback=failure.traceback,
-        )  # fmt: skip
+        )
 
     @property
     def parameters_version(self) -> int:
@@ -222,7 +227,7 @@ class RunRecord:
     adds_up: str = ""  # a library that added gradients up, in an order that is not known; such a run has no replay
     limit: int | None = None  # updates after which the run was to stop
     checkpoint_every: CheckpointInterval | None = None  # None: it writes no checkpoints
-    lives: tuple[LifeRecord, ...] = ()
+    lives: tuple[AttemptRecord, ...] = ()
     job: JobRecord = field(default_factory=JobRecord)
     moving_buffers: MovingBuffers = field(default_factory=MovingBuffers)
     data_fingerprint: str = ""
@@ -245,8 +250,8 @@ class RunRecord:
 
     def as_dict(self) -> dict[str, Any]:
         """The record as it is written to run.json."""
-        found: dict[str, Any] = to_dict(self)
-        return found
+        document: dict[str, Any] = to_dict(self)
+        return document
 
 
 def read_record(path: Path) -> RunRecord:

@@ -38,8 +38,8 @@ class Run:
 
     def summary(self) -> dict[str, Any]:
         """The figures of the run, as `paceline train --json` prints them."""
-        found: dict[str, Any] = to_dict(self.record.summary)
-        return found
+        document: dict[str, Any] = to_dict(self.record.summary)
+        return document
 
     @property
     def history(self) -> list[dict[str, Any]]:

@@ -34,11 +34,11 @@ class StrEnum(str, Enum):
     __str__ = str.__str__
 
 
-def check_version(found: object, file: Path | str) -> None:
+def check_version(version: object, file: Path | str) -> None:
     """Raise RunFolderError if a file's schema version is newer than this code."""
-    if not isinstance(found, int) or found > SCHEMA_VERSION:
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
         raise RunFolderError(
-            f"{file} has schema version {found}; this paceline reads up to {SCHEMA_VERSION}; install a newer paceline"
+            f"{file} has schema version {version}; this paceline reads up to {SCHEMA_VERSION}; install a newer paceline"
         )
 
 
@@ -55,11 +55,11 @@ def read_as(kind: type[T], file: Path) -> T:
 def to_dict(value: Any) -> Any:
     """Convert a record, and the records in it, to dictionaries and lists. NaN stays NaN."""
     if is_dataclass(value) and not isinstance(value, type):
-        found: dict[str, Any] = {}
+        document: dict[str, Any] = {}
         for each in fields(value):
             part = to_dict(getattr(value, each.name))
-            found |= part if each.metadata == INLINE else {each.name: part}
-        return found
+            document |= part if each.metadata == INLINE else {each.name: part}
+        return document
     if isinstance(value, dict):
         return {key: to_dict(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -101,19 +101,19 @@ def _container(origin: Callable[..., Any], arguments: tuple[Any, ...], value: An
 
 def _record(kind: Any, value: Any, where: str) -> Any:
     renamed: dict[str, str] = getattr(kind, "RENAMED", {})
-    given = {renamed.get(key, key): part for key, part in _checked(dict, value, where).items()}
+    entries = {renamed.get(key, key): part for key, part in _checked(dict, value, where).items()}
     hints = _hints(kind)
-    known: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     inline = next((each for each in fields(kind) if each.metadata == INLINE), None)
     for each in fields(kind):
         name = f"{where}.{each.name}" if where else each.name
-        if each.name in given:
-            known[each.name] = _convert(hints[each.name], given.pop(each.name), name)
+        if each.name in entries:
+            arguments[each.name] = _convert(hints[each.name], entries.pop(each.name), name)
         elif each is not inline and not _has_default(each):
             raise ValueError(f"{name} is missing")
     if inline is not None:
-        known[inline.name] = _metrics(given)
-    return kind(**known)
+        arguments[inline.name] = _metrics(entries)
+    return kind(**arguments)
 
 
 def _metrics(entries: dict[str, Any]) -> dict[str, float]:

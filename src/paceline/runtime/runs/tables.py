@@ -19,29 +19,29 @@ class _Column(NamedTuple):
     cells: list[str]
 
 
-def comparison_table(found: ComparisonRecord) -> TextTable:
+def comparison_table(record: ComparisonRecord) -> TextTable:
     """Return a comparison's table, a row per plan, without the columns that say nothing."""
-    columns = [column for column in _columns(found) if not {*column.cells} <= {"-", "0.0"}]
-    rows = [(row.short, *(column.cells[at] for column in columns)) for at, row in enumerate(found.plans)]
-    rows += [(plan.short, "failed", *["-"] * (len(columns) - 1)) for plan in found.failed]
-    title = f"{found.job}: plans side by side"
+    columns = [column for column in _columns(record) if not {*column.cells} <= {"-", "0.0"}]
+    rows = [(row.short, *(column.cells[at] for column in columns)) for at, row in enumerate(record.plans)]
+    rows += [(plan.short, "failed", *["-"] * (len(columns) - 1)) for plan in record.failed]
+    title = f"{record.job}: plans side by side"
     return TextTable(title, ("plan", *(column.head for column in columns)), tuple(rows))
 
 
-def _columns(found: ComparisonRecord) -> list[_Column]:
-    rows, ranges = found.plans, bool(found.disagreement)
-    level = "" if found.common_accuracy is None else f"{found.common_accuracy:.1%}"
-    own = _own_metrics(rows)[:METRICS]
+def _columns(record: ComparisonRecord) -> list[_Column]:
+    rows, ranges = record.plans, bool(record.disagreement)
+    level = "" if record.common_accuracy is None else f"{record.common_accuracy:.1%}"
+    custom_names = _own_metrics(rows)[:METRICS]
     return [
         _Column("samples/s", [f"{row.samples_per_second:,.0f}" for row in rows]),
         _Column("speed-up", [_ratio(row.speedup, row.speedup_interval, 1, ranges) for row in rows]),
         _Column("of ceiling", [_ratio(row.ceiling_share, row.ceiling_share_interval, 100, ranges) for row in rows]),
         _Column("accuracy", [_accuracy(row) for row in rows]),
-        *(_Column(name, [_number(row.metrics.get(name), "{:.3f}") for row in rows]) for name in own),
+        *(_Column(name, [_number(row.metrics.get(name), "{:.3f}") for row in rows]) for name in custom_names),
         _Column(f"holds {level}", [_number(row.seconds_to_common_accuracy, "{:.2f} s") for row in rows]),
         _Column("stale", [f"{row.staleness:.1f}" for row in rows]),
         _Column("waits", [_number(row.wait_fraction, "{:.0%}") for row in rows]),
-    ]  # fmt: skip
+    ]
 
 
 def _own_metrics(rows: Sequence[Row]) -> list[str]:
@@ -104,10 +104,13 @@ def summary_lines(summary: dict[str, Any]) -> dict[str, str]:
 
 def tested(summary: dict[str, Any]) -> str:
     """The figures of the last evaluation: accuracy and loss, then user-defined metrics."""
-    own = [name for name in summary if name not in RESERVED]
+    custom_names = [name for name in summary if name not in RESERVED]
     figures = [f"accuracy {_number(summary.get('test_accuracy'), '{:.2%}')}"] if "test_accuracy" in summary else []
     figures += [f"loss {_number(summary.get('test_loss'), '{:.4f}')}"] if "test_loss" in summary else []
-    return ", ".join([*figures, *(f"{name} {_number(summary[name], '{:.4f}')}" for name in own)]) or "no test data"
+    return (
+        ", ".join([*figures, *(f"{name} {_number(summary[name], '{:.4f}')}" for name in custom_names)])
+        or "no test data"
+    )
 
 
 def _waiting(summary: dict[str, Any]) -> str:

@@ -51,8 +51,8 @@ def spans(rows: Columns) -> Spans:
     starts = rows["start"] - before
     works = starts + rows["waited"]
     waits = np.full(len(rows), int(Time.WAIT))
-    found = (np.concatenate(pair) for pair in ((starts, works), (works, rows["end"]), (waits, kinds)))
-    first, last, what = found
+    columns = (np.concatenate(pair) for pair in ((starts, works), (works, rows["end"]), (waits, kinds)))
+    first, last, what = columns
     real = last > first
     return first[real], last[real], what[real]
 
@@ -103,9 +103,9 @@ class Pace:
         return mine
 
     def _per(self, field: str, by: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        found = np.full(len(by), math.nan)
-        np.divide(self.of(field), by, out=found, where=by > 0)
-        return found
+        ratios = np.full(len(by), math.nan)
+        np.divide(self.of(field), by, out=ratios, where=by > 0)
+        return ratios
 
     @property
     def loss(self) -> npt.NDArray[np.float64]:
@@ -146,8 +146,8 @@ def straggling(rows: Columns, workers: int) -> dict[int, float]:
 
 def idling(rows: Columns, workers: int) -> tuple[int, ...]:
     """Return the workers that computed nothing and did not die."""
-    known = rows["worker"][np.isin(rows["kind"], (*FIRST, Kind.DEATH))]
-    return tuple(sorted(set(range(workers)) - set(known.tolist())))
+    active = rows["worker"][np.isin(rows["kind"], (*FIRST, Kind.DEATH))]
+    return tuple(sorted(set(range(workers)) - set(active.tolist())))
 
 
 ENOUGH = 10  # gradients that a speed is judged by, at least
@@ -156,10 +156,10 @@ SLOW = 0.75  # share of the others' median below which a worker is a straggler
 
 def stragglers(speeds: npt.NDArray[np.float64]) -> dict[int, float]:
     """Compare each worker with the median of the others: its own speed would halve the difference between two."""
-    found = {}
+    slow_workers = {}
     for worker, speed in enumerate(speeds):
         others = np.delete(speeds, worker)
         others = others[np.isfinite(others)]
         if len(others) and np.isfinite(speed) and speed < SLOW * np.median(others):
-            found[worker] = float(speed / np.median(others))
-    return found
+            slow_workers[worker] = float(speed / np.median(others))
+    return slow_workers

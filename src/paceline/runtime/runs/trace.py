@@ -293,8 +293,8 @@ class Trace:
         """Return the share of all workers' time that was spent waiting for others."""
         workers, total = self.rows["worker"], 0
         for worker in np.unique(workers):
-            own = workers == worker
-            total += int(self.rows["end"][own].max() - self.rows["start"][own].min())
+            mask = workers == worker
+            total += int(self.rows["end"][mask].max() - self.rows["start"][mask].min())
         return float(self.rows["waited"].sum()) / total if total else 0.0
 
     def bytes_sent(self) -> int:
@@ -306,9 +306,9 @@ class Trace:
         rows = self._computed()
         updates, place = np.unique(rows["update"], return_inverse=True)
         losses, weights = weighted_losses(rows)
-        whole = np.bincount(place, weights, len(updates))
+        totals = np.bincount(place, weights, len(updates))
         means = np.full(len(updates), math.nan)
-        return updates, np.divide(np.bincount(place, losses, len(updates)), whole, out=means, where=whole > 0)
+        return updates, np.divide(np.bincount(place, losses, len(updates)), totals, out=means, where=totals > 0)
 
     @property
     def newest_loss(self) -> float:
@@ -336,16 +336,16 @@ def weighted_losses(rows: Columns) -> tuple[npt.NDArray[np.float64], npt.NDArray
 
 def _possible(rows: Columns) -> bool:
     """Whether rows may be what a run has written: the numbers of a damaged file have memory reserved for each."""
-    known = np.isin(rows["kind"], list(Kind)).all()
+    kinds_valid = np.isin(rows["kind"], list(Kind)).all()
     few = all((rows[name] < MOST).all() for name in ("worker", "shard"))
     # Clocks of other nodes may be behind that by which the run began.
     least = dict.fromkeys(("start", "end"), -LARGEST)
-    whole = all(
+    in_range = all(
         (rows[name] >= least.get(name, -1)).all() and (rows[name] < LARGEST).all()
         for name in Row._fields
         if name not in FLOATS
     )
-    return bool(known and few and whole and (rows["start"] <= rows["end"]).all())
+    return bool(kinds_valid and few and in_range and (rows["start"] <= rows["end"]).all())
 
 
 def _by_end(parts: Sequence[Columns]) -> Columns:

@@ -32,10 +32,10 @@ ENOUGH_SECONDS = 60.0
 
 def decided(record: ComparisonRecord) -> ComparisonRecord:
     """Return the comparison with what it comes to; where its figures are in doubt, without explanations of them."""
-    found = replace(record, disagreement=_disagreement_note(record))
-    if found.disagreement or _is_void(found):
-        found = replace(found, plans=tuple(replace(row, verdict=None) for row in found.plans))
-    return replace(found, answer=decide(found))
+    revised = replace(record, disagreement=_disagreement_note(record))
+    if revised.disagreement or _is_void(revised):
+        revised = replace(revised, plans=tuple(replace(row, verdict=None) for row in revised.plans))
+    return replace(revised, answer=decide(revised))
 
 
 def decide(record: ComparisonRecord) -> Answer:
@@ -70,12 +70,12 @@ def _preferred(record: ComparisonRecord, paying: list[Row]) -> Row:
 
 def disagreement(record: ComparisonRecord) -> float:
     """Return how far the rounds disagree at most: half an interval, as a share of the figure."""
-    found = [0.0]
+    half_widths = [0.0]
     for row in record.plans:
         for value, interval in ((row.speedup, row.speedup_interval), (row.ceiling_share, row.ceiling_share_interval)):
             if value and interval:
-                found.append(Interval(*interval).half / value)
-    return max(found)
+                half_widths.append(Interval(*interval).half / value)
+    return max(half_widths)
 
 
 def is_wide(figure: float, interval: Interval) -> bool:
@@ -172,9 +172,16 @@ def _recommended(record: ComparisonRecord, row: Row, dropped: list[Row]) -> Answ
     figures = f"{row.short}, {_times(row)}{_quality(record, row)}{_dropped(record, dropped)}"
     sentence = f"Recommended{where}: {figures}; to use it: {command}"
     return Answer(
-        Kind.RECOMMENDED, sentence, row.plan, row.workers, row.speedup, tuple(_interval(row)),
-        change[0] if change else None, tuple(change[1]) if change else None, command,
-    )  # fmt: skip
+        Kind.RECOMMENDED,
+        sentence,
+        row.plan,
+        row.workers,
+        row.speedup,
+        tuple(_interval(row)),
+        change[0] if change else None,
+        tuple(change[1]) if change else None,
+        command,
+    )
 
 
 def _times(row: Row) -> str:
@@ -212,9 +219,14 @@ def _single(record: ComparisonRecord, nearest: Row | None, why: str, dropped: li
     reason = f"{why or near}{_dropped(record, dropped)}"
     sentence = f"One process is the best you can do {where}: {reason}; to use it: {command}"
     return Answer(
-        Kind.SINGLE, sentence, plan, 1, nearest.speedup if nearest else None,
-        tuple(_interval(nearest)) if nearest else None, command=command,
-    )  # fmt: skip
+        Kind.SINGLE,
+        sentence,
+        plan,
+        1,
+        nearest.speedup if nearest else None,
+        tuple(_interval(nearest)) if nearest else None,
+        command=command,
+    )
 
 
 def _nothing_compared(record: ComparisonRecord) -> str:

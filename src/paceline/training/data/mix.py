@@ -67,12 +67,12 @@ class Mix:
         count = rounds * self.before[period, source] + self.before[at, source]
         sizes = np.array([len(each) for each in self.sources])[source]
         passes, place = np.divmod(count, sizes)
-        found = np.empty(len(numbers), np.int64)
+        indices = np.empty(len(numbers), np.int64)
         for each in np.unique(source):
             for turn in np.unique(passes[source == each]):
                 mine = (source == each) & (passes == turn)
-                found[mine] = _order(self.seed, int(each), int(turn), len(self.sources[each]))[place[mine]]
-        return source, found
+                indices[mine] = _order(self.seed, int(each), int(turn), len(self.sources[each]))[place[mine]]
+        return source, indices
 
     def batch(self, indices: Tensor, epoch: int) -> tuple[Tensor, ...]:
         """Return the samples of these numbers, a tensor per column."""
@@ -107,19 +107,19 @@ def schedule(weights: list[float]) -> NDArray[np.int64]:
     Among the sources that would otherwise fall behind their share, the one whose share is reached first is next, so
     that every prefix differs from the shares by less than one sample.
     """
-    whole = sum(Fraction(weight).limit_denominator(PERIOD) for weight in weights)
-    shares = [Fraction(weight).limit_denominator(PERIOD) / whole for weight in weights]
+    total = sum(Fraction(weight).limit_denominator(PERIOD) for weight in weights)
+    shares = [Fraction(weight).limit_denominator(PERIOD) / total for weight in weights]
     period = int(np.lcm.reduce([share.denominator for share in shares]))
     if period > PERIOD:
         counts = [max(1, round(share * PERIOD)) for share in shares]
         period = sum(counts)
         shares = [Fraction(count, period) for count in counts]
     slack = 1 - Fraction(1, 2 * len(shares) - 2) if len(shares) > 1 else Fraction(0)
-    taken, pattern = [0] * len(shares), []
+    tally, pattern = [0] * len(shares), []
     for number in range(1, period + 1):
-        due = [at for at, share in enumerate(shares) if share * number - taken[at] >= 1 - slack]
-        chosen = min(due, key=lambda at: (slack + taken[at]) / shares[at])
-        taken[chosen] += 1
+        due = [at for at, share in enumerate(shares) if share * number - tally[at] >= 1 - slack]
+        chosen = min(due, key=lambda at: (slack + tally[at]) / shares[at])
+        tally[chosen] += 1
         pattern.append(chosen)
     return np.array(pattern, np.int64)
 

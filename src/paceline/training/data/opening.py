@@ -30,8 +30,8 @@ def open_source(data: Any, seed: int, what: str = "data", length: int | None = N
     """
     if isinstance(data, type) or (callable(data) and not hasattr(data, "__getitem__")):
         with users_code(f"{what}="):
-            made = data()
-        data = LoaderData(_Anew(data)) if isinstance(made, Iterator) else made
+            dataset = data()
+        data = LoaderData(_Anew(data)) if isinstance(dataset, Iterator) else dataset
     if isinstance(data, TensorSource | Shards | Mix | Stream):
         if len(data) == 0:
             raise JobError(f"{what}= holds no samples")

@@ -75,12 +75,12 @@ class SampledSource:
 
     def _draw(self, epoch: int) -> _Epoch:
         seed_generators(mix(self.seed, epoch, 3))
-        _tell_epoch(self._drawing, epoch)
-        given = list(batches_or_samples(self._drawing))
+        _announce_epoch(self._drawing, epoch)
+        indices = list(batches_or_samples(self._drawing))
         if self.data.whole and self.data.by_batch:
-            drawn: _Epoch = given
+            drawn: _Epoch = indices
         else:
-            drawn = torch.tensor(self._flat(given, epoch) if self.data.by_batch else given, dtype=torch.long)
+            drawn = torch.tensor(self._flat(indices, epoch) if self.data.by_batch else indices, dtype=torch.long)
         if epoch and len(drawn) < self._length:
             raise JobError(
                 f"the sampler gave {len(drawn):,} samples in epoch {epoch}, and {self._length:,} in the first; every "
@@ -97,7 +97,7 @@ class SampledSource:
         return [number for batch in sorted(batches, key=len, reverse=True) for number in batch]
 
 
-def _tell_epoch(sampler: Iterable[Any], epoch: int) -> None:
+def _announce_epoch(sampler: Iterable[Any], epoch: int) -> None:
     """Tell the epoch to a sampler that asks for it, as distributed samplers do."""
     if callable(tell := getattr(sampler, "set_epoch", None)):
         tell(epoch)

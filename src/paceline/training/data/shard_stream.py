@@ -102,7 +102,7 @@ class Stream:
 
     def _wait_for(self, number: int) -> None:
         """Wait until a sample has arrived. A writer that holds back is notified first: it may be waiting."""
-        self._tell(number + 1, now=not self._has(number))
+        self._note_position(number + 1, now=not self._has(number))
         until = time.monotonic() + self.timeout
         while not self._has(number):
             self._list.refresh()
@@ -113,7 +113,7 @@ class Stream:
                 raise DataError(self._missing(number))
             time.sleep(LOOK)
 
-    def _tell(self, samples: int, now: bool) -> None:
+    def _note_position(self, samples: int, now: bool) -> None:
         if now or time.monotonic() - self._noted >= NOTE:
             self._noted = time.monotonic()
             note_position(self.folder, samples)
@@ -137,11 +137,13 @@ class Stream:
     def _columns(self, number: int) -> list[FixedColumn | RaggedColumn]:
         if number not in self._opened:
             rows, folder = self._list.shards[number].rows, self.folder / "rows"
-            made: list[FixedColumn | RaggedColumn] = []
+            columns: list[FixedColumn | RaggedColumn] = []
             for name, column in self._list.columns.items():
                 files = [folder / file for file in shard_files(number, name, column)]
-                made.append(RaggedColumn([files], column, rows) if column.ragged else FixedColumn(files, column, rows))
-            self._opened[number] = made
+                columns.append(
+                    RaggedColumn([files], column, rows) if column.ragged else FixedColumn(files, column, rows)
+                )
+            self._opened[number] = columns
         return self._opened[number]
 
 

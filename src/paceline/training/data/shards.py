@@ -28,18 +28,18 @@ class FixedColumn:
 
     def __init__(self, files: Sequence[Path], column: Column, rows: int, normalize: bool = False) -> None:
         self.values = torch.from_numpy(map_rows(files, column.dtype, column.shape, rows))
-        known = column.statistics if normalize else None
+        statistics = column.statistics if normalize else None
         #: What is taken away and what is divided by, if the column is normalized.
         self.scale = None
-        if known:
-            positions = torch.tensor(known.positions or [(known.mean, known.std)])
+        if statistics:
+            positions = torch.tensor(statistics.positions or [(statistics.mean, statistics.std)])
             self.scale = positions[:, 0], torch.where(positions[:, 1] > 0, positions[:, 1], 1.0)
 
     def batch(self, indices: Tensor) -> list[Tensor]:
-        found = torch.index_select(self.values, 0, indices)
+        rows = torch.index_select(self.values, 0, indices)
         if self.scale is None:
-            return [found]
-        return [found.to(torch.float32).sub_(self.scale[0]).div_(self.scale[1])]
+            return [rows]
+        return [rows.to(torch.float32).sub_(self.scale[0]).div_(self.scale[1])]
 
 
 class RaggedColumn:
@@ -169,8 +169,8 @@ class Shards:
             shards = [np.arange(first, min(first + self.manifest.shard_rows, self.rows)) for first in firsts]
             order = generator.permutation(len(shards))
             windows = [order[at : at + self.window] for at in range(0, len(order), self.window)]
-            found = [generator.permutation(np.concatenate([shards[at] for at in window])) for window in windows]
-            self._arranged = epoch, torch.from_numpy(np.concatenate(found))
+            permutations = [generator.permutation(np.concatenate([shards[at] for at in window])) for window in windows]
+            self._arranged = epoch, torch.from_numpy(np.concatenate(permutations))
         return self._arranged[1]
 
     def _opened(self) -> list[FixedColumn | RaggedColumn]:

@@ -86,9 +86,12 @@ class DatasetSource:
     arranged = False
 
     def __init__(
-        self, dataset: Any, seed: int, collate_fn: Callable[[Any], Any] | None = None,
+        self,
+        dataset: Any,
+        seed: int,
+        collate_fn: Callable[[Any], Any] | None = None,
         traits: SourceTraits = BY_SAMPLE,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.dataset, self.seed, self.collate_fn, self.traits = dataset, seed, collate_fn, traits
         # A Subset has it for any dataset, and most augment sample by sample.
         self._at_once = callable(getattr(dataset, "__getitems__", None)) and not isinstance(dataset, Subset)
@@ -139,8 +142,8 @@ class _ReadError:
 _Read = Batch | _ReadError | None  # None: no batch was announced
 
 
-def _identity(found: _Read) -> _Read:
-    return found
+def _identity(batch: _Read) -> _Read:
+    return batch
 
 
 class _KeyedDataset:
@@ -210,8 +213,8 @@ class Reader:
     def announce(self, chunks: Iterable[Chunk]) -> None:
         """Announce the chunks that will probably be requested, in this order, in place of those announced before."""
         if self.ahead:
-            known = Counter([*filter(None, self._under_way), *(chunk for chunk, _ in self._ready)])
-            self._announced = _without(known, chunks)
+            pending = Counter([*filter(None, self._under_way), *(chunk for chunk, _ in self._ready)])
+            self._announced = _without(pending, chunks)
             if self._found is None:
                 self._found = iter(self._loader)
 
@@ -239,11 +242,11 @@ class Reader:
             self._hurried.add(chunk)
             if self._found is None:
                 self._found = iter(self._loader)
-        while (found := self._take(chunk)) is None:
+        while (batch := self._take(chunk)) is None:
             self._advance()
-        if isinstance(found, _ReadError):
-            found.wrapper.reraise()
-        return found
+        if isinstance(batch, _ReadError):
+            batch.wrapper.reraise()
+        return batch
 
     def _drop_before(self, update: int) -> None:
         """Forget what was read for earlier updates, which others have made."""
@@ -252,18 +255,18 @@ class Reader:
         self._hurried = {chunk for chunk in self._hurried if chunk.update >= update}
 
     def _take(self, chunk: Chunk) -> _Read:
-        for position, (other, found) in enumerate(self._ready):
+        for position, (other, batch) in enumerate(self._ready):
             if other == chunk:
                 del self._ready[position]
-                return found
+                return batch
         return None
 
     def _advance(self) -> None:
         """Wait for the next batch of the loaders, which then read another one."""
         assert self._found is not None
-        found = next(self._found)
+        batch = next(self._found)
         if (chunk := self._under_way.popleft()) is not None:
-            self._ready.append((chunk, found))
+            self._ready.append((chunk, batch))
 
     def _keys(self) -> Iterator[list[tuple[int, int]]]:
         """Yield the keys of the chunks that the loaders read next."""
@@ -297,10 +300,10 @@ def _both(first: Callable[[int], None], second: Callable[[int], Any] | None) -> 
     return call
 
 
-def _without(known: Counter[Chunk], chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+def _without(pending: Counter[Chunk], chunks: Iterable[Chunk]) -> Iterator[Chunk]:
     """Yield the chunks without those that are known, as often as they are."""
     for chunk in chunks:
-        if known[chunk]:
-            known[chunk] -= 1
+        if pending[chunk]:
+            pending[chunk] -= 1
         else:
             yield chunk

@@ -36,9 +36,13 @@ class StreamSource:
     arranged = True
 
     def __init__(
-        self, stream: Iterable[Any], seed: int, samples: int, collate_fn: Callable[[Any], Any] | None,
+        self,
+        stream: Iterable[Any],
+        seed: int,
+        samples: int,
+        collate_fn: Callable[[Any], Any] | None,
         traits: SourceTraits,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.stream, self.seed, self.samples, self.collate_fn, self.traits = stream, seed, samples, collate_fn, traits
         self._iterator: Iterator[Any] | None = None
         #: The epoch that the iterator is in, and the number of the sample that it gives next.
@@ -102,12 +106,12 @@ def begun(stream: Iterable[Any], seed: int, epoch: int) -> Iterator[Any]:
 def count(stream: Iterable[Any], seed: int, what: str, most: int | None = None) -> int:
     """Return how many samples a stream gives in its first epoch, by reading it once, as far as `most`."""
     counted, iterator = 0, begun(stream, seed, 0)
-    begin, said = monotonic(), False
+    begin, warned = monotonic(), False
     while counted <= MOST:
         if counted == most:
             return counted
-        if not said and monotonic() - begin > PATIENCE:
-            said = True
+        if not warned and monotonic() - begin > PATIENCE:
+            warned = True
             warnings.warn(
                 f"{what}= is a stream that states no length: its samples are counted first, {counted:,} until now; "
                 f"{REMEDY}",

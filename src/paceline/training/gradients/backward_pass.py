@@ -30,9 +30,9 @@ def backward_from(loss: Tensor, weight: float = 1.0) -> None:
 
 
 def gradients_of(
-    wanted: Sequence[Tensor], roots: Sequence[Tensor], gradients: Sequence[Tensor]
+    inputs: Sequence[Tensor], roots: Sequence[Tensor], gradients: Sequence[Tensor]
 ) -> Sequence[Tensor | None]:
     """Return what roots with these gradients give to each wanted tensor; None for one that they do not depend on."""
     if all(type(root) is Tensor for root in roots):
-        return run_engine(tuple(roots), tuple(gradients), False, False, tuple(wanted), True, accumulate_grad=False)
-    return torch.autograd.grad(roots, wanted, gradients, allow_unused=True)
+        return run_engine(tuple(roots), tuple(gradients), False, False, tuple(inputs), True, accumulate_grad=False)
+    return torch.autograd.grad(roots, inputs, gradients, allow_unused=True)

@@ -99,9 +99,12 @@ def choose(job: Job, module: nn.Module, source: Source, batches: int, refused: s
 
 
 def _choose(
-    job: Job, module: nn.Module, source: Source, batches: int,
+    job: Job,
+    module: nn.Module,
+    source: Source,
+    batches: int,
     figure: Callable[[str, Callable[[], float]], float],
-) -> Choice:  # fmt: skip
+) -> Choice:
     plain, fused = job.with_(compute="autograd"), job.with_(compute="fused")
     autograd = functools.partial(_seconds, plain, module, source, lambda _: AUTOGRAD)
 
@@ -109,18 +112,18 @@ def _choose(
         check_described(job, module, first_batch(job, source)[0])
         return autograd(0)
 
-    whole = SLOWER * batches * figure("first", first)
-    if whole >= SOON:
-        whole = SLOWER * batches * figure("autograd", autograd)
-    if whole < SOON:
-        return Choice("autograd", f"a training of about {whole:.1f} s ends before code is made for it")
+    duration = SLOWER * batches * figure("first", first)
+    if duration >= SOON:
+        duration = SLOWER * batches * figure("autograd", autograd)
+    if duration < SOON:
+        return Choice("autograd", f"a training of about {duration:.1f} s ends before code is made for it")
     x, y = first_batch(fused, source)
     generated = network(fused, module)
     compiling = figure("compiling", lambda: compiling_seconds(generated.draft(x).source))
     update = figure("expected", lambda: generated.draft(x).seconds(job.batch_size))
     expected = compiling + SLOWER * batches * update
-    if whole < PAYS * expected and compiling > LITTLE * whole:
-        return Choice("autograd", f"all takes about {whole:.1f} s, and code for it about {compiling:.0f} s to make")
+    if duration < PAYS * expected and compiling > LITTLE * duration:
+        return Choice("autograd", f"all takes about {duration:.1f} s, and code for it about {compiling:.0f} s to make")
     generated.prepare(x, y)  # always: a compiler may have come or gone
     by_code = functools.partial(_seconds, fused, module, source, functools.partial(FusedGradients, fused))
     by_kernels = figure(f"fused {generated.draft(x).digest}", by_code)
@@ -163,8 +166,8 @@ class Measured:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
                 stack.callback(fcntl.flock, descriptor, fcntl.LOCK_UN)  # a process that was forked has it open, too
             with suppress(OSError, ValueError, AttributeError):
-                kept = json.loads(user_cache.read(self._file)).items()
-                self._figures |= {name: each for name, each in kept if isinstance(each, float)}
+                entries = json.loads(user_cache.read(self._file)).items()
+                self._figures |= {name: each for name, each in entries if isinstance(each, float)}
             yield
 
 
@@ -204,13 +207,13 @@ def _seconds(
     steps = type(optimizer).__module__.startswith("torch.") and not has_hooks(optimizer)
 
     def update_for(seconds: float) -> float:
-        begin, own, updates = time.perf_counter(), time.process_time(), 0
+        begin, cpu_begin, updates = time.perf_counter(), time.process_time(), 0
         while not updates or time.perf_counter() - begin < seconds:
-            gradient = learner.settle(learner.compute(agenda.chunks(0)))
+            gradient = learner.finalize(learner.compute(agenda.chunks(0)))
             if steps:
                 store.step(gradient)
             updates += 1
-        return min(time.perf_counter() - begin, time.process_time() - own) / updates
+        return min(time.perf_counter() - begin, time.process_time() - cpu_begin) / updates
 
     first = update_for(0.0)
     return min((update_for(SECONDS) for _ in range(rounds)), default=first)

@@ -77,7 +77,7 @@ class HostDeviceCopy:
 
     def to_host(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Return the gradients in host memory that belongs to the caller."""
-        found = [g.to("cpu") if g is not None and g.is_sparse else None for g in gradients]
+        copies = [g.to("cpu") if g is not None and g.is_sparse else None for g in gradients]
         dense = {n: g for n, g in enumerate(gradients) if g is not None and not g.is_sparse}
         for pack in self.packs:
             mine = [n for n in pack.leaving if n in dense]
@@ -89,8 +89,8 @@ class HostDeviceCopy:
         for pack in self.packs:
             arrived = Views(pack.arriving.clone(), pack.members)
             for number in arrived.keys() & dense.keys():
-                found[number] = arrived[number]
-        return found
+                copies[number] = arrived[number]
+        return copies
 
 
 class Views(dict[int, Tensor]):

@@ -2,8 +2,8 @@
 
     gradient + owed  ->  codec.encode  ->  message;  what it leaves out is owed from now on
 
-A message is written from what was owed before, and only `settle` makes what it left out the new state: an exchange that
-failed, since a worker died in it, is made again as if it had never begun.
+A message is written from what was owed before, and only `finalize` makes what it left out the new state: an exchange
+that failed, since a worker died in it, is made again as if it had never begun.
 """
 
 from __future__ import annotations
@@ -52,18 +52,25 @@ class GradientEncoder:
         self._pushed: list[PushedMessage] | None = None
 
     def write(
-        self, shard: int, gradients: Sequence[Tensor | None], buffers: Sequence[Tensor], tail: tuple[float, float],
-        message: Message, update: int, part: int, begins: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        shard: int,
+        gradients: Sequence[Tensor | None],
+        buffers: Sequence[Tensor],
+        tail: tuple[float, float],
+        message: Message,
+        update: int,
+        part: int,
+        begins: bool = False,
+    ) -> None:
         """Write the gradients of a shard's parameters; `part` tells this worker's part of an update from others.
 
         With `begins` only the first part is coded, where messages are summed in two; `finish` writes the second.
         """
         shape, mine, flags = message.shape, self.numbers[shard], [1.0 if g is not None else 0.0 for g in gradients]
-        left = message.words
+        unread = message.words
         for place, fields in zip(shape.coded, message.fields, strict=True):
             gradient = gradients[place]
-            words = [left] if self.codec.variable else []
+            words = [unread] if self.codec.variable else []
             chance = chance_of(self.codec, self.seed, update, part, place)
             finite = self._code(
                 mine[place], gradient, [*fields, *words], shape.shard.parameters[place].shape, chance, begins
@@ -71,7 +78,7 @@ class GradientEncoder:
             if gradient is not None and not finite:
                 flags[place] = float("nan")
             if self.codec.variable:
-                left = left[int(fields[0]) :]
+                unread = unread[int(fields[0]) :]
         for place, view in zip(shape.dense, message.dense, strict=True):
             gradient = gradients[place]
             view.zero_() if gradient is None else view.copy_(gradient)
@@ -89,10 +96,10 @@ class GradientEncoder:
         for place, fields in zip(message.shape.coded, message.fields, strict=True):
             self.codec.remember(fields, self._next[self.numbers[shard][place]]["remembered"])
 
-    def settle(self) -> None:
+    def finalize(self) -> None:
         """Take note that the messages which were written last have arrived."""
-        for number, given in enumerate(self._given):
-            if given:
+        for number, present in enumerate(self._given):
+            if present:
                 self.residuals[number], self._next[number] = self._next[number], self.residuals[number]
         self._given = [False] * len(self._given)
 
@@ -106,9 +113,14 @@ class GradientEncoder:
             restore_memories(self.residuals, saved, OWED)
 
     def _code(
-        self, number: int, gradient: Tensor | None, fields: Sequence[Tensor], size: Sequence[int], chance: int,
+        self,
+        number: int,
+        gradient: Tensor | None,
+        fields: Sequence[Tensor],
+        size: Sequence[int],
+        chance: int,
         begins: bool,
-    ) -> bool:  # fmt: skip
+    ) -> bool:
         """Write one tensor; return whether it was finite. One that is not, or is missing, is written as zeros."""
         old, new = self.residuals[number], self._next[number]
         total = new["owed"] if "owed" in new else self._scratch[: torch.Size(size).numel()].view(size)
@@ -133,14 +145,14 @@ class GradientEncoder:
         """Write the messages of all shards and return what a server reads from them. They count as having arrived."""
         if self._pushed is None:
             self._pushed = [PushedMessage(shape, self.seed) for shape in self.shapes]
-        found: list[Tensor | None] = [None] * len(gradients)
+        decoded: list[Tensor | None] = [None] * len(gradients)
         for shard, (pushed, mine) in enumerate(zip(self._pushed, self.numbers, strict=True)):
             moving = buffers if shard == 0 else []
             self.write(shard, [gradients[n] for n in mine], moving, (0.0, 0.0), pushed.message, update, part)
             for number, gradient in zip(mine, pushed.gradients(update), strict=True):
-                found[number] = gradient
-        self.settle()
-        return found
+                decoded[number] = gradient
+        self.finalize()
+        return decoded
 
     def pushed_bytes(self, shard: int) -> int:
         """Return the bytes of the message that was written last for a shard."""
@@ -161,15 +173,15 @@ class PushedMessage:
     def gradients(self, update: int) -> list[Tensor | None]:
         """Return the gradients, in memory that the next message's replace."""
         self._decoder.add(self.message, self._decoded, True, update)
-        found: list[Tensor | None] = list(self._decoded)
+        tensors: list[Tensor | None] = list(self._decoded)
         for number, view in zip(self.shape.dense, self.message.dense, strict=True):
-            found[number] = view
+            tensors[number] = view
         for number, flag in enumerate(self.message.flags.tolist()):
             if not flag:
-                found[number] = None
+                tensors[number] = None
             elif flag != flag and number in self.shape.coded:
                 self._decoded[number].fill_(float("nan"))
-        return found
+        return tensors
 
 
 class GradientDecoder:

@@ -46,16 +46,16 @@ def evaluate(
             samples = _samples(batch) if source.traits.whole else len(indices)
             loss, pair = _loss_and_pair(job, module, batch)
             denominator = samples if job.loss_denominator is None else float(job.loss_denominator(batch))
-        found = {} if loss is None else {"test_loss": (loss, denominator)}
+        scores = {} if loss is None else {"test_loss": (loss, denominator)}
         if pair is not None:
-            found.update({name: (value, samples) for name, value in _accuracy(*pair).items()})
+            scores.update({name: (value, samples) for name, value in _accuracy(*pair).items()})
             metrics.update(pair)
-        for name, (value, weight) in found.items():
+        for name, (value, weight) in scores.items():
             sums[name] = sums.get(name, 0.0) + value * weight
             weights[name] = weights.get(name, 0.0) + weight
-    own = metrics.compute()
+    custom_metrics = metrics.compute()
     module.train(was_training)
-    return {**{name: value / weights[name] for name, value in sums.items()}, **own}
+    return {**{name: value / weights[name] for name, value in sums.items()}, **custom_metrics}
 
 
 def rehearse(job: Job, module: nn.Module, source: Source, device: torch.device = CPU) -> tuple[str, ...]:
@@ -137,14 +137,14 @@ class _Metrics:
     def compute(self) -> dict[str, float]:
         with users_code("the evaluation on test=", RunFailed):
             pair = _joined(self._kept) if self._kept else (None, None)
-        found, samples = dict[str, float](), _samples(pair)
+        values, samples = dict[str, float](), _samples(pair)
         for name, metric in self._metrics.items():
             with users_code(f"the metric {name!r}", RunFailed, hint=hint):
                 value = metric.compute() if goes_by_batches(metric) else metric(*pair)
                 if isinstance(value, Tensor) and value.dim() and value.shape[:1] == (samples,):
                     raise TypeError(f"it returned {samples} numbers, one for each sample; let it return their mean")
-                found |= numbers(name, value)
-        return found
+                values |= numbers(name, value)
+        return values
 
 
 def _joined(parts: list[Any]) -> Any:

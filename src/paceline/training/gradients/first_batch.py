@@ -42,7 +42,7 @@ REMEDIES = {
 
 def hint(fault: BaseException, batch: Batch = None) -> str:
     """Return the end of a message about a fault: the remedy if one is known, and the batch if there is one."""
-    said = [remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, str(fault))][:1]
+    hints = [remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, str(fault))][:1]
     if batch is not None:
-        said.append(f"the batch is {described(batch)}")
-    return "".join(f"; {each}" for each in said)
+        hints.append(f"the batch is {described(batch)}")
+    return "".join(f"; {each}" for each in hints)

@@ -62,11 +62,11 @@ class FusedGradients:
     def backward(self, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> float:
         seed = mix(replica.job.seed, chunk.update, chunk.number) & (2**63 - 1)
         if self._by_number is not None:
-            loss, found = self._by_number.compute(batch, seed)
+            loss, gradients = self._by_number.compute(batch, seed)
         else:
             (x,), y = split_batch(replica.prepared(chunk, batch))
-            loss, found = self.fused.loss_and_gradients(x, y, seed)
-        pairs = [(p, g) for p in replica.parameters if (g := found.get(self.names[id(p)])) is not None]
+            loss, gradients = self.fused.loss_and_gradients(x, y, seed)
+        pairs = [(p, g) for p in replica.parameters if (g := gradients.get(self.names[id(p)])) is not None]
         weighted = torch._foreach_mul([gradient for _, gradient in pairs], weight)
         for (parameter, _), gradient in zip(pairs, weighted, strict=True):
             parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
@@ -105,9 +105,15 @@ class ServedNetwork:
     """A network whose gradients go to a server, as a call of generated code computes them."""
 
     def __init__(
-        self, fused: FusedNetwork, step: ServedStep, rule: ServedRule, constants: tuple[float, ...], in_place: bool,
-        x: Tensor, y: Tensor,
-    ) -> None:  # fmt: skip
+        self,
+        fused: FusedNetwork,
+        step: ServedStep,
+        rule: ServedRule,
+        constants: tuple[float, ...],
+        in_place: bool,
+        x: Tensor,
+        y: Tensor,
+    ) -> None:
         self.fused, self.step, self.rule, self.constants = fused, step, rule, constants
         self.made, self._tensors = fused.compiled(x[:1]), (x, y)
         self._updates = program(fused.weights.dtype, step, rule, in_place)
@@ -122,9 +128,9 @@ class ServedNetwork:
         seed    of the job
         doing   the integer, in memory that others may read, that says which batch is being computed
         """
-        call, given = self.fused.call_for(self.made, *self._tensors)
+        call, keepalive = self.fused.call_for(self.made, *self._tensors)
         call.seed, call.doing, call.updates, call.update, call.stride = seed, doing.ctypes.data, 1, -1, 1
-        return call, (given, doing)
+        return call, (keepalive, doing)
 
     @torch.no_grad()
     def make(self, call: Call, served: Served, order: Tensor, batch: int) -> None:
@@ -160,11 +166,11 @@ class FusedStep:
         return UpdateLoop(self.resident(x[:1]), x, y, seed, doing, most)
 
 
-def clipping_of(replica: Replica, made: Compiled) -> Clipping | None:
+def clipping_of(replica: Replica, compiled: Compiled) -> Clipping | None:
     """Return how generated code clips gradients as the job asks; None where it has not the same bits."""
     parameters = trainable(replica.module)
-    memory, limit = made.memory["gradients"], replica.job.gradient_clip_norm
-    places = places_of(made.gradients, memory, dict.fromkeys(parameters, 0))
+    memory, limit = compiled.memory["gradients"], replica.job.gradient_clip_norm
+    places = places_of(compiled.gradients, memory, dict.fromkeys(parameters, 0))
     if limit is None or places is None:
         return None
     return native_clipping(places, [p.shape for p in parameters.values()], memory.dtype, limit)

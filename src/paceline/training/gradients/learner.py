@@ -93,7 +93,7 @@ class Learner:
             return computed.left_out()
         return computed
 
-    def settle(self, computed: GradientSum, alone: bool = False) -> list[Tensor | None]:
+    def finalize(self, computed: GradientSum, alone: bool = False) -> list[Tensor | None]:
         """Return the gradients to apply: divided by the batch's weight and clipped. The batch's buffers are taken over.
 
         With `alone` the sums are a part of the batch, from which this worker makes a step of its own.

@@ -31,14 +31,14 @@ def _part(part: nn.Module) -> list[Any]:
     left_out = {"p"} if isinstance(part, nn.modules.dropout._DropoutNd) else set[str]()
     hooks = [name for name in OWN if name.endswith("hooks") and getattr(part, name)]
     attributes = {
-        name: said(value)
+        name: canonical(value)
         for name, value in vars(part).items()
         if name not in OWN and name not in left_out and not (theirs and name.startswith("_"))
     }
-    return [said(type(part)), attributes, [(name, id(part)) for name in hooks]]
+    return [canonical(type(part)), attributes, [(name, id(part)) for name in hooks]]
 
 
-def said(value: Any, depth: int = 0) -> Any:
+def canonical(value: Any, depth: int = 0) -> Any:
     """Return a value as something whose repr is the same for equal values."""
     if isinstance(value, PLAIN):
         return value
@@ -48,27 +48,31 @@ def said(value: Any, depth: int = 0) -> Any:
     if depth > DEEPEST or isinstance(value, type | types.BuiltinFunctionType | types.ModuleType):
         return [getattr(value, "__qualname__", type(value).__qualname__), id(value)]
     if isinstance(value, Mapping):
-        return [[said(key, depth + 1), said(part, depth + 1)] for key, part in value.items()]
+        return [[canonical(key, depth + 1), canonical(part, depth + 1)] for key, part in value.items()]
     if isinstance(value, list | tuple):
-        return [said(part, depth + 1) for part in value]
+        return [canonical(part, depth + 1) for part in value]
     if isinstance(value, functools.partial):
-        return [said(part, depth + 1) for part in (value.func, value.args, value.keywords)]
+        return [canonical(part, depth + 1) for part in (value.func, value.args, value.keywords)]
     if isinstance(value, types.FunctionType):
         return _function(value, depth)
     if isinstance(value, types.MethodType):
-        return [said(value.__func__, depth + 1), said(value.__self__, depth + 1)]
+        return [canonical(value.__func__, depth + 1), canonical(value.__self__, depth + 1)]
     if isinstance(value, nn.Module):
-        return [of_module(value), [said(tensor) for tensor in value.state_dict().values()]]
+        return [of_module(value), [canonical(tensor) for tensor in value.state_dict().values()]]
     if type(value).__module__ != "builtins" and hasattr(value, "__dict__"):
-        return [said(type(value)), said(vars(value), depth + 1)]
+        return [canonical(type(value)), canonical(vars(value), depth + 1)]
     return [type(value).__qualname__, id(value)]
 
 
 def _function(value: types.FunctionType, depth: int) -> list[Any]:
     code = value.__code__
     constants = [part.co_code if isinstance(part, types.CodeType) else part for part in code.co_consts]
-    held = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
+    closure = [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
     return [
-        value.__module__, value.__qualname__, code.co_code, repr(constants), code.co_names,
-        *(said(part, depth + 1) for part in (value.__defaults__, value.__kwdefaults__, held)),
-    ]  # fmt: skip
+        value.__module__,
+        value.__qualname__,
+        code.co_code,
+        repr(constants),
+        code.co_names,
+        *(canonical(part, depth + 1) for part in (value.__defaults__, value.__kwdefaults__, closure)),
+    ]

@@ -24,8 +24,8 @@ _REMEDY = (
 
 def loss_function(job: Job) -> Callable[[nn.Module, Batch], Tensor]:
     """Return the job's `step(model, batch)`, made from `loss` or the model's own loss where the job gives none."""
-    if (own := job.step) is not None:
-        return lambda module, batch: _loss_in(own(module, batch))
+    if (job_step := job.step) is not None:
+        return lambda module, batch: _loss_in(job_step(module, batch))
     loss = job.loss
     if loss is None:
         return lambda module, batch: loss_of(call(module, batch), batch)

@@ -40,8 +40,8 @@ class ScaledAutograd:
             return 0.0  # the loss would be divided by 0
         before = [buffer.clone() for buffer in replica.moving]
         for scale in SCALES:
-            for buffer, kept in zip(replica.moving, before, strict=True):
-                buffer.copy_(kept)
+            for buffer, previous in zip(replica.moving, before, strict=True):
+                buffer.copy_(previous)
             loss = replica.forward(replica.module, chunk, batch)
             backward_from(loss, weight * scale)
             gradients = [_taken(parameter) for parameter in replica.parameters]
@@ -53,8 +53,8 @@ class ScaledAutograd:
         return float(loss.detach())
 
     def take(self, replica: Replica) -> list[Tensor | None]:
-        found, self._sums = self._sums, None
-        return found or [None] * len(replica.parameters)
+        sums, self._sums = self._sums, None
+        return sums or [None] * len(replica.parameters)
 
 
 def _taken(parameter: Tensor) -> Tensor | None:

@@ -51,14 +51,14 @@ class MessageShape:
     @cached_property
     def fields(self) -> tuple[tuple[Field, ...], ...]:
         """The fields of each coded parameter, without those of variable length."""
-        made = (self.codec.fields(self.shard.parameters[n].shape) for n in self.coded)
-        return tuple(fields[:-1] if self.codec.variable else fields for fields in made)
+        coded_fields = (self.codec.fields(self.shard.parameters[n].shape) for n in self.coded)
+        return tuple(fields[:-1] if self.codec.variable else fields for fields in coded_fields)
 
     @cached_property
     def field_bytes(self) -> int:
         """The bytes of all fields of fixed length. Those of codecs that add up lie without gaps."""
-        whole = sum(self.size(field) for fields in self.fields for field in fields)
-        return whole + up(self.first_bytes) - self.first_bytes
+        total = sum(self.size(field) for fields in self.fields for field in fields)
+        return total + up(self.first_bytes) - self.first_bytes
 
     @cached_property
     def first_bytes(self) -> int:
@@ -69,15 +69,15 @@ class MessageShape:
     def places(self) -> tuple[tuple[int, ...], ...]:
         """Where the fields of each coded parameter begin; the first fields of all come first if it is summed in two."""
         starts = [0, up(self.first_bytes)]
-        found = []
+        offsets = []
         for fields in self.fields:
             mine = []
             for number, field in enumerate(fields):
                 part = number if self.codec.in_two else 0
                 mine.append(starts[part])
                 starts[part] += self.size(field)
-            found.append(tuple(mine))
-        return tuple(found)
+            offsets.append(tuple(mine))
+        return tuple(offsets)
 
     @cached_property
     def dense_numbers(self) -> int:
@@ -106,8 +106,8 @@ class MessageShape:
         return exact if self.codec.adds else -(-exact // 8) * 8
 
     def type(self, field: Field) -> torch.dtype:
-        found: torch.dtype = self.dtype if field.dtype == OWN else getattr(torch, field.dtype)
-        return found
+        dtype: torch.dtype = self.dtype if field.dtype == OWN else getattr(torch, field.dtype)
+        return dtype
 
     def _pays(self, shape: Sequence[int]) -> bool:
         if len(shape) < 2 or not prod(shape):
@@ -144,12 +144,12 @@ class Message:
         """Return the fields of each coded parameter with its own words, as far as the message goes."""
         if not self.shape.codec.variable:
             return list(self.fields)
-        found, start = list[Fields](), 0
+        coded_fields, start = list[Fields](), 0
         for fields in self.fields:
             stop = start + int(fields[0])
-            found.append([*fields, self.words[start:stop]])
+            coded_fields.append([*fields, self.words[start:stop]])
             start = stop
-        return found
+        return coded_fields
 
     @property
     def bytes(self) -> int:
@@ -160,15 +160,15 @@ class Message:
     def sent_words(self) -> int:
         return sum(int(fields[0]) for fields in self.fields) if self.shape.codec.variable else 0
 
-    def check_words(self, there: int) -> None:
+    def check_words(self, size: int) -> None:
         """Raise FrameError unless the counts of words are those of so many bytes after the fixed part."""
         limits = [self.shape.shard.parameters[n].size for n in self.shape.coded]
         counts = [int(fields[0]) for fields in self.fields] if self.shape.codec.variable else []
         if (
             any(not 0 <= count <= limit for count, limit in zip(counts, limits, strict=False))
-            or 4 * sum(counts) != there
+            or 4 * sum(counts) != size
         ):
-            raise FrameError("body", f"a coded gradient of {there} bytes of words announces {counts}")
+            raise FrameError("body", f"a coded gradient of {size} bytes of words announces {counts}")
 
     def check(self) -> None:
         """Raise FrameError if a codec cannot read the message."""

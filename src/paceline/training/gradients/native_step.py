@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.algorithms.rules import Arrival, Memory, Rule
+from paceline.algorithms.rules import GradientUpdate, Memory, Rule
 from paceline.algorithms.rules.plain import Plain
 from paceline.kernels.one_pass import Pass, one_pass, spans_for
 from paceline.kernels.served_steps import ALIKE, UNKNOWN, WATCHED, ServedRule, ServedStep, form_of, served_step
@@ -43,11 +43,11 @@ class Settings:
     def rows(self) -> np.ndarray | None:
         """Return a row for each group as the settings are now; None where they no longer fit the text."""
         groups = self.optimizer.param_groups
-        seen = [list(map(group.get, self._watched)) for group in groups]
-        if seen != self._seen:
+        settings = [list(map(group.get, self._watched)) for group in groups]
+        if settings != self._seen:
             fits = form_of(self.optimizer) == self._form
             rows = [[*self.step.row(group), *self._constants] for group in groups] if fits else []
-            self._seen, self._rows = seen, np.array(rows) if fits else None
+            self._seen, self._rows = settings, np.array(rows) if fits else None
             self.address = self._rows.ctypes.data if self._rows is not None else 0
         return self._rows
 
@@ -83,17 +83,17 @@ class NativeStep:
         """Find what the optimizer remembers; False where it has another form, as before the first step."""
         state = self.optimizer.state
         for number, name in enumerate(self.step.states):
-            known = [state[p].get(name) if p in state else None for p in parameters]
-            found = [tensor.data_ptr() for tensor in known if tensor is not None and fits(tensor, self._dtype)]
-            if len(found) < len(known):
+            tensors = [state[p].get(name) if p in state else None for p in parameters]
+            addresses = [tensor.data_ptr() for tensor in tensors if tensor is not None and fits(tensor, self._dtype)]
+            if len(addresses) < len(tensors):
                 return False
-            spans["remembered"][:, number] = spans["kept"][:, number] = found
+            spans["remembered"][:, number] = spans["kept"][:, number] = addresses
         if self.step.counts:
             counts = [state[p].get("step") for p in parameters]
-            found = [c.data_ptr() for c in counts if isinstance(c, Tensor) and fits(c, torch.float32)]
-            if len(found) < len(counts):
+            addresses = [c.data_ptr() for c in counts if isinstance(c, Tensor) and fits(c, torch.float32)]
+            if len(addresses) < len(counts):
                 return False
-            spans["counted"] = spans["counting"] = found
+            spans["counted"] = spans["counting"] = addresses
         spans["present"] = 1
         return True
 
@@ -117,12 +117,16 @@ def native_step(optimizer: Optimizer) -> NativeStep | None:
 
 
 def agrees(
-    optimizer: Optimizer, dtype: torch.dtype, step: ServedStep, text: ServedRule, rule: Rule,
+    optimizer: Optimizer,
+    dtype: torch.dtype,
+    step: ServedStep,
+    text: ServedRule,
+    rule: Rule,
     constants: tuple[float, ...] = (),
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether generated code makes the steps of every parameter group to the last bit as this PyTorch does here."""
-    known, kind = tuple(optimizer.defaults), cast("Any", type(optimizer))
-    groups = tuple(tuple((key, group[key]) for key in known) for group in optimizer.param_groups)
+    keys, kind = tuple(optimizer.defaults), cast("Any", type(optimizer))
+    groups = tuple(tuple((key, group[key]) for key in keys) for group in optimizer.param_groups)
     try:
         return _agrees(kind, groups, dtype, step, text, cast("Any", rule), constants)
     except TypeError:  # settings that cannot be compared with those that were tried before
@@ -132,9 +136,14 @@ def agrees(
 @cache
 @torch.no_grad()
 def _agrees(
-    kind: Any, groups: tuple[tuple[tuple[str, Any], ...], ...], dtype: torch.dtype, step: ServedStep,
-    text: ServedRule, rule: Any, constants: tuple[float, ...],
-) -> bool:  # fmt: skip
+    kind: Any,
+    groups: tuple[tuple[tuple[str, Any], ...], ...],
+    dtype: torch.dtype,
+    step: ServedStep,
+    text: ServedRule,
+    rule: Any,
+    constants: tuple[float, ...],
+) -> bool:
     run = one_pass(dtype, step, text)
     assert run is not None
     draw = torch.Generator().manual_seed(1)
@@ -156,7 +165,7 @@ def _agrees(
                 mine["t"] += skipped
                 tried.skip(skipped)
             run(rows.ctypes.data, spans.ctypes.data, len(spans))
-            rule.update(tried, Arrival([gradient], [pulled]))
+            rule.update(tried, GradientUpdate([gradient], [pulled]))
             if not tried.equal(mine, step, text):
                 return False
     return True
@@ -183,8 +192,8 @@ class _Tried:
 
     def equal(self, mine: dict[str, Tensor], step: ServedStep, text: ServedRule) -> bool:
         """Whether these are its value and all that is remembered of it, and nothing else is."""
-        known = self._optimizer.state[self._parameter]
+        state = self._optimizer.state[self._parameter]
         named = {"step": mine["t"], **mine}
-        same = known.keys() == step.remembered and all(torch.equal(named[name], known[name]) for name in known)
+        same = state.keys() == step.remembered and all(torch.equal(named[name], state[name]) for name in state)
         same &= torch.equal(mine["w"], self.values[0])
         return same and (text.memory is None or torch.equal(mine["m"], self.memory[0][text.memory]))

@@ -39,9 +39,13 @@ def _dc_asgd(rule: DcAsgd) -> Row:
     if rule.mode == "constant":
         return ServedRule(("lam",), None, True, (f"g = {drift} + g;",)), (rule.lam,)
     text = ServedRule(
-        ("lam", "forget", "fresh_share", "epsilon"), "mean_square", True,
-        ("m = std::fma(g * g, fresh_share, m * forget);",), "m + epsilon", (f"g = {drift} / root + g;",),
-    )  # fmt: skip
+        ("lam", "forget", "fresh_share", "epsilon"),
+        "mean_square",
+        True,
+        ("m = std::fma(g * g, fresh_share, m * forget);",),
+        "m + epsilon",
+        (f"g = {drift} / root + g;",),
+    )
     return text, (rule.lam, rule.decay, 1 - rule.decay, EPSILON)
 
 
@@ -110,10 +114,12 @@ class _Slot:
         views = version.state.views
         state = np.array([[view[name].data_ptr() for name in step.states] for view in views], np.int64)
         return _Slot(
-            addresses(version.parameters), state, addresses([view["step"] for view in views] if step.counts else []),
+            addresses(version.parameters),
+            state,
+            addresses([view["step"] for view in views] if step.counts else []),
             addresses([view[memory] for view in version.memory] if memory is not None else []),
             version.state.present.numpy(),
-        )  # fmt: skip
+        )
 
 
 class NativeVersions:
@@ -122,7 +128,7 @@ class NativeVersions:
     def __init__(
         self, store: ShardStore, step: ServedStep, text: ServedRule, run: Pass, settings: Settings, shared: bool
     ) -> None:
-        self.store, self.looks_back, self._run, self._settings = store, text.looks_back, run, settings
+        self.store, self.uses_pulled, self._run, self._settings = store, text.uses_pulled, run, settings
         self._step, self._remembers, self._dtype = step, bool(step.remembered), store.versions[0].shape.dtype
         self._slots = [_Slot.of(version, step, text.memory) for version in store.versions]
         self._spans = spans_for([p.numel() for p in store.parameters])
@@ -151,15 +157,15 @@ class NativeVersions:
         if self._remembers:
             self._slots[target].present[:] = True
         if target != store.slot:
-            store.look(target)
+            store.bind_to_slot(target)
         return True
 
     def _addresses(self, gradients: Sequence[Tensor | None]) -> np.ndarray | list[int] | None:
         """Return where the gradients lie; None where generated code cannot read them."""
         if isinstance(gradients, FlatViews):  # to ask each of them takes longer than to step a small model
             return gradients.addresses
-        given = [g for g in gradients if g is not None and fits(g, self._dtype)]
-        return [g.data_ptr() for g in given] if len(given) == len(gradients) else None
+        usable = [g for g in gradients if g is not None and fits(g, self._dtype)]
+        return [g.data_ptr() for g in usable] if len(usable) == len(gradients) else None
 
     def _prepare(self, source: int, target: int, pulled: int) -> None:
         """Note where the numbers of this move lie; a server that makes every version in place does so once."""

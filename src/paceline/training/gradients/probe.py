@@ -44,7 +44,7 @@ class Probe:
 
     moving: tuple[str, ...]  # buffers and frozen parameters that a training step changes
     tables: tuple[str, ...]  # parameters whose gradient is sparse: some rows
-    restless: tuple[str, ...]  # parameters that the model itself changes while it computes
+    self_modified: tuple[str, ...]  # parameters that the model itself changes while it computes
     some_unused: bool  # whether a parameter got no gradient
     notes: tuple[str, ...]  # for the user
 
@@ -56,7 +56,7 @@ _findings: ContextVar[dict[Any, tuple[Job, Probe]] | None] = ContextVar("finding
 @contextlib.contextmanager
 def probing_once() -> Iterator[None]:
     """Within the block, a job that is trained again is not probed again, unless its batches are divided otherwise."""
-    token = _findings.set(known if (known := _findings.get()) is not None else {})
+    token = _findings.set(probes if (probes := _findings.get()) is not None else {})
     try:
         yield
     finally:
@@ -70,15 +70,15 @@ def probe(
 
     `training` says how batches are divided later. `by_rows` says that the plan would gain from sparse gradients.
     """
-    known = _findings.get()
-    if known is None:
+    probes = _findings.get()
+    if probes is None:
         return _probed(job, module, source, training, by_rows, device)
     settings = [getattr(job, each.name) for each in fields(job) if each.name not in BESIDE]
     plain = tuple(each if isinstance(each, int | float | str | None) else id(each) for each in settings)
     key = (plain, replace(training, epochs=1, limit=None), by_rows, device)
-    if key not in known:
-        known[key] = job, _probed(job, module, source, training, by_rows, device)
-    return known[key][1]
+    if key not in probes:
+        probes[key] = job, _probed(job, module, source, training, by_rows, device)
+    return probes[key][1]
 
 
 def _probed(
@@ -86,20 +86,20 @@ def _probed(
 ) -> Probe:
     agenda = Agenda(len(source), min(job.batch_size, len(source)), 1, parts=2)
     order = Order(len(source), job.seed, job.shuffle)
-    whole = Chunk(0, 0, 0, 0, agenda.batch_size, 1.0)
+    full_chunk = Chunk(0, 0, 0, 0, agenda.batch_size, 1.0)
     copied = copy.deepcopy(module)
     replica = Replica(job, copied.train(), (), device)
     original = not_trained(copied)
     before = {name: tensor.clone() for name, tensor in original.items()}
     writes = {name: parameter._version for name, parameter in copied.named_parameters()}
-    batch = source.batch(order.indices(whole), 0)
+    batch = source.batch(order.indices(full_chunk), 0)
     types = set[torch.dtype]()
     with users_code("the first batch", hint=partial(hint, batch=batch)), _types_saved(types):
-        loss = replica.forward(copied, whole, batch)
+        loss = replica.forward(copied, full_chunk, batch)
         _check_loss(loss)
         loss.backward()
     with users_code("loss_denominator="):
-        if not (weight := replica.chunk_weight(whole, batch)) > 0:
+        if not (weight := replica.chunk_weight(full_chunk, batch)) > 0:
             raise JobError(f"loss_denominator= returned {weight} for the first batch; return a number above 0")
     tables, notes = sparse_names(copied), advice(copied) if by_rows else []
     written = [name for name, parameter in copied.named_parameters() if parameter._version != writes[name]]
@@ -115,11 +115,11 @@ def _probed(
                 f"the model puts another tensor in the place of its buffer {name}, which other "
                 "workers would not see; change the buffer in place, as by .copy_() or .mul_()"
             )
-    restless = tuple(name for name in written if name not in moving)
+    self_modified = tuple(name for name in written if name not in moving)
     some_unused = None in replica.take()
     _smallest_chunk(job, module, source, training, device)
     if training.parts == 1:
-        return Probe(moving, tables, restless, some_unused, tuple(notes))
+        return Probe(moving, tables, self_modified, some_unused, tuple(notes))
     limit = _tolerance(replica.parameters[0].dtype, types)
     # Augmentation draws by chunk, so the loss is checked without it, where the model can do without.
     replica = Replica(job.with_(batch_transform=None), copied, (), device)
@@ -128,9 +128,9 @@ def _probed(
     for quieten in (copied.eval, partial(_quieten, copied)):
         quieten()
         with contextlib.suppress(Exception):
-            notes += _of_the_loss(replica, source, order, whole, [c for c in agenda.chunks(0) if c.samples], limit)
+            notes += _of_the_loss(replica, source, order, full_chunk, [c for c in agenda.chunks(0) if c.samples], limit)
             break
-    return Probe(moving, tables, restless, some_unused, tuple(notes))
+    return Probe(moving, tables, self_modified, some_unused, tuple(notes))
 
 
 def _quieten(module: nn.Module) -> None:
@@ -142,16 +142,16 @@ def _quieten(module: nn.Module) -> None:
 
 
 def _of_the_loss(
-    replica: Replica, source: Source, order: Order, whole: Chunk, halves: list[Chunk], limit: float
+    replica: Replica, source: Source, order: Order, full_chunk: Chunk, halves: list[Chunk], limit: float
 ) -> list[str]:
     """Return a note if the loss of a batch is not the mean over its halves, by more than `limit` of its gradient."""
-    gap = _gap(_gradient(replica, source, order, [whole]), _gradient(replica, source, order, halves))
+    gap = _gap(_gradient(replica, source, order, [full_chunk]), _gradient(replica, source, order, halves))
     if gap <= limit:
         return []
     how = f"the gradient of one batch differs from the mean over its two halves by {gap:.1%}"
-    if _gap(*(_gradient(replica, source, order, [whole._replace(number=n)]) for n in range(2))) > limit:
+    if _gap(*(_gradient(replica, source, order, [full_chunk._replace(number=n)]) for n in range(2))) > limit:
         # The model or the loss draws numbers, so gradients tell nothing; losses do, where they lie far apart.
-        both = [[_loss(replica, source, order, chunks, n) for n in range(DRAWS)] for chunks in ([whole], halves)]
+        both = [[_loss(replica, source, order, chunks, n) for n in range(DRAWS)] for chunks in ([full_chunk], halves)]
         one, other = map(statistics.fmean, both)
         if abs(one - other) <= FAR * max(max(each) - min(each) for each in both):
             return []

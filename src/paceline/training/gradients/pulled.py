@@ -70,8 +70,8 @@ class PulledView:
 
     @property
     def answer(self) -> memoryview:
-        found: memoryview = self._answer[: HEAD + self.bytes].numpy().data
-        return found
+        view: memoryview = self._answer[: HEAD + self.bytes].numpy().data
+        return view
 
     def whole(self, newest: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
         """Answer with the newest version as it is."""
@@ -85,16 +85,16 @@ class PulledView:
     def difference(self, newest: Sequence[Tensor], buffers: Sequence[Tensor], version: int) -> None:
         """Answer with what a message says of the difference to this version."""
         shape, message = self.shape, self._message.message
-        flags, left = [1.0] * len(newest), message.words
+        flags, unread = [1.0] * len(newest), message.words
         for place, fields in zip(shape.coded, message.fields, strict=True):
             difference = newest[place].detach() - self.values[place]
             if not bool(difference.sum().isfinite()):
                 difference, flags[place] = torch.zeros_like(difference), float("nan")
-            words = [left] if shape.codec.variable else []
+            words = [unread] if shape.codec.variable else []
             chance = chance_of(shape.codec, self.seed, version, PART, place)
             self._loops.encode(matrix(difference), [*fields, *words], chance, self._remembered.get(place))
             if shape.codec.variable:
-                left = left[int(fields[0]) :]
+                unread = unread[int(fields[0]) :]
         for place, view in zip(shape.dense, message.dense, strict=True):
             view.copy_(newest[place].detach())
         for view, buffer in zip(message.buffers, buffers, strict=True):
@@ -141,11 +141,11 @@ def apart(values: memoryview) -> memoryview:
 def add_answer(answer: PushedMessage, values: Sequence[Tensor], buffers: Sequence[Tensor], version: int) -> None:
     """Add what a message says to what a worker has."""
     read, shape = answer.gradients(version), answer.shape
-    for place, (mine, found) in enumerate(zip(values, read, strict=True)):
-        assert found is not None
-        mine.copy_(found) if place in shape.dense else mine.add_(found)
-    for mine, found in zip(buffers, answer.message.buffers, strict=True):
-        mine.copy_(found)
+    for place, (mine, source) in enumerate(zip(values, read, strict=True)):
+        assert source is not None
+        mine.copy_(source) if place in shape.dense else mine.add_(source)
+    for mine, source in zip(buffers, answer.message.buffers, strict=True):
+        mine.copy_(source)
 
 
 def _values(shape: MessageShape) -> int:
@@ -156,5 +156,5 @@ def _sizes(shape: MessageShape) -> list[int]:
     """Return the bytes of the parts of a memory."""
     spans, codec = shape.shard.parameters, shape.codec
     remembered = [torch.Size(codec.remembers(spans[n].shape) or (0,)).numel() for n in shape.coded]
-    kept = [up(count * shape.dtype.itemsize) for count in remembered]
-    return [HEAD, up(_values(shape)), *kept, HEAD + up(max(_values(shape), shape.most))]
+    sizes = [up(count * shape.dtype.itemsize) for count in remembered]
+    return [HEAD, up(_values(shape)), *sizes, HEAD + up(max(_values(shape), shape.most))]

@@ -66,11 +66,11 @@ def _seeder(device: torch.device | None) -> Callable[[int], object]:
     host = torch.default_generator.manual_seed
     if device is None or device.type != "cuda":
         return host
-    there = torch.cuda.default_generators[device.index or 0].manual_seed
+    seed_device = torch.cuda.default_generators[device.index or 0].manual_seed
 
     def seed_both(seed: int) -> None:
         host(seed)
-        there(seed)
+        seed_device(seed)
 
     return seed_both
 

@@ -86,9 +86,13 @@ class Replica:
     """
 
     def __init__(
-        self, job: Job, module: nn.Module, moving: tuple[str, ...], device: torch.device = CPU,
+        self,
+        job: Job,
+        module: nn.Module,
+        moving: tuple[str, ...],
+        device: torch.device = CPU,
         gradients: GradientMethod = AUTOGRAD,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.job = job
         self.device = device
         self.gradients = gradients

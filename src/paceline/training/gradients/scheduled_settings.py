@@ -23,8 +23,11 @@ class ScheduledSettings:
     def __init__(
         self, optimizer: Optimizer, schedule: LRSchedule | None, step: ServedStep, constants: Sequence[float]
     ) -> None:
-        own = optimizer_over(optimizer, {p: p for group in optimizer.param_groups for p in group["params"]})
-        self._settings, self._schedule = Settings(own, step, constants), ScheduleStepper(own, schedule)
+        optimizer_copy = optimizer_over(optimizer, {p: p for group in optimizer.param_groups for p in group["params"]})
+        self._settings, self._schedule = (
+            Settings(optimizer_copy, step, constants),
+            ScheduleStepper(optimizer_copy, schedule),
+        )
         #: Of the updates from `_first` on; None where generated code has no text for them.
         self._rows: deque[np.ndarray | None] = deque()
         self._first = 0
@@ -44,5 +47,5 @@ class ScheduledSettings:
         for number in range(self._first + len(self._rows), updates.stop):
             self._schedule.advance(number)
             self._rows.append(self._settings.rows())
-        known = islice(self._rows, len(updates))
-        return np.array([row for row in takewhile(lambda row: row is not None, known) if row is not None])
+        rows = islice(self._rows, len(updates))
+        return np.array([row for row in takewhile(lambda row: row is not None, rows) if row is not None])

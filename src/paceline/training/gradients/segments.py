@@ -68,21 +68,21 @@ class Segments:
                 size = (high - low) * dtype.itemsize
                 pairs.append((flat[start : start + size].view(dtype), dtype, start - begin))
 
-        def add(taken: Tensor) -> None:
+        def add(raw: Tensor) -> None:
             for mine, dtype, start in pairs:
-                mine.add_(taken[start : start + mine.numel() * dtype.itemsize].view(dtype))
+                mine.add_(raw[start : start + mine.numel() * dtype.itemsize].view(dtype))
 
         return add
 
     def _pairs(self, message: Message, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The parts of a message with their places in a segmented vector."""
         blocks = [message.raw[self._coded], *([message.flat] if self._dense else [])]
-        found = []
+        pairs = []
         for parts in self._parts:
             for block, (dtype, low, high, start) in zip(blocks, parts, strict=True):
                 place = flat[start : start + (high - low) * dtype.itemsize].view(dtype)
-                found.append((block.view(dtype)[low:high], place))
-        return found
+                pairs.append((block.view(dtype)[low:high], place))
+        return pairs
 
 
 def segments_of(shape: MessageShape, count: int) -> list[Segments]:

@@ -13,12 +13,12 @@ def as_tensors(data: Any, what: str) -> tuple[Any, list[str]]:
 
     Numbers of float64, NumPy's default, become tensors of PyTorch's default type, which the parameters of models have.
     """
-    given = data if isinstance(data, tuple | list) else [data]
-    parts = [_array(each) for each in given]
+    entries = data if isinstance(data, tuple | list) else [data]
+    parts = [_array(each) for each in entries]
     arrays = [each for each in parts if isinstance(each, np.ndarray)]
     if not arrays:
         return data, []
-    for original, each in zip(given, parts, strict=True):
+    for original, each in zip(entries, parts, strict=True):
         if isinstance(each, np.ndarray) and each.dtype.kind not in "biuf":
             kind = "NumPy array" if each is original else type(original).__name__
             return data, [f"{what}= has a {kind} of {each.dtype}; give one of numbers, which a tensor can hold"]

@@ -69,9 +69,9 @@ def digits(size: int, copies: int) -> tuple[Pair, Pair]:
     return train, (large, y[test])
 
 
-def idx_folder(given: str | None) -> Path | None:
+def idx_folder(data_dir: str | None) -> Path | None:
     """Return the folder with MNIST-format files, or None. Raise `JobError` if the one that is named has none."""
-    for name, folder in {"--data-dir ": given, "PACELINE_DATA=": os.environ.get("PACELINE_DATA")}.items():
+    for name, folder in {"--data-dir ": data_dir, "PACELINE_DATA=": os.environ.get("PACELINE_DATA")}.items():
         if folder and not _idx_file(Path(folder), IMAGES):
             raise JobError(f"{name}{folder} holds no {IMAGES}[.gz]; name the folder that does, or leave it out")
         if folder:
@@ -79,9 +79,9 @@ def idx_folder(given: str | None) -> Path | None:
     return DEBIAN if _idx_file(DEBIAN, IMAGES) else None
 
 
-def mnist(given: str | None) -> tuple[Pair, Pair]:
+def mnist(data_dir: str | None) -> tuple[Pair, Pair]:
     """Return (train, test) as 28x28 images from 0 to 1 and labels."""
-    folder = idx_folder(given)
+    folder = idx_folder(data_dir)
     if folder is None:
         warnings.warn(
             "no MNIST-format files in --data-dir, in $PACELINE_DATA or in Debian's package dataset-fashion-mnist "
@@ -107,10 +107,10 @@ def _read_idx(folder: Path, name: str) -> np.ndarray:
     file = _idx_file(folder, name)
     if file is None:
         raise JobError(f"{folder} holds no {name}[.gz]")
-    found = read_idx(file)
-    if found is None:
+    array = read_idx(file)
+    if array is None:
         raise JobError(f"{file} is not an IDX file of bytes")
-    return found
+    return array
 
 
 def patterns(samples: int, shape: tuple[int, ...], classes: int, noise: float) -> tuple[Pair, Pair]:
@@ -128,33 +128,54 @@ def patterns(samples: int, shape: tuple[int, ...], classes: int, noise: float) -
 
 def digits_net() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Flatten(),
-        nn.Dropout(0.1), nn.Linear(16 * 25, 64), nn.ReLU(), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(1, 8, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(8, 16, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.1),
+        nn.Linear(16 * 25, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+    )
 
 
 def mnist_dnn() -> nn.Module:
     return nn.Sequential(
         nn.Flatten(),
-        nn.Linear(784, 64), nn.Tanh(), nn.Dropout(0.1),
-        nn.Linear(64, 64), nn.Tanh(), nn.Dropout(0.1),
+        nn.Linear(784, 64),
+        nn.Tanh(),
+        nn.Dropout(0.1),
+        nn.Linear(64, 64),
+        nn.Tanh(),
+        nn.Dropout(0.1),
         nn.Linear(64, 10),
-    )  # fmt: skip
+    )
 
 
 def mnist_cnn() -> nn.Module:
     return nn.Sequential(
-        nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 6, 5), nn.Sigmoid(), Subsampling(), nn.Sigmoid(),
-        nn.Flatten(), nn.Linear(6 * 36, 10),
-    )  # fmt: skip
+        nn.Unflatten(1, (1, 28)),
+        nn.Conv2d(1, 6, 5),
+        nn.Sigmoid(),
+        Subsampling(),
+        nn.Sigmoid(),
+        nn.Flatten(),
+        nn.Linear(6 * 36, 10),
+    )
 
 
 def cifar_resnet() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 16, 3, stride=2, padding=1), nn.ReLU(), Residual(16), Residual(16),
-        nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 16, 3, stride=2, padding=1),
+        nn.ReLU(),
+        Residual(16),
+        Residual(16),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
 
 
 class TinyTransformer(nn.Module):

@@ -23,16 +23,16 @@ def unwrapped(model: Any) -> tuple[Any, dict[str, Any] | None]:
 
 def _keywords(context: Any) -> dict[str, Any]:
     """Return the keywords that a compiled model's context was made from, as far as PyTorch keeps them."""
-    backend, found = getattr(context, "callback", None), dict[str, Any]()
+    backend, keywords = getattr(context, "callback", None), dict[str, Any]()
     while (within := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
         backend = within
     if (name := getattr(backend, "compiler_name", "inductor")) != "inductor":
-        found["backend"] = name
+        keywords["backend"] = name
     options = {**getattr(backend, "config", {}), **getattr(backend, "kwargs", {}).get("options", {})}
     if options:
-        found["options"] = options
+        keywords["options"] = options
     if getattr(context, "fullgraph", False):
-        found["fullgraph"] = True
+        keywords["fullgraph"] = True
     if (dynamic := getattr(backend, "dynamic", None)) is not None:
-        found["dynamic"] = dynamic
-    return found
+        keywords["dynamic"] = dynamic
+    return keywords

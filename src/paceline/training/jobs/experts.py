@@ -68,11 +68,11 @@ class Experts(nn.Module):
         hidden = F.relu(torch.baddbmm(self.enter_bias, tokens, self.enter))
         return torch.baddbmm(self.leave_bias, hidden, self.leave).view(slots.shape)
 
-    def combine(self, made: Tensor, routing: Routing, like: Tensor) -> Tensor:
+    def combine(self, outputs: Tensor, routing: Routing, like: Tensor) -> Tensor:
         """Bring what experts made back to the tokens' places; dropped tokens get zeros."""
-        rows = made.new_zeros(like.shape[:-1].numel(), self.width)
-        found = made[routing.expert, routing.group, routing.place] * routing.gate.unsqueeze(-1)
-        return rows.index_put((routing.token,), found).view(*like.shape[:-1], self.width)
+        rows = outputs.new_zeros(like.shape[:-1].numel(), self.width)
+        weighted = outputs[routing.expert, routing.group, routing.place] * routing.gate.unsqueeze(-1)
+        return rows.index_put((routing.token,), weighted).view(*like.shape[:-1], self.width)
 
     def extra_repr(self) -> str:
         return f"width={self.width}, experts={self.experts}, groups={self.groups}"
@@ -100,8 +100,8 @@ def route(probabilities: Tensor, bounds: tuple[int, ...], capacity: int) -> Rout
     counted = F.pad(F.one_hot(expert, experts).cumsum(0), (0, 0, 1, 0))  # tokens of each expert before each token
     token = torch.arange(len(flat))
     place = counted[token, expert] - counted[starts[group], expert]
-    kept = place < capacity
-    return Routing(token[kept], expert[kept], group[kept], place[kept], gate[kept])
+    fits = place < capacity
+    return Routing(token[fits], expert[fits], group[fits], place[fits], gate[fits])
 
 
 def balance_loss(probabilities: Tensor) -> Tensor:
@@ -115,5 +115,5 @@ def balance_loss(probabilities: Tensor) -> Tensor:
 def dropped(probabilities: Tensor, groups: int = 8, capacity_factor: float = 1.25) -> int:
     """Return how many tokens found no place with their expert."""
     capacity = capacity_of(tuple(probabilities.shape), groups, capacity_factor)
-    kept = route(probabilities, bounds_of(len(probabilities), groups), capacity)
-    return probabilities.shape[:-1].numel() - len(kept.token)
+    routing = route(probabilities, bounds_of(len(probabilities), groups), capacity)
+    return probabilities.shape[:-1].numel() - len(routing.token)

@@ -153,8 +153,10 @@ class Job:
     def _take_loaders(self) -> Iterator[str]:
         """Take DataLoaders and streams apart, and adopt what they say; yield where the job says something else."""
         loader, self.test = self.data, taken_apart(self.test)
-        self.data, told = adopted(taken_apart(loader), loader) if not isinstance(loader, LoaderData) else (loader, {})
-        for name, value in told.items():
+        self.data, settings = (
+            adopted(taken_apart(loader), loader) if not isinstance(loader, LoaderData) else (loader, {})
+        )
+        for name, value in settings.items():
             default = type(self).__dataclass_fields__[name].default
             if getattr(self, name) not in (default, value):
                 yield (
@@ -193,9 +195,9 @@ class Job:
         if self.on_nan not in ON_NAN:
             faults.append(f"on_nan={self.on_nan!r}; {suggest(self.on_nan, ON_NAN)}")
         if isinstance(self.compile_options, dict):
-            known = inspect.signature(torch.compile).parameters.keys() - {"model"}
-            unknown = self.compile_options.keys() - known
-            faults += [f"compile_options= has {each!r}; {suggest(each, known)}" for each in sorted(unknown)]
+            options = inspect.signature(torch.compile).parameters.keys() - {"model"}
+            unknown = self.compile_options.keys() - options
+            faults += [f"compile_options= has {each!r}; {suggest(each, options)}" for each in sorted(unknown)]
         return [*faults, *self._faults_of_numbers(), *self._faults_of_functions(), *self._faults_of_metrics()]
 
     def _faults_of_numbers(self) -> Iterator[str]:
@@ -245,8 +247,8 @@ class Job:
 
     def refuse_unused(self) -> None:
         """Raise `JobError` for fields about an evaluation that would never be used."""
-        given = {"metrics": self.metrics, "evaluate": self.evaluate, "evaluate_every": self.evaluate_every}
-        names = ", ".join(f"{name}=" for name, value in given.items() if value)
+        options = {"metrics": self.metrics, "evaluate": self.evaluate, "evaluate_every": self.evaluate_every}
+        names = ", ".join(f"{name}=" for name, value in options.items() if value)
         if self.test is None and names:
             raise JobError(
                 f"{names} would never be used, as this job has no test data; give test=, in the form of data=, "
@@ -299,9 +301,9 @@ class Job:
                 f"optimizer= returned {type(optimizer).__name__}, not a torch.optim.Optimizer, nor a list of some"
             )
         refuse_closures(optimizer)
-        known = {id(parameter) for parameter in (*parameters, *module.parameters())}
+        ids = {id(parameter) for parameter in (*parameters, *module.parameters())}
         for group in optimizer.param_groups:
-            if any(id(parameter) not in known for parameter in group["params"]):
+            if any(id(parameter) not in ids for parameter in group["params"]):
                 raise JobError(
                     "optimizer= returned an optimizer of parameters that are not the model's; give it those that it is "
                     "called with, as in lambda parameters: SGD(parameters, lr=0.1). Parameters of a loss belong into "
@@ -325,14 +327,14 @@ def checked(job: object) -> Job:
 @contextmanager
 def seeded_elsewhere(seed: int) -> Iterator[None]:
     """Seed Python's and NumPy's generators for functions of the user's, and restore them afterwards."""
-    kept = random.getstate(), np.random.get_state()
+    states = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     try:
         yield
     finally:
-        random.setstate(kept[0])
-        np.random.set_state(kept[1])
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _hint(factory: Callable[..., Any]) -> str:

@@ -91,7 +91,7 @@ def stated_length(dataset: Any) -> int | None:
 
 def _of_loader(loader: DataLoader[Any]) -> LoaderData:
     dataset, collate = loader.dataset, loader.collate_fn
-    found = LoaderData(
+    data = LoaderData(
         dataset,
         None if collate is default_collate else collate,
         worker_init_fn=loader.worker_init_fn,
@@ -100,15 +100,15 @@ def _of_loader(loader: DataLoader[Any]) -> LoaderData:
     batches = loader.batch_sampler
     if batches is None:  # DataLoader(batch_size=None): the dataset makes batches itself
         sampler = None if is_stream(dataset) or _plain(loader.sampler) else _own(loader.sampler)
-        return replace(found, collate_fn=_OnlyOne(loader.collate_fn), whole=True, batch_size=1, sampler=sampler)
+        return replace(data, collate_fn=_OnlyOne(loader.collate_fn), whole=True, batch_size=1, sampler=sampler)
     if is_stream(dataset):
-        return replace(found, batch_size=loader.batch_size, drop_last=loader.drop_last)
+        return replace(data, batch_size=loader.batch_size, drop_last=loader.drop_last)
     if type(batches) is BatchSampler:
         plain = _plain(batches.sampler) and not batches.drop_last
         sampler = None if plain else _own(batches.sampler)
-        return replace(found, sampler=sampler, batch_size=batches.batch_size, drop_last=batches.drop_last)
+        return replace(data, sampler=sampler, batch_size=batches.batch_size, drop_last=batches.drop_last)
     size = common_size([list(batch) for batch in batches])
-    return replace(found, sampler=_own(batches), by_batch=True, whole=size is None, batch_size=size or 1)
+    return replace(data, sampler=_own(batches), by_batch=True, whole=size is None, batch_size=size or 1)
 
 
 def common_size(batches: Sequence[Sequence[Any]]) -> int | None:

@@ -25,9 +25,9 @@ from paceline.training.jobs.toml_file import load_toml
 
 def load_job(where: str, data_dir: str | None = None, job_args: str | None = None) -> Job:
     """Load JOB as the command line names it: a built-in job, `file.py`, `file.py:name`, or `file.toml`."""
-    found = load_maker(where, data_dir, job_args, by_defaults=True)
-    if isinstance(found, Job):
-        return found
+    maker = load_maker(where, data_dir, job_args, by_defaults=True)
+    if isinstance(maker, Job):
+        return maker
     raise JobError(f"{where} is a function with parameters, which `paceline tune` calls; a training needs a Job")
 
 
@@ -69,24 +69,24 @@ def load_maker(
         return job.with_(name=file.stem if job.name == "job" else job.name, origin=f"{file}:{name}")
     if callable(job):
         return job
-    found = [key for key, value in vars(module).items() if isinstance(value, Job)]
-    if not found:
+    job_names = [key for key, value in vars(module).items() if isinstance(value, Job)]
+    if not job_names:
         guarded = ", outside `if __name__`, as the file is imported" * ("__main__" in file.read_text(encoding="utf-8"))
         raise JobError(f"{path} defines no job; a job file has a variable, as in job = paceline.Job(...){guarded}")
-    raise JobError(f"{path} has no job called {name!r}; it has {', '.join(found)}")
+    raise JobError(f"{path} has no job called {name!r}; it has {', '.join(job_names)}")
 
 
 def _made(path: str, name: str, function: Callable[[], Any]) -> Job:
     """Return the job that a function makes which needs no arguments."""
     try:
-        found = function()
+        job = function()
     except PacelineError as error:
         raise JobError(f"{path}: {name}() failed: {error}") from error
     except Exception as error:
         raise JobError(f"{path}: {name}() failed: {type(error).__name__}: {error}") from error
-    if not isinstance(found, Job):
-        raise JobError(f"{path}: {name}() returns {type(found).__name__}, and has to return a paceline.Job")
-    return found
+    if not isinstance(job, Job):
+        raise JobError(f"{path}: {name}() returns {type(job).__name__}, and has to return a paceline.Job")
+    return job
 
 
 def package_of(file: Path) -> tuple[Path, str]:
@@ -113,7 +113,7 @@ def own_arguments() -> Iterator[None]:
         sys.argv = before
 
 
-def says_arguments(end: SystemExit) -> str:
+def arguments_hint(end: SystemExit) -> str:
     """Describe how a user's file has ended the program, and with which arguments."""
     return (
         f"{f'SystemExit: {end}'.rstrip(': ')}, with sys.argv == {sys.argv}; a job file only defines a job: leave out "
@@ -158,7 +158,7 @@ def _module(path: str, file: Path, arguments: Sequence[str]) -> ModuleType:
         if isinstance(error, PacelineError):
             raise JobError(f"{path}, line {line}: {error}") from error
         if isinstance(error, SystemExit):
-            says = says_arguments(error)
+            says = arguments_hint(error)
             raise JobError(f"{path} ends the program when it is read, in line {line}: {says}") from error
         raise JobError(f"{path} fails when it is read, in line {line}: {type(error).__name__}: {error}") from error
     return module

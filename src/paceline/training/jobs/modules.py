@@ -35,24 +35,30 @@ class NarrowAttention(nn.Module):
     #: PyTorch's fast path for whole encoder layers does not know it.
     _qkv_same_embed_dim = False
 
-    def __init__(self, whole: Any, heads: Tensor) -> None:
+    def __init__(self, attention: Any, heads: Tensor) -> None:
         super().__init__()
-        self.embed_dim: int = whole.embed_dim
-        self.head_dim: int = whole.head_dim
-        self.num_heads, self.dropout = len(heads), float(whole.dropout)
-        self.drop = nn.Dropout(whole.dropout)
-        rows = (heads[:, None] * whole.head_dim + torch.arange(whole.head_dim)).flatten()
-        weight, bias = whole.in_proj_weight.detach(), whole.in_proj_bias
+        self.embed_dim: int = attention.embed_dim
+        self.head_dim: int = attention.head_dim
+        self.num_heads, self.dropout = len(heads), float(attention.dropout)
+        self.drop = nn.Dropout(attention.dropout)
+        rows = (heads[:, None] * attention.head_dim + torch.arange(attention.head_dim)).flatten()
+        weight, bias = attention.in_proj_weight.detach(), attention.in_proj_bias
         self.in_proj_weight = nn.Parameter(weight.unflatten(0, (3, -1))[:, rows].flatten(0, 1).clone())
         self.in_proj_bias = bias if bias is None else nn.Parameter(bias.detach().view(3, -1)[:, rows].flatten().clone())
-        self.out_proj = nn.Linear(len(rows), whole.embed_dim, bias=whole.out_proj.bias is not None)
-        self.out_proj.load_state_dict({**whole.out_proj.state_dict(), "weight": whole.out_proj.weight[:, rows]})
+        self.out_proj = nn.Linear(len(rows), attention.embed_dim, bias=attention.out_proj.bias is not None)
+        self.out_proj.load_state_dict({**attention.out_proj.state_dict(), "weight": attention.out_proj.weight[:, rows]})
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
-        need_weights: bool = True, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
         is_causal: bool = False,
-    ) -> tuple[Tensor, None]:  # fmt: skip
+    ) -> tuple[Tensor, None]:
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         weights = self.in_proj_weight.chunk(3)
         q, k, v = (
@@ -73,9 +79,12 @@ class Residual(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU(),
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels),
-        )  # fmt: skip
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(x + self.body(x))

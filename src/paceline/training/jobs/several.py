@@ -50,30 +50,31 @@ class SeveralOptimizers(Optimizer):
         return loss
 
 
-def together(made: Sequence[Any]) -> SeveralOptimizers:
+def together(optimizers: Sequence[Any]) -> SeveralOptimizers:
     """Return several optimizers as one; raise `JobError` for what is none, or for a parameter that two of them have."""
-    if not made or not all(isinstance(one, Optimizer) for one in made):
-        kinds = ", ".join(type(one).__name__ for one in made)
+    if not optimizers or not all(isinstance(one, Optimizer) for one in optimizers):
+        kinds = ", ".join(type(one).__name__ for one in optimizers)
         raise JobError(
-            f"optimizer= returned a {type(made).__name__} of {kinds or 'nothing'}; give one optimizer, or several in a "
+            f"optimizer= returned a {type(optimizers).__name__} of {kinds or 'nothing'}; give one optimizer, or "
+            "several in a "
             "list, each with parameters of its own"
         )
-    parameters = [parameter for one in made for group in one.param_groups for parameter in group["params"]]
+    parameters = [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
     if len(set(map(id, parameters))) < len(parameters):
         raise JobError(
             "two of the optimizers that optimizer= returned have the same parameter; give each parameter to one of them"
         )
-    return SeveralOptimizers(made)
+    return SeveralOptimizers(optimizers)
 
 
 def nested(optimizer: Optimizer) -> list[str]:
     """Return the classes of optimizers that an optimizer of the user's steps by, and whose state is not its own."""
     if isinstance(optimizer, SeveralOptimizers):
         return sorted({name for one in optimizer.each for name in nested(one)})
-    held: list[Any] = []
+    candidates: list[Any] = []
     for value in vars(optimizer).values():
         if isinstance(value, list | tuple):
-            held += value
+            candidates += value
         else:
-            held += value.values() if isinstance(value, dict) else [value]
-    return [type(one).__name__ for one in held if isinstance(one, Optimizer) and one.state is not optimizer.state]
+            candidates += value.values() if isinstance(value, dict) else [value]
+    return [type(one).__name__ for one in candidates if isinstance(one, Optimizer) and one.state is not optimizer.state]

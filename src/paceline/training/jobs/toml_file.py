@@ -35,10 +35,20 @@ else:
 
 #: Fields of a job that a TOML file may set, and the types of their values.
 FIELDS: dict[str, tuple[type, ...]] = {
-    "accumulate_grad_batches": (int,), "batch_size": (int,), "compute": (str,), "device": (str,), "epochs": (int,),
-    "evaluate_every": (int,), "gradient_clip_norm": (int, float), "name": (str,), "num_workers": (int,),
-    "on_nan": (str,), "precision": (str,), "seed": (int,), "shuffle": (bool,),
-}  # fmt: skip
+    "accumulate_grad_batches": (int,),
+    "batch_size": (int,),
+    "compute": (str,),
+    "device": (str,),
+    "epochs": (int,),
+    "evaluate_every": (int,),
+    "gradient_clip_norm": (int, float),
+    "name": (str,),
+    "num_workers": (int,),
+    "on_nan": (str,),
+    "precision": (str,),
+    "seed": (int,),
+    "shuffle": (bool,),
+}
 #: Tables that name a class of PyTorch and its arguments.
 TABLES: dict[str, ModuleType] = {"optimizer": torch.optim, "lr_scheduler": torch.optim.lr_scheduler}
 
@@ -88,6 +98,6 @@ def _factory(path: str, field: str, table: Any) -> Callable[..., Any]:
         raise JobError(f'{path}: {field} is a table with the name of a class in {module.__name__}, as in name = "SGD"')
     kind = getattr(module, name, None)
     if not isinstance(kind, type):
-        known = [each for each, value in vars(module).items() if isinstance(value, type)]
-        raise JobError(f"{path}: {module.__name__} has no class {name!r}; {suggest(name, known)}")
+        classes = [each for each, value in vars(module).items() if isinstance(value, type)]
+        raise JobError(f"{path}: {module.__name__} has no class {name!r}; {suggest(name, classes)}")
     return partial(kind, **options)

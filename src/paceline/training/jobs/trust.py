@@ -23,16 +23,16 @@ def announce_code(file: Path, code: str = "") -> None:
     """
     user = os.geteuid()
     for each in (file.absolute().parent, file):
-        found = each.stat()
-        if found.st_uid != user:
+        status = each.stat()
+        if status.st_uid != user:
             raise SecurityError(
-                f"{each} belongs to another user (uid {found.st_uid}, and this process to uid {user}), and reading "
+                f"{each} belongs to another user (uid {status.st_uid}, and this process to uid {user}), and reading "
                 f"{file.name} would run the code in it; if you trust it, copy the folder (cp -r): the copy is yours"
             )
-        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
+        if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
             raise SecurityError(
                 f"every user of this machine may write to {each}, and reading {file.name} would run the code in it; "
                 f"if you trust it, run `chmod o-w {each}`"
             )
-    said = f"paceline: runs the code in {code or file}: go on only where you trust it"
-    print(visible(said).replace("\n", "\\n"), file=sys.stderr, flush=True)
+    notice = f"paceline: runs the code in {code or file}: go on only where you trust it"
+    print(visible(notice).replace("\n", "\\n"), file=sys.stderr, flush=True)

@@ -57,18 +57,18 @@ class HeldOperators:
         self.whole: dict[int, Gradients] = {}
 
     def forward(
-        self, instance: int, call: int, recorded: Recorded, chunk: tuple[int, int], taken: Callable[[int, int], Tensor]
+        self, instance: int, call: int, recorded: Recorded, chunk: tuple[int, int], fetch: Callable[[int, int], Tensor]
     ) -> list[Tensor]:
         """Compute a call; return its tensors without their history."""
         inputs: list[tuple[int, int, Tensor]] = []
-        seen: dict[tuple[int, int], Tensor] = {}
+        leaves: dict[tuple[int, int], Tensor] = {}
 
         def fresh(number: int, place: int) -> Tensor:
-            if (number, place) not in seen:
-                tensor = taken(number, place).detach()
-                seen[number, place] = tensor.requires_grad_(tensor.is_floating_point())
+            if (number, place) not in leaves:
+                tensor = fetch(number, place).detach()
+                leaves[number, place] = tensor.requires_grad_(tensor.is_floating_point())
                 inputs.append((number, place, tensor))
-            return seen[number, place]
+            return leaves[number, place]
 
         args = mapped(recorded.args, Value, lambda value: fresh(value.call, value.place))
         kwargs = mapped(recorded.kwargs, Value, lambda value: fresh(value.call, value.place))
@@ -99,20 +99,20 @@ class HeldOperators:
         inputs, outputs = self.kept.pop((instance, call))
         sums = [(output, _sum(arrived, place)) for place, output in enumerate(outputs) if output.requires_grad]
         pairs = [(output, gradient) for output, gradient in sums if gradient is not None]
-        own = [p for _, p in self.own[operator]] if operator != NO_OPERATOR else []
-        wanted = [tensor for _, _, tensor in inputs if tensor.requires_grad]
-        found: Sequence[Tensor | None] = [None] * (len(wanted) + len(own))
-        if pairs and found:
+        parameters = [p for _, p in self.own[operator]] if operator != NO_OPERATOR else []
+        leaves = [tensor for _, _, tensor in inputs if tensor.requires_grad]
+        gradients: Sequence[Tensor | None] = [None] * (len(leaves) + len(parameters))
+        if pairs and gradients:
             on, back = zip(*pairs, strict=True)
-            found = gradients_of([*wanted, *own], on, back)
-        if own:
-            _add(self.sums, (instance, operator), list(found[len(wanted) :]))
-        given: dict[int, dict[int, Tensor]] = {number: {} for number, _, _ in inputs}
+            gradients = gradients_of([*leaves, *parameters], on, back)
+        if parameters:
+            _add(self.sums, (instance, operator), list(gradients[len(leaves) :]))
+        input_gradients: dict[int, dict[int, Tensor]] = {number: {} for number, _, _ in inputs}
         places = [(number, place) for number, place, tensor in inputs if tensor.requires_grad]
-        for (number, place), gradient in zip(places, found, strict=False):
+        for (number, place), gradient in zip(places, gradients, strict=False):
             if gradient is not None:
-                given[number][place] = gradient
-        return given
+                input_gradients[number][place] = gradient
+        return input_gradients
 
     def complete(self, instance: int, operator: int) -> None:
         """Take an instance's gradients of an operator for its next update, now that all of them are there."""
@@ -137,25 +137,25 @@ class HeldOperators:
 Key = TypeVar("Key")
 
 
-def _add(sums: dict[Key, Gradients], key: Key, found: Gradients) -> None:
+def _add(sums: dict[Key, Gradients], key: Key, gradients: Gradients) -> None:
     """Add gradients to what a dictionary holds under a key; None counts for nothing."""
     before = sums.get(key)
     if before is None:
-        sums[key] = found
+        sums[key] = gradients
         return
-    for place, gradient in enumerate(found):
+    for place, gradient in enumerate(gradients):
         mine = before[place]
         before[place] = gradient if mine is None else mine if gradient is None else mine + gradient
 
 
 def _sum(arrived: Sequence[Gradients], place: int) -> Tensor | None:
     """Sum what the users of a call have sent back of one of its tensors, in the order of the users."""
-    found = None
+    total = None
     for gradients in arrived:
         gradient = gradients[place] if place < len(gradients) else None
         if gradient is not None:
-            found = gradient if found is None else found + gradient
-    return found
+            total = gradient if total is None else total + gradient
+    return total
 
 
 def _within(name: str, operator: str) -> bool:

@@ -51,13 +51,18 @@ class OperatorBlueprint:
 
 
 def operator_blueprint(
-    job: Job, module: nn.Module, examples: Sequence[tuple[Chunk, Batch]], moving: tuple[str, ...], workers: int,
-    on: Sequence[int], plan: str,
-) -> OperatorBlueprint:  # fmt: skip
+    job: Job,
+    module: nn.Module,
+    examples: Sequence[tuple[Chunk, Batch]],
+    moving: tuple[str, ...],
+    workers: int,
+    on: Sequence[int],
+    plan: str,
+) -> OperatorBlueprint:
     """Place operators, `on` these workers or balanced, and compare an instance's operators with the model itself."""
     operators = operators_of(module)
-    own = _check(module, operators, plan)
-    holding = [n for n, (name, part) in enumerate(operators.items()) if own[n] or _moves(name, part, moving)]
+    counts = _check(module, operators, plan)
+    holding = [n for n, (name, part) in enumerate(operators.items()) if counts[n] or _moves(name, part, moving)]
     if len(holding) < workers:
         names = ", ".join(list(operators)[n] for n in holding)
         raise PlanError(
@@ -67,17 +72,17 @@ def operator_blueprint(
     loss, returns = loss_function(job), dict[int, Built]()
     for chunk, batch in examples:
         replica = Replica(job, copy.deepcopy(module).train(), ())
-        found = structure_of(
+        structure = structure_of(
             replica.module,
             lambda model, r=replica, c=chunk, b=batch: loss(model, r.prepared(c, b)),  # type: ignore[misc]
         )
-        returns |= found
+        returns |= structure
     recorder = Recorder(module, loss, dict.fromkeys(holding, 0), returns)
     calls: Counter[int] = Counter()
     for _, batch in examples:
         graph = recorder.record(batch).graph
         calls.update(call.operator for call in graph.calls)
-    holders = _placed(holding, [own[n] * max(calls[n], 1) for n in holding], workers, on, plan)
+    holders = _placed(holding, [counts[n] * max(calls[n], 1) for n in holding], workers, on, plan)
     recorder = Recorder(module, loss, holders, returns)
     largest = rehearse(job, module, *examples[0], recorder)
     example = recorder.record(examples[0][1]).graph
@@ -128,10 +133,10 @@ def _placed(holding: Sequence[int], costs: Sequence[int], workers: int, on: Sequ
                 f"{len(holding)} operators with parameters, and each worker at least once"
             )
         return dict(zip(holding, on, strict=True))
-    loads, counts, found = [0] * workers, [0] * workers, dict[int, int]()
+    loads, counts, placement = [0] * workers, [0] * workers, dict[int, int]()
     for operator, cost in sorted(zip(holding, costs, strict=True), key=lambda pair: (-pair[1], pair[0])):
         worker = min(range(workers), key=lambda w: (loads[w], counts[w], w))
-        found[operator] = worker
+        placement[operator] = worker
         loads[worker] += cost
         counts[worker] += 1
-    return dict(sorted(found.items()))
+    return dict(sorted(placement.items()))

@@ -39,32 +39,32 @@ class Recorded(NamedTuple):
         return values_in((self.args, self.kwargs))
 
 
-def values_in(given: Any) -> Iterator[Value]:
+def values_in(tree: Any) -> Iterator[Value]:
     """Yield the stand-ins in an argument."""
-    return (leaf for leaf in leaves(given) if isinstance(leaf, Value))
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, Value))
 
 
-def mapped(given: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+def mapped(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     """Return what a structure of tuples, lists and dictionaries is with everything of a kind changed."""
-    if isinstance(given, kind):
-        return change(given)
-    if isinstance(given, tuple | list):
-        made = [mapped(each, kind, change) for each in given]
-        return type(given)(*made) if hasattr(given, "_fields") else type(given)(made)
-    if isinstance(given, Mapping):
-        return {key: mapped(each, kind, change) for key, each in given.items()}
-    return given
+    if isinstance(tree, kind):
+        return change(tree)
+    if isinstance(tree, tuple | list):
+        children = [mapped(each, kind, change) for each in tree]
+        return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
+    if isinstance(tree, Mapping):
+        return {key: mapped(each, kind, change) for key, each in tree.items()}
+    return tree
 
 
-def leaves(given: Any) -> Iterator[Any]:
+def leaves(tree: Any) -> Iterator[Any]:
     """Yield what a structure of tuples, lists and dictionaries is built of."""
-    if isinstance(given, tuple | list):
-        for each in given:
+    if isinstance(tree, tuple | list):
+        for each in tree:
             yield from leaves(each)
-    elif isinstance(given, Mapping):
-        yield from leaves(tuple(given.values()))
+    elif isinstance(tree, Mapping):
+        yield from leaves(tuple(tree.values()))
     else:
-        yield given
+        yield tree
 
 
 #: How what an operator returns is built: with the place of each tensor in that of the tensor.
@@ -73,7 +73,7 @@ Built = Any
 
 def taken_apart(result: Any, name: str) -> tuple[list[Tensor], Built]:
     """Return the tensors of what an operator returned, and how it is built of them."""
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
 
     def take(leaf: Any) -> int:
         if not isinstance(leaf, Tensor):
@@ -81,16 +81,16 @@ def taken_apart(result: Any, name: str) -> tuple[list[Tensor], Built]:
                 f"operator {name} returns a {type(leaf).__name__}; return tensors, or tuples, lists or dictionaries of "
                 "them"
             )
-        found.append(leaf)
-        return len(found) - 1
+        tensors.append(leaf)
+        return len(tensors) - 1
 
-    def walk(given: Any) -> Built:
-        if isinstance(given, tuple | list):
-            made = [walk(each) for each in given]
-            return type(given)(*made) if hasattr(given, "_fields") else type(given)(made)
-        return {key: walk(each) for key, each in given.items()} if isinstance(given, dict) else take(given)
+    def walk(tree: Any) -> Built:
+        if isinstance(tree, tuple | list):
+            children = [walk(each) for each in tree]
+            return type(tree)(*children) if hasattr(tree, "_fields") else type(tree)(children)
+        return {key: walk(each) for key, each in tree.items()} if isinstance(tree, dict) else take(tree)
 
-    return found, walk(result)
+    return tensors, walk(result)
 
 
 class Instance(NamedTuple):
@@ -137,8 +137,19 @@ class Value:
 
 
 READS = {
-    "size", "dim", "numel", "item", "tolist", "numpy", "stride", "data_ptr", "backward", "detach_", "values", "indices",
-}  # fmt: skip
+    "size",
+    "dim",
+    "numel",
+    "item",
+    "tolist",
+    "numpy",
+    "stride",
+    "data_ptr",
+    "backward",
+    "detach_",
+    "values",
+    "indices",
+}
 OPERATIONS = (
     "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul", "pow", "rpow", "neg",
     "getitem", "gt", "ge", "lt", "le",
@@ -225,26 +236,30 @@ class _Tape:
         for number in range(loss.call, -1, -1):
             if number in needed:
                 needed.update(self.calls[number].takes)
-        kept = sorted(needed)
-        place = {old: new for new, old in enumerate(kept)}
-        for value in {id(v): v for n in kept for v in self.recorded[n].values}.values():
+        numbers = sorted(needed)
+        place = {old: new for new, old in enumerate(numbers)}
+        for value in {id(v): v for n in numbers for v in self.recorded[n].values}.values():
             value.call = place[value.call]
         for recorded in self.recorded:
             for value in recorded.values:
                 value.tape = None  # no circle keeps the instance alive
         calls = tuple(
-            call._replace(takes=tuple(place[other] for other in call.takes)) for call in (self.calls[n] for n in kept)
+            call._replace(takes=tuple(place[other] for other in call.takes))
+            for call in (self.calls[n] for n in numbers)
         )
-        return Instance(Graph(calls), tuple(self.recorded[n] for n in kept))
+        return Instance(Graph(calls), tuple(self.recorded[n] for n in numbers))
 
 
 class Recorder:
     """Records instances of a model whose operators are held by these workers."""
 
     def __init__(
-        self, module: nn.Module, loss: Callable[[nn.Module, Batch], Any], holders: Mapping[int, int],
+        self,
+        module: nn.Module,
+        loss: Callable[[nn.Module, Batch], Any],
+        holders: Mapping[int, int],
         returns: Mapping[int, Built],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             module: the model; it is not changed.
@@ -264,46 +279,48 @@ class Recorder:
 
 def operators_of(module: nn.Module) -> dict[str, nn.Module]:
     """Return the operators of a model by name: its children, and those of its lists and dictionaries of modules."""
-    found: dict[str, nn.Module] = {}
+    operators: dict[str, nn.Module] = {}
     for name, child in module.named_children():
         if isinstance(child, CONTAINERS):
-            found |= {f"{name}.{inner}": part for inner, part in operators_of(child).items()}
+            operators |= {f"{name}.{inner}": part for inner, part in operators_of(child).items()}
         else:
-            found[name] = child
-    return found
+            operators[name] = child
+    return operators
 
 
 def _standing_in(module: nn.Module, prefix: str, make: Callable[[str], nn.Module]) -> nn.Module:
     """Return the model with stand-ins for its operators, everything else being its own."""
-    made = copy.copy(module)
-    made.__dict__["_modules"] = dict(module._modules)
-    known: dict[int, nn.Module] = {}
+    clone = copy.copy(module)
+    clone.__dict__["_modules"] = dict(module._modules)
+    stand_ins: dict[int, nn.Module] = {}
     for name, child in module._modules.items():
         if child is None:
             continue
-        if id(child) not in known:
+        if id(child) not in stand_ins:
             full = f"{prefix}{name}"
-            known[id(child)] = _standing_in(child, f"{full}.", make) if isinstance(child, CONTAINERS) else make(full)
-        made._modules[name] = known[id(child)]
-    return made
+            stand_ins[id(child)] = (
+                _standing_in(child, f"{full}.", make) if isinstance(child, CONTAINERS) else make(full)
+            )
+        clone._modules[name] = stand_ins[id(child)]
+    return clone
 
 
 def structure_of(module: nn.Module, run: Callable[[nn.Module], object]) -> dict[int, Built]:
     """Run a model as it is, and return how what each operator returns is built of tensors."""
-    found: dict[int, Built] = {}
+    structures: dict[int, Built] = {}
     hooks = []
     for number, (name, part) in enumerate(operators_of(module).items()):
 
-        def look(_: nn.Module, args: Any, result: Any, number: int = number, name: str = name) -> None:
+        def check_structure(_: nn.Module, args: Any, result: Any, number: int = number, name: str = name) -> None:
             built = taken_apart(result, name)[1]
-            if found.setdefault(number, built) != built:
-                raise JobError(f"operator {name} returns now {found[number]}, now {built}; return always the same")
+            if structures.setdefault(number, built) != built:
+                raise JobError(f"operator {name} returns now {structures[number]}, now {built}; return always the same")
 
-        hooks.append(part.register_forward_hook(look))
+        hooks.append(part.register_forward_hook(check_structure))
     try:
         with torch.no_grad():
             run(module)
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return structures

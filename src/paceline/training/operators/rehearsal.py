@@ -24,13 +24,13 @@ def rehearse(job: Job, module: nn.Module, chunk: Chunk, batch: Batch, recorder: 
 
     Raise `JobError` where its gradient is not the model's own.
     """
-    held = HeldOperators(job, copy.deepcopy(module), list(recorder.holders), ())
-    instance = recorder.record(held.replica.prepared(chunk, batch))
-    values = _forward(held, instance, chunk)
-    mine = _backward(held, instance, values)
-    own = Replica(job, copy.deepcopy(module).train(), ())
-    own.backward(chunk, batch, 1.0)
-    theirs = dict(zip(trainable(own.module), own.take(), strict=True))
+    operators = HeldOperators(job, copy.deepcopy(module), list(recorder.holders), ())
+    instance = recorder.record(operators.replica.prepared(chunk, batch))
+    values = _forward(operators, instance, chunk)
+    mine = _backward(operators, instance, values)
+    replica = Replica(job, copy.deepcopy(module).train(), ())
+    replica.backward(chunk, batch, 1.0)
+    theirs = dict(zip(trainable(replica.module), replica.take(), strict=True))
     if (gap := _gap(theirs, mine)) > TOLERANCE:
         raise JobError(
             f"computed operator by operator, the gradient of the first instance differs from the model's own by "
@@ -39,38 +39,38 @@ def rehearse(job: Job, module: nn.Module, chunk: Chunk, batch: Batch, recorder: 
     return max(sum(tensor.nbytes for tensor in made) for made in values)
 
 
-def _forward(held: HeldOperators, instance: Instance, chunk: Chunk) -> list[list[Tensor]]:
+def _forward(operators: HeldOperators, instance: Instance, chunk: Chunk) -> list[list[Tensor]]:
     """Compute all calls; return their values."""
     values: list[list[Tensor]] = []
     for number, call in enumerate(instance.calls):
         where = chunk.update, chunk.number
-        values.append(held.forward(0, number, call, where, lambda other, place: values[other][place]))
+        values.append(operators.forward(0, number, call, where, lambda other, place: values[other][place]))
     return values
 
 
-def _backward(held: HeldOperators, instance: Instance, values: list[list[Tensor]]) -> dict[str, Tensor | None]:
+def _backward(operators: HeldOperators, instance: Instance, values: list[list[Tensor]]) -> dict[str, Tensor | None]:
     """Compute the gradients of all calls; return those of the parameters by name."""
     back: list[dict[int, Gradients]] = [{} for _ in values]
     for number in range(len(values) - 1, -1, -1):
         users = instance.graph.users[number]
         loss: list[Gradients] = [[torch.ones_like(values[number][0])]]
         arrived = [back[number][user] for user in users] or loss
-        for other, places in held.backward(0, number, instance.graph.calls[number].operator, arrived).items():
+        for other, places in operators.backward(0, number, instance.graph.calls[number].operator, arrived).items():
             back[other][number] = [places.get(place) for place in range(max(places, default=-1) + 1)]
     return {
         name: gradient
-        for (_, operator), found in held.sums.items()
-        for (name, _), gradient in zip(held.own[operator], found, strict=True)
+        for (_, operator), found in operators.sums.items()
+        for (name, _), gradient in zip(operators.own[operator], found, strict=True)
     }
 
 
 def _gap(one: Mapping[str, Tensor | None], other: Mapping[str, Tensor | None]) -> float:
     """Return the relative difference of two gradients."""
-    apart = whole = 0.0
+    apart = total = 0.0
     for name, gradient in one.items():
         mine = other.get(name)
         a = torch.zeros(()) if gradient is None else gradient
         b = torch.zeros_like(a) if mine is None else mine
         apart += float((a - b).double().square().sum())
-        whole += float(a.double().square().sum())
-    return float((apart / whole) ** 0.5) if whole else 0.0
+        total += float(a.double().square().sum())
+    return float((apart / total) ** 0.5) if total else 0.0

@@ -50,9 +50,15 @@ class OperatorWorker:
     """One worker's machine, operators and instances."""
 
     def __init__(
-        self, number: int, job: Job, module: nn.Module, blueprint: OperatorBlueprint, instances: Instances,
-        reader: Reader, every: int,
-    ) -> None:  # fmt: skip
+        self,
+        number: int,
+        job: Job,
+        module: nn.Module,
+        blueprint: OperatorBlueprint,
+        instances: Instances,
+        reader: Reader,
+        every: int,
+    ) -> None:
         self.number, self.job, self.instances, self.reader = number, job, instances, reader
         self.machine = Holder(number, every)
         self.held = HeldOperators(job, module, blueprint.held_by(number), blueprint.moving)
@@ -103,19 +109,19 @@ class OperatorWorker:
             loss = self._forward(work)
         else:
             tensors = self._backward(work)
-        found = self.machine.done(work)
+        outcome = self.machine.done(work)
         sends = []
-        for message in found.sends:
+        for message in outcome.sends:
             if message.what == VALUE:
                 sends.append((message, list(self.values[message.instance, message.call])))
             else:
                 sends.append((message, tensors[message.call]))
-        if found.completes != NO_OPERATOR:
-            self._complete(work.instance, found.completes)
-        applied = self._step(found.step, self.chunks[work.instance].update) if found.step is not None else None
-        if found.ended:
+        if outcome.completes != NO_OPERATOR:
+            self._complete(work.instance, outcome.completes)
+        applied = self._step(outcome.step, self.chunks[work.instance].update) if outcome.step is not None else None
+        if outcome.ended:
             self._end(work.instance)
-        return Done(sends, loss, weight, applied, found.ended)
+        return Done(sends, loss, weight, applied, outcome.ended)
 
     def drain(self, update: int) -> list[Applied]:
         """Make the updates of what is left at the end of a pass, whose last update this was."""
@@ -132,11 +138,11 @@ class OperatorWorker:
             assert tensor is not None
             return tensor
 
-        made = self.held.forward(instance, call, recorded, (chunk.update, chunk.number), taken)
-        self.values[instance, call] = made
+        outputs = self.held.forward(instance, call, recorded, (chunk.update, chunk.number), taken)
+        self.values[instance, call] = outputs
         if call != len(self.under_way[instance].calls) - 1:
             return None
-        loss = float(made[0])
+        loss = float(outputs[0])
         if self.job.on_nan == "stop" and not math.isfinite(loss):
             raise NotFinite(loss, chunk.update, self.reader.order.indices(chunk).tolist())
         return loss
@@ -146,16 +152,16 @@ class OperatorWorker:
         _, instance, call = work
         graph = self.under_way[instance].graph
         if users := graph.users[call]:
-            found = self.arrived.pop((instance, call), {})
-            back = [found[user] for user in users]
+            by_user = self.arrived.pop((instance, call), {})
+            back = [by_user[user] for user in users]
         else:
             (loss,) = self.values[instance, call]
             assert loss is not None
             back = [[torch.full_like(loss, self.weights[instance])]]
-        given = self.held.backward(instance, call, graph.calls[call].operator, back)
+        input_gradients = self.held.backward(instance, call, graph.calls[call].operator, back)
         returned = {}
         for number in graph.calls[call].takes:
-            places = given[number]
+            places = input_gradients[number]
             returned[number] = [places.get(place) for place in range(max(places, default=-1) + 1)]
             if graph.calls[number].holder == self.number:
                 self.arrived.setdefault((instance, number), {})[call] = returned[number]

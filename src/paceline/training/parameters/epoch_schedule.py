@@ -36,7 +36,7 @@ class EpochSteps:
         #: The finite losses of this epoch so far: their sum and number.
         self._losses = (0.0, 0)
 
-    def hear(self, loss: float) -> None:
+    def record_loss(self, loss: float) -> None:
         """Take the loss of an update."""
         if math.isfinite(loss):
             self._losses = self._losses[0] + loss, self._losses[1] + 1
@@ -48,25 +48,25 @@ class EpochSteps:
         if not isinstance(self.scheduler, ReduceLROnPlateau):
             self.scheduler.step()
             return
-        total, heard = self._losses
+        total, count = self._losses
         self._losses = (0.0, 0)
-        if heard:
-            self.scheduler.step(total / heard)
+        if count:
+            self.scheduler.step(total / count)
 
     def state(self) -> dict[str, Any] | None:
         """Return what a checkpoint keeps; None where the number of steps says everything."""
         if not isinstance(self.scheduler, ReduceLROnPlateau):
             return None
-        kept = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch", "_last_lr")
-        return {"steps": self._steps, "losses": list(self._losses), **{key: vars(self.scheduler)[key] for key in kept}}
+        keys = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch", "_last_lr")
+        return {"steps": self._steps, "losses": list(self._losses), **{key: vars(self.scheduler)[key] for key in keys}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from what `state` returned."""
-        kept = dict(state)
-        total, heard = kept.pop("losses")
-        self._steps, self._losses = kept.pop("steps"), (float(total), int(heard))
-        vars(self.scheduler).update(kept)
-        for group, rate in zip(self.optimizer.param_groups, kept["_last_lr"], strict=True):
+        attributes = dict(state)
+        total, count = attributes.pop("losses")
+        self._steps, self._losses = attributes.pop("steps"), (float(total), int(count))
+        vars(self.scheduler).update(attributes)
+        for group, rate in zip(self.optimizer.param_groups, attributes["_last_lr"], strict=True):
             group["lr"] = rate
 
 
@@ -77,15 +77,16 @@ def follows_loss(schedule: LRSchedule, optimizer: Optimizer, steps: int) -> bool
         JobError: the function returns no schedule, or one that ends before the training.
     """
     with users_code("lr_scheduler="):
-        made = schedule(optimizer)
-    if not callable(getattr(made, "step", None)):
+        scheduler = schedule(optimizer)
+    if not callable(getattr(scheduler, "step", None)):
         raise JobError(
-            f"lr_scheduler= returned {type(made).__name__}, which has no step(); return a scheduler of "
+            f"lr_scheduler= returned {type(scheduler).__name__}, which has no step(); return a scheduler of "
             "torch.optim.lr_scheduler"
         )
-    if isinstance(made, OneCycleLR) and made.total_steps < steps:
+    if isinstance(scheduler, OneCycleLR) and scheduler.total_steps < steps:
         raise JobError(
-            f"lr_scheduler= returned a OneCycleLR of {made.total_steps} steps, and the training makes {steps}; give it "
+            f"lr_scheduler= returned a OneCycleLR of {scheduler.total_steps} steps, and the training makes {steps}; "
+            "give it "
             f"total_steps={steps}"
         )
-    return isinstance(made, ReduceLROnPlateau)
+    return isinstance(scheduler, ReduceLROnPlateau)

@@ -30,9 +30,9 @@ class Fragments:
         names = {span.name: number for shard in layout.shards for number, span in enumerate(shard.parameters)}
         if count == 1:
             return Fragments(layout, (layout,), (tuple(range(len(names))),))
-        made = layout.in_shards(count)
-        numbers = tuple(tuple(names[span.name] for span in shard.parameters) for shard in made.shards)
-        return Fragments(made, tuple(Layout(made.dtype, (shard,)) for shard in made.shards), numbers)
+        sharded = layout.in_shards(count)
+        numbers = tuple(tuple(names[span.name] for span in shard.parameters) for shard in sharded.shards)
+        return Fragments(sharded, tuple(Layout(sharded.dtype, (shard,)) for shard in sharded.shards), numbers)
 
     def of_number(self, number: int, each: Sequence[T]) -> T:
         """Return what belongs to the fragment of the exchange of this number."""

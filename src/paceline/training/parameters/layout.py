@@ -90,8 +90,8 @@ class Layout:
 
     def in_shards(self, count: int) -> Layout:
         """Return the parameters of a layout in one shard in `count` shards, balanced by size."""
-        (whole,) = self.shards
-        spans, moved = {p.name: p for p in whole.parameters}, [(b.name, b.shape) for b in whole.buffers]
+        (shard,) = self.shards
+        spans, moved = {p.name: p for p in shard.parameters}, [(b.name, b.shape) for b in shard.buffers]
         groups = _balance({name: p.size for name, p in spans.items()}, count)
         shapes = ([(name, spans[name].shape) for name in group] for group in groups)
         return Layout(self.dtype, tuple(_shard(s, [] if n else moved, self.dtype) for n, s in enumerate(shapes)))

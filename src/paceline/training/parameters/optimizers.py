@@ -52,11 +52,11 @@ class ScheduleStepper:
         if self.scheduler is not None:
             optimizer._opt_called = True  # type: ignore[attr-defined]
 
-    def hear(self, *losses: float) -> None:
+    def record_loss(self, *losses: float) -> None:
         """Tell the losses of updates to a schedule that follows losses."""
-        if callable(hear := getattr(self.scheduler, "hear", None)):
+        if callable(record_loss := getattr(self.scheduler, "record_loss", None)):
             for loss in losses:
-                hear(loss)
+                record_loss(loss)
 
     def state(self) -> dict[str, Any] | None:
         """Return what a checkpoint keeps of a schedule besides the count; None for most."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from paceline.algorithms.rules import Arrival, Averaging, Exchanging, Memory
+from paceline.algorithms.rules import Averaging, Exchanging, GradientUpdate, Memory
 from paceline.algorithms.rules.ad_psgd import AdPsgd
 from paceline.algorithms.rules.plain import Plain
 from paceline.algorithms.streaming import ALPHA
@@ -35,12 +35,12 @@ class SteppingReplica:
         self.learner, self.store = learner, store
 
     def step(self, gradient: GradientSum) -> None:
-        Plain().update(self.store, Arrival(self.learner.settle(gradient)))
+        Plain().update(self.store, GradientUpdate(self.learner.finalize(gradient)))
         self.note_losses([gradient.mean])
 
     def note_losses(self, losses: Sequence[float]) -> None:
         """Let a schedule that follows losses have those of updates that were made."""
-        self.store.schedule.hear(*losses)
+        self.store.schedule.record_loss(*losses)
 
     def result(self) -> list[Tensor]:
         """Return the parameters, then the moving buffers."""
@@ -58,7 +58,7 @@ class AveragingReplica:
         """Make one local step with the worker's own chunks; none where it had no samples or they were left out."""
         if computed.weight:
             averaged = [b.clone() for b in self.learner.replica.moving] if self.rule.mixes_first else None
-            self.store.step(self.learner.settle(computed, alone=True))
+            self.store.step(self.learner.finalize(computed, alone=True))
             if averaged is not None:
                 self.learner.set_buffers(averaged)
 
@@ -77,10 +77,10 @@ class AveragingReplica:
         """
         for (value, memory), average in zip(self._fragment(number), mean.gradients, strict=True):
             assert average is not None
-            own = value.clone() if late else value
+            local = value.clone() if late else value
             self.rule.apply_mean(value, memory, average)
             if late:
-                value.lerp_(own, ALPHA)
+                value.lerp_(local, ALPHA)
         if self._has_buffers(number):
             self.learner.set_buffers(mean.buffers)
 
@@ -94,8 +94,8 @@ class AveragingReplica:
 
     def result(self) -> list[Tensor]:
         """Return the training's parameters so far, then the moving buffers."""
-        found = [self.rule.result(v, m) for v, m in zip(self.store.values, self.store.memory, strict=True)]
-        return [t.detach().clone() for t in (*found, *self.learner.replica.moving)]
+        parameters = [self.rule.result(v, m) for v, m in zip(self.store.values, self.store.memory, strict=True)]
+        return [t.detach().clone() for t in (*parameters, *self.learner.replica.moving)]
 
 
 class ExchangingReplica:
@@ -143,7 +143,7 @@ class ExchangingReplica:
         """Make one local step."""
         if not self.rule.parts:
             self.store.updates = update  # of all workers: a schedule counts samples, whichever worker saw them
-        self.store.step(self.learner.settle(computed))
+        self.store.step(self.learner.finalize(computed))
 
     def exchange(self, centre: ShardVersion) -> None:
         """Change the centre and this replica by the rule."""
@@ -153,13 +153,13 @@ class ExchangingReplica:
 def exchange_with(rule: Exchanging, centre: ShardVersion, values: Sequence[Tensor], carried: Sequence[Memory]) -> None:
     """Change the centre and a replica's values, with what it carries, by the rule."""
     parameters = len(centre.parameters)
-    for value, memory, own, mine in zip(centre.parameters, centre.memory, values, carried, strict=False):
-        rule.exchange(value, memory, own, mine)
+    for value, memory, local, mine in zip(centre.parameters, centre.memory, values, carried, strict=False):
+        rule.exchange(value, memory, local, mine)
     if not rule.parts:
         centre.keep_buffers(values[parameters:])
         return
-    for buffer, own, mine in zip(centre.buffers, values[parameters:], carried[parameters:], strict=True):
-        rule.exchange(buffer, {}, own.to(buffer.dtype), mine)
+    for buffer, local, mine in zip(centre.buffers, values[parameters:], carried[parameters:], strict=True):
+        rule.exchange(buffer, {}, local.to(buffer.dtype), mine)
 
 
 class GossipReplica:
@@ -176,7 +176,7 @@ class GossipReplica:
         copy_into(self.learner.replica.moving, worker_state.many("moving"))
         restore_store(self.store, worker_state)
 
-    def look(self, slot: int) -> None:
+    def bind_to_slot(self, slot: int) -> None:
         """Let the module compute with the version in this slot."""
         for parameter, view in zip(self.store.parameters, self.versions[slot].parameters, strict=True):
             parameter.data = view
@@ -192,7 +192,7 @@ class GossipReplica:
             other.copy_(self.versions[theirs[0]].values)
             self.rule.average(version.values, other)
         self.learner.set_buffers(version.buffers)
-        self.look(target)
+        self.bind_to_slot(target)
         self.store.updates = update - 1  # of all workers: a schedule counts samples, whichever worker saw them
         self.store.step(gradients)
 

@@ -54,16 +54,16 @@ class RowCopier:
 
     def note(self, update: int, version: ShardVersion, gradients: Sequence[Tensor | None]) -> int:
         """Note the rows that these gradients touch; the bytes in which their rows travel."""
-        present, found = version.state.present.tolist(), 0
+        present, total = version.state.present.tolist(), 0
         for table, number in enumerate(self.tables):
             rows = rows_of(gradients[number])
-            found += self._bytes(table, rows)
+            total += self._bytes(table, rows)
             # What an optimizer makes in its first step it makes for all rows, and it need not be zeros.
             first = not present[number] and len(self.partitions[0].tables[table]) > 1
             self.journal.note(update, table, None if first else rows)
-        return found
+        return total
 
     def _bytes(self, table: int, rows: Tensor | None) -> int:
         """Return the bytes of these rows of a table with their numbers; of all of it where `rows` is None."""
-        whole, row = self._sizes[table]
-        return whole if rows is None else len(rows) * row
+        table_size, row = self._sizes[table]
+        return table_size if rows is None else len(rows) * row

@@ -91,8 +91,8 @@ class Journal:
         count = len(heights)
         self.limits = [_limit(height) for height in heights]
         sizes = [2 * count, slots * count, *(2 * limit for limit in self.limits)]
-        ends, seen, *self.rings = (part.numpy() for part in ints.split(sizes))
-        self.ends, self.seen = ends.reshape(2, count), seen.reshape(slots, count)
+        ends, cursors, *self.rings = (part.numpy() for part in ints.split(sizes))
+        self.ends, self.seen = ends.reshape(2, count), cursors.reshape(slots, count)
 
     @staticmethod
     def size(heights: Sequence[int], slots: int) -> int:
@@ -103,10 +103,10 @@ class Journal:
 
         Return the rows that the target lacks, per table; None where it may lack any.
         """
-        ends, seen = self.ends[(version - 1) % 2], self.seen[target].tolist()
+        ends, cursors = self.ends[(version - 1) % 2], self.seen[target].tolist()
         self.seen[source] = ends
         self.seen[target] = -1
-        return [self._between(table, *places) for table, places in enumerate(zip(seen, ends.tolist(), strict=True))]
+        return [self._between(table, *places) for table, places in enumerate(zip(cursors, ends.tolist(), strict=True))]
 
     def note(self, version: int, table: int, rows: Tensor | None) -> None:
         """Note that the version in the making touches these rows of a table; None: perhaps all."""
@@ -115,14 +115,14 @@ class Journal:
         if rows is not None and len(rows) <= limit:
             end = start + len(rows)
             first, rest = self._parts(table, start, end)
-            given = rows.numpy()
-            first[:], rest[:] = given[: len(first)], given[len(first) :]
+            indices = rows.numpy()
+            first[:], rest[:] = indices[: len(first)], indices[len(first) :]
         self.ends[version % 2, table] = end
 
-    def _between(self, table: int, seen: int, end: int) -> Tensor | None:
-        if seen < 0 or end - seen > self.limits[table]:
+    def _between(self, table: int, start: int, end: int) -> Tensor | None:
+        if start < 0 or end - start > self.limits[table]:
             return None
-        return torch.from_numpy(np.concatenate(self._parts(table, seen, end)))
+        return torch.from_numpy(np.concatenate(self._parts(table, start, end)))
 
     def _parts(self, table: int, start: int, end: int) -> tuple[Ints, Ints]:
         """Return the ring between two positions: a part up to the ring's end, and one from its beginning."""

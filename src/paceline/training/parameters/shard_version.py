@@ -189,11 +189,11 @@ class ShardVersion:
 
     def worker_state(self) -> WorkerState:
         """Return everything in this version, as views."""
-        kept = {"values": self.values, "present": self.state.present}
-        kept |= {
+        tensors = {"values": self.values, "present": self.state.present}
+        tensors |= {
             f"optimizer.{n}.{key}": view for n, views in enumerate(self.state.views) for key, view in views.items()
         }
-        return WorkerState(kept) | state_of_memories("rule", self.memory)
+        return WorkerState(tensors) | state_of_memories("rule", self.memory)
 
     def restore(self, worker_state: WorkerState) -> None:
         for name, view in self.worker_state().tensors.items():

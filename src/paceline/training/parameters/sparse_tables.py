@@ -16,7 +16,7 @@ LARGE, FEW = 1 << 20, 0.1  # advice is for tables of more bytes, of whose rows a
 
 def sparse_names(module: nn.Module) -> tuple[str, ...]:
     """Return the parameters whose gradient is sparse. Raise `JobError` for one that is not made of whole rows."""
-    found = []
+    names = []
     for name, parameter in trainable(module).items():
         gradient = parameter.grad
         if gradient is None or gradient.layout == torch.strided:
@@ -26,8 +26,8 @@ def sparse_names(module: nn.Module) -> tuple[str, ...]:
                 f"parameter {name} gets a sparse gradient that is not made of whole rows ({gradient.layout}), which no "
                 "plan sends; make it dense"
             )
-        found.append(name)
-    return tuple(found)
+        names.append(name)
+    return tuple(names)
 
 
 def check_optimizer(optimizer: Optimizer, module: nn.Module, tables: tuple[str, ...], shared: bool) -> None:
@@ -77,7 +77,7 @@ def _check_rows(optimizer: Optimizer, table: nn.Parameter, name: str) -> None:
 
 def advice(module: nn.Module) -> list[str]:
     """Return advice for large embedding tables whose dense gradient is zero in nearly all rows."""
-    found, names = [], {id(p): name for name, p in trainable(module).items()}
+    notes, names = [], {id(p): name for name, p in trainable(module).items()}
     for part in module.modules():
         if not isinstance(part, nn.Embedding | nn.EmbeddingBag) or part.sparse or id(part.weight) not in names:
             continue
@@ -86,9 +86,9 @@ def advice(module: nn.Module) -> list[str]:
             continue
         touched = int(gradient.flatten(1).any(1).sum())
         if touched < FEW * len(table):
-            found.append(
+            notes.append(
                 f"every push and every pull carries all {table.nbytes / 1e6:.1f} MB of {names[id(table)]}, although a "
                 f"batch touches about {touched} of its {len(table)} rows. Remedy: sparse=True in the "
                 f"{type(part).__name__}, with {THAT_CAN}; then only touched rows travel and are updated."
             )
-    return found
+    return notes

@@ -118,7 +118,7 @@ class ShardStore:
     def memory(self) -> list[Memory]:
         return self.version.memory
 
-    def look(self, slot: int) -> None:
+    def bind_to_slot(self, slot: int) -> None:
         """Let the module compute with the version in this slot."""
         self.slot, self.version = slot, self.versions[slot]
         # The module's parameters become views of the slot, so that a pull of the newest version copies nothing.
@@ -127,7 +127,7 @@ class ShardStore:
 
     def pulled(self, rule: Rule) -> list[Tensor]:
         """Return what the worker computed from, for a rule that looks back. Call it before `move`."""
-        return [v.clone() for v in self.version.parameters] if rule.looks_back else []
+        return [v.clone() for v in self.version.parameters] if rule.uses_pulled else []
 
     def move(self, source: int, target: int) -> None:
         """Copy the newest version to the slot where the next one will be made, and look there."""
@@ -136,13 +136,13 @@ class ShardStore:
             self._copy(self.versions[target].raw, self.versions[source].raw)
         else:
             self.bytes = self.rows.copy(self.updates + 1, source, target)
-        self.look(target)
+        self.bind_to_slot(target)
 
     def fetch(self, source: int, target: int) -> None:
         """Look at the newest version, copied to the worker's own slot."""
         if source != target:
             self._copy(self.versions[target].raw, self.versions[source].raw)
-        self.look(target)
+        self.bind_to_slot(target)
 
     def step(self, gradients: Sequence[Tensor | None]) -> None:
         """Let the optimizer apply these gradients here; `updates` came before."""

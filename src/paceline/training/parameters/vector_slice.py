@@ -42,9 +42,9 @@ class VectorSlice:
         self.buffers = [b.clone() for b in learner.replica.moving]
         self.kept: list[Tensor] | None = None  # none before the update's first evaluation
 
-    def settle(self, gradient: GradientSum) -> None:
+    def finalize(self, gradient: GradientSum) -> None:
         """Keep this worker's slice of the batch's gradient."""
-        self.load(GRADIENT, self.learner.settle(gradient))
+        self.load(GRADIENT, self.learner.finalize(gradient))
         if self.kept is None:
             self.kept = [b.clone() for b in self.learner.replica.moving]
         self.learner.set_buffers(self.buffers)

@@ -32,10 +32,10 @@ class WorkerState:
 
     def many(self, kind: str) -> list[Tensor]:
         """Return the tensors `kind.0`, `kind.1`, ..."""
-        found: list[Tensor] = []
-        while (tensor := self.tensors.get(f"{kind}.{len(found)}")) is not None:
-            found.append(tensor)
-        return found
+        tensors: list[Tensor] = []
+        while (tensor := self.tensors.get(f"{kind}.{len(tensors)}")) is not None:
+            tensors.append(tensor)
+        return tensors
 
     def only(self, kind: str) -> WorkerState:
         """Return the tensors of this kind alone."""
@@ -47,13 +47,13 @@ class WorkerState:
 
     def remembered(self, kind: str, count: int) -> list[Memory]:
         """Return the entries of this kind for each of `count` parameters."""
-        found: list[Memory] = [{} for _ in range(count)]
+        memories: list[Memory] = [{} for _ in range(count)]
         for name, tensor in self.tensors.items():
             first, _, rest = name.partition(".")
             if first == kind:
                 number, _, key = rest.partition(".")
-                found[int(number)][key] = tensor
-        return found
+                memories[int(number)][key] = tensor
+        return memories
 
 
 def state_of_tensors(kind: str, tensors: Sequence[Tensor]) -> WorkerState:
@@ -66,17 +66,17 @@ def state_of_memories(kind: str, memories: Sequence[Memory]) -> WorkerState:
     )
 
 
-def copy_into(targets: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+def copy_into(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Copy saved tensors into the targets; floating-point values of integer tensors are rounded."""
     with torch.no_grad():
-        for target, value in zip(targets, kept, strict=True):
+        for target, value in zip(targets, sources, strict=True):
             target.copy_(value if target.is_floating_point() or not value.is_floating_point() else value.round())
 
 
 def restore_memories(memories: Sequence[Memory], worker_state: WorkerState, kind: str) -> None:
-    for memory, kept in zip(memories, worker_state.remembered(kind, len(memories)), strict=True):
+    for memory, source in zip(memories, worker_state.remembered(kind, len(memories)), strict=True):
         for key, value in memory.items():
-            value.copy_(kept[key])
+            value.copy_(source[key])
 
 
 def state_of_optimizer(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> WorkerState:
@@ -135,19 +135,19 @@ class TensorSlot(NamedTuple):
 
 def tensor_slots(tensors: dict[str, Tensor]) -> tuple[list[TensorSlot], int]:
     """Return the slots of tensors that are packed one after the other, and the bytes of all."""
-    found, start = [], 0
+    slots, start = [], 0
     for name, tensor in tensors.items():
-        found.append(TensorSlot(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), start))
+        slots.append(TensorSlot(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), start))
         start += -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
-    return found, start
+    return slots, start
 
 
 def pack(tensors: Sequence[Tensor], where: Sequence[TensorSlot], raw: Tensor) -> None:
     """Copy tensors into their slots. NumPy does it in this thread; PyTorch would take cores from workers."""
     target = raw.numpy()
     for tensor, slot in zip(tensors, where, strict=True):
-        given = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        target[slot.start : slot.start + len(given)] = given
+        content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        target[slot.start : slot.start + len(content)] = content
 
 
 def copied(raw: Tensor) -> Tensor:

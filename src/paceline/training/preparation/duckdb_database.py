@@ -38,10 +38,10 @@ class Database:
         self.connection = duckdb.connect()
         self.run(f"SET temp_directory = {literal(str(folder / SPILLED))}")
         self.run("SET force_compression = 'uncompressed'")  # the tables are read once or twice
-        known = (
+        query = (
             "SELECT name FROM duckdb_settings() WHERE name IN ('ieee_floating_point_ops', 'error_on_division_by_zero')"
         )
-        for (name,) in self.run(known):  # a division by zero is null, as in Spark
+        for (name,) in self.run(query):  # a division by zero is null, as in Spark
             self.run(f"SET {name} = false")
         if threads:
             self.run(f"SET threads = {threads}")

@@ -39,8 +39,8 @@ class DuckDbEngine:
             reader.read(progress)
         self.files = reader.files
         columns = [name for (name, *_) in self.run("DESCRIBE raw") if not name.startswith("_")]
-        whole = "_line" if isinstance(recipe.all_sources[0], JsonLines) else ""
-        self.query = Query(recipe, DuckDbDialect(), columns, whole)
+        line_column = "_line" if isinstance(recipe.all_sources[0], JsonLines) else ""
+        self.query = Query(recipe, DuckDbDialect(), columns, line_column)
         progress("checking", self.one("SELECT count(*) FROM raw"))
         with self.database.during("checking the rows"):
             self._check()
@@ -124,11 +124,11 @@ class DuckDbEngine:
         if isinstance(source, Csv):
             fields = ", ".join(self.query.dialect.name(name) for name in self.query.names)
             text = f"concat({fields})"
-            found = self.database.connection.sql(
+            columns = self.database.connection.sql(
                 f"SELECT _row - {file.first}, length({text}) - length(replace({text}, chr(10), '')) FROM raw "
                 f"WHERE _file = {number} AND contains({text}, chr(10)) ORDER BY _row"
             ).fetchnumpy()
-            at, count = (values.astype(np.int64) for values in found.values())
+            at, count = (values.astype(np.int64) for values in columns.values())
             breaks = np.concatenate([[0], np.cumsum(count)])[np.searchsorted(at, rows)]
             inside = int(count.sum())
         else:

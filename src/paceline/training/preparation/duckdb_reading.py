@@ -188,18 +188,18 @@ class Reader:
 
     def _refusals(self, file: File, encoding: str) -> pa.Table:
         """Return the lines that could not be parsed: where each begins, what it says and the rule that it breaks."""
-        found = self.run(
+        refusals = self.run(
             "SELECT line_byte_position AS start, any_value(csv_line), any_value(error_type) FROM reject_errors "
             "GROUP BY start ORDER BY start"
         )
         self.run("DROP TABLE reject_errors")
         self.run("DROP TABLE reject_scans")
-        records = [record.lstrip("\r\n") for _, record, _ in found]  # a blank line may stand before it
-        starts = [start + len(whole) - len(record) for (start, whole, _), record in zip(found, records, strict=True)]
+        records = [record.lstrip("\r\n") for _, record, _ in refusals]  # a blank line may stand before it
+        starts = [start + len(whole) - len(record) for (start, whole, _), record in zip(refusals, records, strict=True)]
         lines = lines_at(file.text, np.array(starts, np.int64))
         records = [record.rstrip("\r\n") for record in records]
         spans = [1 + record.count("\n") for record in records]
-        rules = [rule_of(fault, encoding) for *_, fault in found]
+        rules = [rule_of(fault, encoding) for *_, fault in refusals]
         return self._refused(file.line(lines), lines, spans, rules, records)
 
     def _keep_unclosed(self, encoding: str, lines: Ints, records: list[bytes]) -> None:

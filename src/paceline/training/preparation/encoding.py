@@ -28,11 +28,11 @@ def transformed(recipe: Recipe, batches: Iterator[pa.RecordBatch]) -> Iterator[p
     import pyarrow as pa
 
     for batch in batches:
-        made = _called(recipe.transform, pa.Table.from_batches([batch]))
-        if not isinstance(made, pa.Table) or made.num_rows != batch.num_rows:
-            got = f"{made.num_rows} rows for {batch.num_rows}" if isinstance(made, pa.Table) else repr(type(made))
+        table = _called(recipe.transform, pa.Table.from_batches([batch]))
+        if not isinstance(table, pa.Table) or table.num_rows != batch.num_rows:
+            got = f"{table.num_rows} rows for {batch.num_rows}" if isinstance(table, pa.Table) else repr(type(table))
             raise DataError(f"transform= returned {got}; it must return a pyarrow.Table with as many rows")
-        yield from made.combine_chunks().to_batches()
+        yield from table.combine_chunks().to_batches()
 
 
 def _called(transform: Callable[[Any], Any], rows: pa.Table) -> Any:
@@ -49,9 +49,9 @@ def _called(transform: Callable[[Any], Any], rows: pa.Table) -> Any:
             except Exception as smaller:
                 last, fault = middle, smaller
         row = ", ".join(f"{name}={value!r:.60}" for name, value in rows.slice(first, 1).to_pylist()[0].items())
-        said = f"{type(fault).__name__}: {fault}".partition("\n")[0]
+        reason = f"{type(fault).__name__}: {fault}".partition("\n")[0]
         raise DataError(
-            f"transform= fails at the row {row}: {said}; reject such rows by a rule, or return a value for them"
+            f"transform= fails at the row {row}: {reason}; reject such rows by a rule, or return a value for them"
         ) from error
 
 
@@ -64,34 +64,34 @@ class Encoder:
     def described(self, schema: pa.Schema) -> dict[str, Column]:
         """Return what the rows of each column are, from the schema of the result; `transform` may add and omit some."""
         outputs = {name: output_names(name, made) for name, made in self.columns.items()}
-        known = {each for names in outputs.values() for each in names}
-        there = {name: self.columns[name] for name, names in outputs.items() if set(names) <= set(schema.names)}
-        made = there | {name: name for name in schema.names if name not in known}
-        return {name: self._column(name, each, schema) for name, each in made.items()}
+        covered = {each for names in outputs.values() for each in names}
+        present = {name: self.columns[name] for name, names in outputs.items() if set(names) <= set(schema.names)}
+        columns = present | {name: name for name in schema.names if name not in covered}
+        return {name: self._column(name, each, schema) for name, each in columns.items()}
 
     def rows(self, table: pa.Table | pa.RecordBatch, columns: Mapping[str, Column]) -> dict[str, Rows]:
         """Return the rows of a batch."""
         return {name: self._rows(name, column, table) for name, column in columns.items()}
 
-    def _column(self, name: str, made: Expression, schema: pa.Schema) -> Column:
-        if isinstance(made, Words):
+    def _column(self, name: str, expression: Expression, schema: pa.Schema) -> Column:
+        if isinstance(expression, Words):
             return Column("<i8", vocabulary=tuple(self.words[name]))
-        if not isinstance(made, str):
-            return Column("<f4", (len(made),))
+        if not isinstance(expression, str):
+            return Column("<f4", (len(expression),))
         return column_of(name, schema.field(name).type)
 
     def _rows(self, name: str, column: Column, table: Any) -> Rows:
-        made = self.columns.get(name, name)
-        if not isinstance(made, str | Words):
-            parts = [_flat(table.column(each)) for each in output_names(name, made)]
+        expression = self.columns.get(name, name)
+        if not isinstance(expression, str | Words):
+            parts = [_flat(table.column(each)) for each in output_names(name, expression)]
             return _interleaved([part.to_numpy(zero_copy_only=False) for part in parts], column.dtype)
         array = _flat(table.column(name))
-        if isinstance(made, Words):
+        if isinstance(expression, Words):
             import pyarrow as pa
             import pyarrow.compute as pc
 
-            found = pc.index_in(array, value_set=pa.array(column.vocabulary, array.type))
-            return np.asarray(pc.add(pc.fill_null(found, -1), 1).to_numpy(zero_copy_only=False), np.int64)
+            positions = pc.index_in(array, value_set=pa.array(column.vocabulary, array.type))
+            return np.asarray(pc.add(pc.fill_null(positions, -1), 1).to_numpy(zero_copy_only=False), np.int64)
         return ragged_rows(array, column) if column.ragged else fixed_rows(array, column)
 
 
@@ -149,11 +149,11 @@ def ragged_rows(array: pa.Array, column: Column) -> Ragged:
 
 def _interleaved(parts: Sequence[np.ndarray[Any, Any]], dtype: str) -> np.ndarray[Any, Any]:
     """Return vectors of which each part is a place; some thousand rows at a time stay in a core's cache."""
-    made = np.empty((len(parts[0]), len(parts)), dtype)
-    for first in range(0, len(made), 4096):
+    interleaved = np.empty((len(parts[0]), len(parts)), dtype)
+    for first in range(0, len(interleaved), 4096):
         some = slice(first, first + 4096)
-        np.stack([part[some] for part in parts], axis=1, out=made[some], casting="unsafe")
-    return made
+        np.stack([part[some] for part in parts], axis=1, out=interleaved[some], casting="unsafe")
+    return interleaved
 
 
 def _flat(column: Any) -> Any:

@@ -93,7 +93,7 @@ def ingest(
     """
     root = Path(folder)
     source = _one_source_of_lines(recipe)
-    given, encoding = _inputs(inputs, source.encoding)
+    named_inputs, encoding = _inputs(inputs, source.encoding)
     refuse_links(root)
     root.mkdir(parents=True, exist_ok=True)
     if not can_begin(root) and not is_stream(root):
@@ -102,7 +102,7 @@ def ingest(
         writer = _Writer(recipe, source, root, on_event or (lambda event: None))
         readers = [
             InputReader(name, partial(_opened, each, writer.taken(name), encoding), rows)
-            for name, each in given.items()
+            for name, each in named_inputs.items()
         ]
         try:
             failed = writer.follow(Turns(readers, patience, writer.last), ahead)
@@ -114,16 +114,16 @@ def ingest(
     return writer.sealed.account
 
 
-def _inputs(given: Iterable[str | Path] | Mapping[str, Input], encoding: str) -> tuple[Mapping[str, Input], str]:
+def _inputs(inputs: Iterable[str | Path] | Mapping[str, Input], encoding: str) -> tuple[Mapping[str, Input], str]:
     """Return inputs by name, and the encoding of the bytes that they bring."""
-    if isinstance(given, Mapping):
-        return given, encoding
-    names = {STANDARD_INPUT_SHOWN if str(name) == STANDARD_INPUT else str(name): str(name) for name in given}
+    if isinstance(inputs, Mapping):
+        return inputs, encoding
+    names = {STANDARD_INPUT_SHOWN if str(name) == STANDARD_INPUT else str(name): str(name) for name in inputs}
     return {shown: input_of(name, encoding) for shown, name in names.items()}, "utf-8"
 
 
-def _opened(given: Input, taken: int, encoding: str) -> Iterator[bytes]:
-    return (as_bytes(line, encoding) for line in (given(taken) if callable(given) else given))
+def _opened(source: Input, offset: int, encoding: str) -> Iterator[bytes]:
+    return (as_bytes(line, encoding) for line in (source(offset) if callable(source) else source))
 
 
 def _one_source_of_lines(recipe: Recipe) -> Csv | JsonLines | Lines:
@@ -176,17 +176,17 @@ class _Writer:
     def follow(self, turns: Turns, ahead: int | None) -> list[str]:
         """Seal what comes; return what is to be said about inputs that failed."""
         failed = []
-        for found in turns:
-            if isinstance(found, Part):
+        for turn in turns:
+            if isinstance(turn, Part):
                 wait_until(lambda: ahead is None or self.sealed.rows <= ahead + position(self.root))
-                if (fault := self._fault_of_header(found)) is not None:
-                    turns.drop(found.source)
-                    found = InputFault(found.source, fault, failed=True)
+                if (fault := self._fault_of_header(turn)) is not None:
+                    turns.drop(turn.source)
+                    turn = InputFault(turn.source, fault, failed=True)
                 else:
-                    self._seal(found)
-            if isinstance(found, InputFault):
-                self._note(found.source, found.what)
-                failed += [f"{found.source} {found.what}"] if found.failed else []
+                    self._seal(turn)
+            if isinstance(turn, InputFault):
+                self._note(turn.source, turn.what)
+                failed += [f"{turn.source} {turn.what}"] if turn.failed else []
         return failed
 
     def _seal(self, part: Part) -> None:
@@ -197,9 +197,15 @@ class _Writer:
             _write_table(self.root / "rejected" / f"{number:05d}.parquet", read.rejected)
         shard = self._write(number, read.rows)
         sealed = Sealed(
-            shard.rows, shard.files, read.account.read, read.account.rejected, read.account.duplicates, part.source,
-            before + len(part.lines), self._drift(read.rows),
-        )  # fmt: skip
+            shard.rows,
+            shard.files,
+            read.account.read,
+            read.account.rejected,
+            read.account.duplicates,
+            part.source,
+            before + len(part.lines),
+            self._drift(read.rows),
+        )
         append(self.root, sealed)
         self.sealed.refresh()
         self.positions[part.source] = sealed.position
@@ -229,15 +235,15 @@ class _Writer:
         try:
             (read,) = engine.read(lambda step, rows: None)
             rejected = self._rejected(engine, source, before)
-            kept = engine.kept()["rows"]
-            rows = self._encoded(engine) if kept else {}
+            accepted = engine.kept()["rows"]
+            rows = self._encoded(engine) if accepted else {}
         except DataError as error:
             raise DataError(f"{source}, in the lines from {before + 1} on: {error}") from error
         finally:
             engine.close()
             shutil.rmtree(self.spool)
         rules = dict(Counter(rejected["rule"].to_pylist()).most_common()) if rejected is not None else {}
-        return _Read(Account(read.read, kept, rules, read.read - read.rejected - kept), rows, rejected)
+        return _Read(Account(read.read, accepted, rules, read.read - read.rejected - accepted), rows, rejected)
 
     def _rejected(self, engine: DuckDbEngine, source: str, before: int) -> pa.Table | None:
         """Return the rows that were set aside, with their lines in the source."""
@@ -247,12 +253,12 @@ class _Writer:
         batches = list(engine.rejected())
         if not sum(batch.num_rows for batch in batches):
             return None
-        found = pa.Table.from_batches(batches)
-        found = found.set_column(0, "file", pa.array([source] * found.num_rows))
-        found = found.set_column(1, "line", pc.add(found["line"], before))
-        utf8, given = (rule_of("INVALID ENCODING", encoding) for encoding in ("utf-8", self.given.encoding))
-        rules = pc.if_else(pc.equal(found["rule"], utf8), given, found["rule"])  # lines were made UTF-8 before
-        return found.set_column(2, "rule", rules)
+        table = pa.Table.from_batches(batches)
+        table = table.set_column(0, "file", pa.array([source] * table.num_rows))
+        table = table.set_column(1, "line", pc.add(table["line"], before))
+        utf8, declared = (rule_of("INVALID ENCODING", encoding) for encoding in ("utf-8", self.given.encoding))
+        rules = pc.if_else(pc.equal(table["rule"], utf8), declared, table["rule"])  # lines were made UTF-8 before
+        return table.set_column(2, "rule", rules)
 
     def _encoded(self, engine: DuckDbEngine) -> dict[str, Rows]:
         import pyarrow as pa

@@ -35,9 +35,9 @@ def lines_of(rows: Ints, breaks_before: Ints, header: bool, skipped: Skipped) ->
     `breaks_before` are the line breaks inside the fields of all accepted rows before each of them.
     """
     without_skipped = 1 + int(header) + rows + breaks_before
-    gone = np.concatenate([[0], np.cumsum(skipped.spans)])
-    before = np.searchsorted(skipped.lines - gone[:-1], without_skipped, side="right")
-    lines: Ints = without_skipped + gone[before]
+    offsets = np.concatenate([[0], np.cumsum(skipped.spans)])
+    before = np.searchsorted(skipped.lines - offsets[:-1], without_skipped, side="right")
+    lines: Ints = without_skipped + offsets[before]
     return lines
 
 
@@ -67,12 +67,12 @@ def count_lines(path: Path) -> int:
 def blank_lines(path: Path) -> Ints:
     """Return the numbers of a file's empty lines, which are no rows."""
     raw = path.read_bytes()
-    found, line, at = [], 1, 0
+    blanks, line, at = [], 1, 0
     for match in _BLANK.finditer(raw):
         line += raw.count(b"\n", at, match.start())
         at = match.start()
-        found.append(line)
-    return np.array(found, np.int64)
+        blanks.append(line)
+    return np.array(blanks, np.int64)
 
 
 def line_with_return(path: Path) -> int:

@@ -17,7 +17,7 @@ def load_recipe(where: str) -> Recipe:
         near = f"; did you mean {path}.py?" if Path(f"{path}.py").is_file() else ""
         raise DataError(f"there is no file {path}{near}")
     try:
-        found = runpy.run_path(path)
+        namespace = runpy.run_path(path)
     except PacelineError:
         raise
     except SyntaxError as error:
@@ -26,8 +26,8 @@ def load_recipe(where: str) -> Recipe:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         where = f" in line {lines[-1]}" if lines else ""
         raise DataError(f"{path} fails when it is read{where}: {type(error).__name__}: {error}") from error
-    recipe = found.get(name or "recipe")
+    recipe = namespace.get(name or "recipe")
     if not isinstance(recipe, Recipe):
-        others = ", ".join(key for key, value in found.items() if isinstance(value, Recipe)) or "none"
+        others = ", ".join(key for key, value in namespace.items() if isinstance(value, Recipe)) or "none"
         raise DataError(f"{path} has no Recipe called {name or 'recipe'!r}; it has {others}")
     return recipe

@@ -27,10 +27,12 @@ def refuse_many_fields(path: Path, text: Path, delimiter: str, quote: str, field
         for begin, end in _long_lines(raw):
             line = raw[begin:end]
             outside = re.sub(b"%b[^%b]*%b" % (mark, mark, mark), b"", line) if mark else line
-            found = outside.count(separator) + 1
-            if (found - fields) * len(line) > MOST:
+            field_count = outside.count(separator) + 1
+            if (field_count - fields) * len(line) > MOST:
                 number = 1 + sum(raw[at : min(begin, at + MOST)].count(b"\n") for at in range(0, begin, MOST))
-                raise DataError(f"{path}, line {number}: it has {found:,} fields, and the schema {fields}; remove it")
+                raise DataError(
+                    f"{path}, line {number}: it has {field_count:,} fields, and the schema {fields}; remove it"
+                )
 
 
 def _long_lines(raw: mmap.mmap) -> Iterator[tuple[int, int]]:

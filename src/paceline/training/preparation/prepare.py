@@ -86,12 +86,12 @@ def prepare(
     work = root / "unfinished"
     work.mkdir(parents=True, exist_ok=True)
     finished = Finished(work / "progress.json", recipe.sha256(sizes))
-    made = ENGINES[engine](recipe, work, threads, memory)
+    backend = ENGINES[engine](recipe, work, threads, memory)
     with room_in(root):
         try:
-            manifest = _Preparation(recipe, root, made, finished, progress or (lambda step, rows: None)).run()
+            manifest = _Preparation(recipe, root, backend, finished, progress or (lambda step, rows: None)).run()
         finally:
-            made.close()
+            backend.close()
         manifest.write(root)
     shutil.rmtree(work)
     return manifest
@@ -141,10 +141,10 @@ class _Preparation:
         # 1. Map: read, check, and set bad rows aside.
         sources = self.engine.read(self.progress)
         broken = self._write_rejected()
-        kept = self.engine.kept()
+        counts = self.engine.kept()
         # 2. Reduce: count, number the words.
         read, rejected = sum(each.read for each in sources), sum(broken.values())
-        account = Account(read, sum(kept.values()), broken, read - rejected - sum(kept.values()))
+        account = Account(read, sum(counts.values()), broken, read - rejected - sum(counts.values()))
         if not account.kept:
             if not broken:
                 raise DataError(f"no row is left of {read}: the files are empty")
@@ -156,8 +156,8 @@ class _Preparation:
         encoder, splits = Encoder(self.recipe.columns, words), dict[str, Split]()
         columns: dict[str, Column] = {}
         for name in self.recipe.splits:
-            found, splits[name] = self._deal(name, encoder)
-            columns = columns or found
+            split_columns, splits[name] = self._deal(name, encoder)
+            columns = columns or split_columns
         (self.root / "unfinished" / "rejected.parquet").replace(self.root / "rejected.parquet")
         columns = {
             name: replace(column, statistics=self.moments[name].statistics() if name in self.moments else None)
@@ -182,8 +182,8 @@ class _Preparation:
         with pq.ParquetWriter(path, schema) as writer:
             for batch in self.engine.rejected():
                 writer.write_batch(batch.cast(schema))
-                for found in pc.value_counts(batch.column("rule")).to_pylist():
-                    counted[found["values"]] += found["counts"]
+                for entry in pc.value_counts(batch.column("rule")).to_pylist():
+                    counted[entry["values"]] += entry["counts"]
         return dict(counted.most_common())
 
     def _deal(self, split: str, encoder: Encoder) -> tuple[dict[str, Column], Split]:
@@ -209,6 +209,6 @@ class _Preparation:
         for name, column in columns.items():
             values = rows[name]
             if not column.ragged and not column.vocabulary and isinstance(values, np.ndarray):
-                made = self.recipe.columns.get(name, name)
-                positions = 1 if isinstance(made, str | Words) else len(made)
+                expression = self.recipe.columns.get(name, name)
+                positions = 1 if isinstance(expression, str | Words) else len(expression)
                 self.moments.setdefault(name, Moments(positions)).add(values)

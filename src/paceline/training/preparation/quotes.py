@@ -30,7 +30,7 @@ def record_pattern(delimiter: str, quote: str) -> re.Pattern[bytes]:
 
 def write_closed(text: Path, closed: Path, delimiter: str, quote: str, header: bool) -> list[tuple[int, bytes]]:
     """Write a text without the lines in which a quote is not closed; return those with their numbers."""
-    found, pattern = [], record_pattern(delimiter, quote)
+    records, pattern = [], record_pattern(delimiter, quote)
     line, written = 1, 0
     with (
         open(text, "rb") as file,
@@ -42,11 +42,11 @@ def write_closed(text: Path, closed: Path, delimiter: str, quote: str, header: b
                 block = raw[first : min(begin, first + _BLOCK)]
                 line += block.count(b"\n")
                 out.write(block)
-            found.append((line, raw[begin:end]))
+            records.append((line, raw[begin:end]))
             line, written = line + 1, end
         for first in range(written, len(raw), _BLOCK):
             out.write(raw[first : first + _BLOCK])
-    return found
+    return records
 
 
 def _unclosed(raw: mmap.mmap, pattern: re.Pattern[bytes], mark: bytes, at: int) -> Iterator[tuple[int, int]]:

@@ -111,10 +111,10 @@ class Recipe:
         for name in [*self.columns, *self.fields]:
             if not name or name.startswith("_") or "/" in name:
                 yield f"{name!r} cannot name a column: names that begin with _ or hold a / are taken"
-        known = self.fields
+        fields = self.fields
         for name in self.key:
-            if known and name not in known:
-                yield f"key names {name!r}, which is no field; there are {', '.join(known)}"
+            if fields and name not in fields:
+                yield f"key names {name!r}, which is no field; there are {', '.join(fields)}"
         if len({name.lower() for name in self.fields}) < len(self.fields):
             yield "two of its fields differ in capitals alone, which SQL does not distinguish; rename one in the schema"
         for name in self.splits:

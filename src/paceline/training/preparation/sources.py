@@ -97,11 +97,12 @@ class Csv:
         moved = any(name in self.schema and name != at for name, at in zip(names, expected, strict=False))
         if len(names) == len(expected) and not moved:
             return None
-        found, known = ", ".join(names), ", ".join(expected)
-        if not names or not found.isprintable():
+        actual, declared = ", ".join(names), ", ".join(expected)
+        if not names or not actual.isprintable():
             return "does not begin with a line of text; read it by the source of its kind, such as paceline.Parquet"
         return (
-            f"begins with the fields {found:.200}, but the schema has {known:.200}; give the schema every field of the "
+            f"begins with the fields {actual:.200}, but the schema has {declared:.200}; give the schema every field "
+            "of the "
             f"header, in its order (columns= says which are kept), or {OTHER_FIELDS}"
         )
 
@@ -274,9 +275,9 @@ class Idx:
 
 def found(files: Files) -> list[Path]:
     """Return the files that paths and patterns name, in a fixed order."""
-    given = [files] if isinstance(files, str | Path) else list(files)
+    patterns = [files] if isinstance(files, str | Path) else list(files)
     paths: list[Path] = []
-    for each in given:
+    for each in patterns:
         matching = sorted(Path(path) for path in glob.glob(str(each), recursive=True))
         matching = [path for path in matching if path.is_file()]
         if not matching:
@@ -309,29 +310,30 @@ def check_headers(sources: Sequence[Source]) -> None:
                 names = source.names_in(line)
                 first = first or (path, names)
                 if names != first[1]:
-                    found, known = ", ".join(names), ", ".join(first[1])
+                    actual, reference = ", ".join(names), ", ".join(first[1])
                     raise DataError(
-                        f"{path} begins with the fields {found:.200}, but {first[0]} with {known:.200}; {OTHER_FIELDS}"
+                        f"{path} begins with the fields {actual:.200}, but {first[0]} with {reference:.200}; "
+                        f"{OTHER_FIELDS}"
                     )
 
 
 def _read_idx(path: Path) -> Any:
     """Return the bytes of an IDX file as an array, or raise `DataError`."""
     try:
-        found = read_idx(path)
+        array = read_idx(path)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    if found is None:
+    if array is None:
         raise DataError(f"{path} is not an IDX file of bytes, or larger than the memory")
-    return found
+    return array
 
 
 def _check_schema(schema: Mapping[str, str]) -> None:
     if not schema:
         raise DataError("schema= is empty; give each field a type, such as {'id': 'int', 'name': 'text?'}")
-    for name, given in schema.items():
-        if given.removesuffix("?") not in TYPES:
-            raise DataError(f"the field {name!r} has the type {given!r}; {suggest(given.removesuffix('?'), TYPES)}")
+    for name, kind in schema.items():
+        if kind.removesuffix("?") not in TYPES:
+            raise DataError(f"the field {name!r} has the type {kind!r}; {suggest(kind.removesuffix('?'), TYPES)}")
 
 
 def described(source: Source) -> dict[str, Any]:

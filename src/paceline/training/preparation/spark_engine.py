@@ -100,15 +100,15 @@ class SparkEngine:
         raw.createOrReplaceTempView("raw_all")
         fields = [name for name in raw.columns if not name.startswith("_")]
         self._sql("SELECT * FROM raw_all WHERE _refused IS NULL").createOrReplaceTempView("raw")
-        whole = "_value" if isinstance(recipe.all_sources[0], JsonLines | Lines) else ""
-        self.query = Query(recipe, self.dialect, fields, whole)
+        line_column = "_value" if isinstance(recipe.all_sources[0], JsonLines | Lines) else ""
+        self.query = Query(recipe, self.dialect, fields, line_column)
         self.outputs = [f"c{at}" for at in range(len(self.query.outputs))]
         progress("checking", 0)
         with self._about("the recipe"):
-            made = self._sql(self.query.made("raw")).toDF(
+            table = self._sql(self.query.made("raw")).toDF(
                 "_file", "_row", "_rule", "_record", "_high", "_low", "_same", *self.outputs
             )
-            self._keep("made", made)
+            self._keep("made", table)
         self._set_aside()
         self._drop_duplicates()
         return self._accounts()
@@ -194,13 +194,17 @@ class SparkEngine:
         """Return the lines of all files that are not empty, with the number of each, from 0."""
         from pyspark.sql import functions as f
 
-        read = self.session.read.option("lineSep", "\n").text(list(map(str, self.texts))).select(
-            f.regexp_replace("value", "\r$", "").alias("_value"),
-            f.is_valid_utf8("value").alias("_valid"),  # of the bytes, which Java's text does not keep
-            f.expr(self._file_number("_metadata.file_path")).alias("_file"),
-            f.col("_metadata.file_block_start").alias("_block"),
-            f.monotonically_increasing_id().alias("_id"),
-        )  # fmt: skip
+        read = (
+            self.session.read.option("lineSep", "\n")
+            .text(list(map(str, self.texts)))
+            .select(
+                f.regexp_replace("value", "\r$", "").alias("_value"),
+                f.is_valid_utf8("value").alias("_valid"),  # of the bytes, which Java's text does not keep
+                f.expr(self._file_number("_metadata.file_path")).alias("_file"),
+                f.col("_metadata.file_block_start").alias("_block"),
+                f.monotonically_increasing_id().alias("_id"),
+            )
+        )
         read.createOrReplaceTempView("read_lines")
         # Lines of a block have ids one after another; a block begins with as many lines as all before it have.
         self._keep(
@@ -222,19 +226,19 @@ class SparkEngine:
         quoted = f"[ ]?{quote}[^{quote}]*+(?:{quote}{quote}[^{quote}]*+)*+{quote}[ ]*+" if quote else "(?!)"
         plain = f"(?![ ]?{quote})[^{separator}]*+" if quote else f"[^{separator}]*+"
         pattern = f"{separator}({quoted}|{plain})(?={separator}|\\z)"
-        found = f"regexp_extract_all(concat({literal(source.delimiter)}, _value), {literal(pattern)}, 1)"
-        whole = "length(array_join(_fields, '')) + size(_fields) = length(_value) + 1"
+        fields_sql = f"regexp_extract_all(concat({literal(source.delimiter)}, _value), {literal(pattern)}, 1)"
+        covers_line = "length(array_join(_fields, '')) + size(_fields) = length(_value) + 1"
         fields = ", ".join(
             f"{self._unquoted(f'_fields[{at}]', source.quote)} AS {self.dialect.name(name)}"
             for at, name in enumerate(source.schema)
         )
         refused = (
             f"CASE WHEN NOT _valid THEN {literal(rule_of('INVALID ENCODING', source.encoding))} "
-            f"WHEN NOT ({whole}) THEN {literal(REFUSALS['UNQUOTED VALUE'])} "
+            f"WHEN NOT ({covers_line}) THEN {literal(REFUSALS['UNQUOTED VALUE'])} "
             f"WHEN size(_fields) < {len(source.schema)} THEN {literal(REFUSALS['MISSING COLUMNS'])} "
             f"WHEN size(_fields) > {len(source.schema)} THEN {literal(REFUSALS['TOO MANY COLUMNS'])} END"
         )
-        cut = f"SELECT *, {found} AS _fields FROM {lines} WHERE _row >= {int(source.header)}"
+        cut = f"SELECT *, {fields_sql} AS _fields FROM {lines} WHERE _row >= {int(source.header)}"
         return f"SELECT {fields}, _file, _row, _value, {refused} AS _refused FROM ({cut})"
 
     def _unquoted(self, field: str, quote: str) -> str:
@@ -263,12 +267,12 @@ class SparkEngine:
         )
 
     def _drop_duplicates(self) -> None:
-        kept = self._sql("SELECT * FROM made WHERE _rule IS NULL")
+        rows = self._sql("SELECT * FROM made WHERE _rule IS NULL")
         if self.recipe.key:
-            kept.createOrReplaceTempView("good")
+            rows.createOrReplaceTempView("good")
             again = "row_number() OVER (PARTITION BY _high, _low ORDER BY _same, _file, _row)"
-            kept = self._sql(f"SELECT * FROM (SELECT *, {again} AS _again FROM good) WHERE _again = 1")
-        kept.createOrReplaceTempView("kept")
+            rows = self._sql(f"SELECT * FROM (SELECT *, {again} AS _again FROM good) WHERE _again = 1")
+        rows.createOrReplaceTempView("kept")
 
     def _accounts(self) -> list[SourceRows]:
         accounts = [SourceRows() for _ in self.recipe.all_sources]
@@ -320,8 +324,8 @@ class SparkEngine:
 def _py4j_error() -> type[Exception]:
     from py4j.protocol import Py4JError
 
-    found: type[Exception] = Py4JError
-    return found
+    error_type: type[Exception] = Py4JError
+    return error_type
 
 
 def _session(threads: int | None, memory: str | None) -> tuple[Any, bool]:

@@ -80,8 +80,8 @@ class Query:
     read.
     """
 
-    def __init__(self, recipe: Recipe, dialect: Dialect, fields: Sequence[str], whole: str = "") -> None:
-        self.recipe, self.dialect, self.names, self.whole = recipe, dialect, list(fields), whole
+    def __init__(self, recipe: Recipe, dialect: Dialect, fields: Sequence[str], line_column: str = "") -> None:
+        self.recipe, self.dialect, self.names, self.whole = recipe, dialect, list(fields), line_column
         source = recipe.all_sources[0]
         self.types = {name: kind for name, kind in source.fields.items() if kind}
         self.missing = source.missing if isinstance(source, Csv) else ()
@@ -149,7 +149,7 @@ class Query:
         if isinstance(self.recipe.all_sources[0], JsonLines):
             items.append("_object")
         for name in self.names:
-            given, text = self.dialect.name(name), self._text(name)
+            column, text = self.dialect.name(name), self._text(name)
             kind = self.types.get(name, "").removesuffix("?")
             good = self.dialect.name(f"_good_{name}")
             if kind in CASTS:
@@ -157,9 +157,9 @@ class Query:
                 if kind == "float":  # not infinite, as 1e999 would be
                     cast = f"CASE WHEN abs({cast}) <= 1.7976931348623157E308 THEN {cast} END"
                 matches = self.dialect.matches(text, PATTERNS[kind])
-                items += [f"CASE WHEN {matches} THEN {cast} END AS {given}", f"{text} IS NOT NULL AS {good}"]
+                items += [f"CASE WHEN {matches} THEN {cast} END AS {column}", f"{text} IS NOT NULL AS {good}"]
             else:
-                items += [f"{text} AS {given}", f"{text} IS NOT NULL AS {good}"]
+                items += [f"{text} AS {column}", f"{text} IS NOT NULL AS {good}"]
         items += [f"{self._identity()} AS _identity", f"{self._content()} AS _content"]
         return f"SELECT {', '.join(items)} FROM {raw} AS r"
 
@@ -173,12 +173,12 @@ class Query:
         if isinstance(self.recipe.all_sources[0], JsonLines):
             yield "not a JSON object", "_object"
         for name, kind in self.types.items():
-            given, there = self.dialect.name(name), self.dialect.name(f"_good_{name}")
+            column, good = self.dialect.name(name), self.dialect.name(f"_good_{name}")
             if not kind.endswith("?"):
-                yield f"{name} is missing", there
+                yield f"{name} is missing", good
             plain = kind.removesuffix("?")
             if plain in CASTS:
-                yield f"{name} is not {ARTICLES.get(plain, 'a ' + plain)}", f"{given} IS NOT NULL OR NOT {there}"
+                yield f"{name} is not {ARTICLES.get(plain, 'a ' + plain)}", f"{column} IS NOT NULL OR NOT {good}"
         for rule, predicate in self.recipe.rules.items():
             yield rule, f"coalesce({self.dialect.given(f'CAST(({predicate}) AS BOOLEAN)')}, FALSE)"
 

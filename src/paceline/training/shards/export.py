@@ -67,10 +67,10 @@ def _array(column: Column, files: list[Path], rows: int) -> pa.Array:
             buffers = [None, pa.py_buffer(starts), pa.py_buffer(np.ascontiguousarray(values))]
             return pa.Array.from_buffers(pa.large_string(), rows, buffers)
         return pa.LargeListArray.from_arrays(starts, pa.array(values))
-    found: Any = map_rows(files, column.dtype, column.shape, rows)
+    numbers: Any = map_rows(files, column.dtype, column.shape, rows)
     if column.vocabulary:
-        return pa.array([None, *column.vocabulary], pa.string()).take(pa.array(found))
-    array = pa.array(found.reshape(-1))
+        return pa.array([None, *column.vocabulary], pa.string()).take(pa.array(numbers))
+    array = pa.array(numbers.reshape(-1))
     for size in reversed(column.shape):
         array = pa.FixedSizeListArray.from_arrays(array, size)
     return array

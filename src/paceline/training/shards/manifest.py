@@ -166,9 +166,9 @@ def _manifest(body: dict[str, Any]) -> Manifest:
 
 def column_of(body: Mapping[str, Any]) -> Column:
     """Return a column from what a file says of it."""
-    found = body["statistics"]
-    positions = tuple((mean, std) for mean, std in found.get("positions", ())) if found else ()
-    statistics = Statistics(**{**found, "positions": positions}) if found else None
+    figures = body["statistics"]
+    positions = tuple((mean, std) for mean, std in figures.get("positions", ())) if figures else ()
+    statistics = Statistics(**{**figures, "positions": positions}) if figures else None
     return Column(
         body["dtype"], tuple(body["shape"]), body["ragged"], body["text"], tuple(body["vocabulary"]), statistics
     )

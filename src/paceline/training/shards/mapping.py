@@ -64,8 +64,8 @@ def _map_file(file: Path, dtype: str) -> NDArray[np.generic]:
 
 def _map_over(address: int, file: Path, size: int) -> None:
     with open(file, "rb") as stream:
-        given = _libc.mmap(
+        mapped_address = _libc.mmap(
             address, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED, stream.fileno(), 0
         )
-    if given == _FAILED:
+    if mapped_address == _FAILED:
         raise DataError(f"{file} cannot be mapped into memory: {os.strerror(ctypes.get_errno())}")

@@ -38,10 +38,10 @@ class Moments:
         rows, mean = wide.shape[1], wide.mean(axis=1)
         wide -= mean[:, None]
         squares = np.einsum("ij,ij->i", wide, wide)
-        whole, apart = self.rows + rows, mean - self.mean
-        self.squares += squares + apart * apart * self.rows * rows / whole
-        self.mean += apart * rows / whole
-        self.rows = whole
+        total, apart = self.rows + rows, mean - self.mean
+        self.squares += squares + apart * apart * self.rows * rows / total
+        self.mean += apart * rows / total
+        self.rows = total
 
     def statistics(self) -> Statistics | None:
         """Return the figures; None without any value."""

@@ -40,8 +40,8 @@ def _differing(folder: Path, name: str, expected: Mapping[str, ShardFile], follo
 
 def digest(path: Path) -> str:
     """Return the sha256 of a file."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            hasher.update(block)
+    return hasher.hexdigest()

@@ -34,21 +34,21 @@ class Description:
 
 def describe(traced: Traced, tensors: Sequence[Tensor]) -> Description:
     """Describe a model for inputs like these. It is run, so give a copy."""
-    found = Description(needs={PARAMETER + name for name in trainable(traced.module)})
+    description = Description(needs={PARAMETER + name for name in trainable(traced.module)})
     names = names_of(traced.module)
     results: dict[fx.Node, Any] = dict(zip(traced.placeholders, tensors, strict=True))
-    given = list(zip(traced.placeholders, tensors, strict=True))
-    found.inputs = {node.name: tuple(tensor.shape) for node, tensor in given}
-    found.needs |= {node.name for node, tensor in given if tensor.requires_grad}
+    inputs = list(zip(traced.placeholders, tensors, strict=True))
+    description.inputs = {node.name: tuple(tensor.shape) for node, tensor in inputs}
+    description.needs |= {node.name for node, tensor in inputs if tensor.requires_grad}
 
     def add(node: fx.Node, args: Any, kwargs: Any) -> Any:
         versions = [(tensor, tensor._version) for tensor in tensors_of(args, kwargs)]
         result = traced.call_piece(node, args, kwargs)
         results[node] = result
         changes = any(tensor._version != version for tensor, version in versions)
-        found.nodes.append(_node(traced, node, results, args, kwargs, changes, names))
+        description.nodes.append(_node(traced, node, results, args, kwargs, changes, names))
         if any(tensor.requires_grad for tensor in tensors_of(result)):
-            found.needs.add(node.name)
+            description.needs.add(node.name)
         return result
 
     for node in traced.graph.nodes:
@@ -57,12 +57,12 @@ def describe(traced: Traced, tensors: Sequence[Tensor]) -> Description:
     with torch.enable_grad():
         traced.run(tensors, add)
     first = [_parameter(node, results[node], names) for node in traced.graph.nodes if node.op == "get_attr"]
-    found.nodes = [*first, *found.nodes]
-    found.needs |= {n.name for n in first if n.held and PARAMETER + n.held[0].name in found.needs}
-    wanted: list[str] = []
-    fx.node.map_arg(traced.output.args[0], lambda node: wanted.append(node.name))
-    found.outputs = tuple(dict.fromkeys(wanted))
-    return found
+    description.nodes = [*first, *description.nodes]
+    description.needs |= {n.name for n in first if n.held and PARAMETER + n.held[0].name in description.needs}
+    outputs: list[str] = []
+    fx.node.map_arg(traced.output.args[0], lambda node: outputs.append(node.name))
+    description.outputs = tuple(dict.fromkeys(outputs))
+    return description
 
 
 def names_of(module: nn.Module) -> dict[int, str]:
@@ -73,14 +73,21 @@ def names_of(module: nn.Module) -> dict[int, str]:
 def _parameter(node: fx.Node, value: Any, names: dict[int, str]) -> Node:
     """Describe what reads a parameter or a buffer by name: it is used whole."""
     shape = tuple(value.shape) if isinstance(value, Tensor) else None
-    held = (Held("value", names[id(value)], tuple(value.shape), value.requires_grad),) if id(value) in names else ()
-    return Node(node.name, "read", shape=shape, held=held)
+    parameters = (
+        (Held("value", names[id(value)], tuple(value.shape), value.requires_grad),) if id(value) in names else ()
+    )
+    return Node(node.name, "read", shape=shape, held=parameters)
 
 
 def _node(
-    traced: Traced, node: fx.Node, results: dict[fx.Node, Any], args: Any, kwargs: Any, changes: bool,
+    traced: Traced,
+    node: fx.Node,
+    results: dict[fx.Node, Any],
+    args: Any,
+    kwargs: Any,
+    changes: bool,
     names: dict[int, str],
-) -> Node:  # fmt: skip
+) -> Node:
     result = results[node]
     if _is_size(node, results, result):
         return Node(node.name, "size", facts={"value": result})
@@ -88,16 +95,16 @@ def _node(
     takes = [each for each in node.all_input_nodes if not _is_constant(each, results)]
     shapes = tuple(tuple(results[each].shape) if isinstance(results[each], Tensor) else None for each in takes)
     shape = tuple(result.shape) if isinstance(result, Tensor) else None
-    held: tuple[Held, ...] = ()
+    parameters: tuple[Held, ...] = ()
     if node.op == "call_module":
-        held = _held(traced.module.get_submodule(str(node.target)), kind, names)
+        parameters = _held(traced.module.get_submodule(str(node.target)), kind, names)
     layer = str(node.target) if node.op == "call_module" else ""
     if kind == "dropout":
         facts["drawn"] = memory_order(args[0])  # dropout draws in the order in which its input lies in memory
     if isinstance(result, Tensor) and (order := memory_order(result)) != tuple(range(result.dim())):
         facts["lies"] = order
     facts["changes"] = changes
-    return Node(node.name, kind, tuple(each.name for each in takes), shapes, shape, held, layer, facts)
+    return Node(node.name, kind, tuple(each.name for each in takes), shapes, shape, parameters, layer, facts)
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:
@@ -107,13 +114,13 @@ def memory_order(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _held(module: nn.Module, kind: str, names: dict[int, str]) -> tuple[Held, ...]:
-    found = []
+    parameters = []
     for role, tensor in (*module.named_parameters(), *module.named_buffers()):
         shape = tuple(tensor.shape)
         if kind == "attention" and role.startswith("in_proj"):
             shape = (3, shape[0] // 3, *shape[1:])  # queries, keys and values are split alike
-        found.append(Held(role, names[id(tensor)], shape, tensor.requires_grad))
-    return tuple(found)
+        parameters.append(Held(role, names[id(tensor)], shape, tensor.requires_grad))
+    return tuple(parameters)
 
 
 def _is_size(node: fx.Node, results: dict[fx.Node, Any], result: Any) -> bool:

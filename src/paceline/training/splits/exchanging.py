@@ -47,7 +47,7 @@ def exchanges_of(movement: Movement, shape: tuple[int, ...], workers: int) -> li
 def offsets(exchange: Exchange, sender: int, itemsize: int) -> tuple[dict[int, tuple[int, int]], int]:
     """Return where a worker's vector has the box for each other worker, in bytes, and how many bytes are used."""
     places: dict[Box, tuple[int, int]] = {}
-    found, end = dict[int, tuple[int, int]](), 0
+    spans, end = dict[int, tuple[int, int]](), 0
     for receiver in range(exchange.workers):
         box = exchange.box(sender, receiver)
         if receiver == sender:
@@ -56,8 +56,8 @@ def offsets(exchange: Exchange, sender: int, itemsize: int) -> tuple[dict[int, t
             size = volume(box) * itemsize
             places[box] = (end, end + size)
             end += -(-size // ALIGN) * ALIGN
-        found[receiver] = places[box]
-    return found, end
+        spans[receiver] = places[box]
+    return spans, end
 
 
 def kept(request: Request, place: int) -> Tensor | None:
@@ -69,8 +69,8 @@ def kept(request: Request, place: int) -> Tensor | None:
         return resized(request.tensor, movement.source, movement.target, request.shape, place)
     if movement.kind != CUT:
         return request.tensor
-    own = movement.target.own
-    mine = window(request.tensor.reshape(own.extent(request.shape)), own.box(request.shape, place)).clone()
+    placement = movement.target.own
+    mine = window(request.tensor.reshape(placement.extent(request.shape)), placement.box(request.shape, place)).clone()
     return shaped(mine, movement.target, request, place)
 
 
@@ -95,9 +95,9 @@ def resized(tensor: Tensor, source: Placement, target: Placement, shape: tuple[i
     both = intersection(has, wants)
     if both == wants:
         return window(tensor, wants, has)
-    found = tensor.new_zeros([stop - first for first, stop in wants])
-    window(found, both, wants).copy_(window(tensor, both, has))
-    return found
+    output = tensor.new_zeros([stop - first for first, stop in wants])
+    window(output, both, wants).copy_(window(tensor, both, has))
+    return output
 
 
 @dataclass
@@ -150,21 +150,21 @@ class LinkMover:
 def combined(exchange: Exchange, place: int, parts: Sequence[Tensor], like: Tensor) -> Tensor:
     """Return what a worker has after an exchange: boxes side by side, or their sum in the order of the workers."""
     extent = exchange.extent
-    wanted = exchange.wants.box(extent, place)
-    shape = [stop - first for first, stop in wanted]
-    found = torch.empty(shape, dtype=like.dtype)
-    for sender, given in enumerate(parts):
+    target_box = exchange.wants.box(extent, place)
+    shape = [stop - first for first, stop in target_box]
+    output = torch.empty(shape, dtype=like.dtype)
+    for sender, part in enumerate(parts):
         box = exchange.box(sender, place)
         if sender == place:
-            given = window(given, box, exchange.has.box(extent, place))
-        given = given.reshape([stop - first for first, stop in box])
+            part = window(part, box, exchange.has.box(extent, place))
+        part = part.reshape([stop - first for first, stop in box])
         if not exchange.adds:
-            window(found, box, wanted).copy_(given)
+            window(output, box, target_box).copy_(part)
         elif sender:
-            found.add_(given)
+            output.add_(part)
         else:
-            found.copy_(given)
-    return found
+            output.copy_(part)
+    return output
 
 
 def move_together(requests: Sequence[Request]) -> list[Tensor]:
@@ -174,14 +174,14 @@ def move_together(requests: Sequence[Request]) -> list[Tensor]:
     for exchange in exchanges_of(first.movement, first.shape, workers):
         boxes = [exchange.has.box(exchange.extent, place) for place in range(workers)]
         views = [t.reshape([stop - start for start, stop in box]) for t, box in zip(tensors, boxes, strict=True)]
-        made = []
+        outputs = []
         for place in range(workers):
             parts = [
                 view if sender == place else window(view, exchange.box(sender, place), boxes[sender])
                 for sender, view in enumerate(views)
             ]
-            made.append(combined(exchange, place, parts, views[place]))
-        tensors = made
+            outputs.append(combined(exchange, place, parts, views[place]))
+        tensors = outputs
     target = first.movement.target
     return [shaped(t, target, request, place) for place, (t, request) in enumerate(zip(tensors, requests, strict=True))]
 

@@ -35,8 +35,8 @@ class FusedShares:
         memo: dict[int, object] = {}
         for name, tensor in (*module.named_parameters(), *module.named_buffers()):
             sharded = model.program.stored[name].is_split if name in model.program.stored else False
-            whole = torch.empty(self.shapes[PARAMETER + name], dtype=tensor.dtype) if sharded else None
-            memo[id(tensor)] = tensor if whole is None else nn.Parameter(whole, tensor.requires_grad)
+            full = torch.empty(self.shapes[PARAMETER + name], dtype=tensor.dtype) if sharded else None
+            memo[id(tensor)] = tensor if full is None else nn.Parameter(full, tensor.requires_grad)
         self.whole = copy.deepcopy(module, memo)
         self.parameters = dict(self.whole.named_parameters())
         self.network = network(job, self.whole)
@@ -51,12 +51,16 @@ class FusedShares:
             self.shares.gathered[step.value, step.target] = moved
             self.parameters[name].data.copy_(moved)
         (x,), y = split_batch(batch)
-        loss, found = self.network.loss_and_gradients(x, y, mix(replica.job.seed, chunk.update, chunk.number) & LARGEST)
+        loss, gradients = self.network.loss_and_gradients(
+            x, y, mix(replica.job.seed, chunk.update, chunk.number) & LARGEST
+        )
         for step in model.steps:
             if not step.value or not step.back:
                 continue
             name, shape = step.value.removeprefix(PARAMETER), model.program.shapes[step.value]
-            gradient: Tensor = found[name] * weight if name in found else torch.zeros_like(self.parameters[name])
+            gradient: Tensor = (
+                gradients[name] * weight if name in gradients else torch.zeros_like(self.parameters[name])
+            )
             if self.shares.stage == 1:
                 self.shares.add(step.value, gradient)
             else:

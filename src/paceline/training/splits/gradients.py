@@ -59,8 +59,8 @@ class SplitBlueprint:
         """Return the most bytes that a worker sends in one exchange: of a chunk, or of totals."""
         size = max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
         totals = {TOTALS: (2 + sum(prod(self.shapes[name]) for name in self.moving),)}
-        found = largest([Step((), TOTALS, PARTIAL, WHOLE)], totals, self.program.workers, size)
-        return max(found, *(largest_of(program, size) for program in self.programs.values()))
+        totals_bytes = largest([Step((), TOTALS, PARTIAL, WHOLE)], totals, self.program.workers, size)
+        return max(totals_bytes, *(largest_of(program, size) for program in self.programs.values()))
 
 
 def largest_of(program: Program, size: int) -> int:
@@ -101,8 +101,8 @@ class SplitReplica:
     def walk(self, chunk: Chunk, batch: Batch, weight: float) -> Walk:
         """Compute a chunk: the walk seeds its chance, asks for movements, and ends with the chunk's mean loss."""
         replica = self.replica
-        seen = replica.prepared(chunk, batch)
-        _, tensors = Call.of(replica.loss, seen)
+        prepared = replica.prepared(chunk, batch)
+        _, tensors = Call.of(replica.loss, prepared)
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         if shapes not in self.models:
             sizes = " or ".join(" and ".join(map(str, each)) for each in self.models)
@@ -111,8 +111,8 @@ class SplitReplica:
                 "samples of one size, or take a plan that does not split layers"
             )
         if self.fused is not None:
-            return (yield from self.fused.walk(self.models[shapes], replica, chunk, seen, weight))
-        return (yield from self.models[shapes].walk(replica, seen, tensors, weight))
+            return (yield from self.fused.walk(self.models[shapes], replica, chunk, prepared, weight))
+        return (yield from self.models[shapes].walk(replica, prepared, tensors, weight))
 
     def idle(self) -> Walk:
         """Take part in the movements of a chunk for which this worker has no samples."""
@@ -140,8 +140,8 @@ class SplitReplica:
             while True:
                 answer = self.move(walk.send(answer))
         except StopIteration as ended:
-            found: T = ended.value
-            return found
+            result: T = ended.value
+            return result
 
     def take(self, replica: Replica) -> list[Tensor | None]:
         return take_gradients(replica.parameters)

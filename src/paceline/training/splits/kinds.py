@@ -20,10 +20,21 @@ POINTWISE = {
     nn.ReLU6, nn.Hardswish, nn.Mish, nn.LogSigmoid, nn.Softsign, nn.SELU, nn.CELU, nn.Hardsigmoid, nn.Threshold,
 }  # fmt: skip
 POOLING = {
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d,
-    nn.Upsample, nn.ZeroPad2d,
-}  # fmt: skip
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.MaxPool3d,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.AdaptiveAvgPool3d,
+    nn.AdaptiveMaxPool1d,
+    nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
+    nn.Upsample,
+    nn.ZeroPad2d,
+}
 PER_SAMPLE = {nn.GroupNorm, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.LocalResponseNorm}
 ELEMENTWISE: set[object] = {
     torch.relu, F.relu, torch.tanh, F.tanh, torch.sigmoid, F.sigmoid, F.gelu, F.silu, F.elu, F.leaky_relu, F.softplus,
@@ -36,9 +47,17 @@ ELEMENTWISE: set[object] = {
     "softplus", "hardtanh", "mish", "sin", "cos", "erf", "where",
 }  # fmt: skip
 RESHAPING: set[object] = {
-    torch.flatten, torch.reshape, torch.unsqueeze, torch.squeeze, "flatten", "view", "reshape", "unsqueeze", "squeeze",
+    torch.flatten,
+    torch.reshape,
+    torch.unsqueeze,
+    torch.squeeze,
+    "flatten",
+    "view",
+    "reshape",
+    "unsqueeze",
+    "squeeze",
     "unflatten",
-}  # fmt: skip
+}
 ALONG: set[object] = {
     F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, torch.mean, torch.sum, torch.amax, torch.amin,
     torch.logsumexp, torch.cumsum, "softmax", "log_softmax", "mean", "sum", "amax", "amin", "logsumexp", "cumsum",

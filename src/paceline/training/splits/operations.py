@@ -63,31 +63,31 @@ class _AddedOnce(torch.autograd.Function):
 
 def added_once(summand: Tensor, bias: Tensor, dim: int, place: int) -> Tensor:
     """Add a bias along a dimension to the summand of the first worker."""
-    found: Tensor = _AddedOnce.apply(summand, bias, dim, place == 0)  # type: ignore[no-untyped-call]
-    return found
+    summed: Tensor = _AddedOnce.apply(summand, bias, dim, place == 0)  # type: ignore[no-untyped-call]
+    return summed
 
 
 def _rows(op: Operation, args: Any, kwargs: Any) -> Tensor:
     module, (x,) = op.module, args
     if op.node.kind == "linear":
-        made, dim = F.linear(x, module.weight), x.dim() - 1
+        output, dim = F.linear(x, module.weight), x.dim() - 1
     else:
-        made, dim = module._conv_forward(x, module.weight, None), 1
+        output, dim = module._conv_forward(x, module.weight, None), 1
     if module.bias is None:
-        return made
-    return added_once(made, module.bias, dim, op.place)
+        return output
+    return added_once(output, module.bias, dim, op.place)
 
 
 def _words(op: Operation, args: Any, kwargs: Any) -> Tensor:
     """Look up the words that this worker holds; all others are zero."""
     module, (words,) = op.module, args
     (first, stop) = op.layout.uses["weight"].cuts[0].part(op.place)
-    here = (words >= first) & (words < stop)
+    in_range = (words >= first) & (words < stop)
     padding = module.padding_idx
     local = padding - first if padding is not None and first <= padding < stop else None
-    found = F.embedding((words - first).clamp(0, stop - first - 1), module.weight, local)
-    known: Tensor = found * here.unsqueeze(-1).to(found.dtype)
-    return known
+    embedded = F.embedding((words - first).clamp(0, stop - first - 1), module.weight, local)
+    masked: Tensor = embedded * in_range.unsqueeze(-1).to(embedded.dtype)
+    return masked
 
 
 def _dropout(op: Operation, args: Any, kwargs: Any) -> Tensor:
@@ -101,8 +101,8 @@ def _dropout(op: Operation, args: Any, kwargs: Any) -> Tensor:
     assert shape is not None
     ones = torch.ones([shape[dim] for dim in order], dtype=x.dtype)
     mask = F.dropout(ones, module.p, True).permute([order.index(dim) for dim in range(len(shape))])
-    found: Tensor = x * window(mask, op.layout.gives.box(shape, op.place))
-    return found
+    output: Tensor = x * window(mask, op.layout.gives.box(shape, op.place))
+    return output
 
 
 def _heads(op: Operation, args: Any, kwargs: Any) -> tuple[Tensor, None]:
@@ -124,15 +124,15 @@ def _heads(op: Operation, args: Any, kwargs: Any) -> tuple[Tensor, None]:
     attention = scores.softmax(-1)
     if module.training and module.dropout > 0:
         first, stop = op.layout.uses["out_proj.weight"].cuts[0].part(op.place)
-        whole = (attention.shape[0], heads, *attention.shape[2:])
-        mask = F.dropout(torch.ones(whole, dtype=attention.dtype), module.dropout, True)
+        full_shape = (attention.shape[0], heads, *attention.shape[2:])
+        mask = F.dropout(torch.ones(full_shape, dtype=attention.dtype), module.dropout, True)
         attention = attention * mask[:, first // width : stop // width]
     mixed = attention @ v
     order = (0, 2, 1, 3) if batch_first else (2, 0, 1, 3)
-    made = F.linear(mixed.permute(order).flatten(2), module.out_proj.weight)
+    output = F.linear(mixed.permute(order).flatten(2), module.out_proj.weight)
     if module.out_proj.bias is not None:
-        made = added_once(made, module.out_proj.bias, made.dim() - 1, op.place)
-    return made, None
+        output = added_once(output, module.out_proj.bias, output.dim() - 1, op.place)
+    return output, None
 
 
 def _for_all_queries(mask: Tensor | None) -> Tensor | None:
@@ -149,14 +149,14 @@ def _headed(x: Tensor, width: int, batch_first: bool) -> Tensor:
 def _block_product(op: Operation, args: Any, kwargs: Any) -> Tensor:
     """Multiply the blocks that this worker has in this step, and add what it made in the steps before."""
     (x, *before), module = args, op.module
-    made: Tensor = F.linear(x, module.weight)
+    product: Tensor = F.linear(x, module.weight)
     if before:
-        made = before[0] + made
+        product = before[0] + product
     if module.bias is None or not any(held.role == "bias" for held in op.node.held):
-        return made
+        return product
     assert op.node.shape is not None
     first, stop = op.layout.gives.box(op.node.shape, op.place)[-1]
-    return made.add(module.bias[first:stop])
+    return product.add(module.bias[first:stop])
 
 
 def _strip(op: Operation, args: Any, kwargs: Any) -> Tensor:
@@ -217,16 +217,16 @@ def _dispatch(op: Operation, args: Any, kwargs: Any) -> Tensor:
 
 
 def _combine(op: Operation, args: Any, kwargs: Any) -> Tensor:
-    made, probabilities = args
-    combined: Tensor = op.module.combine(made, _routing(op, probabilities)[0], probabilities)
+    outputs, probabilities = args
+    combined: Tensor = op.module.combine(outputs, _routing(op, probabilities)[0], probabilities)
     return combined
 
 
 def _reshape(op: Operation, args: Any, kwargs: Any) -> Tensor:
     assert op.node.shape is not None
     box = op.layout.gives.box(op.node.shape, op.place)
-    found: Tensor = args[0].reshape([stop - first for first, stop in box])
-    return found
+    reshaped: Tensor = args[0].reshape([stop - first for first, stop in box])
+    return reshaped
 
 
 #: By kind and way, where the operation does not run as it is on the worker's parts.

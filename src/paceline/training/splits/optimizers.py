@@ -23,9 +23,9 @@ def check_parts(optimizer: Optimizer, module: nn.Module) -> None:
     generator = torch.Generator().manual_seed(0)
     value = torch.randn(6, 4, generator=generator, dtype=torch.float64)
     gradients = [torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(STEPS)]
-    whole = _stepped(optimizer, chosen, value, gradients)
+    full = _stepped(optimizer, chosen, value, gradients)
     halves = [_stepped(optimizer, chosen, value[rows], [g[rows] for g in gradients]) for rows in _HALVES]
-    if not torch.allclose(whole, torch.cat(halves), rtol=1e-9, atol=1e-12):
+    if not torch.allclose(full, torch.cat(halves), rtol=1e-9, atol=1e-12):
         raise PlanError(
             f"{type(optimizer).__name__} steps each number by others of its matrix, and under this plan a worker has a "
             "part of it alone; use an optimizer such as SGD, Adam or Adagrad, or a plan that does not split layers"
@@ -50,10 +50,10 @@ def _stepped(
 
 def _initial(optimizer: Optimizer, chosen: nn.Parameter, parameter: nn.Parameter) -> list[dict[str, object]]:
     """Return the state that some optimizers (Adagrad) make at once, of the right shape."""
-    found = optimizer.state.get(chosen)
-    if not found:
+    state = optimizer.state.get(chosen)
+    if not state:
         return []
-    return [{key: _like(parameter, value, chosen.shape) for key, value in found.items()}]
+    return [{key: _like(parameter, value, chosen.shape) for key, value in state.items()}]
 
 
 def _like(parameter: nn.Parameter, value: object, shape: torch.Size) -> object:

@@ -41,9 +41,14 @@ APART = {torch.float64: 1e-9, torch.float32: 2e-4}
 
 
 def split_blueprint(
-    job: Job, module: nn.Module, examples: Sequence[Example], moving: tuple[str, ...], workers: int,
-    recipe: SplitRecipe, stage: int = 0,
-) -> SplitBlueprint:  # fmt: skip
+    job: Job,
+    module: nn.Module,
+    examples: Sequence[Example],
+    moving: tuple[str, ...],
+    workers: int,
+    recipe: SplitRecipe,
+    stage: int = 0,
+) -> SplitBlueprint:
     """Return the blueprint; `examples` are chunks of every size, a full one first."""
     twin = copy.deepcopy(module).train()
     replica = Replica(job, twin, ())
@@ -62,9 +67,16 @@ def split_blueprint(
 
 
 def _blueprint(
-    job: Job, module: nn.Module, examples: Sequence[Example], moving: tuple[str, ...], workers: int,
-    recipe: SplitRecipe, stage: int, call: Call, exported: ExportedGraph | None,
-) -> SplitBlueprint:  # fmt: skip
+    job: Job,
+    module: nn.Module,
+    examples: Sequence[Example],
+    moving: tuple[str, ...],
+    workers: int,
+    recipe: SplitRecipe,
+    stage: int,
+    call: Call,
+    exported: ExportedGraph | None,
+) -> SplitBlueprint:
     """Return the blueprint for a graph by torch.export, or by torch.fx if there is none."""
     programs: dict[Shapes, Program] = {}
     for example in examples:
@@ -75,9 +87,15 @@ def _blueprint(
         described = describe(traced, tensors)
         recipe.check(described.nodes)
         program = derive(
-            recipe.prepare(described.nodes, workers), described.inputs, described.outputs, described.needs, workers,
-            recipe.choose, stage > 0, stage == 3,
-        )  # fmt: skip
+            recipe.prepare(described.nodes, workers),
+            described.inputs,
+            described.outputs,
+            described.needs,
+            workers,
+            recipe.choose,
+            stage > 0,
+            stage == 3,
+        )
         prove_program(program)
         if program.stored != next(iter(programs.values()), program).stored:
             raise JobError(
@@ -85,9 +103,9 @@ def _blueprint(
                 "give a batch_size that divides the data, or less data="
             )
         programs[tuple(tuple(t.shape) for t in tensors)] = program
-    made = SplitBlueprint(call, exported, programs, shapes_of(module), moving, stage)
-    rehearsed(module, examples, lambda module, examples: _rehearse(job, module, made, examples))
-    return made
+    blueprint = SplitBlueprint(call, exported, programs, shapes_of(module), moving, stage)
+    rehearsed(module, examples, lambda module, examples: _rehearse(job, module, blueprint, examples))
+    return blueprint
 
 
 def rehearsed(
@@ -165,57 +183,62 @@ def _next(walk: Generator[Request, Tensor, T], answer: Tensor | None, place: int
     return request
 
 
-def _rehearse(job: Job, module: nn.Module, made: SplitBlueprint, examples: Sequence[Example]) -> None:
+def _rehearse(job: Job, module: nn.Module, blueprint: SplitBlueprint, examples: Sequence[Example]) -> None:
     """Compare all workers together with the model, the last example twice: a model may change itself in the first."""
-    whole, program = Replica(job, copy.deepcopy(module).train(), made.moving), made.program
-    parts = [SplitReplica(job, sliced(module, made.stored, place), made, place) for place in range(program.workers)]
+    replica, program = Replica(job, copy.deepcopy(module).train(), blueprint.moving), blueprint.program
+    parts = [
+        SplitReplica(job, sliced(module, blueprint.stored, place), blueprint, place) for place in range(program.workers)
+    ]
     draws = any(model.traced.draws for model in parts[0].models.values())
     for example in (*examples, examples[-1]):
-        loss = whole.forward(whole.module, *fresh(example))
+        loss = replica.forward(replica.module, *fresh(example))
         loss.backward()
         expected = float(loss.detach())
-        weight = 1.0 / len(parts) if made.stage else 1.0  # each has a chunk of its own
-        found = run_together([each.walk(*fresh(example), weight) for each in parts], draws)[0]
-        if made.stage:
+        weight = 1.0 / len(parts) if blueprint.stage else 1.0  # each has a chunk of its own
+        actual = run_together([each.walk(*fresh(example), weight) for each in parts], draws)[0]
+        if blueprint.stage:
             _scatter(parts)
         apart = APART.get(loss.dtype, 1e-2)
         if not math.isfinite(expected):
             return
-        compare_losses(module, expected, found, apart)
-        _compare(module, made, whole, parts, apart)
+        compare_losses(module, expected, actual, apart)
+        _compare(module, blueprint, replica, parts, apart)
 
 
-def compare_losses(module: nn.Module, expected: float, found: float, apart: float) -> None:
-    if abs(found - expected) > apart * max(1.0, abs(expected)):
-        raise _difference(module, f"a loss of {found}, not {expected}")
+def compare_losses(module: nn.Module, expected: float, actual: float, apart: float) -> None:
+    if abs(actual - expected) > apart * max(1.0, abs(expected)):
+        raise _difference(module, f"a loss of {actual}, not {expected}")
 
 
 def _scatter(parts: Sequence[SplitReplica]) -> None:
     """End the update of the rehearsal, as stage 1 scatters gradients at its end; the gradients stay where they are."""
     none = [GradientSum([], [b.clone() for b in part.replica.moving], 0.0, 1.0 / len(parts), 0) for part in parts]
     ended = run_together([part.finish(each) for part, each in zip(parts, none, strict=True)])
-    for part, whole in zip(parts, ended, strict=True):
-        for parameter, gradient in zip(part.replica.parameters, whole.gradients, strict=False):
+    for part, total in zip(parts, ended, strict=True):
+        for parameter, gradient in zip(part.replica.parameters, total.gradients, strict=False):
             parameter.grad = gradient
 
 
 def _compare(
-    module: nn.Module, made: SplitBlueprint, whole: Replica, parts: Sequence[SplitReplica], apart: float
+    module: nn.Module, blueprint: SplitBlueprint, replica: Replica, parts: Sequence[SplitReplica], apart: float
 ) -> None:
     gradients = [each.replica.take() for each in parts]
-    compare_gradients(module, whole.take(), gradients, made.stored, apart)
+    compare_gradients(module, replica.take(), gradients, blueprint.stored, apart)
     moved = [each.replica.moving for each in parts]
-    compare_buffers(module, made.moving, whole.moving, moved, made.stored)
+    compare_buffers(module, blueprint.moving, replica.moving, moved, blueprint.stored)
 
 
 def compare_gradients(
-    module: nn.Module, expected: Sequence[Tensor | None], found: Sequence[Sequence[Tensor | None]],
-    stored: Mapping[str, Stored], apart: float,
-) -> None:  # fmt: skip
+    module: nn.Module,
+    expected: Sequence[Tensor | None],
+    actual: Sequence[Sequence[Tensor | None]],
+    stored: Mapping[str, Stored],
+    apart: float,
+) -> None:
     """Compare the model's gradients with those of its parts, place by place. Raise `JobError` where they differ."""
     total = math.hypot(*(float(g.norm()) for g in expected if g is not None))
     for number, name in enumerate(trainable(module)):
-        one, mine = expected[number], [gradients[number] for gradients in found]
+        one, mine = expected[number], [gradients[number] for gradients in actual]
         if (one is None) != any(g is None for g in mine):
             raise _difference(module, f"the gradient of {name} is {'there' if one is None else 'not there'}")
         if one is not None:
@@ -225,12 +248,15 @@ def compare_gradients(
 
 
 def compare_buffers(
-    module: nn.Module, names: Sequence[str], expected: Sequence[Tensor], found: Sequence[Sequence[Tensor]],
+    module: nn.Module,
+    names: Sequence[str],
+    expected: Sequence[Tensor],
+    actual: Sequence[Sequence[Tensor]],
     stored: Mapping[str, Stored],
-) -> None:  # fmt: skip
+) -> None:
     """Compare the model's moving buffers with those of its parts, place by place."""
     for number, (name, one) in enumerate(zip(names, expected, strict=True)):
-        other = assembled([mine[number] for mine in found], stored.get(name), one.shape)
+        other = assembled([mine[number] for mine in actual], stored.get(name), one.shape)
         if not torch.allclose(one.double(), other.double(), rtol=1e-4, atol=1e-4, equal_nan=True):
             raise _difference(module, f"its buffer {name} moves otherwise")
 

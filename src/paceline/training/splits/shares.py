@@ -48,8 +48,8 @@ class Shares:
         for move in moves if self.stage == 1 else []:
             shape = program.shapes[move.value]
             gradient = self.unscattered.pop(move.value, None)
-            whole = torch.zeros(shape, dtype=named[move.value].dtype) if gradient is None else gradient
-            back = yield Request(move._replace(back=True), shape, whole.contiguous(), shape)
+            full = torch.zeros(shape, dtype=named[move.value].dtype) if gradient is None else gradient
+            back = yield Request(move._replace(back=True), shape, full.contiguous(), shape)
             named[move.value].grad = back.reshape(named[move.value].shape).clone()
         gradients = replica.take() if self.stage == 1 else computed.gradients
         buffers = computed.buffers or [torch.zeros_like(b) for b in replica.moving]
@@ -57,10 +57,10 @@ class Shares:
         numbers = torch.tensor([computed.loss, computed.weight], dtype=dtype)
         totals = torch.cat([numbers, *(b.to(dtype).flatten() for b in buffers)])
         step, shape = Step((), TOTALS, PARTIAL, WHOLE), tuple(totals.shape)
-        whole = yield Request(step, shape, totals, shape)
+        full = yield Request(step, shape, totals, shape)
         summed, start = [], 2
         for buffer in buffers:
-            own = replica.parameters[0].dtype
-            summed.append(whole[start : start + buffer.numel()].view(buffer.shape).to(own))
+            model_dtype = replica.parameters[0].dtype
+            summed.append(full[start : start + buffer.numel()].view(buffer.shape).to(model_dtype))
             start += buffer.numel()
-        return GradientSum(gradients, summed, float(whole[0]), float(whole[1]), computed.samples)
+        return GradientSum(gradients, summed, float(full[0]), float(full[1]), computed.samples)

@@ -71,20 +71,20 @@ def outline(module: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> nn.Modu
     return copy.deepcopy(module, memo)
 
 
-def put(whole: Tensor, mine: Tensor, stored: Stored | None, place: int) -> None:
+def put(full: Tensor, mine: Tensor, stored: Stored | None, place: int) -> None:
     """Write a worker's part into a whole tensor; what all workers have, the first writes."""
     if stored is not None and stored[0].is_split:
         placed, shape = stored
-        window(whole.view(placed.extent(shape)), placed.box(shape, place)).copy_(mine)
+        window(full.view(placed.extent(shape)), placed.box(shape, place)).copy_(mine)
     elif not place:
-        whole.copy_(mine)
+        full.copy_(mine)
 
 
-def assembled(parts: Sequence[Tensor], stored: Stored | None, whole: Sequence[int]) -> Tensor:
+def assembled(parts: Sequence[Tensor], stored: Stored | None, shape: Sequence[int]) -> Tensor:
     """Return the whole tensor, of this shape, from what the workers of a group store of it."""
     if stored is None or not stored[0].is_split:
         return parts[0].clone()
-    found = torch.empty(tuple(whole), dtype=parts[0].dtype)
+    full = torch.empty(tuple(shape), dtype=parts[0].dtype)
     for place, mine in enumerate(parts):
-        put(found, mine, stored, place)
-    return found
+        put(full, mine, stored, place)
+    return full

@@ -38,14 +38,14 @@ from paceline.training.stages.tracing import retrace
 
 
 def with_parts(
-    job: Job, module: nn.Module, made: Blueprint, examples: Sequence[Example], recipe: SplitRecipe, workers: int
+    job: Job, module: nn.Module, blueprint: Blueprint, examples: Sequence[Example], recipe: SplitRecipe, workers: int
 ) -> Blueprint:
     """Return the blueprint of a pipeline with the programs of so many workers inside each stage."""
-    programs: list[dict[Shapes, Program]] = [{} for _ in made.stage_to_worker]
+    programs: list[dict[Shapes, Program]] = [{} for _ in blueprint.stage_to_worker]
     for example in examples:
         twin = Replica(job, copy.deepcopy(module).train(), ())
-        codes = made.codes(twin.module)
-        traced = retrace(twin.module, made.call, made.exported)
+        codes = blueprint.codes(twin.module)
+        traced = retrace(twin.module, blueprint.call, blueprint.exported)
         travels, _ = through(codes, twin, traced, example)
         parts = [
             describe(traced_stage(code, twin.module), [t.detach().requires_grad_(t.requires_grad) for t in tensors])
@@ -54,28 +54,32 @@ def with_parts(
         recipe.check([node for described in parts for node in described.nodes])
         for number, described in enumerate(parts):
             program = derive(
-                recipe.prepare(described.nodes, workers), described.inputs, described.outputs, described.needs,
-                workers, recipe.choose,
-            )  # fmt: skip
+                recipe.prepare(described.nodes, workers),
+                described.inputs,
+                described.outputs,
+                described.needs,
+                workers,
+                recipe.choose,
+            )
             prove_program(program)
             programs[number][tuple(described.inputs.values())] = program
     shapes, stored = shapes_of(module), _stored(programs)
-    found = replace(made, programs=tuple(programs), shapes=shapes, stored=stored)
-    rehearsed(module, examples, lambda module, examples: _rehearse(job, module, found, examples, workers))
-    return found
+    extended = replace(blueprint, programs=tuple(programs), shapes=shapes, stored=stored)
+    rehearsed(module, examples, lambda module, examples: _rehearse(job, module, extended, examples, workers))
+    return extended
 
 
 def _stored(programs: Sequence[dict[Shapes, Program]]) -> dict[str, Stored]:
     """Return how everything is stored; what several stages use must lie alike in all of them."""
-    found: dict[str, Stored] = {}
+    by_name: dict[str, Stored] = {}
     for stage in programs:
         for name, stored in stored_by(next(iter(stage.values()))).items():
-            if found.setdefault(name, stored) != stored:
+            if by_name.setdefault(name, stored) != stored:
                 raise JobError(
                     f"{name} is used by several stages, which would split it differently; cut the model elsewhere "
                     "(cuts=), or take inside=1"
                 )
-    return found
+    return by_name
 
 
 class _Known:
@@ -88,34 +92,36 @@ class _Known:
         return fresh((chunk, self.known))[1]
 
 
-def _rehearse(job: Job, module: nn.Module, made: Blueprint, examples: Sequence[Example], workers: int) -> None:
+def _rehearse(job: Job, module: nn.Module, blueprint: Blueprint, examples: Sequence[Example], workers: int) -> None:
     """Compare all stages, computed by all workers together, with the model."""
-    alone = replace(made, stage_to_worker=(0,) * len(made.stage_to_worker))
+    alone = replace(blueprint, stage_to_worker=(0,) * len(blueprint.stage_to_worker))
     for chunk, batch in examples:
-        whole = Replica(job, copy.deepcopy(module).train(), made.moving)
-        expected = whole.backward(chunk, fresh((chunk, batch))[1], whole.chunk_weight(chunk, batch))
+        replica = Replica(job, copy.deepcopy(module).train(), blueprint.moving)
+        expected = replica.backward(chunk, fresh((chunk, batch))[1], replica.chunk_weight(chunk, batch))
         segments = [_segment(job, module, alone, place, batch) for place in range(workers)]
         for segment in segments:
             segment.begin(Pass(0, (1,), lambda update, chunk=chunk: [chunk]))  # type: ignore[misc]
-        stages = range(len(made.stage_to_worker))
+        stages = range(len(blueprint.stage_to_worker))
         works = [*(Work(s, 0, FORWARD) for s in stages), *(Work(s, 0, BACKWARD) for s in reversed(stages))]
         messages: list[Message] = [[] for _ in segments]
         for work in works:
             messages = run_together(
                 [segment.compute(work, message) for segment, message in zip(segments, messages, strict=True)],
-                made.carries_chance,
+                blueprint.carries_chance,
             )
         sums = segments[0].stages[stages[-1]].sums
         apart = APART.get(next(iter(trainable(module).values())).dtype, 1e-2)
         compare_losses(module, expected, sums.loss / sums.weight, apart)
         gradients = [[p.grad for p in trainable(_module(segment)).values()] for segment in segments]
-        compare_gradients(module, whole.take(), gradients, made.stored, apart)
-        compare_buffers(module, made.moving, whole.moving, [_moving(s, made.moving) for s in segments], made.stored)
+        compare_gradients(module, replica.take(), gradients, blueprint.stored, apart)
+        compare_buffers(
+            module, blueprint.moving, replica.moving, [_moving(s, blueprint.moving) for s in segments], blueprint.stored
+        )
 
 
-def _segment(job: Job, module: nn.Module, made: Blueprint, place: int, batch: Batch) -> Segment:
-    mine = sliced(module, made.stored, place)
-    return Segment(0, job, mine, made, _Known(batch), SplitStages(mine, made, place))  # type: ignore[arg-type]
+def _segment(job: Job, module: nn.Module, blueprint: Blueprint, place: int, batch: Batch) -> Segment:
+    mine = sliced(module, blueprint.stored, place)
+    return Segment(0, job, mine, blueprint, _Known(batch), SplitStages(mine, blueprint, place))  # type: ignore[arg-type]
 
 
 def _module(segment: Segment) -> nn.Module:

@@ -54,9 +54,13 @@ class SplitModel:
     """A worker's part of a model, with the program that it follows."""
 
     def __init__(
-        self, traced: Traced, program: Program, place: int, shapes: Mapping[str, tuple[int, ...]],
+        self,
+        traced: Traced,
+        program: Program,
+        place: int,
+        shapes: Mapping[str, tuple[int, ...]],
         shares: Shares | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             traced: the graph of the whole model, over the modules that hold this worker's parts.
@@ -94,20 +98,20 @@ class SplitModel:
 
     def stored(self, name: str) -> Tensor:
         """Return what this worker stores of a parameter or a buffer."""
-        found: Tensor = attribute(self.traced.module, name)
-        return found
+        tensor: Tensor = attribute(self.traced.module, name)
+        return tensor
 
     def idle(self) -> Walk:
         """Take part in the movements of a chunk for which this worker has no samples."""
         for step in self.steps:
             if not step.value:
                 continue
-            shape, whole = self.program.shapes[step.value], self.shapes[step.value]
+            shape, full_shape = self.program.shapes[step.value], self.shapes[step.value]
             mine = self.stored(step.value.removeprefix(PARAMETER))
-            given = torch.zeros(shape, dtype=mine.dtype) if step.back else mine.detach()
+            payload = torch.zeros(shape, dtype=mine.dtype) if step.back else mine.detach()
             if self._shared_already(step):
                 continue
-            moved = yield Request(step, shape, given, whole)
+            moved = yield Request(step, shape, payload, full_shape)
             if step.back:
                 add_gradient(mine, moved)
             elif self.shares is not None and self.shares.stage < 3:
@@ -148,8 +152,8 @@ class ChunkWalk:
         self._hand_on()
         for step in self.model.steps[self._turn :]:
             yield from self._do(step)
-        found = [self.gradients.pop((name, WHOLE), None) for name in self.program.inputs]
-        return [gradients[0] if gradients else None for gradients in found]
+        per_input = [self.gradients.pop((name, WHOLE), None) for name in self.program.inputs]
+        return [gradients[0] if gradients else None for gradients in per_input]
 
     @property
     def _turn(self) -> int:
@@ -194,8 +198,8 @@ class ChunkWalk:
             changes = bool(node.facts.get("changes"))
 
             def value(each: fx.Node) -> Any:
-                found = self._value((each.name, placed.get(each.name, WHOLE)))
-                return tree_map(_apart, found) if changes else found
+                operand = self._value((each.name, placed.get(each.name, WHOLE)))
+                return tree_map(_apart, operand) if changes else operand
 
             args, kwargs = fx.node.map_arg((piece.args, piece.kwargs), value)
             with self._parameters(name):
@@ -215,44 +219,44 @@ class ChunkWalk:
     def _cut_off(self, value: str, each: Any) -> Any:
         if not isinstance(each, Tensor):
             return each
-        wanted = value in self.program.needs and each.is_floating_point()
-        return each.detach().requires_grad_(wanted)
+        requires_grad = value in self.program.needs and each.is_floating_point()
+        return each.detach().requires_grad_(requires_grad)
 
-    def _stored(self, name: str, wanted: Placement) -> Tensor:
+    def _stored(self, name: str, placement: Placement) -> Tensor:
         """Return a parameter as it is stored, or as it was moved to."""
-        if self.program.stored.get(name, WHOLE) == wanted:
+        if self.program.stored.get(name, WHOLE) == placement:
             return self.model.stored(name)
-        found: Tensor = self._value((PARAMETER + name, wanted))
-        return found
+        tensor: Tensor = self._value((PARAMETER + name, placement))
+        return tensor
 
     def _read(self, node: Node, layout: Layout) -> Tensor:
-        (held,) = node.held
-        return self._stored(held.name, layout.uses.get(held.role, WHOLE))
+        (parameter,) = node.held
+        return self._stored(parameter.name, layout.uses.get(parameter.role, WHOLE))
 
     def _constant(self, piece: fx.Node) -> Any:
-        found: Any = self.model.traced.module
+        target: Any = self.model.traced.module
         for word in str(piece.target).split("."):
-            found = getattr(found, word)
-        return found
+            target = getattr(target, word)
+        return target
 
     @contextlib.contextmanager
     def _parameters(self, name: str) -> Generator[None, None, None]:
         """Lend a module the parameters that were moved for it."""
         node, layout = self.program.nodes[name], self.program.layouts[name]
         lent: list[tuple[dict[str, Any], str, Any]] = []
-        for held in node.held:
-            wanted = layout.uses.get(held.role, WHOLE)
-            if self.program.stored.get(held.name, WHOLE) != wanted:
-                path, _, attribute = f"{node.layer}.{held.role}".lstrip(".").rpartition(".")
+        for parameter in node.held:
+            placement = layout.uses.get(parameter.role, WHOLE)
+            if self.program.stored.get(parameter.name, WHOLE) != placement:
+                path, _, attribute = f"{node.layer}.{parameter.role}".lstrip(".").rpartition(".")
                 owner = self.model.traced.module.get_submodule(path)
                 where = owner._parameters if attribute in owner._parameters else owner._buffers
                 lent.append((where, attribute, where[attribute]))
-                where[attribute] = self._stored(held.name, wanted)  # type: ignore[assignment]
+                where[attribute] = self._stored(parameter.name, placement)  # type: ignore[assignment]
         try:
             yield
         finally:
-            for where, attribute, own in lent:
-                where[attribute] = own
+            for where, attribute, original in lent:
+                where[attribute] = original
 
     def _move(self, step: Step) -> Moves:
         shares, key = self.model.shares, (step.value, step.target)
@@ -281,8 +285,8 @@ class ChunkWalk:
     def _held(self, value: str, placed: Placement) -> Tensor:
         if value.startswith(PARAMETER):
             return self.model.stored(value.removeprefix(PARAMETER)).detach()
-        found: Tensor = self.has[value, placed]
-        return found.detach()
+        tensor: Tensor = self.has[value, placed]
+        return tensor.detach()
 
     # --- backward ---------------------------------------------------------------------------------------------------
 
@@ -290,16 +294,16 @@ class ChunkWalk:
         """Compute back through a segment, and hand on the gradients of what it took."""
         self.segment = self.segments.pop(step.nodes)
         roots: list[Tensor] = []
-        given: list[Tensor] = []
+        root_gradients: list[Tensor] = []
         for key, value in self.segment.made.items():
             gradients = self.gradients.pop(key, None) or []
             for tensor, gradient in zip(tensors_of(value), gradients, strict=False):
                 if gradient is not None and tensor.requires_grad:
                     roots.append(tensor)
-                    given.append(gradient)
+                    root_gradients.append(gradient)
             self.has.pop(key, None)
         if roots:
-            backward(roots, given)
+            backward(roots, root_gradients)
         self._hand_on()
 
     def _hand_on(self) -> None:
@@ -326,8 +330,8 @@ class ChunkWalk:
             self.has.pop((step.value, step.target))
             shares.add(step.value, gradient)
             return
-        shape, whole = self.program.shapes[step.value], self.model.shapes[step.value]
-        back = yield Request(step, shape, gradient.contiguous(), whole)
+        shape, full_shape = self.program.shapes[step.value], self.model.shapes[step.value]
+        back = yield Request(step, shape, gradient.contiguous(), full_shape)
         self.has.pop((step.value, step.target), None)
         if step.value.startswith(PARAMETER):
             add_gradient(self.model.stored(step.value.removeprefix(PARAMETER)), back)

@@ -18,10 +18,12 @@ from paceline.training.stages.memory_estimate import BESIDES, OPERATION, Live, s
 from paceline.training.stages.rehearsal import Example, fresh
 
 
-def peaks_of_parts(job: Job, module: nn.Module, made: SplitBlueprint, example: Example, chunks: int = 1) -> list[int]:
+def peaks_of_parts(
+    job: Job, module: nn.Module, blueprint: SplitBlueprint, example: Example, chunks: int = 1
+) -> list[int]:
     """Return the most bytes that each worker of a group will take, if an update has so many chunks like this one."""
-    workers = range(made.program.workers)
-    parts = [SplitReplica(job, sliced(module, made.stored, place), made, place) for place in workers]
+    workers = range(blueprint.program.workers)
+    parts = [SplitReplica(job, sliced(module, blueprint.stored, place), blueprint, place) for place in workers]
     lives = [Live() for _ in workers]
     draws = any(model.traced.draws for model in parts[0].models.values())
     for _ in range(min(2, chunks)):  # the second finds gradients to add to
@@ -38,9 +40,9 @@ def peaks_of_parts(job: Job, module: nn.Module, made: SplitBlueprint, example: E
 def _peak(job: Job, part: SplitReplica, live: Live) -> int:
     """Return the peak of one worker: in a chunk, or in the optimizer's step."""
     replica = part.replica
-    held = sum(p.nbytes for p in replica.module.parameters()) + sum(b.nbytes for b in replica.module.buffers())
+    resident = sum(p.nbytes for p in replica.module.parameters()) + sum(b.nbytes for b in replica.module.buffers())
     gradients = sum(p.grad.nbytes for p in replica.parameters if p.grad is not None)
     chunk, graph = live.most, OPERATION * live.operations
     replica.take()
     state, moment = step_bytes(live, job.make_optimizer(replica.module, replica.parameters), replica.parameters)
-    return BESIDES + held + state + max(chunk + graph, gradients + moment)
+    return BESIDES + resident + state + max(chunk + graph, gradients + moment)

@@ -53,10 +53,10 @@ class Blueprint:
 
     def holdings(self, module: nn.Module) -> list[list[str]]:
         """Return, per worker, the names of the parameters and buffers that it holds."""
-        found: list[list[str]] = [[] for _ in range(max(self.stage_to_worker) + 1)]
+        by_worker: list[list[str]] = [[] for _ in range(max(self.stage_to_worker) + 1)]
         for worker, names in zip(self.stage_to_worker, held(self.codes(module), module), strict=True):
-            found[worker] += names
-        return found
+            by_worker[worker] += names
+        return by_worker
 
 
 def skeleton(module: nn.Module, names: Sequence[str]) -> nn.Module:

@@ -66,13 +66,13 @@ def find(traced: Traced, name: str) -> int:
 
 def places_of(traced: Traced, cuts: Sequence[str]) -> tuple[int, ...]:
     """Return where stages begin, from their names. Raise `JobError` where no cut can be made."""
-    found = tuple(find(traced, name) for name in cuts)
-    if list(found) != sorted(set(found)) or 0 in found:
+    places = tuple(find(traced, name) for name in cuts)
+    if list(places) != sorted(set(places)) or 0 in places:
         raise JobError(f"cuts {'+'.join(cuts)} are not in the order of the model, or cut before its first piece")
-    for place, name in zip(found, cuts, strict=True):
+    for place, name in zip(places, cuts, strict=True):
         if why := obstacle(traced, place):
             raise JobError(f"the model cannot be cut before {name!r}: {why}")
-    return found
+    return places
 
 
 def obstacle(traced: Traced, place: int) -> str | None:
@@ -92,22 +92,22 @@ def obstacle(traced: Traced, place: int) -> str | None:
 
 def tied(traced: Traced, places: Sequence[int]) -> dict[str, tuple[int, int]]:
     """Return the parameters of several stages, with the first and the last of these."""
-    names, found = trainable(traced.module), {}
+    names, ties = trainable(traced.module), {}
     for what, pieces in traced.users.items():
         first, last = (sum(start <= piece for start in places) for piece in (pieces[0], pieces[-1]))
         if what in names and first < last:
-            found[what] = first, last
-    return found
+            ties[what] = first, last
+    return ties
 
 
 def message_bytes(traced: Traced) -> list[int]:
     """Return for each piece the bytes of a message to a stage that begins with it."""
     pieces, trained = range(len(traced.pieces)), trainable(traced.module)
-    found = [sum(node.meta["bytes"] for node in _crossing(traced, place)) for place in pieces]
+    sizes = [sum(node.meta["bytes"] for node in _crossing(traced, place)) for place in pieces]
     for what, users in traced.users.items():
         for place in range(users[0] + 1, users[-1] + 1) if what in trained else ():
-            found[place] += trained[what].nbytes
-    return found
+            sizes[place] += trained[what].nbytes
+    return sizes
 
 
 def indivisible(traced: Traced, moving: Collection[str]) -> dict[str, list[int]]:
@@ -146,50 +146,50 @@ def _stage(traced: Traced, number: int, start: int, stop: int, ties: dict[str, t
     first, last = start == 0, stop == len(pieces)
     takes = traced.placeholders if first else _crossing(traced, start)
     gives = [] if last else _crossing(traced, stop)
-    made = {node: graph.placeholder(node.name) for node in takes}
+    copies = {node: graph.placeholder(node.name) for node in takes}
     coming = [name for name, (owner, until) in ties.items() if owner < number <= until]
     goes = [name for name, (owner, until) in ties.items() if owner <= number < until]
     comes = {name: graph.placeholder(f"tied_parameter_{place}") for place, name in enumerate(coming)}
     names = {id(p): name for name, p in traced.module.named_parameters()}
     if not first:
-        made |= {node: graph.call_function(int, (made[node],)) for node in takes if node.name in traced.numbers}
+        copies |= {node: graph.call_function(int, (copies[node],)) for node in takes if node.name in traced.numbers}
 
     def here(node: fx.Node) -> fx.Node:
-        if node not in made and node.op == "get_attr":
+        if node not in copies and node.op == "get_attr":
             name = names.get(id(attribute(traced.module, str(node.target))), "")
-            made[node] = comes[name] if name in comes else graph.node_copy(node, here)
-        return made[node]
+            copies[node] = comes[name] if name in comes else graph.node_copy(node, here)
+        return copies[node]
 
     def piece(node: fx.Node) -> fx.Node:
         if node.op == "call_module":
             mine = traced.module.get_submodule(str(node.target)).named_parameters(remove_duplicate=False)
-            if given := {name: comes[names[id(p)]] for name, p in mine if names[id(p)] in comes}:
+            if parameters := {name: comes[names[id(p)]] for name, p in mine if names[id(p)] in comes}:
                 called = graph.get_attr(str(node.target))
                 args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), here)
-                return graph.call_function(called_with, (called, given, args, kwargs))
+                return graph.call_function(called_with, (called, parameters, args, kwargs))
         return graph.node_copy(node, here)
 
     for quiet, nodes in groupby(pieces[start:stop], lambda node: bool(node.meta.get("quiet"))):
         with _quietly(graph) if quiet else contextlib.nullcontext():
             for node in nodes:
-                made[node] = piece(node)
+                copies[node] = piece(node)
     for node in gives:
         if node.name in traced.numbers:  # travels as a tensor
-            made[node] = graph.call_function(torch.tensor, (made[node],))
+            copies[node] = graph.call_function(torch.tensor, (copies[node],))
     if last:
         result = fx.node.map_arg(traced.output.args[0], here)
     else:
         handed = [comes[name] if name in comes else graph.get_attr(name) for name in goes]
-        result = (*(made[node] for node in gives), *handed)
+        result = (*(copies[node] for node in gives), *handed)
     graph.output(result)
     part = fx.GraphModule(traced.module, graph, f"Stage{number}")
     carried = tuple(traced.module.get_parameter(name) for name in {**comes, **dict.fromkeys(goes)})
     return Code(number, part, first, last, carried)
 
 
-def called_with(module: nn.Module, given: Mapping[str, Tensor], args: Any, kwargs: Any) -> Any:
+def called_with(module: nn.Module, parameters: Mapping[str, Tensor], args: Any, kwargs: Any) -> Any:
     """Call a module with parameters that another stage has, in a mapping that torch.fx may have made immutable."""
-    return torch.func.functional_call(module, dict(given), args, dict(kwargs))
+    return torch.func.functional_call(module, dict(parameters), args, dict(kwargs))
 
 
 @contextlib.contextmanager
@@ -209,12 +209,12 @@ def mark_tensors(traced: Traced, tensors: Sequence[Tensor]) -> None:
     """
 
     def mark(node: fx.Node, args: Any, kwargs: Any) -> Any:
-        given = [(tensor, tensor._version) for tensor in tensors_of(args, kwargs)]
+        versions = [(tensor, tensor._version) for tensor in tensors_of(args, kwargs)]
         result = traced.call_piece(node, args, kwargs)
         node.meta["tensor"] = isinstance(result, Tensor)
         node.meta["bytes"] = result.nbytes if isinstance(result, Tensor) else 0
         node.meta["memory"] = memory_of(result)
-        node.meta["changes"] = memory_of([tensor for tensor, version in given if tensor._version != version])
+        node.meta["changes"] = memory_of([tensor for tensor, version in versions if tensor._version != version])
         if type(result) is int:
             traced.numbers.add(node.name)
         return result

@@ -102,12 +102,16 @@ def export_graph(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
         named = inspect.signature(module.forward).bind(*args, **kwargs).arguments
         with _quietly():
             program = torch.export.export(
-                module, args, kwargs, dynamic_shapes=tree_map(_open, dict(named)), strict=False,
+                module,
+                args,
+                kwargs,
+                dynamic_shapes=tree_map(_open, dict(named)),
+                strict=False,
                 preserve_module_call_signature=leaves,
-            )  # fmt: skip
+            )
     except Exception as error:  # the model's own code may raise anything for a proxy
-        said = str(error).splitlines() or [""]  # whose first sentence says why; the others are about torch.export
-        raise CannotExport(f"{type(error).__name__}: {said[0].partition('. ')[0]}") from error
+        lines = str(error).splitlines() or [""]  # whose first sentence says why; the others are about torch.export
+        raise CannotExport(f"{type(error).__name__}: {lines[0].partition('. ')[0]}") from error
     return _Translation(program, set(leaves)).graph()
 
 
@@ -140,16 +144,16 @@ def _open(value: Any) -> Any:
 
 
 def _fixed(size: Any) -> int | None:
-    found: int | None = size if isinstance(size, int) else size.node.maybe_as_int()
-    return found
+    static_size: int | None = size if isinstance(size, int) else size.node.maybe_as_int()
+    return static_size
 
 
 def _leaves(module: nn.Module, path: str = "") -> Iterator[str]:
     """Yield the paths of PyTorch's own modules, which stay whole, except for containers."""
     for name, part in module.named_children():
         full = f"{path}.{name}" if path else name
-        own = type(part).__module__.startswith("torch.nn") and not isinstance(part, HOLDERS)
-        if own and (isinstance(part, nn.RNNBase) or type(part) not in UNFOLDED):
+        from_torch = type(part).__module__.startswith("torch.nn") and not isinstance(part, HOLDERS)
+        if from_torch and (isinstance(part, nn.RNNBase) or type(part) not in UNFOLDED):
             yield full
         else:
             yield from _leaves(part, full)
@@ -192,8 +196,15 @@ class _Translation:
     def _note(self, node: fx.Node) -> None:
         stack = node.meta.get("nn_module_stack") or {}
         within = tuple(str(path) for path, _ in stack.values())
-        call = next((path + at + turn for key, (path, _) in stack.items() if path in self.leaves
-                     for _, at, turn in [key.partition("@")]), None)  # fmt: skip
+        call = next(
+            (
+                path + at + turn
+                for key, (path, _) in stack.items()
+                if path in self.leaves
+                for _, at, turn in [key.partition("@")]
+            ),
+            None,
+        )
         if call is not None:
             if call not in self.called:
                 self._call(call, within)
@@ -241,17 +252,17 @@ class _Translation:
 
     def _used(self, result: Any) -> list[ExportedCall]:
         """Return the calls without those that are not used and change nothing: of parameters and parts of results."""
-        wanted, kept = set[str](), list[ExportedCall]()
+        needed, used = set[str](), list[ExportedCall]()
 
         def want(value: Any) -> Any:
             if isinstance(value, ResultOf):
-                wanted.add(value.name)
+                needed.add(value.name)
             return value
 
         fx.node.map_aggregate(result, want)
         for call in reversed(self.calls):
             idle = call.op == "get_attr" or call.target in (_name(operator.getitem), "torch.ops:aten.sym_size.int")
-            if call.name in wanted or not idle:
-                kept.append(call)
+            if call.name in needed or not idle:
+                used.append(call)
                 fx.node.map_aggregate((call.args, call.kwargs), want)
-        return kept[::-1]
+        return used[::-1]

@@ -70,11 +70,11 @@ class _Part:
                 raise CannotTrace(f"it changes its own {name}")
 
     def restore(self) -> None:
-        found = vars(self.module)
-        for name in [name for name in found if name not in (*self.attributes, "_buffers", "_modules")]:
-            if hasattr(type(self.module), name) or _holds_proxy(found[name]):
-                del found[name]
-        found.update(self.attributes)
+        attributes = vars(self.module)
+        for name in [name for name in attributes if name not in (*self.attributes, "_buffers", "_modules")]:
+            if hasattr(type(self.module), name) or _holds_proxy(attributes[name]):
+                del attributes[name]
+        attributes.update(self.attributes)
         self.module._buffers.clear()
         self.module._buffers.update(self.buffers)
         with torch.no_grad():

@@ -48,7 +48,7 @@ class Live(TorchDispatchMode):
         self._known, self._counts = dict[int, int](), True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if _has_storage(leaf)}
+        inputs = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if _has_storage(leaf)}
         partly = func is workspace.FORWARD and not any(isinstance(v, FakeTensor) for v in args)
         result = workspace.run(func, args, kwargs or {}) if partly else func(*args, **(kwargs or {}))
         self.operations += 1
@@ -56,14 +56,14 @@ class Live(TorchDispatchMode):
             if _has_storage(leaf):
                 storage = leaf.untyped_storage()
                 size = workspace.written(leaf) if partly and place == workspace.PLACE else storage.nbytes()
-                self._see(storage, size, given)
+                self._see(storage, size, inputs)
         if func is workspace.BACKWARD and not isinstance(args[-1], FakeTensor):
             self._grown(args[-1])
         return result
 
-    def _see(self, storage: torch.UntypedStorage, size: int, given: set[int]) -> None:
+    def _see(self, storage: torch.UntypedStorage, size: int, inputs: set[int]) -> None:
         key = storage._cdata
-        if key in self._known or key in given or not self._counts:
+        if key in self._known or key in inputs or not self._counts:
             return
         self._known[key] = size
         self._add(size)
@@ -76,10 +76,10 @@ class Live(TorchDispatchMode):
     def _grown(self, value: Any) -> None:
         """Count the part of a workspace that the backward writes; while it runs, about all of it is used."""
         if isinstance(value, Tensor) and (key := value.untyped_storage()._cdata) in self._known:
-            known = self._known[key]
-            self.most = max(self.most, self.bytes + value.nbytes - known)
-            self._known[key] = max(known, workspace.written(value))
-            self._add(self._known[key] - known)
+            previous = self._known[key]
+            self.most = max(self.most, self.bytes + value.nbytes - previous)
+            self._known[key] = max(previous, workspace.written(value))
+            self._add(self._known[key] - previous)
 
     def _gone(self, key: int) -> None:
         self.bytes -= self._known.pop(key)
@@ -130,9 +130,9 @@ def weigh(segments: Sequence[Segment], chunk: Chunk) -> list[Weighed]:
     with live:
         first, later = (_there_and_back(live, segments[0], stages, chunk) for _ in range(2))
     weighed = []
-    for stage, (kept, forward, begun), (_, _, back) in zip(stages, first, later, strict=True):
+    for stage, (saved_bytes, forward, begun), (_, _, back) in zip(stages, first, later, strict=True):
         always, moment = _always(live, stage)
-        weighed.append(Weighed(always, kept, forward, begun, back, moment))
+        weighed.append(Weighed(always, saved_bytes, forward, begun, back, moment))
     return weighed
 
 
@@ -142,31 +142,33 @@ def _there_and_back(live: Live, segment: Segment, stages: Sequence[Stage], chunk
     What arrives is a copy, as a message is, and what is sent is released.
     """
     message: list[Tensor] = []
-    forwards, found = list[tuple[int, int, int]](), list[tuple[int, int, Back]]()
+    forwards, backwards = list[tuple[int, int, int]](), list[tuple[int, int, Back]]()
     for stage in stages:
         before = live.begin()
         batch = segment.reader.batch(chunk) if segment.reads(stage) else None
-        taken = [value.clone() for value in message]
+        inputs = [value.clone() for value in message]
         earlier = live.operations
-        sent = run_alone(stage.forward(0, chunk, taken, batch, 0, 0))
+        sent = run_alone(stage.forward(0, chunk, inputs, batch, 0, 0))
         most, graph = live.most - before, OPERATION * (live.operations - earlier)
         with live.elsewhere():
             message = [value.clone() for value in sent]
-        del sent, batch, taken
+        del sent, batch, inputs
         forwards.append((live.bytes - before, most, graph))
     gradients: list[Tensor | None] = []
-    for stage, (kept, forward, graph) in zip(reversed(stages), reversed(forwards), strict=True):
-        before = live.begin() - kept
+    for stage, (saved_bytes, forward, graph) in zip(reversed(stages), reversed(forwards), strict=True):
+        before = live.begin() - saved_bytes
         back = run_alone(stage.backward_inputs(0, [None if g is None else g.clone() for g in gradients], 0))
         most = live.most - before + graph
         with live.elsewhere():
             gradients = [None if g is None else g.clone() for g in back]
         del back
-        left = live.begin() - before
+        remaining = live.begin() - before
         stage.backward_weights(0)
         lies = 0 if stage.recompute else graph
-        found.append((kept + lies, forward + lies, Back(most, left, live.most - before, live.bytes - before)))
-    return found[::-1]
+        backwards.append(
+            (saved_bytes + lies, forward + lies, Back(most, remaining, live.most - before, live.bytes - before))
+        )
+    return backwards[::-1]
 
 
 def _always(live: Live, stage: Stage) -> tuple[int, int]:

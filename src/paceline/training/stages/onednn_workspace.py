@@ -28,18 +28,18 @@ _libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 def run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run the layer with a workspace of which only the written pages are resident."""
-    found, released = function(*args, **kwargs), set[int]()
-    if found[PLACE] is None:  # no backward will follow
-        return found
+    outputs, released = function(*args, **kwargs), set[int]()
+    if outputs[PLACE] is None:  # no backward will follow
+        return outputs
     for _ in range(TRIES):
-        start, size = _pages(found[PLACE])
+        start, size = _pages(outputs[PLACE])
         if start in released or not size:
             break
         _libc.madvise(start, size, DONT_NEED)
         released.add(start)
-        del found
-        found = function(*args, **kwargs)
-    return found
+        del outputs
+        outputs = function(*args, **kwargs)
+    return outputs
 
 
 def written(workspace: Tensor) -> int:

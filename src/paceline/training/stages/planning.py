@@ -45,28 +45,43 @@ CHANCE = torch.get_rng_state().nbytes
 
 
 def blueprint(
-    job: Job, module: nn.Module, examples: Sequence[Example], table: Table, wanted: CutRequest,
-    recompute: Sequence[int], flushes: bool,
-) -> Blueprint:  # fmt: skip
+    job: Job,
+    module: nn.Module,
+    examples: Sequence[Example],
+    table: Table,
+    request: CutRequest,
+    recompute: Sequence[int],
+    flushes: bool,
+) -> Blueprint:
     """Return the blueprint of a pipeline; `examples` are micro-batches of every size, the largest first."""
     twin = copy.deepcopy(module).train()
     replica = Replica(job, twin, ())
     call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
-    traced, places = _traced_and_cut(twin, call, tensors, wanted)
+    traced, places = _traced_and_cut(twin, call, tensors, request)
     travels = rehearse(job, module, traced, places, examples)
     names = tuple(name_of(traced, place) for place in places)
     carries = traced.draws
     extra = -(-CHANCE // ALIGN) * ALIGN if carries else 0
     return Blueprint(
-        call, traced.exported, tuple(sorted(traced.numbers)), places, names,
+        call,
+        traced.exported,
+        tuple(sorted(traced.numbers)),
+        places,
+        names,
         needs=tuple(tuple(t.requires_grad for t in values) for values in travels),
-        carries_chance=carries, moving=wanted.moving,
-        stage_to_worker=table.stage_to_worker, versions=table.versions, predicts=table.predicts, slots=table.slots,
-        flushes=flushes, recompute=tuple(number in recompute for number in range(table.stages)), agrees=agrees(job),
+        carries_chance=carries,
+        moving=request.moving,
+        stage_to_worker=table.stage_to_worker,
+        versions=table.versions,
+        predicts=table.predicts,
+        slots=table.slots,
+        flushes=flushes,
+        recompute=tuple(number in recompute for number in range(table.stages)),
+        agrees=agrees(job),
         splits=splits(table),
         bytes_on=tuple(_bytes(values) + extra for values in travels[1:]),
         bytes_back=tuple(_bytes([t for t in values if t.requires_grad]) for values in travels[1:]),
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True)
@@ -81,32 +96,32 @@ class CutRequest:
 
 
 def _traced_and_cut(
-    twin: nn.Module, call: Call, tensors: Sequence[Tensor], wanted: CutRequest
+    twin: nn.Module, call: Call, tensors: Sequence[Tensor], request: CutRequest
 ) -> tuple[Traced, tuple[int, ...]]:
     """Trace by torch.fx, and by torch.export where that fails; return the graph and where stages begin."""
-    whole = {"": "its own forward cannot be followed"}
+    reasons = {"": "its own forward cannot be followed"}
     try:
         traced = trace(twin, call)
-        whole = traced.whole
-        return traced, _places(traced, tensors, wanted)
+        reasons = traced.whole
+        return traced, _places(traced, tensors, request)
     except (JobError, PlanError) as error:
-        if not whole:
+        if not reasons:
             raise
         try:
             traced = export(twin, call, tensors)
         except CannotExport as why:
             raise type(error)(f"{error}. torch.export does not help: {why}") from error
-    return traced, _places(traced, tensors, wanted)
+    return traced, _places(traced, tensors, request)
 
 
-def _places(traced: Traced, tensors: Sequence[Tensor], wanted: CutRequest) -> tuple[int, ...]:
+def _places(traced: Traced, tensors: Sequence[Tensor], request: CutRequest) -> tuple[int, ...]:
     with in_pieces():
         mark_tensors(traced, tensors)
-        if not wanted.cuts:
-            return _choose(traced, tensors, wanted)
-    places = places_of(traced, wanted.cuts)
-    if why := cut_conflict(traced, places, wanted.moving):
-        raise JobError(f"the model cannot be cut before {' and '.join(wanted.cuts)}: {why}")
+        if not request.cuts:
+            return _choose(traced, tensors, request)
+    places = places_of(traced, request.cuts)
+    if why := cut_conflict(traced, places, request.moving):
+        raise JobError(f"the model cannot be cut before {' and '.join(request.cuts)}: {why}")
     return places
 
 
@@ -127,36 +142,36 @@ def _bytes(values: Sequence[Tensor]) -> int:
 # --- where to cut ---------------------------------------------------------------------------------------------------
 
 
-def _choose(traced: Traced, tensors: Sequence[Tensor], wanted: CutRequest) -> tuple[int, ...]:
+def _choose(traced: Traced, tensors: Sequence[Tensor], request: CutRequest) -> tuple[int, ...]:
     """Return the cuts that make the most expensive stage as cheap as possible, messages included."""
     count = len(traced.pieces)
     able = [place > 0 and not obstacle(traced, place) for place in range(count)]
-    for users in indivisible(traced, wanted.moving).values():
+    for users in indivisible(traced, request.moving).values():
         able[users[0] + 1 : users[-1] + 1] = [False] * (users[-1] - users[0])
-    price = 1.0 if wanted.by == "memory" else CARRIED
+    price = 1.0 if request.by == "memory" else CARRIED
     prices = [price * size if fine else math.inf for size, fine in zip(message_bytes(traced), able, strict=True)]
-    pieces = MEASURES[wanted.by](traced, tensors)
-    brings = _bring_parameters(traced) if wanted.parameters else [True] * count
-    places = balanced(pieces, wanted.stages, prices, brings) if wanted.stages <= count else ()
-    if len(places) + 1 == wanted.stages:
+    pieces = MEASURES[request.by](traced, tensors)
+    brings = _bring_parameters(traced) if request.parameters else [True] * count
+    places = balanced(pieces, request.stages, prices, brings) if request.stages <= count else ()
+    if len(places) + 1 == request.stages:
         return places
     most = _most_stages(able, brings)
     why = "".join(f"; {path} stays whole: {why}" for path, why in traced.whole.items())
-    kind = " with parameters" * wanted.parameters
+    kind = " with parameters" * request.parameters
     raise PlanError(
         f"{type(traced.module).__name__} can be cut into at most {most} stage{'s' * (most != 1)}{kind}, and the plan "
-        f"wants {wanted.stages}; take fewer workers{why}"
+        f"wants {request.stages}; take fewer workers{why}"
     )
 
 
 def _bring_parameters(traced: Traced) -> list[bool]:
     """Return whether each piece is the first that uses some trainable parameter."""
-    found, known = list[bool](), set[nn.Parameter]()
+    flags, visited = list[bool](), set[nn.Parameter]()
     for node in traced.pieces:
-        new = {p for p in traced.parameters(node) if p.requires_grad} - known
-        known |= new
-        found.append(bool(new))
-    return found
+        new = {p for p in traced.parameters(node) if p.requires_grad} - visited
+        visited |= new
+        flags.append(bool(new))
+    return flags
 
 
 def _most_stages(able: Sequence[bool], brings: Sequence[bool]) -> int:
@@ -187,7 +202,7 @@ def _ended(result: Any) -> Any:
 
 def _seconds(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
     """Measure the seconds of each piece, forward and backward."""
-    found: list[float] = []
+    seconds: list[float] = []
 
     def clock(node: fx.Node, args: Any, kwargs: Any) -> Any:
         best = math.inf
@@ -198,20 +213,20 @@ def _seconds(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
             if roots:
                 backward(roots, [torch.ones_like(t) for t in roots])
             best = min(best, time.perf_counter() - start)
-        found.append(best)
+        seconds.append(best)
         return _ended(result)
 
     traced.run(tensors, clock)
     for parameter in traced.module.parameters():
         parameter.grad = None
-    return found
+    return seconds
 
 
 def _operations(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
     """Return the seconds of each piece on a machine that nothing disturbs, by counting its work and its values."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    found: list[float] = []
+    costs: list[float] = []
 
     def count(node: fx.Node, args: Any, kwargs: Any) -> Any:
         with FlopCounterMode(display=False) as counter:
@@ -220,13 +235,13 @@ def _operations(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
             roots = [t for t in values if t.requires_grad]
             if roots:
                 backward(roots, [torch.ones_like(t) for t in roots])
-        found.append(FLOP * counter.get_total_flops() + VALUE * sum(t.numel() for t in values) + CALL)
+        costs.append(FLOP * counter.get_total_flops() + VALUE * sum(t.numel() for t in values) + CALL)
         return _ended(result)
 
     traced.run(tensors, count)
     for parameter in traced.module.parameters():
         parameter.grad = None
-    return found
+    return costs
 
 
 def _memory(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
@@ -234,27 +249,27 @@ def _memory(traced: Traced, tensors: Sequence[Tensor]) -> list[float]:
 
     Weights count for the first piece that uses them.
     """
-    found, known = list[float](), set[nn.Parameter]()
+    sizes, visited = list[float](), set[nn.Parameter]()
     weights = {p.untyped_storage().data_ptr() for p in traced.module.parameters()}
 
     def weigh(node: fx.Node, args: Any, kwargs: Any) -> Any:
-        kept: dict[int, int] = {}
+        storages: dict[int, int] = {}
 
         def keep(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             if storage.data_ptr() not in weights:
-                kept[storage.data_ptr()] = storage.nbytes()
+                storages[storage.data_ptr()] = storage.nbytes()
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             result = traced.call_piece(node, *_apart((args, kwargs), bool(node.meta["changes"])))
-        mine = {*traced.parameters(node)} - known
-        known.update(mine)
-        found.append(3 * sum(p.nbytes for p in mine) + sum(kept.values()))
+        mine = {*traced.parameters(node)} - visited
+        visited.update(mine)
+        sizes.append(3 * sum(p.nbytes for p in mine) + sum(storages.values()))
         return _ended(result)
 
     traced.run(tensors, weigh)
-    return found
+    return sizes
 
 
 #: What stages are balanced by: the price of each piece.

@@ -41,8 +41,8 @@ def _refused(where: str, remedy: str) -> Iterator[None]:
     except Exception as fault:
         # A traced model enters and leaves torch.func's transforms as nodes of its graph, and has not left them now.
         torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(levels)
-        said = f"{type(fault).__name__}: {fault}".splitlines()[0].rstrip(".")
-        raise JobError(f"{where}, as under a pipeline: {said}{users_place(fault)}; {remedy}use {UNCUT}") from fault
+        reason = f"{type(fault).__name__}: {fault}".splitlines()[0].rstrip(".")
+        raise JobError(f"{where}, as under a pipeline: {reason}{users_place(fault)}; {remedy}use {UNCUT}") from fault
 
 
 def not_whole(name: str) -> JobError:

@@ -52,19 +52,19 @@ def rehearse(
     job: Job, module: nn.Module, traced: Traced, places: Sequence[int], examples: Sequence[Example]
 ) -> list[list[Tensor]]:
     """Compare the stages with the model; return what each stage takes for the first example."""
-    whole, twin = (Replica(job, copy.deepcopy(module).train(), ()) for _ in range(2))
+    replica, twin = (Replica(job, copy.deepcopy(module).train(), ()) for _ in range(2))
     rewritten = retrace(twin.module, traced.call, traced.exported)
     rewritten.numbers = traced.numbers
     codes, travels = cut(rewritten, places), list[list[Tensor]]()
     for example in (*examples, examples[-1]):  # twice: a model that changes itself does so in the first
-        loss = whole.forward(whole.module, *fresh(example))
+        loss = replica.forward(replica.module, *fresh(example))
         loss.backward()
         with in_pieces():
-            taken, found = through(codes, twin, traced, example)
-        travels = travels or taken
+            stage_inputs, cut_loss = through(codes, twin, traced, example)
+        travels = travels or stage_inputs
         if math.isfinite(float(loss.detach())):
-            _compare(module, traced, (loss.detach(), found), (whole.take(), twin.take()))
-    _compare_buffers(whole.module, twin.module)
+            _compare(module, traced, (loss.detach(), cut_loss), (replica.take(), twin.take()))
+    _compare_buffers(replica.module, twin.module)
     return [[t.detach().requires_grad_(t.requires_grad) for t in values] for values in travels]
 
 
@@ -72,8 +72,8 @@ def through(
     codes: Sequence[Code], replica: Replica, traced: Traced, example: Example
 ) -> tuple[list[list[Tensor]], Tensor]:
     """Run a micro-batch through all stages and back; return what each stage takes, and the loss."""
-    seen = replica.prepared(*fresh(example))
-    tensors = traced.call.tensors_of(replica.loss, fresh((example[0], seen))[1])
+    prepared = replica.prepared(*fresh(example))
+    tensors = traced.call.tensors_of(replica.loss, fresh((example[0], prepared))[1])
     if traced.exported is not None:
         check_sizes(traced.exported, tensors)
     travels, results, values, answered = list[list[Tensor]](), list[Any](), tensors, KnownResult()
@@ -85,7 +85,7 @@ def through(
             results.append(code(*travels[-1]))
         if code.last:
             with step_alone():
-                loss = answered.loss(replica, seen, results.pop())
+                loss = answered.loss(replica, prepared, results.pop())
         values = [] if code.last else list(results[-1])
     if loss.requires_grad:
         loss.backward()
@@ -97,12 +97,14 @@ def through(
 
 
 def _compare(
-    module: nn.Module, traced: Traced, losses: tuple[Tensor, Tensor],
+    module: nn.Module,
+    traced: Traced,
+    losses: tuple[Tensor, Tensor],
     gradients: tuple[list[Tensor | None], list[Tensor | None]],
-) -> None:  # fmt: skip
-    expected, found = losses
-    if not torch.allclose(found, expected, rtol=ROUNDING * torch.finfo(found.dtype).eps, atol=0.0):
-        raise _difference(module, traced, f"a loss of {float(found)}, not {float(expected)}")
+) -> None:
+    expected, actual = losses
+    if not torch.allclose(actual, expected, rtol=ROUNDING * torch.finfo(actual.dtype).eps, atol=0.0):
+        raise _difference(module, traced, f"a loss of {float(actual)}, not {float(expected)}")
     norms = [float(g.norm()) for g in gradients[0] if g is not None]
     total = math.hypot(*norms)
     if not math.isfinite(total):
@@ -117,10 +119,10 @@ def _near(one: Tensor, other: Tensor, total: float) -> bool:
     return float((one - other).norm()) <= apart * (float(one.norm()) + total / 100)
 
 
-def _compare_buffers(whole: nn.Module, cut: nn.Module) -> None:
-    found = dict(cut.named_buffers())
-    for name, one in whole.named_buffers():
-        if not torch.allclose(one.double(), found[name].double(), rtol=APART, atol=APART, equal_nan=True):
+def _compare_buffers(original: nn.Module, cut: nn.Module) -> None:
+    buffers = dict(cut.named_buffers())
+    for name, one in original.named_buffers():
+        if not torch.allclose(one.double(), buffers[name].double(), rtol=APART, atol=APART, equal_nan=True):
             raise JobError(
                 f"cut into stages the model computes something else: its buffer {name} moves otherwise. Put the code "
                 "that changes it into a module of its own, with the buffer"

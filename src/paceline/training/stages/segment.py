@@ -54,9 +54,14 @@ class Segment:
     """The stages of one worker."""
 
     def __init__(
-        self, worker: int, job: Job, module: nn.Module, blueprint: Blueprint, reader: Reader,
+        self,
+        worker: int,
+        job: Job,
+        module: nn.Module,
+        blueprint: Blueprint,
+        reader: Reader,
         inside: Inside | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """
         Args:
             worker: the worker's place along the axis `layers`.
@@ -151,19 +156,20 @@ class Segment:
 
     def worker_state(self) -> WorkerState:
         """Return the state to resume from, each stage's under its number."""
-        found = WorkerState(dict(each for number in self.stages for each in self.named(number)))
+        state = WorkerState(dict(each for number in self.stages for each in self.named(number)))
         for number, stage in self.stages.items():
-            kept = state_of_store(stage.weights.store)
-            found |= WorkerState(
-                {f"{number}/{key}": value for key, value in kept.tensors.items()}, {str(number): kept.facts}
+            store_state = state_of_store(stage.weights.store)
+            state |= WorkerState(
+                {f"{number}/{key}": value for key, value in store_state.tensors.items()},
+                {str(number): store_state.facts},
             )
-        return found
+        return state
 
-    def restore(self, kept: WorkerState) -> None:
+    def restore(self, state: WorkerState) -> None:
         for number, stage in self.stages.items():
             named = dict(self.named(number))
-            copy_into(list(named.values()), [kept.tensors[name] for name in named])
+            copy_into(list(named.values()), [state.tensors[name] for name in named])
             start = f"{number}/"
-            tensors = {key.removeprefix(start): value for key, value in kept.tensors.items() if key.startswith(start)}
-            restore_store(stage.weights.store, WorkerState(tensors, kept.facts[str(number)]))
+            tensors = {key.removeprefix(start): value for key, value in state.tensors.items() if key.startswith(start)}
+            restore_store(stage.weights.store, WorkerState(tensors, state.facts[str(number)]))
             stage.weights.restored()

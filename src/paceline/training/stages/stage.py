@@ -100,9 +100,14 @@ class Stage:
     """One stage of the model at its worker."""
 
     def __init__(
-        self, code: Code, replica: Replica, blueprint: Blueprint, weights: Weights, moving: Sequence[str],
+        self,
+        code: Code,
+        replica: Replica,
+        blueprint: Blueprint,
+        weights: Weights,
+        moving: Sequence[str],
         parts: Parts | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.code, self.replica, self.weights, self.parts = code, replica, weights, parts
         self.call, self.exported = blueprint.call, blueprint.exported
         self.moving, self.flushes = Moving(code.part if parts is None else parts.module, moving), blueprint.flushes
@@ -128,66 +133,66 @@ class Stage:
         """Run a micro-batch forward; return what goes to the next stage, [] from the last one."""
         weight = self.replica.chunk_weight(chunk, batch)
         began = self.start if self.flushes else self.moving.values
-        kept = _Kept(chunk, weight, batch if self.recompute else None, values, None, began)
+        context = _Kept(chunk, weight, batch if self.recompute else None, values, None, began)
         if self.carries_chance and not self.code.first:
-            kept.chance = kept.takes.pop()
-        self.weights.look(version, ahead)
+            context.chance = context.takes.pop()
+        self.weights.bind_version(version, ahead)
         self.moving.begin(began)
-        self.kept[micro] = kept
+        self.kept[micro] = context
         if self.recompute:
             with torch.no_grad():
-                gives = self._computed(kept, batch)
+                gives = self._computed(context, batch)
         else:
-            gives = yield from self._run(micro, kept, batch)
-        self._count(kept, gives)
+            gives = yield from self._run(micro, context, batch)
+        self._count(context, gives)
         if self.recompute:
-            kept.roots = []
-            kept.takes = [] if self.code.first else kept.takes  # copied again from the batch
+            context.roots = []
+            context.takes = [] if self.code.first else context.takes  # copied again from the batch
         if self.code.last:
             return []
-        found = [self._sent(value) for value in gives]
-        return [*found, torch.get_rng_state()] if self.carries_chance else found
+        outputs = [self._sent(value) for value in gives]
+        return [*outputs, torch.get_rng_state()] if self.carries_chance else outputs
 
     def _sent(self, value: Tensor) -> Tensor:
         """Return a value as it is sent: a parameter as a copy, if it may change before the next stage is done."""
         changes = isinstance(value, nn.Parameter) and not self.flushes
         return value.detach().clone() if changes else dense(value.detach())
 
-    def _run(self, micro: int, kept: _Kept, batch: Batch) -> Moves[list[Tensor]]:
+    def _run(self, micro: int, context: _Kept, batch: Batch) -> Moves[list[Tensor]]:
         """Run the stage once; return what it gives, or the loss from the last one."""
         if self.parts is None:
-            return self._computed(kept, batch)
-        batch = self._prepared(kept, batch)
-        return self._given(kept, batch, (yield from self.parts.forward(micro, self.replica, kept.takes)))
+            return self._computed(context, batch)
+        batch = self._prepared(context, batch)
+        return self._given(context, batch, (yield from self.parts.forward(micro, self.replica, context.takes)))
 
-    def _computed(self, kept: _Kept, batch: Batch) -> list[Tensor]:
+    def _computed(self, context: _Kept, batch: Batch) -> list[Tensor]:
         """Run a stage that this worker has alone."""
-        batch = self._prepared(kept, batch)
+        batch = self._prepared(context, batch)
         with self.replica.precision():
-            result = self.code(*kept.takes)
-        return self._given(kept, batch, result)
+            result = self.code(*context.takes)
+        return self._given(context, batch, result)
 
-    def _prepared(self, kept: _Kept, batch: Batch) -> Batch:
+    def _prepared(self, context: _Kept, batch: Batch) -> Batch:
         """Begin a micro-batch: its chance, and what the stage takes."""
         replica, code = self.replica, self.code
         if code.first or code.last:
-            batch = replica.prepared(kept.chunk, batch)
+            batch = replica.prepared(context.chunk, batch)
         else:
-            replica.chance.begin(kept.chunk.update, kept.chunk.number)
+            replica.chance.begin(context.chunk.update, context.chunk.number)
         if code.first:
-            kept.takes = self._asked(batch)
-        if kept.chance is not None:
-            torch.set_rng_state(kept.chance)
-        needs = self.needs if torch.is_grad_enabled() else [False] * len(kept.takes)
-        kept.takes = [t.detach().requires_grad_(n) for t, n in zip(kept.takes, needs, strict=True)]
+            context.takes = self._asked(batch)
+        if context.chance is not None:
+            torch.set_rng_state(context.chance)
+        needs = self.needs if torch.is_grad_enabled() else [False] * len(context.takes)
+        context.takes = [t.detach().requires_grad_(n) for t, n in zip(context.takes, needs, strict=True)]
         return batch
 
-    def _given(self, kept: _Kept, batch: Batch, result: Any) -> list[Tensor]:
+    def _given(self, context: _Kept, batch: Batch, result: Any) -> list[Tensor]:
         """Keep what the stage gives, or the loss that the last one makes of it."""
         if self.code.last:
-            result = [self.answered.loss(self.replica, batch, result, kept.weight)]
-        kept.roots = list(result)
-        return kept.roots
+            result = [self.answered.loss(self.replica, batch, result, context.weight)]
+        context.roots = list(result)
+        return context.roots
 
     def _asked(self, batch: Batch) -> Values:
         tensors = self.call.tensors_of(self.replica.loss, batch)
@@ -197,44 +202,44 @@ class Stage:
             return [tensor.clone() for tensor in tensors]
         return tensors
 
-    def _count(self, kept: _Kept, gives: list[Tensor]) -> None:
+    def _count(self, context: _Kept, gives: list[Tensor]) -> None:
         sums = self.sums
         if self.code.last:
-            sums.loss += kept.weight * float(gives[0].detach())
-        sums.weight += kept.weight
-        sums.samples += kept.chunk.samples
+            sums.loss += context.weight * float(gives[0].detach())
+        sums.weight += context.weight
+        sums.samples += context.chunk.samples
         if self.flushes and self.start:
-            mine = [b.to(self.dtype, copy=True).mul_(kept.weight) for b in self.moving.values]
+            mine = [b.to(self.dtype, copy=True).mul_(context.weight) for b in self.moving.values]
             sums.buffers = [a.add_(b) for a, b in zip(sums.buffers, mine, strict=True)] if sums.buffers else mine
 
     # --- backward ---------------------------------------------------------------------------------------------------
 
     def backward(self, micro: int, gradients: Sequence[Tensor | None], version: int) -> Moves[list[Tensor | None]]:
         """Return the gradients of what the stage took; those of weights add up in `parameter.grad`."""
-        kept = self.kept.pop(micro)
-        self.weights.look(version, 0)
+        context = self.kept.pop(micro)
+        self.weights.bind_version(version, 0)
         if self.recompute:
-            with self._buffers_as(kept.began):
-                self._computed(kept, kept.batch)
+            with self._buffers_as(context.began):
+                self._computed(context, context.batch)
         if self.code.last:
-            (loss,) = kept.roots
-            backward_from(loss, kept.weight)
+            (loss,) = context.roots
+            backward_from(loss, context.weight)
         else:
-            pairs = [(r, g) for r, g in zip(kept.roots, gradients, strict=True) if r.requires_grad and g is not None]
+            pairs = [(r, g) for r, g in zip(context.roots, gradients, strict=True) if r.requires_grad and g is not None]
             if pairs:
                 backward(*zip(*pairs, strict=True))
         if self.parts is not None:
-            found = yield from self.parts.backward(micro)
-            return [] if self.code.first else [None if g is None else dense(g) for g in found]
-        return [] if self.code.first else [_gradient(value) for value in kept.takes]
+            input_gradients = yield from self.parts.backward(micro)
+            return [] if self.code.first else [None if g is None else dense(g) for g in input_gradients]
+        return [] if self.code.first else [_gradient(value) for value in context.takes]
 
     def backward_inputs(
         self, micro: int, gradients: Sequence[Tensor | None], version: int
     ) -> Moves[list[Tensor | None]]:
         """Run the first half of `backward`, and defer the gradients of weights."""
-        found = yield from self.backward(micro, gradients, version)
+        input_gradients = yield from self.backward(micro, gradients, version)
         self.deferred[micro], self.pending = self.pending, []
-        return found
+        return input_gradients
 
     def backward_weights(self, micro: int) -> None:
         """Run the second half of `backward`."""
@@ -260,7 +265,7 @@ class Stage:
         sums, self.sums = self.sums, Sums()
         return GradientSum(take_gradients(self.parameters), sums.buffers, sums.loss, sums.weight, sums.samples)
 
-    def settle(self, summed: GradientSum) -> None:
+    def finalize(self, summed: GradientSum) -> None:
         """Accept the sums of all replicas, which the next update applies."""
         if self.replica.job.loss_denominator is not None and summed.weight:
             # In new memory: other replicas may still read these sums.
@@ -299,8 +304,8 @@ def run_alone(moves: Moves[T]) -> T:
     try:
         next(moves)
     except StopIteration as ended:
-        found: T = ended.value
-        return found
+        result: T = ended.value
+        return result
     raise AssertionError("other workers share the stage's layers")
 
 

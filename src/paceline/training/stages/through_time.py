@@ -72,8 +72,8 @@ class _Run:
         """Run one step; `x` is the input at this time."""
         if self.seed is not None:
             torch.default_generator.manual_seed(mix(self.seed, at))
-        found = self.cell(x, state if self.tuples else state[0])
-        return tuple(found) if self.tuples else (found,)
+        hidden = self.cell(x, state if self.tuples else state[0])
+        return tuple(hidden) if self.tuples else (hidden,)
 
     def advance(self, start: int, to: int, x: Tensor, state: State) -> State:
         for at in range(start, to):
@@ -88,15 +88,15 @@ class _Bounded(torch.autograd.Function):
         begin, steps = rest[:width], len(x)
         plan = list(orders(steps, memory))
         first = next((place for place, order in enumerate(plan) if isinstance(order, Back)), 0)
-        wanted = {order.at for order in plan[:first] if isinstance(order, Keep)}
-        kept: dict[int, State] = {0: begin}
+        positions = {order.at for order in plan[:first] if isinstance(order, Keep)}
+        states: dict[int, State] = {0: begin}
         state, outputs = begin, []
         for at in range(steps):
-            if at in wanted:
-                kept[at] = state
+            if at in positions:
+                states[at] = state
             state = run.step(at, x[at], state)
             outputs.append(state[0])
-        ctx.run, ctx.kept, ctx.plan, ctx.width = run, kept, plan[first:], width
+        ctx.run, ctx.kept, ctx.plan, ctx.width = run, states, plan[first:], width
         ctx.where = next((order.at for order in plan if isinstance(order, Back)), 0)
         ctx.save_for_backward(x, *rest[width:])
         return (torch.stack(outputs), *state)
@@ -120,35 +120,35 @@ class _Along:
         self.of_parameters = [torch.zeros_like(p) for p in parameters]
         self.steps: dict[int, Tensor] = {}
 
-    def follow(self, plan: Sequence[Order], kept: dict[int, State], where: int) -> None:
+    def follow(self, plan: Sequence[Order], states: dict[int, State], where: int) -> None:
         """Execute the plan. The forward pass ended elsewhere, so the steps to `where` are run again first."""
-        nearest = max(kept)
-        state = self.run.advance(nearest, where, self.x, kept[nearest])
+        nearest = max(states)
+        state = self.run.advance(nearest, where, self.x, states[nearest])
         for order in plan:
             if isinstance(order, Advance):
-                state = self.run.advance(order.start, order.to, self.x, kept[order.start])
+                state = self.run.advance(order.start, order.to, self.x, states[order.start])
             elif isinstance(order, Keep):
-                kept[order.at] = state
+                states[order.at] = state
             elif isinstance(order, Drop):
-                del kept[order.at]
+                del states[order.at]
             else:
-                self.back(order.at, kept.get(order.at, state))
+                self.back(order.at, states.get(order.at, state))
 
     def back(self, at: int, state: State) -> None:
         apart = tuple(value.detach().requires_grad_() for value in state)
         with torch.enable_grad():
             x = self.x[at].detach().requires_grad_(self.wants_x)
-            made = self.run.step(at, x, apart)
+            outputs = self.run.step(at, x, apart)
         seeds = [self.of_state[0] + self.outputs[at], *self.of_state[1:]]
-        wanted = [*apart, *self.parameters, *([x] if self.wants_x else [])]
-        found = gradients_of(wanted, made, seeds)
+        inputs = [*apart, *self.parameters, *([x] if self.wants_x else [])]
+        gradients = gradients_of(inputs, outputs, seeds)
         width = len(apart)
-        self.of_state = [torch.zeros_like(s) if g is None else g for s, g in zip(state, found[:width], strict=True)]
-        for total, gradient in zip(self.of_parameters, found[width:], strict=False):
+        self.of_state = [torch.zeros_like(s) if g is None else g for s, g in zip(state, gradients[:width], strict=True)]
+        for total, gradient in zip(self.of_parameters, gradients[width:], strict=False):
             if gradient is not None:
                 total.add_(gradient)
         if self.wants_x:
-            self.steps[at] = torch.zeros_like(x) if found[-1] is None else found[-1]
+            self.steps[at] = torch.zeros_like(x) if gradients[-1] is None else gradients[-1]
 
     def of_x(self) -> Tensor | None:
         return torch.stack([self.steps[at] for at in range(len(self.x))]) if self.wants_x else None

@@ -43,10 +43,22 @@ from paceline.training.stages.refusals import (
 from paceline.training.stages.unfolding import rule_of
 
 DRAWING = {
-    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, F.rrelu,
-    F.gumbel_softmax, F.scaled_dot_product_attention, torch.dropout, torch.bernoulli, torch.rand_like,
-    torch.randn_like, torch.normal, torch.rrelu,
-}  # fmt: skip
+    F.dropout,
+    F.dropout1d,
+    F.dropout2d,
+    F.dropout3d,
+    F.alpha_dropout,
+    F.feature_alpha_dropout,
+    F.rrelu,
+    F.gumbel_softmax,
+    F.scaled_dot_product_attention,
+    torch.dropout,
+    torch.bernoulli,
+    torch.rand_like,
+    torch.randn_like,
+    torch.normal,
+    torch.rrelu,
+}
 IDLE = {operator.getitem, torch.cat}  # left out where the result is not used, such as the states after the last step
 
 
@@ -141,21 +153,21 @@ class Call:
     @staticmethod
     def of(step: Callable[[nn.Module, Batch], Tensor], batch: Batch) -> tuple[Call, list[Tensor]]:
         """Return how `step` calls the model for this batch, and the tensors that it passes."""
-        asked = CallRecorder()
+        recorder = CallRecorder()
         with contextlib.suppress(Called):
             with step_alone():
-                step(asked, batch)
+                step(recorder, batch)
             raise JobError("step= never calls the model, so there is nothing to cut into stages")
         with step_alone():  # tensors within torch.func have no memory of their own
-            for leaf in tree_leaves(asked.found):
+            for leaf in tree_leaves(recorder.found):
                 if isinstance(leaf, Tensor) and not leaf.is_sparse:
                     leaf.untyped_storage()
-        if any(isinstance(leaf, PackedSequence) for leaf in tree_leaves(asked.found, is_leaf=_is_packed)):
+        if any(isinstance(leaf, PackedSequence) for leaf in tree_leaves(recorder.found, is_leaf=_is_packed)):
             raise JobError(
                 "a packed sequence has another shape in every batch, and a pipeline is cut for one; give padded "
                 "sequences with their lengths, or use a plan that divides batches, such as ring or downpour"
             )
-        flat, spec = tree_flatten(asked.found)
+        flat, spec = tree_flatten(recorder.found)
         if hiding := next((leaf for leaf in flat if _hides_tensors(leaf)), None):
             kind = type(hiding).__name__
             raise JobError(
@@ -219,18 +231,18 @@ class Traced:
 
     @property
     def output(self) -> fx.Node:
-        found: fx.Node = next(node for node in self.graph.nodes if node.op == "output")
-        return found
+        output_node: fx.Node = next(node for node in self.graph.nodes if node.op == "output")
+        return output_node
 
     def run(self, tensors: Sequence[Tensor], piece: Callable[[fx.Node, Any, Any], Any]) -> None:
         """Run the graph node by node; `piece(node, args, kwargs)` computes each piece."""
-        made = dict(zip(self.placeholders, tensors, strict=True))
+        values = dict(zip(self.placeholders, tensors, strict=True))
         for node in self.graph.nodes:
             if node.op == "get_attr":
-                made[node] = attribute(self.module, str(node.target))
+                values[node] = attribute(self.module, str(node.target))
             elif node.op not in ("placeholder", "output"):
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), made.__getitem__)
-                made[node] = piece(node, args, kwargs)
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = piece(node, args, kwargs)
 
     def call_piece(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not node.meta.get("quiet")):
@@ -254,7 +266,7 @@ class Traced:
     def users(self) -> dict[str, list[int]]:
         """The pieces that use each parameter, each buffer, and each module that draws random numbers call by call."""
         names = {id(p): name for name, p in (*self.module.named_parameters(), *self.module.named_buffers())}
-        found = defaultdict[str, list[int]](list)
+        places = defaultdict[str, list[int]](list)
         for place, node in enumerate(self.pieces):
             things = set[str]()
             if node.op == "call_module":
@@ -263,8 +275,8 @@ class Traced:
                 things |= {str(node.target)} if any(draws(each) for each in part.modules()) else set()
             read = (attribute(self.module, str(used.target)) for used in node.all_input_nodes if used.op == "get_attr")
             for thing in sorted(things | {names[id(value)] for value in read if id(value) in names}):
-                found[thing].append(place)
-        return found
+                places[thing].append(place)
+        return places
 
     @property
     def draws(self) -> bool:
@@ -284,10 +296,10 @@ class Traced:
 
 def attribute(module: nn.Module, path: str) -> Any:
     """Return the attribute at a dotted path."""
-    found: Any = module
+    target: Any = module
     for word in path.split("."):
-        found = getattr(found, word)
-    return found
+        target = getattr(target, word)
+    return target
 
 
 class _Tracer(fx.Tracer):
@@ -311,8 +323,8 @@ class _Tracer(fx.Tracer):
         return run, [self.root, *proxies]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        own = isinstance(m, Experts)
-        return rule_of(m) is None and (own or super().is_leaf_module(m, module_qualified_name))
+        is_experts = isinstance(m, Experts)
+        return rule_of(m) is None and (is_experts or super().is_leaf_module(m, module_qualified_name))
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         quiet = region()

@@ -75,9 +75,11 @@ def _recurrent(module: nn.RNNBase, x: Any, hx: Any = None) -> Any:
         before = None if hx is None else tuple(part[mine] for part in (hx if long else (hx,)))
         weights = tuple(weight for direction in module.all_weights[mine] for weight in direction)
         options = (module.mode, module.bias, module.training, module.bidirectional, module.batch_first)
-        made = tracer.create_proxy("call_function", one_layer, (x, before, weights, *options), {}, f"{name}_l{layer}")
-        x = made[0]
-        states.append((made[1], made[2]) if long else (made[1],))
+        outputs = tracer.create_proxy(
+            "call_function", one_layer, (x, before, weights, *options), {}, f"{name}_l{layer}"
+        )
+        x = outputs[0]
+        states.append((outputs[1], outputs[2]) if long else (outputs[1],))
     after = tuple(torch.cat(parts) for parts in zip(*states, strict=True))
     return x, after if long else after[0]
 
@@ -91,9 +93,15 @@ KERNELS: dict[str, Rule] = {
 
 
 def one_layer(
-    x: Tensor, before: tuple[Tensor, ...] | None, weights: tuple[Tensor, ...], mode: str, bias: bool, training: bool,
-    bidirectional: bool, batch_first: bool,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    x: Tensor,
+    before: tuple[Tensor, ...] | None,
+    weights: tuple[Tensor, ...],
+    mode: str,
+    bias: bool,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> tuple[Tensor, ...]:
     """Run one layer of a recurrent module; return the outputs and the state after the last step."""
     where, alone = 0 if batch_first else 1, x.dim() == 2  # a single sample, without a batch
     x = x.unsqueeze(where) if alone else x
@@ -103,8 +111,8 @@ def one_layer(
     elif alone:
         before = tuple(part.unsqueeze(1) for part in before)
     state = list(before) if mode == "LSTM" else before[0]
-    made = KERNELS[mode](x, state, list(weights), bias, 1, 0.0, training, bidirectional, batch_first)
-    return (made[0].squeeze(where), *(part.squeeze(1) for part in made[1:])) if alone else made
+    outputs = KERNELS[mode](x, state, list(weights), bias, 1, 0.0, training, bidirectional, batch_first)
+    return (outputs[0].squeeze(where), *(part.squeeze(1) for part in outputs[1:])) if alone else outputs
 
 
 def _sizes(mode: str, weights: tuple[Tensor, ...]) -> tuple[int, ...]:

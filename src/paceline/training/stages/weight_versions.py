@@ -142,7 +142,7 @@ class Weights:
         """Return the newest version."""
         return self.store.values
 
-    def look(self, version: int, ahead: int) -> None:
+    def bind_version(self, version: int, ahead: int) -> None:
         """Let the parameters be this version, as it is expected to be `ahead` updates later."""
         self.versions.show(version, ahead, self.store.optimizer)
 

@@ -73,8 +73,11 @@ def test_hosts_reach_each_other_over_a_slow_line() -> None:
             assert server.stdout.readline() == "ready\n"
             took = subprocess.run(
                 [*enter, second.name, sys.executable, "-c", client, first.address],
-                check=True, capture_output=True, text=True, timeout=90,
-            )  # fmt: skip
+                check=True,
+                capture_output=True,
+                text=True,
+                timeout=90,
+            )
             assert float(took.stdout) >= 0.04  # there and back, however busy this machine is
         finally:
             server.kill()

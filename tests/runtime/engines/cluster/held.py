@@ -33,7 +33,7 @@ class Net(nn.Module):
         self.folder = Path(folder)
         self.body = nn.Sequential(
             nn.Linear(12, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 5)
-        ).double()  # fmt: skip
+        ).double()
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
@@ -67,7 +67,12 @@ def job(folder: Path, **changes: Any) -> pl.Job:
     if when.exists():
         optimizer = partial(DiesInMidUpdate, when=str(when), spared=15, **settings)
     given: dict[str, Any] = {
-        "model": partial(Net, str(folder)), "data": (x, y), "loss": nn.CrossEntropyLoss(), "optimizer": optimizer,
-        "batch_size": BATCH, "epochs": 3, "test": (x[:50], y[:50]),
-    }  # fmt: skip
+        "model": partial(Net, str(folder)),
+        "data": (x, y),
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": optimizer,
+        "batch_size": BATCH,
+        "epochs": 3,
+        "test": (x[:50], y[:50]),
+    }
     return pl.Job(**{**given, **changes})

@@ -85,6 +85,6 @@ def pushes(codec: str) -> Iterator[bytes]:
     while True:
         gradients = [0.01 * torch.randn(span.shape) for span in layout.shards[0].parameters]
         encoder.write(0, gradients, [], (0.0, 0.0), vector.message, update, 0)
-        encoder.settle()
+        encoder.finalize()
         update += 1
         yield bytes(vector.bytes)

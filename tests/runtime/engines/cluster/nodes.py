@@ -84,9 +84,15 @@ def free_port() -> int:
 
 
 def nodes(
-    folder: Path, count: int, plans: Sequence[str], text: str = SCRIPT, started: int | None = None,
-    silence: float = LONG, launcher: Mapping[str, str] | None = None, **options: Any,
-) -> Nodes:  # fmt: skip
+    folder: Path,
+    count: int,
+    plans: Sequence[str],
+    text: str = SCRIPT,
+    started: int | None = None,
+    silence: float = LONG,
+    launcher: Mapping[str, str] | None = None,
+    **options: Any,
+) -> Nodes:
     """Start `count` nodes, or only the first `started`, that train by these plans, one after another.
 
     `launcher` is what a launcher sets alike for all of them.

@@ -80,8 +80,10 @@ def small_job(inputs: int = 3, outputs: int = 2) -> pl.Job:
     return pl.Job(
         model=lambda: nn.Linear(inputs, outputs),
         data=(torch.zeros(4, inputs), torch.zeros(4, dtype=torch.long)),
-        loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), batch_size=2,
-    )  # fmt: skip
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=2,
+    )
 
 
 def layout_of(job: pl.Job) -> Layout:

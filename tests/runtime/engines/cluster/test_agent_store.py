@@ -22,9 +22,12 @@ def store(ranks: int) -> Iterator[dict[str, str]]:
     """Keep a store as torchrun's agent does, and yield what torchrun sets."""
     kept = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     yield {
-        "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(kept.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": "none",
-    }  # fmt: skip
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(kept.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RUN_ID": "none",
+    }
 
 
 def test_ranks_meet_although_the_ports_beside_the_launchers_are_taken(tmp_path: Path) -> None:
@@ -60,8 +63,11 @@ def test_a_store_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environ = {
-        "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }  # fmt: skip
+    }
     with pytest.raises(RunFailed, match=rf"the store of torchrun at 127\.0\.0\.1:{port}, .* set PACELINE_HEAD=host"):
         cluster.roster(environ).listening(1)

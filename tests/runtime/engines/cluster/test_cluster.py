@@ -146,9 +146,21 @@ def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:
 
 
 ON_A_CLUSTER = (
-    "ring", "tree", "halving_doubling", "hierarchical", "central", "local_sgd", "parallel_sgd", "easgd", "diloco",
-    "gossip", "downpour", "ssp", "dc_asgd", "backup",
-)  # fmt: skip
+    "ring",
+    "tree",
+    "halving_doubling",
+    "hierarchical",
+    "central",
+    "local_sgd",
+    "parallel_sgd",
+    "easgd",
+    "diloco",
+    "gossip",
+    "downpour",
+    "ssp",
+    "dc_asgd",
+    "backup",
+)
 ROSTER = Roster(0, 2, Address("127.0.0.1", 1), 0, "torchrun", b"", LOOPBACK)
 
 

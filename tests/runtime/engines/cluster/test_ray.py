@@ -87,9 +87,15 @@ def _train(
     helper.start()
     try:
         return pl.train(
-            job(folder, test=None, epochs=epochs), plan, engine="ray", address="auto", trusted_network=True,
-            folder=folder / "runs", timeout=DEADLINE, **options,
-        )  # fmt: skip
+            job(folder, test=None, epochs=epochs),
+            plan,
+            engine="ray",
+            address="auto",
+            trusted_network=True,
+            folder=folder / "runs",
+            timeout=DEADLINE,
+            **options,
+        )
     finally:
         ended.set()
         helper.join()
@@ -241,9 +247,15 @@ def test_more_workers_than_cpus_end_at_the_deadline(cluster: ray_session.RaySess
         pytest.raises(RunFailed, match="give fewer workers"),
     ):
         pl.train(
-            job(tmp_path, test=None), "downpour", workers=64, engine="ray", address="auto", folder=None, timeout=3.0,
+            job(tmp_path, test=None),
+            "downpour",
+            workers=64,
+            engine="ray",
+            address="auto",
+            folder=None,
+            timeout=3.0,
             trusted_network=True,
-        )  # fmt: skip
+        )
 
 
 @pytest.mark.soak

@@ -20,7 +20,7 @@ DESK, SERVER, WORKER = Process(Role.DESK, 0), Process(Role.SERVER, 0), Process(R
 
 
 class Nobody:
-    """`Owner` that needs nothing."""
+    """`MachineHost` that needs nothing."""
 
     def departed(self, process: Process, why: str) -> None: ...
     def arrived(self, process: Process) -> None: ...

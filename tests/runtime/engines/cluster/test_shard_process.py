@@ -14,7 +14,6 @@ from paceline.algorithms.cluster.messages import (
     NONE,
     Copy,
     Enrol,
-    Feed,
     Message,
     Poll,
     Process,
@@ -25,6 +24,7 @@ from paceline.algorithms.cluster.messages import (
     Replicated,
     Role,
     Status,
+    SyncSpare,
     View,
     pack,
 )
@@ -150,12 +150,12 @@ def test_a_push_is_replicated_as_it_came_to_a_server_that_reads_it_late() -> Non
         _get(server, hub, FIRST, Push(0, VIEW, batch, batch, VIEW), bytes(vectors[batch].bytes))
 
     _get(server, hub, DESK, Propose(1, 0, VIEW, (0,)))
-    _get(server, hub, DESK, Feed(1, VIEW, BACKUP.number))
+    _get(server, hub, DESK, SyncSpare(1, VIEW, BACKUP.number))
     _get(server, hub, BACKUP, Replicated(VIEW, 0))
     push(0)
     push(1)
     server.loop.perform(server.machine.tick(1e9))  # it sends again what is not confirmed
-    _get(server, hub, DESK, Feed(1, VIEW, other.number))
+    _get(server, hub, DESK, SyncSpare(1, VIEW, other.number))
     _get(server, hub, other, Replicated(VIEW, 2))
     push(2)
     push(3)

@@ -49,7 +49,7 @@ class Scene:
         """Wait until something is true."""
         end = time.monotonic() + PATIENCE
         while not done():
-            self.injector.look()
+            self.injector.poll()
             assert time.monotonic() < end, f"{what} did not come: {[n.out.read_text() for n in self.ran.running]}"
             time.sleep(0.02)
 
@@ -65,7 +65,7 @@ class Scene:
 
         def done() -> bool:
             times = times_of(fault, self.events, copies)
-            return all(getattr(times, name) is not None for name in names) and self.injector.look()
+            return all(getattr(times, name) is not None for name in names) and self.injector.poll()
 
         self.until(done, f"the end of {fault}: {names}")
         return times_of(fault, self.events, copies)

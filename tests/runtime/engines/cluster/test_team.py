@@ -123,7 +123,7 @@ def test_helper_and_leader_are_killed_and_stopped_in_one_run(tmp_path: Path) -> 
         scene.mended(scene.do(FaultKind.KILL_HELPER), "noticed")
         scene.mended(scene.do(FaultKind.KILL_WORKER), "noticed", "replaced")
         fault = scene.do(FaultKind.STOP_HELPER, 4.0)  # longer than a leader waits
-        scene.until(scene.injector.look, f"the end of {fault}")
+        scene.until(scene.injector.poll, f"the end of {fault}")
         run = scene.finish()
         helpers = [e for e in scene.events if (e.kind, e.process) == (EventKind.STARTED, ProcessKind.HELPER)]
         assert len(helpers) == 3  # one for each node, and another in the place of the dead one

@@ -13,7 +13,7 @@ from paceline.runtime.links.tcp.frame import LIMITS, Frame, Limits
 from paceline.runtime.links.tcp.hub import Event, Hub
 from paceline.runtime.links.tcp.pump import Pump
 from paceline.runtime.links.tcp.stream import PlainStream, prepare
-from paceline.runtime.links.tcp.waiting import CallOff
+from paceline.runtime.links.tcp.waiting import AbortFlag
 
 PATIENCE = 60.0  # seconds for what takes milliseconds on a machine that is not busy
 Sockets = tuple[socket.socket, socket.socket]
@@ -67,8 +67,8 @@ def pump() -> Iterator[Pump]:
 
 
 @pytest.fixture
-def called_off() -> Iterator[CallOff]:
-    made = CallOff()
+def aborted() -> Iterator[AbortFlag]:
+    made = AbortFlag()
     yield made
     made.close()
 

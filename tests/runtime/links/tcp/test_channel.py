@@ -14,18 +14,17 @@ from paceline.runtime.links.tcp.channel import TcpChannel
 from paceline.runtime.links.tcp.connection import Connection
 from paceline.runtime.links.tcp.frame import MESSAGE, SPAN
 from paceline.runtime.links.tcp.pump import Pump
-from paceline.runtime.links.tcp.waiting import CallOff, SocketWaiter
+from paceline.runtime.links.tcp.waiting import AbortFlag, SocketWaiter
 from tests.runtime.links.tcp.conftest import PATIENCE, MakePair
 
 SLOTS = 3
 
 
 @pytest.fixture
-def ends(make_pair: MakePair, pump: Pump, called_off: CallOff) -> Iterator[tuple[TcpChannel, TcpChannel]]:
+def ends(make_pair: MakePair, pump: Pump, aborted: AbortFlag) -> Iterator[tuple[TcpChannel, TcpChannel]]:
     pair = make_pair()
     made = [
-        TcpChannel(end, SLOTS, SocketWaiter(rank, PATIENCE, called_off=called_off), pump)
-        for rank, end in enumerate(pair)
+        TcpChannel(end, SLOTS, SocketWaiter(rank, PATIENCE, aborted=aborted), pump) for rank, end in enumerate(pair)
     ]
     yield made[0], made[1]
     for connection in pair:

@@ -85,8 +85,8 @@ def exchange(
     hubs: list[Hub], mine: Credentials, theirs: Credentials, host: str = "127.0.0.1", right: bool | None = None
 ) -> object:
     """What comes of dialling a process that has other credentials: the frame that arrives, or why none does."""
-    desk = Hub(Identity(DESK, RUN, JOB), mine, listen(Address("127.0.0.1", 0), mine), tell=lambda _: None)
-    worker = Hub(Identity(WORKER, RUN, JOB), theirs, tell=lambda _: None)
+    desk = Hub(Identity(DESK, RUN, JOB), mine, listen(Address("127.0.0.1", 0), mine), report=lambda _: None)
+    worker = Hub(Identity(WORKER, RUN, JOB), theirs, report=lambda _: None)
     hubs += [desk, worker]
     right = mine is theirs if right is None else right
     worker.dial(Address(host, desk.address.port), PATIENCE if right else 0.2)
@@ -139,8 +139,18 @@ def test_a_certificate_of_another_run_is_refused_by_both(hubs: list[Hub], keys: 
     assert hubs[0].refused > 0
 
 
-@pytest.mark.parametrize("kinds", [("tls", "none"), ("none", "tls"), ("token", "none"), ("none", "token"),
-                                   ("tls", "token"), ("token", "tls"), ("token", "other token")])  # fmt: skip
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("tls", "none"),
+        ("none", "tls"),
+        ("token", "none"),
+        ("none", "token"),
+        ("tls", "token"),
+        ("token", "tls"),
+        ("token", "other token"),
+    ],
+)
 def test_different_credentials_do_not_meet(kinds: tuple[str, str], hubs: list[Hub], keys: Path) -> None:
     def credentials(kind: str) -> Credentials:
         return {"tls": lambda: MutualTls(keys / "run"), "none": lambda: LOOPBACK}.get(

@@ -32,11 +32,11 @@ PATIENT = Timing(heartbeat=0.02, silence=PATIENCE)  # where none may be taken fo
 
 def listening_hub(timing: Timing = TIMING, pump: Pump | None = None) -> Hub:
     listener = listen(Address("127.0.0.1", 0), LOOPBACK)
-    return Hub(Identity(DESK, RUN, JOB), listener=listener, timing=timing, pump=pump, tell=lambda _: None)
+    return Hub(Identity(DESK, RUN, JOB), listener=listener, timing=timing, pump=pump, report=lambda _: None)
 
 
 def dialling_hub(address: Address, peer: Peer = WORKER, timing: Timing = TIMING, pump: Pump | None = None) -> Hub:
-    hub = Hub(Identity(peer, RUN, JOB), timing=timing, pump=pump, tell=lambda _: None)
+    hub = Hub(Identity(peer, RUN, JOB), timing=timing, pump=pump, report=lambda _: None)
     hub.dial(address, PATIENCE)
     return hub
 
@@ -251,9 +251,10 @@ def test_bodies_are_received_where_their_place_is(hubs: list[Hub]) -> None:
     slots = {0: bytearray(10), 1: bytearray(100_000)}
     listener = listen(Address("127.0.0.1", 0), LOOPBACK)
     desk = Hub(
-        Identity(DESK, RUN, JOB), listener=listener,
+        Identity(DESK, RUN, JOB),
+        listener=listener,
         place=lambda peer, kind, ints, size: memoryview(slots[ints[0]])[:size] if peer == WORKER else None,
-    )  # fmt: skip
+    )
     hubs += [desk, worker := dialling_hub(desk.address)]
     until(hubs, lambda events: len(events) == 2)
     worker.post(DESK, PING, (0,), [b"abc"])
@@ -302,7 +303,7 @@ def test_a_hub_is_woken_by_another_thread(hubs: list[Hub]) -> None:
 def test_a_process_without_descriptors_accepts_again_later(hubs: list[Hub]) -> None:
     told: list[str] = []
     listener = listen(Address("127.0.0.1", 0), LOOPBACK)
-    hubs.append(desk := Hub(Identity(DESK, RUN, JOB), listener=listener, timing=QUICK, tell=told.append))
+    hubs.append(desk := Hub(Identity(DESK, RUN, JOB), listener=listener, timing=QUICK, report=told.append))
     hubs.append(worker := dialling_hub(desk.address))
     worker.poll(0.0)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -320,14 +321,16 @@ def test_a_process_without_descriptors_accepts_again_later(hubs: list[Hub]) -> N
 def test_members_follow_from_events() -> None:
     members = ConnectedPeers(0, WORKER.role)
     for event in (
-        Arrived(Peer(2, 1)), Arrived(Peer(2, 2)), Arrived(Peer(9, 3)), Gone(Peer(2, 1), "has left"),
-        Gone(Peer(2, 2), "has connected again"), Arrived(Peer(2, 2, 1)),
-    ):  # fmt: skip
+        Arrived(Peer(2, 1)),
+        Arrived(Peer(2, 2)),
+        Arrived(Peer(9, 3)),
+        Gone(Peer(2, 1), "has left"),
+        Gone(Peer(2, 2), "has connected again"),
+        Arrived(Peer(2, 2, 1)),
+    ):
         members.note(event)
     assert members.alive() == {0, 2}
-    assert members.changes() == [
-        Change(1, True), Change(2, True), Change(1, False), Change(2, False), Change(2, True)
-    ]  # fmt: skip
+    assert members.changes() == [Change(1, True), Change(2, True), Change(1, False), Change(2, False), Change(2, True)]
     assert members.changes() == []
     members.close()
 

@@ -32,7 +32,7 @@ from paceline.runtime.links.tcp.link import TcpLink, raw
 from paceline.runtime.links.tcp.meeting import connect, meet
 from paceline.runtime.links.tcp.pump import Pump
 from paceline.runtime.links.tcp.tls import MutualTls
-from paceline.runtime.links.tcp.waiting import CallOff, SocketWaiter
+from paceline.runtime.links.tcp.waiting import AbortFlag, SocketWaiter
 from paceline.runtime.links.waiting import Cancelled, Waiter
 from tests.runtime.links.conftest import MakeMemory
 from tests.runtime.links.tcp.conftest import PATIENCE, MakePair
@@ -42,9 +42,12 @@ GROUP = 1
 NUMBERS = 1000
 LARGE = 4_000_000  # numbers; more than two sockets hold
 COLLECTIVES: dict[str, Collective] = {
-    "ring": Ring(), "tree": Tree(), "halving_doubling": HalvingDoubling(), "hierarchical": Hierarchical(2),
+    "ring": Ring(),
+    "tree": Tree(),
+    "halving_doubling": HalvingDoubling(),
+    "hierarchical": Hierarchical(2),
     "central": Central(),
-}  # fmt: skip
+}
 
 
 def in_threads(ranks: int, do: Callable[[int], None]) -> None:
@@ -76,9 +79,13 @@ class World:
     """The addresses of a few ranks, each of which is then a thread or a process."""
 
     def __init__(
-        self, ranks: int, numbers: int = NUMBERS, deadline: float = PATIENCE, silence: float = PATIENCE,
+        self,
+        ranks: int,
+        numbers: int = NUMBERS,
+        deadline: float = PATIENCE,
+        silence: float = PATIENCE,
         credentials: Credentials = LOOPBACK,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.numbers, self.deadline, self.silence, self.credentials = numbers, deadline, silence, credentials
         self.listeners = [listen(Address("127.0.0.1", 0), credentials) for _ in range(ranks)]
         self.addresses = [Address(*listener.getsockname()[:2]) for listener in self.listeners]
@@ -96,7 +103,7 @@ class World:
                 link.close()
         finally:
             pump.close()
-            waiter.called_off.close()
+            waiter.aborted.close()
 
     def fork(self, rank: int, do: Callable[[TcpLink], None]) -> int:
         """Be one rank in a child process; its number."""
@@ -287,7 +294,7 @@ def test_a_link_that_is_called_off_ends_every_take() -> None:
     def do(link: TcpLink) -> None:
         ready.wait(PATIENCE)
         if link.rank == 2:
-            link.call_off()
+            link.abort()
         try:
             link.take({0: 1, 1: 0, 2: 0}[link.rank], Span(0, 0, 1))  # ranks 0 and 1 wait for each other
         except Cancelled:
@@ -306,7 +313,7 @@ def test_an_offer_to_a_rank_that_has_gone_says_why(how: str) -> None:
         if link.rank == 1:
             link.offer(0, whole)
             if how == "cancels":
-                link.call_off()
+                link.abort()
             link.close()
             gone.set()
             return
@@ -372,10 +379,10 @@ def test_ranks_that_run_different_collectives_are_told_so() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int32])
 def test_other_dtypes_and_empty_spans_travel(dtype: torch.dtype, make_pair: MakePair, pump: Pump) -> None:
-    links, off = [], CallOff()
+    links, off = [], AbortFlag()
     for rank, connection in enumerate(make_pair()):
         vectors = [torch.arange(9).to(dtype) + 10 * rank for _ in range(TURNS)]
-        links.append(TcpLink(rank, {1 - rank: connection}, vectors, SocketWaiter(rank, PATIENCE, called_off=off), pump))
+        links.append(TcpLink(rank, {1 - rank: connection}, vectors, SocketWaiter(rank, PATIENCE, aborted=off), pump))
     for span in (Span(1, 2, 9), Span(0, 4, 4)):
         links[1].offer(0, span)
         assert torch.equal(links[0].take(1, span), links[1].vectors[0][span.start : span.stop])
@@ -406,11 +413,11 @@ def test_a_meeting_that_is_called_off_ends() -> None:
 
     thread = threading.Thread(target=wait)
     thread.start()
-    waiter.called_off.set()
+    waiter.aborted.set()
     thread.join(PATIENCE)
     assert ended.is_set()
     world.listeners[1].close()
-    waiter.called_off.close()
+    waiter.aborted.close()
     pump.close()
 
 
@@ -428,7 +435,7 @@ def test_a_rank_of_an_earlier_group_is_not_met() -> None:
             except PeerLost:
                 break
         connection.close()
-        waiter.called_off.close()
+        waiter.aborted.close()
         world.run(1, lambda link: link.offer(0, Span(0, 0, 1)))
 
     thread = threading.Thread(target=late)

@@ -153,7 +153,7 @@ def test_another_user_is_known_by_its_number(port: int, lookup: str) -> None:
 @as_root
 def test_another_user_does_not_join_a_run_of_which_it_knows_everything(hubs: list[Hub]) -> None:
     told: list[str] = []
-    hub = Hub(Identity(DESK, RUN, JOB), LOOPBACK, listen(Address("127.0.0.1", 0), LOOPBACK), tell=told.append)
+    hub = Hub(Identity(DESK, RUN, JOB), LOOPBACK, listen(Address("127.0.0.1", 0), LOOPBACK), report=told.append)
     worker = Hub(Identity(WORKER, RUN, JOB))
     hubs += [hub, worker]
     worker.dial(hub.address, 60.0)
@@ -168,7 +168,7 @@ def test_another_user_does_not_join_a_run_of_which_it_knows_everything(hubs: lis
 
 @as_root
 def test_another_user_that_says_nothing_takes_no_place(hubs: list[Hub]) -> None:
-    hub = Hub(Identity(DESK, RUN, JOB), LOOPBACK, listen(Address("127.0.0.1", 0), LOOPBACK), tell=lambda text: None)
+    hub = Hub(Identity(DESK, RUN, JOB), LOOPBACK, listen(Address("127.0.0.1", 0), LOOPBACK), report=lambda text: None)
     hubs.append(hub)
     text = JOINS.replace(
         "line =", "lines = [socket.create_connection(('127.0.0.1', {port})) for _ in range(100)]\nline ="
@@ -185,7 +185,7 @@ def test_a_false_head_is_told_nothing(hubs: list[Hub]) -> None:
     stranger = program(AWAITS, user=OTHER, accepts=ACCEPTS)
     assert stranger.stdout is not None
     told: list[str] = []
-    worker = Hub(Identity(WORKER, RUN, JOB), tell=told.append)
+    worker = Hub(Identity(WORKER, RUN, JOB), report=told.append)
     hubs.append(worker)
     worker.dial(Address("127.0.0.1", int(stranger.stdout.readline())), 0.5)
     (event,) = until(hubs, bool)
@@ -200,10 +200,10 @@ def test_a_user_that_stands_for_others_is_no_proof(
     mapped: str, unclear: bool, monkeypatch: pytest.MonkeyPatch, ends: MakeEnds
 ) -> None:
     """In a user namespace the kernel shows all users that have no number there as one."""
-    same_user._looks_like_others.cache_clear()
+    same_user._matches_others.cache_clear()
     kernel = {"/proc/sys/kernel/overflowuid": "7\n", "/proc/self/uid_map": mapped}
     monkeypatch.setattr(same_user, "Path", lambda file: Mock(read_text=lambda encoding: kernel[file]))
-    monkeypatch.setattr(same_user, "_owner", lambda end, other: same_user.Owner(1, 7, 1))
+    monkeypatch.setattr(same_user, "_owner", lambda end, other: same_user.MachineHost(1, 7, 1))
     monkeypatch.setattr(os, "geteuid", lambda: 7)
     side, _ = ends()
     if unclear:
@@ -211,4 +211,4 @@ def test_a_user_that_stands_for_others_is_no_proof(
             require_same_user(side, listens=True)
     else:
         require_same_user(side, listens=True)
-    same_user._looks_like_others.cache_clear()
+    same_user._matches_others.cache_clear()

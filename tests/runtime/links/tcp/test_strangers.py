@@ -45,7 +45,7 @@ class Target:
     ) -> None:
         self.told: list[str] = []
         listener = listen(Address("127.0.0.1", 0), credentials)
-        self.desk = Hub(Identity(DESK, RUN, JOB), credentials, listener, timing=timing, tell=self.told.append)
+        self.desk = Hub(Identity(DESK, RUN, JOB), credentials, listener, timing=timing, report=self.told.append)
         self.workers = [Hub(Identity(Peer(2, n), RUN, JOB), credentials, timing=timing) for n in range(2)]
         self.exchanges = 0
         hubs += [self.desk, *self.workers]
@@ -405,7 +405,7 @@ def test_a_server_of_tls_without_a_certificate_of_the_run_is_told_nothing(
 ) -> None:
     """A false head: with `none` it does not speak TLS at all, but answers as a head does without."""
     context = false_context(certificate, tmp_path, ssl.PROTOCOL_TLS_SERVER)
-    worker = Hub(Identity(Peer(2, 0), RUN, JOB), MutualTls(tmp_path / "run"), tell=lambda text: None)
+    worker = Hub(Identity(Peer(2, 0), RUN, JOB), MutualTls(tmp_path / "run"), report=lambda text: None)
     hubs.append(worker)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         worker.dial(Address(*listener.getsockname()[:2]), 0.3)

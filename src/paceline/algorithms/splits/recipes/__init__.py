@@ -16,7 +16,7 @@ class SplitRecipe(Protocol):
     def name(self) -> str:
         """The name that messages use."""
 
-    def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
+    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
         """Return the way of a layer whose values were made in these placements; an empty word lets it follow them."""
 
     def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
@@ -29,7 +29,7 @@ class SplitRecipe(Protocol):
         """Raise `PlanError` if the recipe names what the model, with these operations, does not have."""
 
 
-def is_cut_last(node: Node, found: Sequence[Placement]) -> bool:
+def is_cut_last(node: Node, placements: Sequence[Placement]) -> bool:
     """Whether what an operation takes was made in parts, by its last dimension alone."""
     shape = node.shapes[0] if node.shapes else None
-    return shape is not None and [cut.dim for cut in found[0].cuts] == [len(shape) - 1]
+    return shape is not None and [cut.dim for cut in placements[0].cuts] == [len(shape) - 1]

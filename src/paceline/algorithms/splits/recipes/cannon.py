@@ -17,7 +17,7 @@ from paceline.algorithms.splits.nodes import Node
 class Cannon:
     name = "cannon"
 
-    def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
+    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
         return "cannon" if node.kind == "linear" and not Way().refusal(node, workers) else ""
 
     def check(self, nodes: Sequence[Node]) -> None:

@@ -19,7 +19,7 @@ from paceline.algorithms.splits.nodes import Node
 class Experts:
     name = "experts"
 
-    def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
+    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
         way = "experts" if node.kind == "experts" else "samples" if node.held else ""
         return way if way and not SPLITS[way].refusal(node, workers) else ""
 

@@ -25,7 +25,7 @@ BY = {"convolution": "samples", "convolution_groups": "samples", "linear": "colu
 class OneWeirdTrick:
     name = "one_weird_trick"
 
-    def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
+    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
         way = BY.get(node.kind, "")
         return way if way and not SPLITS[way].refusal(node, workers) else ""
 

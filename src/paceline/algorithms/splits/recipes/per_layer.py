@@ -43,7 +43,7 @@ class PerLayer:
             rows.append((pattern, way))
         return PerLayer(tuple(rows))
 
-    def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
+    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
         if not node.layer:
             return ""
         for pattern, way in self.table:
@@ -60,8 +60,8 @@ class PerLayer:
         for pattern, way in self.table:
             fits = [node for layer, node in layers.items() if fnmatchcase(layer, pattern)]
             if not fits:
-                known = suggest(pattern, list(layers)) if layers else "its code calls no module, so it stays whole"
-                raise PlanError(f"plan 'per_layer': the model has no layer {pattern!r}; {known}")
+                suggestion = suggest(pattern, list(layers)) if layers else "its code calls no module, so it stays whole"
+                raise PlanError(f"plan 'per_layer': the model has no layer {pattern!r}; {suggestion}")
             reasons = [SPLITS[way].refusal(node, 1) for node in fits]
             if all(reasons) and (pattern != EVERY or len(self.table) == 1):
                 raise PlanError(f"{fits[0].layer} cannot be split by {way}: {reasons[0]}")

@@ -36,9 +36,9 @@ class Redundant:
     def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
         return with_windows(nodes, workers)
 
-    def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
+    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
         if "windows" in node.facts:
             return Strips.name
         if node.kind == "linear" and prod(node.shape_of("weight")) <= self.small:
             return "whole"
-        return "" if node.kind.startswith("convolution") else Tensor().choose(node, found, workers)
+        return "" if node.kind.startswith("convolution") else Tensor().choose(node, placements, workers)

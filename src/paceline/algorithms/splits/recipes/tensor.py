@@ -24,16 +24,16 @@ from paceline.algorithms.splits.recipes import is_cut_last
 class Tensor:
     name = "tensor"
 
-    def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
-        way = self._way(node, found)
+    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
+        way = self._way(node, placements)
         return way if way and not SPLITS[way].refusal(node, workers) else ""
 
-    def _way(self, node: Node, found: Sequence[Placement]) -> str:
+    def _way(self, node: Node, placements: Sequence[Placement]) -> str:
         match node.kind:
             case "linear":
-                return "rows" if is_cut_last(node, found) else "columns"
+                return "rows" if is_cut_last(node, placements) else "columns"
             case "convolution":
-                return "rows" if [cut.dim for cut in found[0].cuts] == [1] else "channels"
+                return "rows" if [cut.dim for cut in placements[0].cuts] == [1] else "channels"
         return {"attention": "heads", "embedding": "vocabulary"}.get(node.kind, "")
 
     def check(self, nodes: Sequence[Node]) -> None:

@@ -26,7 +26,7 @@ from paceline.algorithms.splits.nodes import Node
 class Zero:
     name = "zero"
 
-    def choose(self, node: Node, found: Sequence[Placement], workers: int) -> str:
+    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
         return "replica"
 
     def check(self, nodes: Sequence[Node]) -> None:

@@ -93,32 +93,32 @@ def _pairs(rows: Iterable[list[Any]]) -> tuple[tuple[str, int], ...]:
 def interface_of(facts: Facts) -> Interface:
     """The interface of a file, from its facts."""
     module = facts.module
-    found = tuple(b for fn in module.functions if (b := _behaviour(fn, facts)) is not None)
+    behaviours = tuple(b for fn in module.functions if (b := _behaviour(fn, facts)) is not None)
     bases = {name: cls.bases for name, cls in module.classes.items() if cls.bases}
-    return Interface(found, bases, tuple(sorted(_locks(module))), dict(module.imports))
+    return Interface(behaviours, bases, tuple(sorted(_locks(module))), dict(module.imports))
 
 
 def _behaviour(fn: Function, facts: Facts) -> Behaviour | None:
     """What a function does; None when that is nothing that its callers need to know."""
     takes: dict[Take, None] = {}
     calls: dict[Call, None] = {}
-    for effect, held in facts.events(fn):
+    for effect, locks_held in facts.events(fn):
         at = effect.node
         if effect.kind == "take" and effect.resource is not None and _counts(effect.resource):
-            takes[Take(effect.resource.id, at.lineno, at.col_offset + 1, _held(held))] = None
+            takes[Take(effect.resource.id, at.lineno, at.col_offset + 1, _held(locks_held))] = None
         elif effect.kind == "call":
             target = _target(effect.callee, at, fn, facts.module)
             if target:
                 awaited = isinstance(parent(at), ast.Await)
                 dropped = isinstance(parent(at), ast.Expr) and not effect.perhaps
-                made = Call(target, at.lineno, at.col_offset + 1, text_of(at), awaited, _held(held), dropped)
-                calls[made] = None
+                call = Call(target, at.lineno, at.col_offset + 1, text_of(at), awaited, _held(locks_held), dropped)
+                calls[call] = None
     blocks = tuple((name, block.waits, block.steps[-1][1].lineno) for name, block in facts.own_blocks(fn).items())
-    own = tuple((name, line) for name, line in facts.sequences.own(fn) if name not in _ONCE)
-    if not takes and not calls and not blocks and not own and not fn.asynchronous:
+    collectives = tuple((name, line) for name, line in facts.sequences.own(fn) if name not in _ONCE)
+    if not takes and not calls and not blocks and not collectives and not fn.asynchronous:
         return None
     one_rank = tuple(_on_one_rank(fn, list(calls), facts)) if calls else ()
-    done = (tuple(takes), blocks, tuple(calls), own, one_rank)
+    done = (tuple(takes), blocks, tuple(calls), collectives, one_rank)
     return Behaviour(fn.qualname, fn.asynchronous, *done, fn.only_awaited)
 
 
@@ -129,8 +129,8 @@ def _on_one_rank(fn: Function, calls: list[Call], facts: Facts) -> Iterator[tupl
     if outside and fn.decorated(*RANK_DECORATORS):
         yield from ((call, f"{fn.qualname} runs on one rank only") for call in outside)
     for test in fn.tests if outside else ():
-        asked = facts.sequences.conditions(test.test, fn) if isinstance(test, ast.If) else []
-        if len(asked) != 1 or asked[0].local or asked[0].group or not isinstance(test, ast.If):
+        conditions = facts.sequences.conditions(test.test, fn) if isinstance(test, ast.If) else []
+        if len(conditions) != 1 or conditions[0].local or conditions[0].group or not isinstance(test, ast.If):
             continue
         why = f"`if {ast.unparse(test.test)}` depends on the rank"
         sides = [lines_of(side) for side in (test.body, test.orelse) if side]
@@ -182,8 +182,8 @@ def _class_of(node: ast.expr, fn: Function, module: Module) -> str:
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and fn.cls is not None:
         for cls in fn.cls.ancestry if node.value.id == fn.self_name else ():
             for value, scope in cls.values.get(node.attr, ()):
-                if isinstance(value, ast.Call | ast.Name) and (found := _class_of(value, scope, module)):
-                    return found
+                if isinstance(value, ast.Call | ast.Name) and (class_name := _class_of(value, scope, module)):
+                    return class_name
             if node.attr in cls.annotations:
                 return _annotated(cls.annotations[node.attr], module)
     return ""
@@ -203,14 +203,14 @@ def _annotated(annotation: ast.expr | None, module: Module) -> str:
 
 def _locks(module: Module) -> set[str]:
     """The attributes and globals that are locks for certain."""
-    found = {name for name, value in module.top.bound.items() if _makes_lock(value, module.top, module)}
+    locks = {name for name, value in module.top.bound.items() if _makes_lock(value, module.top, module)}
     for cls in module.classes.values():
         for attribute, values in cls.values.items():
             if any(_makes_lock(value, fn, module) for value, fn in values):
-                found.add(f"{cls.name}.{attribute}")
-    return found
+                locks.add(f"{cls.name}.{attribute}")
+    return locks
 
 
 def _makes_lock(value: ast.expr, fn: Function, module: Module) -> bool:
-    made = module.constructed(value, fn)
-    return made is not None and made[0] in LOCKS
+    construction = module.constructed(value, fn)
+    return construction is not None and construction[0] in LOCKS

@@ -45,18 +45,18 @@ class Linked:
 
     def target(self, call: Call, path: str) -> Node | None:
         """The function that a call runs before it returns; None when it is not in these files."""
-        found = self.named_by(call, path)
-        return found if found is not None and self.functions[found].asynchronous == call.awaited else None
+        node = self.named_by(call, path)
+        return node if node is not None and self.functions[node].asynchronous == call.awaited else None
 
     def named_by(self, call: Call, path: str) -> Node | None:
         """The function that a call names; None when it is not in these files."""
         if call.target.startswith(":"):
-            found: Node | None = (path, call.target[1:])
+            node: Node | None = (path, call.target[1:])
         else:
             if (call.target, path) not in self._named:
                 self._named[call.target, path] = self.named(call.target, path)
-            found = self._named[call.target, path]
-        return found if found in self.functions else None
+            node = self._named[call.target, path]
+        return node if node in self.functions else None
 
     def named(self, name: str, path: str, depth: int = 0) -> Node | None:
         """The function with a canonical name, as a file sees it."""
@@ -65,9 +65,9 @@ class Linked:
             file = self._modules.nearest(words[:length], path, name.startswith("."))
             if file is None:
                 continue
-            found = self._in_file(file, words[length:], depth)
-            if found is not None:
-                return found
+            node = self._in_file(file, words[length:], depth)
+            if node is not None:
+                return node
         return None
 
     def _in_file(self, file: str, rest: list[str], depth: int) -> Node | None:
@@ -77,12 +77,12 @@ class Linked:
                 return file, name
         interface = self.files[file]
         for base in interface.bases.get(rest[0], ()) if len(rest) == 2 else ():
-            own = f"{base}.{rest[1]}"
-            found = self._in_file(file, own.split("."), depth + 1) if "." not in base else None
-            if found is None and depth < REEXPORTS:
-                found = self.named(own, file, depth + 1)
-            if found is not None:
-                return found
+            member = f"{base}.{rest[1]}"
+            node = self._in_file(file, member.split("."), depth + 1) if "." not in base else None
+            if node is None and depth < REEXPORTS:
+                node = self.named(member, file, depth + 1)
+            if node is not None:
+                return node
         origin = interface.imports.get(rest[0])
         return None if origin is None else self.named(".".join([origin, *rest[1:]]), file, depth + 1)
 
@@ -108,9 +108,9 @@ class Linked:
             if file is not None:
                 if f"{words[-1]}.{attribute}" in self.files[file].locks:
                     return f"{file}:{words[-1]}.{attribute}"
-                found = self._inherited(words[-1], attribute, file, depth + 1)
-                if found:
-                    return found
+                lock = self._inherited(words[-1], attribute, file, depth + 1)
+                if lock:
+                    return lock
         return ""
 
     # -- summaries
@@ -118,60 +118,60 @@ class Linked:
     @cached_property
     def calls(self) -> dict[Node, list[tuple[Call, Node]]]:
         """Function -> its calls of functions of these files."""
-        found = {}
+        edges = {}
         for node, behaviour in self.functions.items():
             linked = [(call, to) for call in behaviour.calls if (to := self.target(call, node[0])) is not None]
             if linked:
-                found[node] = linked
-        return found
+                edges[node] = linked
+        return edges
 
     @cached_property
     def takes(self) -> dict[Node, dict[str, Path]]:
         """Function -> the locks that it waits for, itself or through its callees, each with the shortest path."""
-        own: dict[Node, dict[str, Path]] = {
+        paths: dict[Node, dict[str, Path]] = {
             node: {self.lock(t.lock, node[0]): (Step(*node, t.line, "takes"),) for t in reversed(behaviour.takes)}
             for node, behaviour in self.functions.items()
             if behaviour.takes
         }
-        return self._joined(own, self.functions)
+        return self._joined(paths, self.functions)
 
     @cached_property
     def blocks(self) -> dict[Node, dict[str, Path]]:
         """Function -> the blocking calls of libraries that it leads to; a coroutine answers for its own."""
         sync = {node: b for node, b in self.functions.items() if not b.asynchronous}
-        own: dict[Node, dict[str, Path]] = {
+        paths: dict[Node, dict[str, Path]] = {
             n: {w: (Step(*n, line, waits),) for w, waits, line in b.blocks} for n, b in sync.items() if b.blocks
         }
-        return self._joined(own, sync)
+        return self._joined(paths, sync)
 
     @cached_property
     def collectives(self) -> dict[Node, dict[str, Path]]:
         """Function -> the collectives of all ranks that it leads to."""
-        own: dict[Node, dict[str, Path]] = {
+        paths: dict[Node, dict[str, Path]] = {
             node: {name: (Step(*node, line, name),) for name, line in reversed(b.collectives)}
             for node, b in self.functions.items()
             if b.collectives
         }
-        return self._joined(own, self.functions)
+        return self._joined(paths, self.functions)
 
-    def _joined(self, known: dict[Node, dict[str, Path]], among: Iterable[Node]) -> dict[Node, dict[str, Path]]:
+    def _joined(self, paths: dict[Node, dict[str, Path]], among: Iterable[Node]) -> dict[Node, dict[str, Path]]:
         """Join what callees do into their callers until nothing changes."""
         within = set(among)
         callers: dict[Node, list[tuple[Node, Call]]] = {}
         for node, calls in self.calls.items():
             for call, to in calls if node in within else ():
                 callers.setdefault(to, []).append((node, call))
-        todo = dict.fromkeys(sorted(known))
+        todo = dict.fromkeys(sorted(paths))
         while todo:
             node = next(iter(todo))
             del todo[node]
             for caller, call in callers.get(node, ()):
-                mine, changed = known.setdefault(caller, {}), False
-                for what, path in known[node].items():
+                mine, changed = paths.setdefault(caller, {}), False
+                for what, path in paths[node].items():
                     longer = (Step(*caller, call.line, call.text), *path)
                     if what not in mine or (len(longer), longer) < (len(mine[what]), mine[what]):
                         mine[what] = longer
                         changed = True
                 if changed:
                     todo[caller] = None
-        return known
+        return paths

@@ -33,8 +33,8 @@ class Edge(NamedTuple):
 def findings_across(interfaces: Mapping[str, Interface]) -> list[Finding]:
     """What is found in the files together, in the order of paths and lines."""
     linked = Linked(interfaces)
-    found = [*_orders(linked), *_blocking(linked), *_never_run(linked), *_some_ranks(linked)]
-    return sorted(found, key=lambda f: (f.path, f.line, f.column, f.rule, f.about))
+    findings = [*_orders(linked), *_blocking(linked), *_never_run(linked), *_some_ranks(linked)]
+    return sorted(findings, key=lambda f: (f.path, f.line, f.column, f.rule, f.about))
 
 
 def _orders(linked: Linked) -> Iterator[Finding]:
@@ -60,10 +60,10 @@ def _edges(linked: Linked) -> dict[tuple[str, str], list[Edge]]:
         ]
         for call, to in linked.calls.get(node, ()):
             paths = linked.takes.get(to, {})
-            here = Step(*node, call.line, call.text)
-            reached.append((call.held, call.column, {lock: (here, *path) for lock, path in paths.items()}))
-        for held, column, takes in reached:
-            locks = [(linked.lock(name, node[0]), line) for name, line in held]
+            step = Step(*node, call.line, call.text)
+            reached.append((call.held, call.column, {lock: (step, *path) for lock, path in paths.items()}))
+        for locks_held, column, takes in reached:
+            locks = [(linked.lock(name, node[0]), line) for name, line in locks_held]
             for first, line in locks:
                 gates = frozenset(lock for lock, _ in locks) - {first}
                 for second, steps in takes.items():

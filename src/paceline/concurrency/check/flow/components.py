@@ -13,7 +13,7 @@ def strongly_connected(following: Mapping[str, Sequence[str]]) -> list[set[str]]
     low: dict[str, int] = {}
     stack: list[str] = []
     on_stack: set[str] = set()
-    found: list[set[str]] = []
+    components: list[set[str]] = []
     for root in following:
         todo: list[tuple[str, int]] = [(root, 0)] if root not in index else []
         while todo:
@@ -40,8 +40,8 @@ def strongly_connected(following: Mapping[str, Sequence[str]]) -> list[set[str]]
                     on_stack.discard(name)
                     group.add(name)
                 if len(group) > 1:
-                    found.append(group)
-    return found
+                    components.append(group)
+    return components
 
 
 def shortest_circles(following: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
@@ -57,13 +57,13 @@ def shortest_circles(following: Mapping[str, Sequence[str]]) -> Iterator[list[st
 
 def _back_to(start: str, following: Mapping[str, Sequence[str]], group: set[str]) -> list[str] | None:
     """The shortest path from a node back to itself, by breadth-first search."""
-    todo, seen = [[start]], {start}
+    todo, visited = [[start]], {start}
     while todo:
         path = todo.pop(0)
         for name in sorted(following.get(path[-1], ())):
             if name == start and len(path) > 1:
                 return path
-            if name in group and name not in seen and len(path) < LONGEST:
-                seen.add(name)
+            if name in group and name not in visited and len(path) < LONGEST:
+                visited.add(name)
                 todo.append([*path, name])
     return None

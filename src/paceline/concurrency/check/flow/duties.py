@@ -49,12 +49,12 @@ class Duty:
         fails = goes_on | self._leading_to([self.graph.failure])
         meets = self._meeting(starts)
         todo = [(after, True) for start in starts for after in start.following()]
-        seen = {id(start) for start in starts}
+        visited = {id(start) for start in starts}
         while todo:
             node, met = todo.pop()
-            if id(node) in seen or id(node) in self._met:
+            if id(node) in visited or id(node) in self._met:
                 continue
-            seen.add(id(node))
+            visited.add(id(node))
             if met and id(node) in again and id(node) not in meets:
                 yield Skipped(node, False)
             elif id(node) in meets and node.raises is not None and id(node.raises) in fails:
@@ -79,12 +79,12 @@ class Duty:
         ends = self._leading_to([self.graph.end])
         fails = ends | self._leading_to([self.graph.failure])
         todo = [after for start in starts for after in start.following()]
-        seen: set[int] = {id(start) for start in starts}
+        visited: set[int] = {id(start) for start in starts}
         while todo:
             node = todo.pop()
-            if id(node) in seen or id(node) in self._met:
+            if id(node) in visited or id(node) in self._met:
                 continue
-            seen.add(id(node))
+            visited.add(id(node))
             if node.raises is not None and id(node.raises) in fails:
                 yield Skipped(node, True, id(node.raises) in ends)
             if node.kind == "return" and id(node) in ends:
@@ -95,12 +95,12 @@ class Duty:
         """The returns that are reached from the beginning without having met the duty, where other ways meet it."""
         if self.graph is None or not self._met:
             return
-        todo, seen = [self.graph.entry], set[int]()
+        todo, visited = [self.graph.entry], set[int]()
         while todo:
             node = todo.pop()
-            if id(node) in seen or id(node) in self._met:
+            if id(node) in visited or id(node) in self._met:
                 continue
-            seen.add(id(node))
+            visited.add(id(node))
             if node.kind == "return":
                 yield Skipped(node, False)
             todo += node.following()
@@ -128,20 +128,20 @@ class Duty:
 
     def _closure(self, ends: list[Node], through: set[int]) -> set[int]:
         """The steps that lead to one of these, not through others."""
-        found: set[int] = set()
+        closure: set[int] = set()
         todo = list(ends)
         while todo:
             node = todo.pop()
-            if id(node) not in found:
-                found.add(id(node))
+            if id(node) not in closure:
+                closure.add(id(node))
                 todo += [b for b in self._before.get(id(node), ()) if id(b) not in through]
-        return found
+        return closure
 
 
 def one_of(calls: Iterable[ast.Call]) -> Callable[[ast.Call], bool]:
     """Whether a call is one of these."""
-    known = {id(call) for call in calls}
-    return lambda call: id(call) in known
+    call_ids = {id(call) for call in calls}
+    return lambda call: id(call) in call_ids
 
 
 def _calls(node: Node) -> Iterator[ast.Call]:

@@ -40,9 +40,9 @@ class Effect:
 
 def effects_of(call: ast.Call, fn: Function, module: Module) -> list[Effect]:
     """The effects of one call: of a resource, or of every function that it may run."""
-    own = _of_resource(call, fn, module)
-    if own is not None:
-        return [own]
+    effect = _of_resource(call, fn, module)
+    if effect is not None:
+        return [effect]
     callees = targets(call, fn, module)
     if not callees:
         return [Effect("call", call)]
@@ -55,61 +55,63 @@ def _of_resource(call: ast.Call, fn: Function, module: Module) -> Effect | None:
     if isinstance(function, ast.Attribute):
         method = function.attr
         if method in TAKES or method in FREES or method in TRIES:
-            found = module.resource(function.value, fn)
-            if found is not None and found.kind in LOCKS and (found.sure or method not in _ALSO):
+            resource = module.resource(function.value, fn)
+            if resource is not None and resource.kind in LOCKS and (resource.sure or method not in _ALSO):
                 if method in FREES:
-                    return Effect("free", call, found)
-                if found.kind in ASYNC_LOCKS and isinstance(parent(call), ast.Call):
+                    return Effect("free", call, resource)
+                if resource.kind in ASYNC_LOCKS and isinstance(parent(call), ast.Call):
                     return Effect("try" if short_name(parent(call).func) == "wait_for" else "call", call)  # type: ignore[union-attr]
-                return Effect("try" if method in TRIES or gives_up(call) else "take", call, found)
+                return Effect("try" if method in TRIES or gives_up(call) else "take", call, resource)
         elif method in ENTERS and call.args:
-            found = module.resource(call.args[0], fn)
-            if found is not None and found.kind in LOCKS:
-                return Effect("take", call, found)
+            resource = module.resource(call.args[0], fn)
+            if resource is not None and resource.kind in LOCKS:
+                return Effect("take", call, resource)
         elif method in _WAITING:
-            found = module.resource(function.value, fn)
-            if found is not None and found.kind in _PAUSING and isinstance(parent(call), ast.Await):
-                room = TAKE_ITEM if method == "put" and found.bounded else None
-                whom = PAUSES.get((found.kind, method)) or room
-                return None if whom is None else Effect("pause", call, found, None, whom)
-            if found is not None:
-                whom = WAITS.get((found.kind, method)) or (TAKE_ITEM if method == "put" and found.bounded else None)
+            resource = module.resource(function.value, fn)
+            if resource is not None and resource.kind in _PAUSING and isinstance(parent(call), ast.Await):
+                room = TAKE_ITEM if method == "put" and resource.bounded else None
+                whom = PAUSES.get((resource.kind, method)) or room
+                return None if whom is None else Effect("pause", call, resource, None, whom)
+            if resource is not None:
+                whom = WAITS.get((resource.kind, method)) or (
+                    TAKE_ITEM if method == "put" and resource.bounded else None
+                )
                 if whom is not None:
-                    return Effect("wait", call, found, None, whom, has_timeout(call, method))
-                if method in ("wait", "wait_for") and found.kind in ("Condition", "AsyncCondition"):
-                    return Effect("wait", call, found, None, NOTIFY, has_timeout(call, method))
+                    return Effect("wait", call, resource, None, whom, has_timeout(call, method))
+                if method in ("wait", "wait_for") and resource.kind in ("Condition", "AsyncCondition"):
+                    return Effect("wait", call, resource, None, NOTIFY, has_timeout(call, method))
     return None
 
 
 def implicit_calls(fn: Function, module: Module) -> list[Effect]:
     """Calls without call syntax: properties of known objects, `self[key]` and `len(self)`."""
-    found = [
+    effects = [
         Effect("call", node, None, owner.method(node.attr))
         for node in (fn.attributes if module.properties else ())
         if node.attr in module.properties and isinstance(node.ctx, ast.Load)
         if (owner := module.type_of(node.value, fn)) is not None
         if any(node.attr in cls.properties for cls in owner.ancestry)
     ]
-    found += [
+    effects += [
         Effect("call", node, None, callee, implicit=True)
         for node, names in _entered_or_iterated(fn)
         for callee in module.objects.run_by(node, fn, names)
     ]
     cls = fn.cls
     if cls is None or not fn.self_name:
-        return found
+        return effects
     length = cls.method("__len__")
-    found += [
+    effects += [
         Effect("call", item, None, method)
         for item in fn.subscripts
         if _is_self(item.value, fn) and (method := cls.method(_ITEMS[type(item.ctx)])) is not None
     ]
-    found += [
+    effects += [
         Effect("call", call, None, length)
         for call in (fn.calls if length is not None else ())
         if isinstance(call.func, ast.Name) and call.func.id == "len" and call.args and _is_self(call.args[0], fn)
     ]
-    return found
+    return effects
 
 
 def _entered_or_iterated(fn: Function) -> Iterator[tuple[ast.expr, tuple[str, ...]]]:

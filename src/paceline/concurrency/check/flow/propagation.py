@@ -63,18 +63,18 @@ class Propagated(Generic[P]):
 
 
 def reached(
-    fn: Function, following: Callable[[Function], Iterable[Function]], known: Container[int] = ()
+    fn: Function, following: Callable[[Function], Iterable[Function]], boundary: Container[int] = ()
 ) -> list[Function]:
     """The function and all that it reaches without passing through a known one, in post-order."""
     order: list[Function] = []
-    seen: set[int] = set()
+    visited: set[int] = set()
     todo = [(fn, False)]
     while todo:
         at, done = todo.pop()
         if done:
             order.append(at)
-        elif id(at) not in seen and id(at) not in known:
-            seen.add(id(at))
+        elif id(at) not in visited and id(at) not in boundary:
+            visited.add(id(at))
             todo.append((at, True))
             todo += [(each, False) for each in following(at)]
     return order

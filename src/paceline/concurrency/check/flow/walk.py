@@ -98,8 +98,8 @@ class Walker:
         """Walk a function, once."""
         if id(fn) not in self._walks:
             self._walks[id(fn)] = Walk()  # for a function that is reached again from itself
-            found = self._walks[id(fn)] = self._walk(fn)
-            if found.cut:
+            result = self._walks[id(fn)] = self._walk(fn)
+            if result.cut:
                 self.cut.append(fn)
         return self._walks[id(fn)]
 
@@ -122,8 +122,8 @@ class Walker:
             by_call.setdefault(id(effect.node), []).append(effect)
         result = _Search(self, fn, by_call).run(graph.entry, graph.end, graph.failure, tuple(h for _, h in around))
         result.events += [Event(Effect("take", node, held.resource), ()) for node, held in around]
-        seen = {id(event.effect) for event in result.events}
-        result.events += [Event(m, ()) for m in effects if id(m) not in seen]  # unreachable calls, and decorators
+        effect_ids = {id(event.effect) for event in result.events}
+        result.events += [Event(m, ()) for m in effects if id(m) not in effect_ids]  # unreachable calls, and decorators
         return result
 
     @cached_property
@@ -145,47 +145,47 @@ class Walker:
         walk = self.walk(callee)
         if not walk.left and not walk.dropped:
             return None
-        taken = [self._given(h, callee, effect.node, fn) for h in walk.left or ()]
-        return taken, [self._given(h, callee, effect.node, fn) for h in walk.dropped]
+        new_locks = [self._given(h, callee, effect.node, fn) for h in walk.left or ()]
+        return new_locks, [self._given(h, callee, effect.node, fn) for h in walk.dropped]
 
-    def _given(self, held: Held, callee: Function, site: ast.expr, fn: Function) -> Held:
+    def _given(self, lock_held: Held, callee: Function, site: ast.expr, fn: Function) -> Held:
         """A lock of a callee as the caller knows it: what it passed for a parameter, or an attribute of the object."""
-        formal, lock = held.resource.formal, held.node
+        formal, lock = lock_held.resource.formal, lock_held.node
         if formal is not None and isinstance(site, ast.Call):
             passed = self.module.objects.argument_at(formal.function, formal.name, site)
-            found = passed and self.module.resource(passed.value, passed.caller)
-            if passed is not None and found is not None:
-                lock, held = passed.value, held._replace(resource=found)
+            resource = passed and self.module.resource(passed.value, passed.caller)
+            if passed is not None and resource is not None:
+                lock, lock_held = passed.value, lock_held._replace(resource=resource)
         elif isinstance(lock, ast.Attribute) and callee.cls is not None and dotted(lock.value) == callee.self_name:
             function = site.func if isinstance(site, ast.Call) else site
             owner = function.value if isinstance(function, ast.Attribute) and callee.name[:2] != "__" else site
             lock = ast.copy_location(ast.Attribute(owner, lock.attr), site)
-        return held._replace(line=site.lineno, by_with=True, receiver=dotted(lock), node=lock)
+        return lock_held._replace(line=site.lineno, by_with=True, receiver=dotted(lock), node=lock)
 
     def _decorators(self, fn: Function) -> list[tuple[ast.expr, Held]]:
         """The locks that decorators of this file hold while they call the function."""
-        found = []
+        locks_held = []
         for decorator in getattr(fn.node, "decorator_list", ()):
             named = decorator.func if isinstance(decorator, ast.Call) else decorator
             name = named.id if isinstance(named, ast.Name) else ""
             maker = self.module.top.nested.get(name) or (fn.cls.methods.get(name) if fn.cls is not None else None)
             makers = [] if maker is None else [maker] if named is decorator else list(maker.nested.values())
             for each in makers:
-                given = next(iter(each.parameters), "")
+                parameter = next(iter(each.parameters), "")
                 for wrapper in each.nested.values():
-                    found += self._by_name(decorator, maker, wrapper, given, fn)
+                    locks_held += self._by_name(decorator, maker, wrapper, parameter, fn)
                     for event in self.walk(wrapper).events:
                         called = event.effect.node.func if isinstance(event.effect.node, ast.Call) else None
-                        if isinstance(called, ast.Name) and called.id == given:
-                            found += [
+                        if isinstance(called, ast.Name) and called.id == parameter:
+                            locks_held += [
                                 (decorator, self._of(fn, self._given(h, each, decorator, fn))) for h in event.held
                             ]
-            if not found and SYNCHRONIZED.search(short_name(named)):
-                found.append((decorator, self._said_to_hold(decorator, fn)))
-        return found
+            if not locks_held and SYNCHRONIZED.search(short_name(named)):
+                locks_held.append((decorator, self._declared_holder(decorator, fn)))
+        return locks_held
 
     def _by_name(
-        self, decorator: ast.expr, maker: Function | None, wrapper: Function, given: str, fn: Function
+        self, decorator: ast.expr, maker: Function | None, wrapper: Function, parameter: str, fn: Function
     ) -> list[tuple[ast.expr, Held]]:
         """The lock of `with getattr(self, name): method(self)`, where the decorator is given the name."""
         names = [*(maker.parameters if maker is not None else ())]
@@ -197,30 +197,38 @@ class Walker:
             word = words.get(dotted(got.args[1]), got.args[1])
             if isinstance(word, ast.Constant) and isinstance(word.value, str):
                 lock = self.module.attribute(fn.cls, word.value)
-                if lock is not None and lock.kind in LOCKS and any(dotted(c.func) == given for c in wrapper.calls):
+                if lock is not None and lock.kind in LOCKS and any(dotted(c.func) == parameter for c in wrapper.calls):
                     at = ast.copy_location(ast.Attribute(ast.Name(fn.self_name), word.value), decorator)
                     return [(decorator, Held(lock, decorator.lineno, True, f"{fn.self_name}.{word.value}", at))]
         return []
 
-    def _said_to_hold(self, decorator: ast.expr, fn: Function) -> Held:
+    def _declared_holder(self, decorator: ast.expr, fn: Function) -> Held:
         """The lock of a decorator that only its name tells of: its argument, or one that guards, but is in no order."""
-        given = decorator.args[0] if isinstance(decorator, ast.Call) and decorator.args else decorator
-        lock = self.module.resource(given, fn.outer or self.module.top) if given is not decorator else None
+        argument = decorator.args[0] if isinstance(decorator, ast.Call) and decorator.args else decorator
+        lock = self.module.resource(argument, fn.outer or self.module.top) if argument is not decorator else None
         owner = fn.cls.name if fn.cls is not None else fn.qualname
         unknown = Resource(f"{owner}:@{short_name(getattr(decorator, 'func', decorator))}", "unknown", False)
-        return Held(lock or unknown, fn.line, True, dotted(given), given)
+        return Held(lock or unknown, fn.line, True, dotted(argument), argument)
 
-    def _of(self, fn: Function, held: Held) -> Held:
+    def _of(self, fn: Function, lock_held: Held) -> Held:
         """A lock of the wrapper's first argument as the lock of the function's own object."""
-        attribute = held.receiver.rpartition(".")[2]
-        own = self.module.attribute(fn.cls, attribute) if fn.cls is not None and held.receiver.count(".") == 1 else None
-        return held if own is None else held._replace(resource=own, receiver=f"{fn.self_name}.{attribute}")
+        attribute = lock_held.receiver.rpartition(".")[2]
+        resource = (
+            self.module.attribute(fn.cls, attribute)
+            if fn.cls is not None and lock_held.receiver.count(".") == 1
+            else None
+        )
+        return (
+            lock_held
+            if resource is None
+            else lock_held._replace(resource=resource, receiver=f"{fn.self_name}.{attribute}")
+        )
 
     def _entered(self, context: ast.expr, fn: Function) -> list[Held]:
         """The locks that a `with` takes: the lock itself, or those that a context manager holds at its yield."""
-        found = self.module.resource(context, fn)
-        if found is not None and found.kind in LOCKS:
-            return [Held(found, context.lineno, True, dotted(context), context)]
+        resource = self.module.resource(context, fn)
+        if resource is not None and resource.kind in LOCKS:
+            return [Held(resource, context.lineno, True, dotted(context), context)]
         if isinstance(context, ast.Call):
             callee = self.module.callee(context, fn)
             if callee is not None and callee.generator and callee.decorated("contextmanager", "asynccontextmanager"):
@@ -261,20 +269,20 @@ class _Search:
             if node is end:
                 self._leave(state)
             if node is end or node is failure:
-                for held in state:
-                    if not held.by_with:
-                        self.result.leaks.append(Leak(held, came_from or node.line, node is failure))
+                for lock_held in state:
+                    if not lock_held.by_with:
+                        self.result.leaks.append(Leak(lock_held, came_from or node.line, node is failure))
                 continue
             self._remember(node, state)
             line = node.line if node.kind != "leave" else came_from
             after, tried = self._through(node, state)
-            taken = after if tried is None else (*after, tried)
-            todo += [(following, taken, line) for following in node.next]
+            next_state = after if tried is None else (*after, tried)
+            todo += [(following, next_state, line) for following in node.next]
             if node.otherwise is not None:
                 todo.append((node.otherwise, after, line))
             if node.raises is not None:
-                kept = tuple(h for h in state if h in after or node.kind == "enter")
-                todo.append((node.raises, kept, line))
+                raise_state = tuple(h for h in state if h in after or node.kind == "enter")
+                todo.append((node.raises, raise_state, line))
         return self.result
 
     def _remember(self, node: Node, state: State) -> None:
@@ -291,37 +299,37 @@ class _Search:
         if node.kind == "leave":
             item = node.syntax
             assert isinstance(item, ast.withitem)
-            gone = [(h.resource.id, h.line) for h in self.walker._entered(item.context_expr, self.fn)]
+            lock_keys = [(h.resource.id, h.line) for h in self.walker._entered(item.context_expr, self.fn)]
             stack = dotted(item.optional_vars) if item.optional_vars is not None else ""
             stays = (h for h in state if not h.stack or h.stack != stack)
-            return tuple(h for h in stays if (h.resource.id, h.line) not in gone or not h.by_with), None
+            return tuple(h for h in stays if (h.resource.id, h.line) not in lock_keys or not h.by_with), None
         tried: Held | None = None
-        for found in self._effects_at(node):
-            self._record(found, state)
-            resource = found.resource
-            if found.kind == "call" and (moved := self.walker.moved(found, self.fn) if self.walker.by_hand else None):
+        for effect in self._effects_at(node):
+            self._record(effect, state)
+            resource = effect.resource
+            if effect.kind == "call" and (moved := self.walker.moved(effect, self.fn) if self.walker.by_hand else None):
                 state = _moved(state, *moved)
-            if resource is None or found.kind in ("call", "wait", "pause"):
+            if resource is None or effect.kind in ("call", "wait", "pause"):
                 continue
-            lock = lock_expression(found.node)
-            receiver = dotted(lock) if isinstance(found.node, ast.Call) else ""
-            stack = _stack(found.node)
-            if found.kind != "free" and node.kind == "test" and node.syntax is found.node:
-                tried = Held(resource, found.line, False, receiver, lock)
-            elif found.kind == "take":
-                if not any(h.resource.id == resource.id and h.line == found.line for h in state):
-                    state = (*state, Held(resource, found.line, bool(stack), receiver, lock, stack))
-            elif found.kind == "free":
+            lock = lock_expression(effect.node)
+            receiver = dotted(lock) if isinstance(effect.node, ast.Call) else ""
+            stack = _stack(effect.node)
+            if effect.kind != "free" and node.kind == "test" and node.syntax is effect.node:
+                tried = Held(resource, effect.line, False, receiver, lock)
+            elif effect.kind == "take":
+                if not any(h.resource.id == resource.id and h.line == effect.line for h in state):
+                    state = (*state, Held(resource, effect.line, bool(stack), receiver, lock, stack))
+            elif effect.kind == "free":
                 if all(h.resource.id != resource.id for h in state):
-                    self.result.dropped.append(Held(resource, found.line, False, receiver, lock))
+                    self.result.dropped.append(Held(resource, effect.line, False, receiver, lock))
                 state = _without(state, resource)
         if node.kind == "enter":
             item = node.syntax
             assert isinstance(item, ast.withitem)
-            for held in self.walker._entered(item.context_expr, self.fn):
-                self._record(self._enter_effect(item, held), state)
-                if held not in state:
-                    state = (*state, held)
+            for lock_held in self.walker._entered(item.context_expr, self.fn):
+                self._record(self._enter_effect(item, lock_held), state)
+                if lock_held not in state:
+                    state = (*state, lock_held)
         if self.fn.generator and node.syntax is not None and _yields(node):
             self.result.at_yield = state
         return state, tried
@@ -329,15 +337,15 @@ class _Search:
     def _leave(self, state: State) -> None:
         """Keep what is held on every normal way out."""
         before = self.result.left
-        kept = [h for h in state if h not in self.start]
-        ids = {h.resource.id for h in kept}
-        self.result.left = tuple(kept if before is None else (h for h in before if h.resource.id in ids))
+        locks_held = [h for h in state if h not in self.start]
+        ids = {h.resource.id for h in locks_held}
+        self.result.left = tuple(locks_held if before is None else (h for h in before if h.resource.id in ids))
 
-    def _enter_effect(self, item: ast.withitem, held: Held) -> Effect:
+    def _enter_effect(self, item: ast.withitem, lock_held: Held) -> Effect:
         """The take of a `with` item, the same object at each visit."""
-        key = id(item) ^ hash(held.resource.id)
+        key = id(item) ^ hash(lock_held.resource.id)
         if key not in self.at:
-            self.at[key] = [Effect("take", item.context_expr, held.resource)]
+            self.at[key] = [Effect("take", item.context_expr, lock_held.resource)]
         return self.at[key][0]
 
     def _effects_at(self, node: Node) -> list[Effect]:
@@ -349,12 +357,12 @@ class _Search:
             self.at[id(syntax)] = [m for part in _parts(syntax) for m in self.by_call.get(id(part), ())]
         return self.at[id(syntax)]
 
-    def _record(self, found: Effect, state: State) -> None:
+    def _record(self, effect: Effect, state: State) -> None:
         """Add an event, once per effect and state."""
-        key = (id(found), state)
+        key = (id(effect), state)
         if key not in self.recorded:
             self.recorded.add(key)
-            self.result.events.append(Event(found, state))
+            self.result.events.append(Event(effect, state))
 
 
 def _without(state: State, resource: Resource) -> State:
@@ -365,13 +373,13 @@ def _without(state: State, resource: Resource) -> State:
     return state
 
 
-def _moved(state: State, taken: list[Held], dropped: list[Held]) -> State:
+def _moved(state: State, new_locks: list[Held], dropped: list[Held]) -> State:
     """The state after a call that releases some locks of its caller and leaves others held."""
-    for held in dropped:
-        state = _without(state, held.resource)
-    for held in taken:
-        if not any(h.resource.id == held.resource.id and h.line == held.line for h in state):
-            state = (*state, held)
+    for lock_held in dropped:
+        state = _without(state, lock_held.resource)
+    for lock_held in new_locks:
+        if not any(h.resource.id == lock_held.resource.id and h.line == lock_held.line for h in state):
+            state = (*state, lock_held)
     return state
 
 

@@ -20,8 +20,8 @@ _added: dict[str, str] = {}
 
 @cache
 def _shipped(table: str, part: str = "") -> dict[str, str]:
-    found: dict[str, Any] = json.loads((Path(__file__).parent / f"{table}.json").read_text(encoding="utf-8"))
-    return found[part] if part else found
+    entries: dict[str, Any] = json.loads((Path(__file__).parent / f"{table}.json").read_text(encoding="utf-8"))
+    return entries[part] if part else entries
 
 
 @cache
@@ -32,8 +32,8 @@ def all_collectives() -> dict[str, frozenset[str]]:
 
 def collectives(owner: str) -> frozenset[str]:
     """The functions of a module or class that every rank must call; `torchmetrics.*` is any class of a package."""
-    found = all_collectives()
-    return found.get(owner) or found.get(f"{owner.partition('.')[0]}.*", frozenset())
+    by_owner = all_collectives()
+    return by_owner.get(owner) or by_owner.get(f"{owner.partition('.')[0]}.*", frozenset())
 
 
 def blocks(name: str) -> str:

@@ -10,23 +10,51 @@ ASYNC_LOCKS = {"AsyncLock", "AsyncCondition", "AsyncSemaphore"}
 NON_REENTRANT = {"Lock", "AsyncLock"}  # a thread or task that takes it again waits for itself
 
 _THREADING = {
-    "Lock": "Lock", "RLock": "RLock", "Condition": "Condition", "Semaphore": "Semaphore",
-    "BoundedSemaphore": "Semaphore", "Event": "Event", "Thread": "Thread", "Timer": "Thread", "Barrier": "Barrier",
+    "Lock": "Lock",
+    "RLock": "RLock",
+    "Condition": "Condition",
+    "Semaphore": "Semaphore",
+    "BoundedSemaphore": "Semaphore",
+    "Event": "Event",
+    "Thread": "Thread",
+    "Timer": "Thread",
+    "Barrier": "Barrier",
     "local": "Local",
-}  # fmt: skip
+}
 _PROCESSES = {
-    "Lock": "Lock", "RLock": "RLock", "Condition": "Condition", "Semaphore": "Semaphore",
-    "BoundedSemaphore": "Semaphore", "Event": "ProcessEvent", "Process": "Process", "Queue": "ProcessQueue",
-    "JoinableQueue": "ProcessQueue", "SimpleQueue": "ProcessQueue", "Pool": "Pool", "Barrier": "Barrier",
+    "Lock": "Lock",
+    "RLock": "RLock",
+    "Condition": "Condition",
+    "Semaphore": "Semaphore",
+    "BoundedSemaphore": "Semaphore",
+    "Event": "ProcessEvent",
+    "Process": "Process",
+    "Queue": "ProcessQueue",
+    "JoinableQueue": "ProcessQueue",
+    "SimpleQueue": "ProcessQueue",
+    "Pool": "Pool",
+    "Barrier": "Barrier",
     "Pipe": "Pipe",
-}  # fmt: skip
+}
 _ASYNCIO = {
-    "Lock": "AsyncLock", "Condition": "AsyncCondition", "Semaphore": "AsyncSemaphore",
-    "BoundedSemaphore": "AsyncSemaphore", "Event": "AsyncEvent", "Queue": "AsyncQueue",
-    "PriorityQueue": "AsyncQueue", "LifoQueue": "AsyncQueue", "Barrier": "AsyncBarrier",
-}  # fmt: skip
-_TRIO = {"Lock": "AsyncLock", "StrictFIFOLock": "AsyncLock", "Condition": "AsyncCondition", "Event": "AsyncEvent",
-         "Semaphore": "AsyncSemaphore", "CapacityLimiter": "AsyncSemaphore"}  # fmt: skip
+    "Lock": "AsyncLock",
+    "Condition": "AsyncCondition",
+    "Semaphore": "AsyncSemaphore",
+    "BoundedSemaphore": "AsyncSemaphore",
+    "Event": "AsyncEvent",
+    "Queue": "AsyncQueue",
+    "PriorityQueue": "AsyncQueue",
+    "LifoQueue": "AsyncQueue",
+    "Barrier": "AsyncBarrier",
+}
+_TRIO = {
+    "Lock": "AsyncLock",
+    "StrictFIFOLock": "AsyncLock",
+    "Condition": "AsyncCondition",
+    "Event": "AsyncEvent",
+    "Semaphore": "AsyncSemaphore",
+    "CapacityLimiter": "AsyncSemaphore",
+}
 
 # Constructor -> the kind of resource that it creates.
 CONSTRUCTORS: dict[str, str] = {
@@ -140,8 +168,17 @@ COLLECTIVES: dict[str, str] = {f"torch.distributed.{name}": name for name in _TO
 MPI_COLLECTIVES = {name: name for name in _MPI} | {name.capitalize(): name for name in _MPI}
 MPI_COLLECTIVES |= {"Allreduce": "allreduce", "Reduce_scatter": "reduce_scatter"}
 #: Methods of a file or window of MPI that every rank must call which has opened it.
-MPI_SHARED = {"Write_all", "Read_all", "Write_at_all", "Read_at_all", "Write_ordered", "Read_ordered", "Set_view",
-              "Set_size", "Fence"}  # fmt: skip
+MPI_SHARED = {
+    "Write_all",
+    "Read_all",
+    "Write_at_all",
+    "Read_at_all",
+    "Write_ordered",
+    "Read_ordered",
+    "Set_view",
+    "Set_size",
+    "Fence",
+}
 #: What makes `backward()` a collective: each of these averages the gradients of all ranks in it.
 WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP", "fully_shard", "DistributedOptimizer"}
 #: What passes gradients between processes by calls, of which each process makes its own: no collectives.
@@ -151,8 +188,16 @@ RETURNS_MODEL = {"to", "cuda", "cpu", "train", "eval", "half", "float", "double"
 _ENGINE = ("save_checkpoint", "load_checkpoint", "save_16bit_model", "backward", "step", "train_batch")
 _MODULE = ("all_gather", "log", "log_dict")
 OBJECT_COLLECTIVES: dict[str, tuple[str, ...]] = {
-    "accelerator": ("wait_for_everyone", "gather", "gather_for_metrics", "reduce", "pad_across_processes",
-                    "save_state", "load_state", "get_state_dict"),
+    "accelerator": (
+        "wait_for_everyone",
+        "gather",
+        "gather_for_metrics",
+        "reduce",
+        "pad_across_processes",
+        "save_state",
+        "load_state",
+        "get_state_dict",
+    ),
     "partial_state": ("wait_for_everyone",),
     "fabric": ("barrier", "all_gather", "all_reduce", "broadcast"),
     "trainer": ("save_checkpoint", "save_model", "evaluate", "predict", "validate", "test", "fit", "train"),
@@ -161,7 +206,7 @@ OBJECT_COLLECTIVES: dict[str, tuple[str, ...]] = {
     "model_engine": _ENGINE,
     "ds_engine": _ENGINE,
     "strategy": ("barrier", "broadcast", "all_gather", "reduce", "reduce_boolean_decision"),
-}  # fmt: skip
+}
 
 # Names that mean a collective whatever module they come from.
 COLLECTIVE_NAMES = {"all_reduce", "allreduce", "all_gather", "allgather", "all_gather_object", "reduce_scatter",
@@ -199,8 +244,15 @@ RANK_NAMES = {"rank", "local_rank", "global_rank", "world_rank", "process_index"
 RANK_VARIABLES = {"RANK", "LOCAL_RANK", "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "OMPI_COMM_WORLD_RANK",
                   "OMPI_COMM_WORLD_LOCAL_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK", "GLOBAL_RANK",
                   "NODE_RANK", "GROUP_RANK", "LIGHTNING_RANK"}  # fmt: skip
-RANK_DECORATORS = {"rank_zero_only", "main_process_only", "on_main_process", "master_only", "is_main_process_only",
-                   "on_local_main_process", "rank_zero"}  # fmt: skip
+RANK_DECORATORS = {
+    "rank_zero_only",
+    "main_process_only",
+    "on_main_process",
+    "master_only",
+    "is_main_process_only",
+    "on_local_main_process",
+    "rank_zero",
+}
 # Context managers that all ranks enter, rank 0 first; collectives inside are not compared.
 RANK_ZERO_FIRST = {"main_process_first", "local_main_process_first", "rank_zero_first", "torch_distributed_zero_first"}
 

@@ -77,5 +77,7 @@ def learned(verdicts: Sequence[Verdict]) -> Weights:
 @cache
 def shipped() -> Weights:
     """The weights that come with the checker."""
-    found: dict[str, float] = json.loads(Path(__file__).with_name("order.json").read_text(encoding="utf-8"))["weights"]
-    return found
+    weights: dict[str, float] = json.loads(Path(__file__).with_name("order.json").read_text(encoding="utf-8"))[
+        "weights"
+    ]
+    return weights

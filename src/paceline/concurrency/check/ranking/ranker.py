@@ -28,29 +28,30 @@ Features = Mapping[str, float]
 Weights = Mapping[str, float]
 
 
-def features(found: Finding) -> dict[str, float]:
+def features(finding: Finding) -> dict[str, float]:
     """The inputs of the model by name, each of the order of one; what is absent is zero."""
-    lines = [found.line, *(step.line for step in found.story)]
-    parts = _below_here(found.path).lower().split("/")
+    lines = [finding.line, *(step.line for step in finding.story)]
+    parts = _below_here(finding.path).lower().split("/")
     tested = float(any(part.startswith(("test", "conftest")) or part.endswith("_test.py") for part in parts))
     values = {
         "always": 1.0,
-        f"rule {found.rule}": 1.0,
-        f"family {found.rule[:3]}": 1.0,
-        f"form {found.rule} {round(20 * found.confidence) / 20:.2f}": 1.0,  # a rule's forms differ by its confidence
-        "the rule's own confidence": found.confidence,
-        "steps": len(found.story) / 4,
-        "calls on the way": float(sum(" calls " in step.what for step in found.story)),
+        f"rule {finding.rule}": 1.0,
+        f"family {finding.rule[:3]}": 1.0,
+        # a rule's forms differ by its confidence
+        f"form {finding.rule} {round(20 * finding.confidence) / 20:.2f}": 1.0,
+        "the rule's own confidence": finding.confidence,
+        "steps": len(finding.story) / 4,
+        "calls on the way": float(sum(" calls " in step.what for step in finding.story)),
         "distance of the lines": math.log1p(max(lines) - min(lines)) / 4,
-        "a circle of waits": float(bool(found.waits)),
-        "a private function": float(found.function.rpartition(".")[2].startswith("_")),
-        "module level": float(found.function == "<module>"),
-        "only on an exception": float("exception" in found.message),
+        "a circle of waits": float(bool(finding.waits)),
+        "a private function": float(finding.function.rpartition(".")[2].startswith("_")),
+        "module level": float(finding.function == "<module>"),
+        "only on an exception": float("exception" in finding.message),
         "in an example": float(any(EXAMPLES.fullmatch(part) for part in parts)),
         "in tests": tested,
-        f"family {found.rule[:3]} in tests": tested,
+        f"family {finding.rule[:3]} in tests": tested,
     }
-    return {name: value for name, value in (values | found.signs).items() if value}
+    return {name: value for name, value in (values | finding.signs).items() if value}
 
 
 def _below_here(path: str) -> str:
@@ -84,5 +85,5 @@ def fit(rows: Sequence[Features], truths: Sequence[bool], prior: Weights) -> dic
 @cache
 def shipped(what: str = "weights") -> Weights:
     """The weights that come with the checker: of what is worth a look, or of what is a `bug`."""
-    found: dict[str, float] = json.loads(Path(__file__).with_name("weights.json").read_text(encoding="utf-8"))[what]
-    return found
+    weights: dict[str, float] = json.loads(Path(__file__).with_name("weights.json").read_text(encoding="utf-8"))[what]
+    return weights

@@ -46,17 +46,17 @@ def condition(test: ast.expr, fn: Function, module: Module, depth: int = 0) -> C
     """A test without `and` and `or` as a condition; None when it is the same on every rank."""
     if _asks_for_variable(test, fn):
         return None
-    found = _asked(test, fn, module, depth)
-    if found is not None or depth:
-        return found
-    if (made := _made_on_some(test, fn, module)) is not None:
-        return made
+    rank_condition = _asked(test, fn, module, depth)
+    if rank_condition is not None or depth:
+        return rank_condition
+    if (none_condition := _made_on_some(test, fn, module)) is not None:
+        return none_condition
     if _asks_for_made(test, fn, module):
         return Condition(ast.unparse(test), True, True, "", FILES)
     why = module.varying.why(test, fn)
-    own = isinstance(test, ast.Call) and module.callee(test, fn) is not None
-    asked = fn.bound.get(test.id, test) if isinstance(test, ast.Name) else test
-    if not why or asks_for_ranks(test) or not (own or decides(asked, why)):
+    has_callee = isinstance(test, ast.Call) and module.callee(test, fn) is not None
+    value = fn.bound.get(test.id, test) if isinstance(test, ast.Name) else test
+    if not why or asks_for_ranks(test) or not (has_callee or decides(value, why)):
         return None
     return Condition(ast.unparse(test), True, True, "", why)
 
@@ -72,44 +72,48 @@ def _asks_for_variable(test: ast.expr, fn: Function) -> bool:
 
 def _made_on_some(test: ast.expr, fn: Function, module: Module) -> Condition | None:
     """A test for what only some ranks have made, the others having None, as a condition on the rank."""
-    there = True
+    is_present = True
     if (
         isinstance(test, ast.Compare)
         and isinstance(test.ops[0], ast.Is | ast.IsNot)
         and is_constant(test.comparators[0], None)
     ):
-        there, test = isinstance(test.ops[0], ast.IsNot), test.left
-    found = _where_made(test, fn, module, 0) if isinstance(test, ast.Name | ast.Attribute) else None
-    if found is None and isinstance(test, ast.Name) and (failed := _failed_alone(test, fn, module)):
-        found = Condition(f"{test.id} is not None", True, True, "", failed)
-    return found if found is None or there else found._replace(sign=not found.sign)
+        is_present, test = isinstance(test.ops[0], ast.IsNot), test.left
+    rank_condition = _where_made(test, fn, module, 0) if isinstance(test, ast.Name | ast.Attribute) else None
+    if rank_condition is None and isinstance(test, ast.Name) and (failed := _failed_alone(test, fn, module)):
+        rank_condition = Condition(f"{test.id} is not None", True, True, "", failed)
+    return (
+        rank_condition
+        if rank_condition is None or is_present
+        else rank_condition._replace(sign=not rank_condition.sign)
+    )
 
 
 def _passed(test: ast.expr, fn: Function, module: Module) -> Condition | None:
     """A test as a condition; of a parameter, the one that all callers pass."""
     if not isinstance(test, ast.Name) or test.id not in fn.parameters or test.id in fn.bound:
         return condition(test, fn, module, 1)
-    given = [condition(a.value, a.caller, module, 1) for a in module.objects.arguments(fn, test.id)]
-    return given[0] if given and all(g is not None and g == given[0] for g in given) else None
+    conditions = [condition(a.value, a.caller, module, 1) for a in module.objects.arguments(fn, test.id)]
+    return conditions[0] if conditions and all(g is not None and g == conditions[0] for g in conditions) else None
 
 
 def _failed_alone(node: ast.Name, fn: Function, module: Module) -> str:
     """Why a name is None on one rank: a function returns it where it cannot read what is this rank's own."""
-    made = fn.bound.get(node.id)
-    callee = module.callee(made, fn) if isinstance(made, ast.Call) else None
-    if callee is None or not isinstance(made, ast.Call):
+    binding = fn.bound.get(node.id)
+    callee = module.callee(binding, fn) if isinstance(binding, ast.Call) else None
+    if callee is None or not isinstance(binding, ast.Call):
         return ""
     handlers = (n for n in ast.walk(callee.node) if isinstance(n, ast.ExceptHandler))
     none = any(isinstance(n.body[-1], ast.Return) and is_constant(n.body[-1].value, None) for n in handlers)
-    return next((w for a in made.args if (w := module.varying.why(a, fn)) in (RANK, HOST)), "") if none else ""
+    return next((w for a in binding.args if (w := module.varying.why(a, fn)) in (RANK, HOST)), "") if none else ""
 
 
 def _where_made(node: ast.expr, fn: Function, module: Module, depth: int) -> Condition | None:
     """The condition under which a value is not None: `load() if rank == 0 else None`, or `if rank == 0: x = load()`."""
     if isinstance(node, ast.IfExp):
-        asked = _passed(node.test, fn, module)
+        rank_condition = _passed(node.test, fn, module)
         absent = [is_constant(side, None) for side in (node.body, node.orelse)]
-        return asked and _turned(asked, absent[1]) if any(absent) and not all(absent) else None
+        return rank_condition and _turned(rank_condition, absent[1]) if any(absent) and not all(absent) else None
     if isinstance(node, ast.Attribute) and depth <= ALIASES:
         owner = module.type_of(node.value, fn)
         stored = [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())] if owner is not None else []
@@ -118,15 +122,19 @@ def _where_made(node: ast.expr, fn: Function, module: Module, depth: int) -> Con
         return None
     values = [v for target, v in fn.assigns if isinstance(target, ast.Name) and target.id == node.id]
     if not values and node.id in fn.parameters:
-        given = [_where_made(a.value, a.caller, module, depth + 1) for a in module.objects.arguments(fn, node.id)]
-        return given[0] if given and all(g is not None and g.key == given[0].key for g in given if given[0]) else None
+        conditions = [_where_made(a.value, a.caller, module, depth + 1) for a in module.objects.arguments(fn, node.id)]
+        return (
+            conditions[0]
+            if conditions and all(g is not None and g.key == conditions[0].key for g in conditions if conditions[0])
+            else None
+        )
     if len(values) == 1:
         return _where_made(values[0], fn, module, depth + 1)
-    made = [v for v in values if not is_constant(v, None)]
-    test = enclosing(made[0], ast.If) if len(made) == 1 and len(values) == 2 else None
-    if not isinstance(test, ast.If) or (asked := condition(test.test, fn, module, 1)) is None:
+    non_none = [v for v in values if not is_constant(v, None)]
+    test = enclosing(non_none[0], ast.If) if len(non_none) == 1 and len(values) == 2 else None
+    if not isinstance(test, ast.If) or (rank_condition := condition(test.test, fn, module, 1)) is None:
         return None
-    return _turned(asked, made[0].lineno <= last_line(test.body))
+    return _turned(rank_condition, non_none[0].lineno <= last_line(test.body))
 
 
 def otherwise(node: ast.If) -> list[ast.stmt]:
@@ -135,12 +143,12 @@ def otherwise(node: ast.If) -> list[ast.stmt]:
     if not isinstance(test, ast.BoolOp) or not isinstance(test.op, ast.And) or not isinstance(other, ast.If):
         return node.orelse
     negated = isinstance(other.test, ast.UnaryOp) and isinstance(other.test.op, ast.Not)
-    asked = ast.unparse(other.test.operand if negated else ast.UnaryOp(ast.Not(), other.test))  # type: ignore[attr-defined]
-    return other.orelse if any(ast.unparse(value) == asked for value in test.values) else node.orelse
+    negation = ast.unparse(other.test.operand if negated else ast.UnaryOp(ast.Not(), other.test))  # type: ignore[attr-defined]
+    return other.orelse if any(ast.unparse(value) == negation for value in test.values) else node.orelse
 
 
-def _turned(asked: Condition, holds: bool) -> Condition:
-    return asked if holds else asked._replace(sign=not asked.sign)
+def _turned(rank_condition: Condition, holds: bool) -> Condition:
+    return rank_condition if holds else rank_condition._replace(sign=not rank_condition.sign)
 
 
 def _asks_for_made(test: ast.expr, fn: Function, module: Module) -> bool:
@@ -154,10 +162,10 @@ def _asks_for_made(test: ast.expr, fn: Function, module: Module) -> bool:
     after = [s for s in fn.body if s.lineno > around.lineno] if leaves else []
     for inner in (n for each in (around, *after) for n in ast.walk(each)):
         if isinstance(inner, ast.If) and inner is not around:
-            asked = condition(inner.test, fn, module, 1)
+            rank_condition = condition(inner.test, fn, module, 1)
             makes = (c for s in inner.body for c in ast.walk(s) if isinstance(c, ast.Call))
             met = (c for c in fn.calls if around.lineno < c.lineno < inner.lineno and collective(c, fn, module))
-            if asked is None or asked.local or any(met):  # all ranks have asked before they meet
+            if rank_condition is None or rank_condition.local or any(met):  # all ranks have asked before they meet
                 continue
             if any(_makes_files(c, fn, module) for c in makes):
                 return True
@@ -179,8 +187,8 @@ MAKES_FILES = re.compile(r"^(open|save|dump|write|mkdir|makedirs|download|copy|m
 def _asked(test: ast.expr, fn: Function, module: Module, depth: int) -> Condition | None:
     """A test of the rank itself, or of a list that this function fills, as a condition."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
-        found = condition(test.operand, fn, module, depth)
-        return found and found._replace(sign=not found.sign)
+        rank_condition = condition(test.operand, fn, module, depth)
+        return rank_condition and rank_condition._replace(sign=not rank_condition.sign)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _compared(test, fn, module, depth)
     if isinstance(test, ast.Call) and (nan := _is_nan(test, fn, module)) is not None:
@@ -228,21 +236,28 @@ def _compared(test: ast.Compare, fn: Function, module: Module, depth: int) -> Co
 
 # Operator -> how it is written in the key of a condition; `!=` and `not in` are negations of the same key.
 _OPERATORS: dict[type[ast.cmpop], str] = {
-    ast.Eq: "==", ast.NotEq: "==", ast.In: "in", ast.NotIn: "in", ast.Lt: "<", ast.Gt: ">", ast.LtE: "<=", ast.GtE: ">="
-}  # fmt: skip
+    ast.Eq: "==",
+    ast.NotEq: "==",
+    ast.In: "in",
+    ast.NotIn: "in",
+    ast.Lt: "<",
+    ast.Gt: ">",
+    ast.LtE: "<=",
+    ast.GtE: ">=",
+}
 
 
 def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tuple[str, str, bool] | None:
     """An expression of the rank: as written, its group, and whether it is a boolean; None when it is no such thing."""
     if isinstance(node, ast.BinOp):
-        found = of_rank(node.left, fn, module, depth)
-        return found and (ast.unparse(node), found[1], False)
+        rank_parts = of_rank(node.left, fn, module, depth)
+        return rank_parts and (ast.unparse(node), rank_parts[1], False)
     if isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp) and depth:
         parts = [node.left] if isinstance(node, ast.Compare) else getattr(node, "values", None) or [node.operand]  # type: ignore[union-attr]
         if isinstance(node, ast.Compare) and (len(node.ops) > 1 or condition(node, fn, module, depth) is None):
             return None
-        found = next((f for part in parts if (f := of_rank(part, fn, module, depth))), None)
-        return found and (ast.unparse(node), found[1], True)
+        rank_parts = next((f for part in parts if (f := of_rank(part, fn, module, depth))), None)
+        return rank_parts and (ast.unparse(node), rank_parts[1], True)
     if isinstance(node, ast.Call):
         name = short_name(node.func)
         if name in catalogue.RANK_CALLS:
@@ -276,9 +291,9 @@ def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tup
         ):
             for cls in fn.cls.ancestry:
                 for value, scope in cls.values.get(node.attr, ()):
-                    found = of_rank(value, scope, module, depth + 1)
-                    if found is not None:
-                        return dotted(node), found[1], found[2]
+                    rank_parts = of_rank(value, scope, module, depth + 1)
+                    if rank_parts is not None:
+                        return dotted(node), rank_parts[1], rank_parts[2]
     return None
 
 
@@ -287,9 +302,9 @@ def _name_of_rank(node: ast.Name, fn: Function, module: Module, depth: int) -> t
     for scope in fn.scopes():
         value = scope.bound.get(node.id)
         if value is not None and depth < ALIASES:
-            found = of_rank(value, scope, module, depth + 1)
-            if found is not None:
-                return (node.id if found[2] else found[0]), found[1], found[2]
+            rank_parts = of_rank(value, scope, module, depth + 1)
+            if rank_parts is not None:
+                return (node.id if rank_parts[2] else rank_parts[0]), rank_parts[1], rank_parts[2]
             return None
         if node.id in scope.parameters:
             break

@@ -39,7 +39,7 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     """The collective that a call is; None when it is none."""
     function = call.func
     name = _by_name(module.canonical(function))
-    owned, made = False, None  # by the class of its object, which stands for all ranks
+    owned, construction = False, None  # by the class of its object, which stands for all ranks
     if (
         name is None
         and isinstance(function, ast.Name)
@@ -52,7 +52,7 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
     if name is None and isinstance(function, ast.Attribute):
         name = _by_class(function, fn, module)
         owned = name is not None
-        made = constructor(function.value, fn, module) if owned else None
+        construction = constructor(function.value, fn, module) if owned else None
         name = name or _by_object(function, fn, module)
     if name is None and module.wrappers.shard and _is_wrapped(function, fn, module, ".FullyShardedDataParallel"):
         name = "forward"
@@ -62,7 +62,7 @@ def collective(call: ast.Call, fn: Function, module: Module) -> Collective | Non
         return None
     if name is None or keyword(call, "no_dist") is not None:
         return None
-    group = _group_of(call) or _group_of(made)
+    group = _group_of(call) or _group_of(construction)
     if name == "sendrecv" or _of_other_programs(call, module):
         group = NEIGHBOURS
     elif (
@@ -107,8 +107,8 @@ def _is_wrapped(node: ast.expr, fn: Function, module: Module, wrapper: str, dept
     shards = wrapper == ".FullyShardedDataParallel"
     if shards and any(short_name(c.func) == "fully_shard" and c.args and dotted(c.args[0]) == named for c in fn.calls):
         return True
-    given = module.objects.arguments(fn, named) if named in fn.parameters and named not in fn.bound else ()
-    return any(_is_wrapped(argument.value, argument.caller, module, wrapper, depth + 1) for argument in given)
+    arguments = module.objects.arguments(fn, named) if named in fn.parameters and named not in fn.bound else ()
+    return any(_is_wrapped(argument.value, argument.caller, module, wrapper, depth + 1) for argument in arguments)
 
 
 DEPTH = 3  # calls through which a model is followed
@@ -118,15 +118,20 @@ def _for_all_ranks(function: ast.Attribute, fn: Function, module: Module) -> boo
     """Whether a module or object stands for all ranks rather than for a group."""
     owner = short_name(function.value).lower().strip("_")
     head = dotted(function.value).split(".")[0]
-    known = owner in catalogue.OBJECT_COLLECTIVES or owner in catalogue.WORLD_OBJECTS or owner.endswith("utils")
-    return known or owner == fn.self_name or _by_name(module.canonical(function)) is not None or head in module.imports
+    is_catalogued = owner in catalogue.OBJECT_COLLECTIVES or owner in catalogue.WORLD_OBJECTS or owner.endswith("utils")
+    return (
+        is_catalogued
+        or owner == fn.self_name
+        or _by_name(module.canonical(function)) is not None
+        or head in module.imports
+    )
 
 
 def _by_name(name: str) -> str | None:
     """The collective with this canonical name."""
-    found = catalogue.COLLECTIVES.get(name)
-    if found is not None:
-        return found
+    collective_name = catalogue.COLLECTIVES.get(name)
+    if collective_name is not None:
+        return collective_name
     head, _, short = name.rpartition(".")
     if short in libraries.collectives(head):
         return short
@@ -139,20 +144,22 @@ def _by_class(function: ast.Attribute, fn: Function, module: Module) -> str | No
     """The collective that is a method of an object of a library, or of a class of this file that inherits from one."""
     if not any(function.attr in methods for methods in libraries.all_collectives().values()):
         return None
-    own = module.type_of(function.value, fn)
-    if own is None:
-        known = [type_name(function.value, fn, module)]
+    cls = module.type_of(function.value, fn)
+    if cls is None:
+        class_names = [type_name(function.value, fn, module)]
     else:
-        known = [] if own.method(function.attr) else [base for c in own.ancestry for base in c.bases]
-    found = any(function.attr in libraries.collectives(name) for name in known)
-    return function.attr if found and not _computes_alone(function, fn, module) else None
+        class_names = [] if cls.method(function.attr) else [base for c in cls.ancestry for base in c.bases]
+    is_collective = any(function.attr in libraries.collectives(name) for name in class_names)
+    return function.attr if is_collective and not _computes_alone(function, fn, module) else None
 
 
 def _computes_alone(function: ast.Attribute, fn: Function, module: Module) -> bool:
     """Whether a metric was made so that it is computed by each rank, or by a group, or so that this is not known."""
-    made = constructor(function.value, fn, module) if function.attr == "compute" else None
-    given = made.keywords if made is not None else ()
-    return any(k.arg in (None, "process_group") or (k.arg == "sync_on_compute" and not _truly(k.value)) for k in given)
+    construction = constructor(function.value, fn, module) if function.attr == "compute" else None
+    keywords = construction.keywords if construction is not None else ()
+    return any(
+        k.arg in (None, "process_group") or (k.arg == "sync_on_compute" and not _truly(k.value)) for k in keywords
+    )
 
 
 def _by_object(function: ast.Attribute, fn: Function, module: Module) -> str | None:

@@ -31,36 +31,36 @@ class Item(NamedTuple):
 
 def relevant(items: tuple[Item, ...], at: Condition) -> tuple[Item, ...]:
     """The collectives whose group may contain ranks on both sides of the condition."""
-    found = []
+    relevant_items = []
     for item in items:
         if item.inner:
             inner = relevant(item.inner, at)
             inner = left_by(inner) if item.name == "loop" else inner
             if any(i.name != "else" for i in inner):
-                found.append(item._replace(inner=inner))
+                relevant_items.append(item._replace(inner=inner))
         elif item.group == OF_BRANCH:
             continue
         elif at.local or (at.alone and item.group != NEIGHBOURS) or item.group in ("", at.group) or item.name in MARKS:
-            found.append(item)
-    return tuple(found)
+            relevant_items.append(item)
+    return tuple(relevant_items)
 
 
 def only_in(mine: tuple[Item, ...], other: tuple[Item, ...]) -> tuple[Item, ...]:
     """The collectives of `mine` that `other` lacks."""
     rest = [i.key for i in other]
-    found = []
+    difference = []
     for item in mine:
         if item.key in rest:
             rest.remove(item.key)
         else:
-            found.append(item)
-    return tuple(i for item in found for i in flattened(item))
+            difference.append(item)
+    return tuple(i for item in difference for i in flattened(item))
 
 
 def of_branch(item: Item) -> Item:
     """A collective of the default group as one of the ranks that take a branch."""
-    own = not item.group and item.name not in (*MARKS, *OF_PROCESSES)
-    return item._replace(group=OF_BRANCH if own else item.group, inner=tuple(of_branch(i) for i in item.inner))
+    is_default = not item.group and item.name not in (*MARKS, *OF_PROCESSES)
+    return item._replace(group=OF_BRANCH if is_default else item.group, inner=tuple(of_branch(i) for i in item.inner))
 
 
 def left_by(items: tuple[Item, ...]) -> tuple[Item, ...]:

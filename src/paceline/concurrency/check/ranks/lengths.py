@@ -50,20 +50,20 @@ class Lengths:
         if isinstance(node, ast.Subscript):
             return self._of_part(node, fn, depth)
         if isinstance(node, ast.ListComp | ast.GeneratorExp | ast.SetComp):
-            kept = (self._value(test, fn) for g in node.generators for test in g.ifs)
-            return next((w for w in kept if w), "") or self.why(node.generators[0].iter, fn, depth)
+            reasons = (self._value(test, fn) for g in node.generators for test in g.ifs)
+            return next((w for w in reasons if w), "") or self.why(node.generators[0].iter, fn, depth)
         if isinstance(node, ast.IfExp):
             return self.why(node.body, fn, depth) or self.why(node.orelse, fn, depth)
         return self._of_call(node, fn, depth) if isinstance(node, ast.Call) else ""
 
     def _of_name(self, node: ast.Name, fn: Function, depth: int) -> str:
         for scope in fn.scopes():
-            given = [(t, v) for t, v in scope.assigns if isinstance(t, ast.Name) and t.id == node.id]
-            if given:
+            assignments = [(t, v) for t, v in scope.assigns if isinstance(t, ast.Name) and t.id == node.id]
+            if assignments:
                 if any(dotted(a.target) == node.id for a in scope.augmented):
                     return ""  # filled up
-                before = [(t, v) for t, v in given if t.lineno < node.lineno or scope is not fn]
-                _, value = max(before or given, key=lambda pair: pair[0].lineno)
+                before = [(t, v) for t, v in assignments if t.lineno < node.lineno or scope is not fn]
+                _, value = max(before or assignments, key=lambda pair: pair[0].lineno)
                 if isinstance(value, ast.List) and not value.elts:
                     return self._filled(node.id, scope, depth)
                 return self.why(value, scope, depth)
@@ -98,8 +98,8 @@ class Lengths:
             )
             if mask and self._value(node.value, fn):
                 return DATA
-            made = self._bound(node.value, fn)
-            parts = isinstance(made, ast.Call) and short_name(made.func) in _PARTS
+            binding = self._bound(node.value, fn)
+            parts = isinstance(binding, ast.Call) and short_name(binding.func) in _PARTS
             return self._value(part, fn) if parts else ""
         if self._checked(fn) or self._cut(node.value, fn):
             return ""
@@ -112,22 +112,22 @@ class Lengths:
     def _cut(self, node: ast.expr, fn: Function) -> bool:
         """Whether a list was cut or filled up to a length before it is dealt out."""
         filled = any(dotted(a.target) == dotted(node) for a in fn.augmented)
-        made = self._bound(node, fn)
-        if isinstance(made, ast.Call) and made.args and isinstance(made.args[0], ast.Constant):
+        binding = self._bound(node, fn)
+        if isinstance(binding, ast.Call) and binding.args and isinstance(binding.args[0], ast.Constant):
             return True  # of a length that the author has chosen
         return filled or (
-            isinstance(made, ast.Subscript)
-            and isinstance(made.slice, ast.Slice)
-            and made.slice.upper is not None
-            and made.slice.lower is None
+            isinstance(binding, ast.Subscript)
+            and isinstance(binding.slice, ast.Slice)
+            and binding.slice.upper is not None
+            and binding.slice.lower is None
         )
 
     def _bound(self, node: ast.expr, fn: Function) -> ast.expr:
         """What a name was given in this function before."""
         if not isinstance(node, ast.Name):
             return node
-        given = [(t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
-        before = [pair for pair in given if pair[0] < node.lineno]
+        assignments = [(t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
+        before = [pair for pair in assignments if pair[0] < node.lineno]
         return max(before, key=lambda pair: pair[0])[1] if before else node
 
     @staticmethod
@@ -150,9 +150,9 @@ class Lengths:
         if isinstance(node, ast.BinOp):
             return self.number(node.left, fn, depth + 1) or self.number(node.right, fn, depth + 1)
         if isinstance(node, ast.Name):
-            given = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
-            if len(given) == 1 and isinstance(given[0], ast.Call | ast.BinOp):
-                return self.number(given[0], fn, depth + 1)
+            values = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
+            if len(values) == 1 and isinstance(values[0], ast.Call | ast.BinOp):
+                return self.number(values[0], fn, depth + 1)
         if isinstance(node, ast.Call) and not self._of_the_rank(node):
             whys = [self._value(a, fn) for a in (*node.args, *(k.value for k in node.keywords))]
             if self.module.callee(node, fn) is None or RANK not in whys:
@@ -171,17 +171,17 @@ class Lengths:
 
     def more(self, one: ast.expr, other: ast.expr, fn: Function) -> int:
         """By how much a number is larger than another one; 0 where that is not known."""
-        left = {
+        difference = {
             text: count for text, (count, _) in _added(self._sum(one, fn), self._sum(other, fn), -1).items() if count
         }
-        return left.get("", 0) if not set(left) - {""} else 0
+        return difference.get("", 0) if not set(difference) - {""} else 0
 
     def _sum(self, node: ast.expr, fn: Function, depth: int = 0) -> Sum:
         """A number as a sum of products, names replaced by what they are given."""
         if isinstance(node, ast.Name) and depth < 4:
-            given = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
-            if len(given) == 1 and isinstance(given[0], ast.BinOp | ast.Name | ast.Constant | ast.IfExp):
-                return self._sum(given[0], fn, depth + 1)
+            values = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
+            if len(values) == 1 and isinstance(values[0], ast.BinOp | ast.Name | ast.Constant | ast.IfExp):
+                return self._sum(values[0], fn, depth + 1)
         if isinstance(node, ast.Constant) and type(node.value) is int:
             return {"": (node.value, node)}
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub | ast.Mult):
@@ -207,16 +207,16 @@ class Lengths:
         if name in ("zip", "filter"):
             return next((w for a in node.args if (w := self.why(a, fn, depth))), "")
         if (name == "shard" and self.module.callee(node, fn) is None) or name in _LISTS:
-            given = [*node.args, *(k.value for k in node.keywords)]
-            whys = [self._value(a, fn) for a in given]
+            arguments = [*node.args, *(k.value for k in node.keywords)]
+            whys = [self._value(a, fn) for a in arguments]
             return RANK if RANK in whys else ""
-        made = self.module.classes.get(name)
-        if made is not None:
-            return self._of_object(made.method("__iter__"), made.method("__len__"), depth)
+        cls = self.module.classes.get(name)
+        if cls is not None:
+            return self._of_object(cls.method("__iter__"), cls.method("__len__"), depth)
         callee = self.module.callee(node, fn)
         if callee is not None:
-            found = (self.why(r.value, callee, depth) for r in callee.returns)
-            return self._of_object(callee, None, depth) if callee.generator else next((w for w in found if w), "")
+            reasons = (self.why(r.value, callee, depth) for r in callee.returns)
+            return self._of_object(callee, None, depth) if callee.generator else next((w for w in reasons if w), "")
         if name in ("items", "keys", "values") and isinstance(node.func, ast.Attribute):
             return self.why(node.func.value, fn, depth)
         return self.why(node.args[0], fn, depth) if name in _KEEPS and node.args else ""
@@ -240,17 +240,17 @@ class Lengths:
 
 
 def _added(one: Sum, other: Sum, sign: int) -> Sum:
-    found = dict(one)
+    total = dict(one)
     for text, (count, place) in other.items():
-        found[text] = (found.get(text, (0, place))[0] + sign * count, place)
-    return found
+        total[text] = (total.get(text, (0, place))[0] + sign * count, place)
+    return total
 
 
 def _multiplied(one: Sum, other: Sum) -> Sum:
-    found: Sum = {}
+    total: Sum = {}
     for text, (count, place) in one.items():
         for word, (times, other_place) in other.items():
             product = "*".join(sorted(filter(None, (*text.split("*"), *word.split("*")))))
             where = ast.BinOp(place, ast.Mult(), other_place)
-            found[product] = (found.get(product, (0, where))[0] + count * times, where)
-    return found
+            total[product] = (total.get(product, (0, where))[0] + count * times, where)
+    return total

@@ -17,8 +17,11 @@ from paceline.concurrency.check.syntax.tree import parent
 from paceline.concurrency.check.values.module import Module
 
 _OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.NotEq: ast.Eq, ast.NotIn: ast.In, ast.Gt: ast.LtE, ast.GtE: ast.Lt
-}  # fmt: skip
+    ast.NotEq: ast.Eq,
+    ast.NotIn: ast.In,
+    ast.Gt: ast.LtE,
+    ast.GtE: ast.Lt,
+}
 
 
 def makes_own_group(call: ast.Call, fn: Function, module: Module) -> bool:

@@ -83,8 +83,12 @@ class World:
 
     def _meet(self) -> bool:
         """Let all ranks pass a collective at which all have arrived."""
-        left = [trace[at] for trace, at in zip(self._traces, self._at, strict=True) if at < len(trace)]
-        if len(left) < len(self._traces) or len({op.kind for op in left}) > 1 or left[0].kind in ("send", "receive"):
+        operations = [trace[at] for trace, at in zip(self._traces, self._at, strict=True) if at < len(trace)]
+        if (
+            len(operations) < len(self._traces)
+            or len({op.kind for op in operations}) > 1
+            or operations[0].kind in ("send", "receive")
+        ):
             return False
         self._at = [at + 1 for at in self._at]
         return True
@@ -94,9 +98,9 @@ class World:
         for receive in self._receives:
             if receive.done:
                 continue
-            wanted = receive.operation
+            operation = receive.operation
             for send in self._sends:
                 mine = not send.done and send.operation.peer == receive.rank
-                if mine and wanted.peer in (ANY, send.rank) and wanted.tag in (ANY, send.operation.tag):
+                if mine and operation.peer in (ANY, send.rank) and operation.tag in (ANY, send.operation.tag):
                     send.done = receive.done = True
                     break

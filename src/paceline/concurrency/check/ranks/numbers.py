@@ -25,22 +25,29 @@ UNKNOWN = Unknown()
 
 def applied(how: ast.AST, left: object, right: object) -> object:
     """What an operator makes of two values; unknown where one of them is."""
-    known = OPERATORS.get(type(how))
-    if known is None or left is UNKNOWN or right is UNKNOWN:
+    function = OPERATORS.get(type(how))
+    if function is None or left is UNKNOWN or right is UNKNOWN:
         return UNKNOWN
     try:
-        return known(left, right)
+        return function(left, right)
     except (TypeError, ValueError, ZeroDivisionError, OverflowError):
         return UNKNOWN
 
 
-def plain(name: str, given: list[object]) -> object:
+def plain(name: str, arguments: list[object]) -> object:
     """What a function of Python returns for known values."""
     functions: dict[str, Callable[..., object]] = {
-        "int": int, "abs": abs, "min": min, "max": max, "len": len, "sorted": sorted, "list": list,
-        "range": lambda *bounds: list(range(*bounds)), "reversed": lambda many: list(reversed(many)),
-    }  # fmt: skip
+        "int": int,
+        "abs": abs,
+        "min": min,
+        "max": max,
+        "len": len,
+        "sorted": sorted,
+        "list": list,
+        "range": lambda *bounds: list(range(*bounds)),
+        "reversed": lambda many: list(reversed(many)),
+    }
     try:
-        return functions[name](*given)
+        return functions[name](*arguments)
     except (TypeError, ValueError):
         return UNKNOWN

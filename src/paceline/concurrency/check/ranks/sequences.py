@@ -73,8 +73,8 @@ class Sequences:
         order = reached(fn, self.callees, self._whole)
         self._whole |= {id(each): Sequence((), "") for each in order}  # a cycle of calls adds nothing to itself
         for each in order:
-            items, left = self.body(each.body, each, None)
-            self._whole[id(each)] = Sequence(items[:MOST], left)
+            items, exit_kind = self.body(each.body, each, None)
+            self._whole[id(each)] = Sequence(items[:MOST], exit_kind)
         return self._whole[id(fn)]
 
     def callees(self, fn: Function) -> list[Function]:
@@ -83,8 +83,8 @@ class Sequences:
 
     def own(self, fn: Function) -> tuple[tuple[str, int], ...]:
         """The collectives of all ranks that a function calls itself: name and line."""
-        found = (self.collective(call, fn) for call in fn.calls)
-        return tuple((c.name, c.call.lineno) for c in found if c is not None and not c.group)
+        collectives = (self.collective(call, fn) for call in fn.calls)
+        return tuple((c.name, c.call.lineno) for c in collectives if c is not None and not c.group)
 
     def operations(self, fn: Function) -> list[Item]:
         """Every collective of a function, whatever it depends on."""
@@ -99,14 +99,16 @@ class Sequences:
     def body(self, statements: list[ast.stmt], fn: Function, assumed: Assumption) -> Sequence:
         """The sequence of statements up to the first one that certainly leaves."""
         items: list[Item] = []
-        own = False  # whether the default group is of the ranks that take this branch
+        branch_only = False  # whether the default group is of the ranks that take this branch
         for statement in statements:
-            more, left = self.statement(statement, fn, assumed)
-            made = (call for call, found, _ in self.index(fn).get(id(statement), ()) if found is not None)
-            own = own or any(isinstance(call, ast.Call) and makes_own_group(call, fn, self.module) for call in made)
-            items += map(of_branch, more) if own else more
-            if left:
-                return Sequence(tuple(items), left)
+            more, exit_kind = self.statement(statement, fn, assumed)
+            calls = (call for call, found, _ in self.index(fn).get(id(statement), ()) if found is not None)
+            branch_only = branch_only or any(
+                isinstance(call, ast.Call) and makes_own_group(call, fn, self.module) for call in calls
+            )
+            items += map(of_branch, more) if branch_only else more
+            if exit_kind:
+                return Sequence(tuple(items), exit_kind)
         return Sequence(tuple(items), "")
 
     def statement(self, node: ast.stmt, fn: Function, assumed: Assumption) -> Sequence:
@@ -127,13 +129,13 @@ class Sequences:
         if isinstance(node, ast.With | ast.AsyncWith):
             head = self.calls(node, fn)
             for item in node.items:
-                made = item.context_expr
-                if isinstance(made, ast.Call) and short_name(made.func) in RANK_ZERO_FIRST:
-                    return Sequence((*head, Item(short_name(made.func), made)), "")
+                context = item.context_expr
+                if isinstance(context, ast.Call) and short_name(context.func) in RANK_ZERO_FIRST:
+                    return Sequence((*head, Item(short_name(context.func), context)), "")
             inner = self.body(node.body, fn, assumed)
             alone = any(isinstance(i.context_expr, ast.Call) and is_no_sync(i.context_expr) for i in node.items)
-            kept = tuple(item for item in inner.items if not (alone and item.name == "backward"))
-            return Sequence(head + kept, inner.exit)
+            items = tuple(item for item in inner.items if not (alone and item.name == "backward"))
+            return Sequence(head + items, inner.exit)
         if isinstance(node, ast.Try):
             if assumed == (f"except {node.lineno}", True):
                 inner, caught = self.body(node.body, fn, None), self.body(node.handlers[0].body, fn, None)
@@ -164,9 +166,9 @@ class Sequences:
         yes, no = self.body(node.body, fn, assumed), self.body(node.orelse, fn, assumed)
         both = yes.exit if yes.exit == no.exit else ""
         if not yes.items and not no.items:
-            left = yes.exit or no.exit
-            leaves = assumed is not None and yes.exit != no.exit and left in LEAVES
-            return Sequence((*head, Item(left, node)) if leaves else head, both)
+            exit_kind = yes.exit or no.exit
+            leaves = assumed is not None and yes.exit != no.exit and exit_kind in LEAVES
+            return Sequence((*head, Item(exit_kind, node)) if leaves else head, both)
         if self.conditions(node.test, fn):  # the ranks differ here; `differences` reports it at this test
             longer = max((yes, no), key=lambda s: len(s.items))
             return Sequence(head + longer.items, both)
@@ -194,8 +196,8 @@ class Sequences:
             return [c for value in test.values for c in self.conditions(value, fn)]
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             return [c._replace(sign=not c.sign) for c in self.conditions(test.operand, fn)]
-        found = condition(test, fn, self.module)
-        return [found] if found is not None else []
+        rank_condition = condition(test, fn, self.module)
+        return [rank_condition] if rank_condition is not None else []
 
     def decide(self, test: ast.expr, fn: Function, assumed: tuple[str, bool]) -> bool | None:
         """The value of a test under the assumption; None when it does not depend on it."""
@@ -203,21 +205,21 @@ class Sequences:
             inner = self.decide(test.operand, fn, assumed)
             return None if inner is None else not inner
         if isinstance(test, ast.BoolOp):
-            known = [d for value in test.values if (d := self.decide(value, fn, assumed)) is not None]
-            if not known:
+            decisions = [d for value in test.values if (d := self.decide(value, fn, assumed)) is not None]
+            if not decisions:
                 return None
-            return all(known) if isinstance(test.op, ast.And) else any(known)
-        asked = condition(test, fn, self.module)
-        if asked is None or asked.key != assumed[0]:
+            return all(decisions) if isinstance(test.op, ast.And) else any(decisions)
+        rank_condition = condition(test, fn, self.module)
+        if rank_condition is None or rank_condition.key != assumed[0]:
             return None
-        return asked.sign == assumed[1]
+        return rank_condition.sign == assumed[1]
 
     def calls(self, node: ast.stmt, fn: Function) -> tuple[Item, ...]:
         """The collectives that a statement evaluates itself, with those of the functions that it calls."""
         items: list[Item] = []
-        for call, found, callee in self.index(fn).get(id(node), ()):
-            if found is not None:
-                items.append(Item(found.name, call, (), found.group, found.root))
+        for call, collective_call, callee in self.index(fn).get(id(node), ()):
+            if collective_call is not None:
+                items.append(Item(collective_call.name, call, (), collective_call.group, collective_call.root))
             elif callee is not None:
                 items += [moved(i, call) for i in self.whole(callee).items]
         return tuple(items)
@@ -228,15 +230,15 @@ class Sequences:
             index: dict[int, list[tuple[ast.expr, Collective | None, Function | None]]] = {}
             for effect in self.walker.effects(fn):
                 call = effect.node
-                found = self.collective(call, fn) if isinstance(call, ast.Call) else None
+                collective_call = self.collective(call, fn) if isinstance(call, ast.Call) else None
                 callee = effect.callee if effect.callee is not fn and runs_now(effect) and not effect.perhaps else None
-                if found is None and (callee is None or self._one_of_several(call, fn)):
+                if collective_call is None and (callee is None or self._one_of_several(call, fn)):
                     continue
                 at: ast.AST | None = fn.body[0] if isinstance(fn.node, ast.Lambda) else call
                 while at is not None and not isinstance(at, ast.stmt):
                     at = parent(at)
-                index.setdefault(id(at), []).append((call, found, callee))
-                if found is None and callee is not None and isinstance(call, ast.Call):
+                index.setdefault(id(at), []).append((call, collective_call, callee))
+                if collective_call is None and callee is not None and isinstance(call, ast.Call):
                     index[id(at)] += [(call, None, handed) for handed in self._run_for(call, callee)]
             self._index[id(fn)] = index
         return self._index[id(fn)]
@@ -245,16 +247,16 @@ class Sequences:
         """The functions that a call gives to the one that it runs, which runs them: other calls give it other ones."""
         for call in callee.calls:
             if isinstance(call.func, ast.Name) and self._one_of_several(call, callee):
-                given = self.module.objects.argument_at(callee, call.func.id, site)
-                named = self.module.function_named(given.value, given.caller) if given is not None else None
+                argument = self.module.objects.argument_at(callee, call.func.id, site)
+                named = self.module.function_named(argument.value, argument.caller) if argument is not None else None
                 if named is not None and not named.generator and not named.asynchronous:
                     yield named
 
     def _one_of_several(self, call: ast.expr, fn: Function) -> bool:
         """Whether a call runs what this function was given, and its callers give it different functions."""
         function = call.func if isinstance(call, ast.Call) else None
-        given = isinstance(function, ast.Name) and function.id in fn.parameters and function.id not in fn.bound
-        return given and len(self.module.objects.arguments(fn, function.id)) > 1  # type: ignore[union-attr]
+        is_parameter = isinstance(function, ast.Name) and function.id in fn.parameters and function.id not in fn.bound
+        return is_parameter and len(self.module.objects.arguments(fn, function.id)) > 1  # type: ignore[union-attr]
 
     def turns(self, fn: Function) -> Iterator[tuple[ast.For | ast.AsyncFor | ast.While, Item, str]]:
         """The loops with collectives that not every rank runs equally often, and why."""
@@ -289,48 +291,58 @@ class Sequences:
         by_key: dict[str, list[tuple[ast.If, Condition]]] = {}
         for test in fn.tests:
             if isinstance(test, ast.If):
-                for found in self.conditions(test.test, fn):
-                    by_key.setdefault(found.key, []).append((test, found))
+                for rank_condition in self.conditions(test.test, fn):
+                    by_key.setdefault(rank_condition.key, []).append((test, rank_condition))
         for key, tests in by_key.items():
             at = tests[0][1]
             if self.sides(fn.body, fn, key, at)[0] == self.sides(fn.body, fn, key, at)[1]:
                 continue
-            for test, found in sorted(tests, key=lambda t: t[0].lineno):
+            for test, rank_condition in sorted(tests, key=lambda t: t[0].lineno):
                 yes, no = (
-                    self.body(test.body, fn, (key, found.sign)),
-                    self.body(otherwise(test), fn, (key, not found.sign)),
+                    self.body(test.body, fn, (key, rank_condition.sign)),
+                    self.body(otherwise(test), fn, (key, not rank_condition.sign)),
                 )
-                mine, other = (self._shared(relevant(side.items, found), fn, found) for side in (yes, no))
-                left = yes if yes.exit else no
-                missed = self.missed(test, fn, found) if yes.exit != no.exit else ()
-                if left.exit in LEAVES and not missed and yes.exit != no.exit:
-                    missed = self.in_further_turns(test, fn, found)
+                mine, other = (
+                    self._shared(relevant(side.items, rank_condition), fn, rank_condition) for side in (yes, no)
+                )
+                exit_side = yes if yes.exit else no
+                missed = self.missed(test, fn, rank_condition) if yes.exit != no.exit else ()
+                if exit_side.exit in LEAVES and not missed and yes.exit != no.exit:
+                    missed = self.in_further_turns(test, fn, rank_condition)
                 if missed and not (mine and other):
-                    yield Difference(fn, test, found, relevant(left.items, found), left.exit, missed)
+                    yield Difference(
+                        fn, test, rank_condition, relevant(exit_side.items, rank_condition), exit_side.exit, missed
+                    )
                 elif [i.key for i in mine] != [i.key for i in other]:
                     only = only_in(mine, other) or only_in(other, mine) or only_in(mine, ())
                     if not {i.name for i in only} <= self._handed_over(test, fn):
-                        yield Difference(fn, test, found, only, "", ())
+                        yield Difference(fn, test, rank_condition, only, "", ())
 
     def _handed_over(self, test: ast.If, fn: Function) -> set[str]:
         """The collectives of functions that a branch passes to another one, which may call them."""
         inside = {id(n) for statement in (*test.body, *test.orelse) for n in ast.walk(statement)}
-        given = (a for c in fn.calls if id(c) in inside for a in (*c.args, *(k.value for k in c.keywords)))
-        handed = (self.module.function_named(a, fn) for a in given if isinstance(a, ast.Lambda | ast.Name))
+        arguments = (a for c in fn.calls if id(c) in inside for a in (*c.args, *(k.value for k in c.keywords)))
+        handed = (self.module.function_named(a, fn) for a in arguments if isinstance(a, ast.Lambda | ast.Name))
         return {item.name for each in handed if each is not None for item in self.operations(each)}
 
     def choices(self, fn: Function) -> Iterator[tuple[ast.expr, Item, str]]:
         """The collectives in `a or f()` and `f() if a else b` where `a` differs: its place, the call and why."""
         for calls in self.index(fn).values() if self.whole(fn).items else ():
-            for call, found, callee in calls:
-                items = [Item(found.name, call)] if found else [*self.whole(callee).items][:1] if callee else []
-                asked = deciding_operand(call) if items else None
-                if asked is not None and (why := next((c.why for c in self.conditions(asked, fn)), "")):
-                    yield asked, next(flattened(items[0]))._replace(at=call), why
+            for call, collective_call, callee in calls:
+                items = (
+                    [Item(collective_call.name, call)]
+                    if collective_call
+                    else [*self.whole(callee).items][:1]
+                    if callee
+                    else []
+                )
+                operand = deciding_operand(call) if items else None
+                if operand is not None and (why := next((c.why for c in self.conditions(operand, fn)), "")):
+                    yield operand, next(flattened(items[0]))._replace(at=call), why
 
         for entered in fn.withs if self.module.wrappers.average(fn) else ():
-            for made in (item.context_expr for item in entered.items):
-                chosen = fn.bound.get(made.id) if isinstance(made, ast.Name) else made
+            for context in (item.context_expr for item in entered.items):
+                chosen = fn.bound.get(context.id) if isinstance(context, ast.Name) else context
                 sides = (chosen.body, chosen.orelse) if isinstance(chosen, ast.IfExp) else ()
                 inner = [i for i in self.body(entered.body, fn, None).items if i.name == "backward"]
                 why = next((c.why for c in self.conditions(chosen.test, fn)), "") if inner and sides else ""  # type: ignore[union-attr]
@@ -344,8 +356,8 @@ class Sequences:
     def _made_by_one(self, group: str, fn: Function) -> bool:
         """Whether a group of the object is made under a test for one rank of the world."""
         head, _, name = group.rpartition(".")
-        made = fn.cls.values.get(name, ()) if fn.cls is not None and head == fn.self_name else ()
-        tests = [(enclosing(value, ast.If), scope) for value, scope in made if not isinstance(value, ast.Constant)]
+        values = fn.cls.values.get(name, ()) if fn.cls is not None and head == fn.self_name else ()
+        tests = [(enclosing(value, ast.If), scope) for value, scope in values if not isinstance(value, ast.Constant)]
         return bool(tests) and all(
             isinstance(t, ast.If) and any(c.alone for c in self.conditions(t.test, scope)) for t, scope in tests
         )

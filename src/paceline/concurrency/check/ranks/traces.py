@@ -30,9 +30,9 @@ class Impossible(Exception):
 
 def _is_found(test: ast.If, fn: Function) -> bool:
     """Whether a test asks for what a function returned: `result is not None`, `result`."""
-    asked = test.test.left if isinstance(test.test, ast.Compare) else test.test
-    made = fn.bound.get(asked.id) if isinstance(asked, ast.Name) else None
-    return isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and not test.orelse
+    operand = test.test.left if isinstance(test.test, ast.Compare) else test.test
+    binding = fn.bound.get(operand.id) if isinstance(operand, ast.Name) else None
+    return isinstance(binding, ast.Call) and isinstance(binding.func, ast.Name) and not test.orelse
 
 
 class Trace:
@@ -50,22 +50,22 @@ class Trace:
         self.found: set[str] = set()
         self._depth = 0
 
-    def run(self, fn: Function, given: dict[str, object]) -> object:
+    def run(self, fn: Function, arguments: dict[str, object]) -> object:
         """Follow a function, and return what it returns."""
         if self._depth > DEPTH:
             raise Undecided
         self._depth += 1
-        left, value = self._block(fn.body, fn, dict(given))
+        exit_kind, value = self._block(fn.body, fn, dict(arguments))
         self._depth -= 1
-        return value if left == "return" else None
+        return value if exit_kind == "return" else None
 
     # -- statements: how a block is left (empty where it runs to its end), and what it returns
 
     def _block(self, body: Iterable[ast.stmt], fn: Function, names: dict[str, object]) -> tuple[str, object]:
         for statement in body:
-            left, value = self._statement(statement, fn, names)
-            if left:
-                return left, value
+            exit_kind, value = self._statement(statement, fn, names)
+            if exit_kind:
+                return exit_kind, value
         return "", None
 
     def _statement(self, node: ast.stmt, fn: Function, names: dict[str, object]) -> tuple[str, object]:
@@ -85,9 +85,9 @@ class Trace:
                 self._value(item.context_expr, fn, names)
             return self._block(node.body, fn, names)
         if isinstance(node, ast.Try):
-            left, value = self._block(node.body, fn, names)
+            exit_kind, value = self._block(node.body, fn, names)
             end, returned = self._block(node.finalbody, fn, names)
-            return (end, returned) if end else (left, value)
+            return (end, returned) if end else (exit_kind, value)
         if isinstance(node, ast.Raise):
             raise Impossible
         if isinstance(node, ast.Assert) and self._value(node.test, fn, names) is False:
@@ -119,8 +119,8 @@ class Trace:
             names[text] = value
 
     def _if(self, node: ast.If, fn: Function, names: dict[str, object]) -> tuple[str, object]:
-        asked = self._value(node.test, fn, names)
-        if asked is UNKNOWN:
+        truth = self._value(node.test, fn, names)
+        if truth is UNKNOWN:
             if isinstance(node.body[-1], ast.Raise) and not node.orelse:
                 return "", None
             if not self._matters([*node.body, *node.orelse], fn):
@@ -133,8 +133,8 @@ class Trace:
                 self.found.add(ast.unparse(node.test))
             if len(self._chosen) > 1:
                 raise Undecided
-            asked = self._chosen[ast.unparse(node.test)]
-        return self._block(node.body if asked else node.orelse, fn, names)
+            truth = self._chosen[ast.unparse(node.test)]
+        return self._block(node.body if truth else node.orelse, fn, names)
 
     def _loop(self, node: ast.For | ast.While, fn: Function, names: dict[str, object]) -> tuple[str, object]:
         if not self._matters(node.body, fn, leaves=False):
@@ -154,10 +154,10 @@ class Trace:
                 self._bind(node.target, turn, names)
             elif self._value(node.test, fn, names) is False:
                 break
-            left, value = self._block(node.body, fn, names)
-            if left == "return":
-                return left, value
-            if left == "break":
+            exit_kind, value = self._block(node.body, fn, names)
+            if exit_kind == "return":
+                return exit_kind, value
+            if exit_kind == "break":
                 break
         else:
             if isinstance(node, ast.While) and len(turns) == MOST_TURNS:
@@ -212,8 +212,8 @@ class Trace:
             parts = [applied(op, a, b) for op, a, b in zip(node.ops, values, values[1:], strict=False)]
             return UNKNOWN if UNKNOWN in parts else all(parts)
         if isinstance(node, ast.IfExp):
-            asked = self._value(node.test, fn, names)
-            return UNKNOWN if asked is UNKNOWN else self._value(node.body if asked else node.orelse, fn, names)
+            truth = self._value(node.test, fn, names)
+            return UNKNOWN if truth is UNKNOWN else self._value(node.body if truth else node.orelse, fn, names)
         if isinstance(node, ast.Tuple | ast.List):
             return [self._value(element, fn, names) for element in node.elts]
         if isinstance(node, ast.ListComp | ast.GeneratorExp) and len(node.generators) == 1:
@@ -225,17 +225,17 @@ class Trace:
 
     def _elements(self, node: ast.ListComp | ast.GeneratorExp, fn: Function, names: dict[str, object]) -> object:
         """The elements of a comprehension, those that a test leaves out left out."""
-        made = node.generators[0]
-        over = self._value(made.iter, fn, names)
-        found: list[object] = []
+        generator = node.generators[0]
+        over = self._value(generator.iter, fn, names)
+        elements: list[object] = []
         for element in over[:MOST_TURNS] if isinstance(over, list) else [UNKNOWN]:
-            self._bind(made.target, element, names)
-            kept = [self._value(test, fn, names) for test in made.ifs]
-            if UNKNOWN in kept:
+            self._bind(generator.target, element, names)
+            truths = [self._value(test, fn, names) for test in generator.ifs]
+            if UNKNOWN in truths:
                 return UNKNOWN
-            if all(kept):
-                found.append(self._value(node.elt, fn, names))
-        return found if isinstance(over, list) else UNKNOWN
+            if all(truths):
+                elements.append(self._value(node.elt, fn, names))
+        return elements if isinstance(over, list) else UNKNOWN
 
     def _logic(self, node: ast.BoolOp, fn: Function, names: dict[str, object]) -> object:
         both = isinstance(node.op, ast.And)
@@ -258,8 +258,8 @@ class Trace:
         if isinstance(node, ast.Attribute) and fn.cls is not None and dotted(node.value) == fn.self_name:
             values = [pair for cls in fn.cls.ancestry for pair in cls.values.get(node.attr, ())]
             if len(values) == 1:
-                found = self._value(values[0][0], values[0][1], {})
-                return self._usual(last) if found is UNKNOWN else found
+                value = self._value(values[0][0], values[0][1], {})
+                return self._usual(last) if value is UNKNOWN else value
         return self._usual(last)
 
     def _usual(self, name: str) -> object:
@@ -281,23 +281,26 @@ class Trace:
             return UNKNOWN
         if isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Call):
             self._value(node.func.value, fn, names)
-        given = [self._value(a, fn, names) for a in node.args if not isinstance(a, ast.Starred)]
+        arguments = [self._value(a, fn, names) for a in node.args if not isinstance(a, ast.Starred)]
         if name in catalogue.RANK_CALLS or name in ("rank", "Get_rank"):
             return self.rank if name in ("get_rank", "Get_rank", "rank", "global_rank") else UNKNOWN
         if name in ("get_world_size", "Get_size") or (name == "size" and not node.args):
             return self.size
         if name == "zip":
-            known = [len(many) for many in given if isinstance(many, list)]
-            wide = [many if isinstance(many, list) else [UNKNOWN] * MOST_TURNS for many in given]
-            return [list(each) for each in zip(*wide, strict=False)] if known else UNKNOWN
-        if name in ("int", "abs", "min", "max", "range", "list", "len", "sorted", "reversed") and UNKNOWN not in given:
-            return plain(name, given)
+            lengths = [len(many) for many in arguments if isinstance(many, list)]
+            wide = [many if isinstance(many, list) else [UNKNOWN] * MOST_TURNS for many in arguments]
+            return [list(each) for each in zip(*wide, strict=False)] if lengths else UNKNOWN
+        if (
+            name in ("int", "abs", "min", "max", "range", "list", "len", "sorted", "reversed")
+            and UNKNOWN not in arguments
+        ):
+            return plain(name, arguments)
         if name in ("exit", "_exit", "Abort", "abort"):
             raise Impossible
-        found = self.sequences.collective(node, fn)
-        if found is not None:
-            if not found.group:
-                self.operations.append(Operation(found.name, node.lineno))
+        collective = self.sequences.collective(node, fn)
+        if collective is not None:
+            if not collective.group:
+                self.operations.append(Operation(collective.name, node.lineno))
             return UNKNOWN
         callee = self.module.callee(node, fn)
         if callee is not None and self._exchanges(node, fn):
@@ -319,14 +322,14 @@ class Trace:
 
     def _arguments(self, callee: Function, node: ast.Call, fn: Function, names: dict[str, object]) -> dict[str, object]:
         """What a call passes, by parameter; a parameter that is not followed keeps its usual meaning."""
-        found = {}
+        arguments = {}
         for parameter in callee.parameters:
             passed = self.module.objects.argument_at(callee, parameter, node)
             if passed is not None:
                 value = self._value(passed.value, fn, names)
                 if value is not UNKNOWN or self._usual(parameter) is UNKNOWN:
-                    found[parameter] = value
-        return found
+                    arguments[parameter] = value
+        return arguments
 
     def _message(self, node: ast.Call, fn: Function, names: dict[str, object]) -> None:
         name = short_name(node.func)
@@ -368,7 +371,7 @@ class Trace:
             return
         beyond = peer > self.size or (peer == self.size and self.rank < self.size - 1)
         before = peer < 0 and (kind == "send" or peer != ANY)
-        own = usual == 0 and kind == "send" and peer == -1 and self.rank == 0  # the rank before the first one
-        if beyond or (before and not own):
+        wraps = usual == 0 and kind == "send" and peer == -1 and self.rank == 0  # the rank before the first one
+        if beyond or (before and not wraps):
             raise Impossible
         self.operations.append(Operation(kind, node.lineno, peer, marked, not goes_on))

@@ -33,31 +33,31 @@ def with_comments(findings: list[Finding], text: str) -> list[Finding]:
     """The findings with the verdicts of comments, without the ignored ones, and one for every unused comment."""
     if "paceline:" not in text:
         return findings
-    kept, used = [], set()
+    visible, used = [], set()
     comments = _comments(text)
     for finding in findings:
         comment = comments.get(finding.line)
         if comment is None or (comment.codes and finding.rule not in comment.codes):
-            kept.append(finding)
+            visible.append(finding)
             continue
         used.add((finding.line, finding.rule if comment.codes else ""))
         if comment.what in _VERDICTS:
             finding.verdict = _VERDICTS[comment.what]
-            kept.append(finding)
+            visible.append(finding)
     for line, comment in comments.items():
-        kept += [_unused(line, comment, code) for code in sorted(comment.codes) or [""] if (line, code) not in used]
-    return kept
+        visible += [_unused(line, comment, code) for code in sorted(comment.codes) or [""] if (line, code) not in used]
+    return visible
 
 
 def _unused(line: int, comment: Comment, code: str) -> Finding:
     """The finding for a comment that is about nothing."""
-    said = f"{comment.what}[{code}]" if code and comment.what == "ignore" else f"{comment.what} [{code}]"
+    directive = f"{comment.what}[{code}]" if code and comment.what == "ignore" else f"{comment.what} [{code}]"
     return Finding(
         UNUSED,
         line,
         1,
         "<module>",
-        f"`paceline: {said if code else comment.what}` "
+        f"`paceline: {directive if code else comment.what}` "
         f"{'suppresses nothing' if comment.what == 'ignore' else 'is about no finding'}",
         remedy="remove the comment",
         confidence=1.0,
@@ -67,13 +67,13 @@ def _unused(line: int, comment: Comment, code: str) -> Finding:
 
 def _comments(text: str) -> dict[int, Comment]:
     """The comment of each line that has one."""
-    found: dict[int, Comment] = {}
+    comments: dict[int, Comment] = {}
     try:
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
             match = _COMMENT.search(token.string) if token.type == tokenize.COMMENT else None
             if match is not None:
                 codes = (code.strip() for code in (match[2] or "").split(","))
-                found[token.start[0]] = Comment(match[1], frozenset(code for code in codes if code))
+                comments[token.start[0]] = Comment(match[1], frozenset(code for code in codes if code))
     except (tokenize.TokenError, SyntaxError, ValueError):
-        return found  # the tokenizer cannot read the rest of a broken file
-    return found
+        return comments  # the tokenizer cannot read the rest of a broken file
+    return comments

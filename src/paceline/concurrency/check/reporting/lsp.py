@@ -40,27 +40,27 @@ class Server:
 
     def answers(self, message: Message) -> Iterator[Message]:
         """What is sent after a message: the response to a request, and new diagnostics."""
-        method, given = message.get("method", ""), message.get("params") or {}
+        method, params = message.get("method", ""), message.get("params") or {}
         if "id" in message:
-            yield {"jsonrpc": "2.0", "id": message["id"], **self._response(method, given)}
+            yield {"jsonrpc": "2.0", "id": message["id"], **self._response(method, params)}
         elif method == "textDocument/didOpen":
-            yield self._checked(given["textDocument"]["uri"], given["textDocument"]["text"])
+            yield self._checked(params["textDocument"]["uri"], params["textDocument"]["text"])
         elif method == "textDocument/didChange":
-            self.texts[given["textDocument"]["uri"]] = given["contentChanges"][-1]["text"]
+            self.texts[params["textDocument"]["uri"]] = params["contentChanges"][-1]["text"]
         elif method == "textDocument/didSave":
-            uri = given["textDocument"]["uri"]
-            yield self._checked(uri, given.get("text", self.texts.get(uri, "")))
+            uri = params["textDocument"]["uri"]
+            yield self._checked(uri, params.get("text", self.texts.get(uri, "")))
         elif method == "textDocument/didClose":
-            self.texts.pop(given["textDocument"]["uri"], None)
-            yield _published(given["textDocument"]["uri"], [])
+            self.texts.pop(params["textDocument"]["uri"], None)
+            yield _published(params["textDocument"]["uri"], [])
 
-    def _response(self, method: str, given: Message) -> Message:
+    def _response(self, method: str, params: Message) -> Message:
         if method == "initialize":
             changes = {"openClose": True, "change": WHOLE_TEXT, "save": {"includeText": True}}
             offered = {"textDocumentSync": changes, "codeActionProvider": {"codeActionKinds": ["quickfix"]}}
             return {"result": {"capabilities": offered, "serverInfo": {"name": "paceline"}}}
         if method == "textDocument/codeAction":
-            return {"result": list(self._verdicts(given["textDocument"]["uri"], given["context"]["diagnostics"]))}
+            return {"result": list(self._verdicts(params["textDocument"]["uri"], params["context"]["diagnostics"]))}
         if method == "shutdown":
             self.stopped = True
             return {"result": None}
@@ -73,8 +73,8 @@ class Server:
         if excluded(file, self.options.exclude):
             return _published(uri, [])
         path = displayed(file)
-        found = [finding for finding in examine(path, text).findings if self.options.includes(finding.rule)]
-        shown = one_each(f for f in worth_showing(found, self.options) if f.fingerprint not in self.known)
+        findings = [finding for finding in examine(path, text).findings if self.options.includes(finding.rule)]
+        shown = one_each(f for f in worth_showing(findings, self.options) if f.fingerprint not in self.known)
         lines = text.splitlines()
         return _published(uri, [_diagnostic(finding, uri, lines) for finding in shown])
 
@@ -87,11 +87,11 @@ class Server:
             if diagnostic.get("source") != "paceline" or not free:
                 continue
             ends = [{"line": line, "character": _units(lines[line])} for line in free]
-            for said in VERDICTS:
-                comment = f"  # paceline: {said} [{diagnostic['code']}]"
+            for verdict in VERDICTS:
+                comment = f"  # paceline: {verdict} [{diagnostic['code']}]"
                 edits = [{"range": {"start": end, "end": end}, "newText": comment} for end in ends]
                 yield {
-                    "title": f"{diagnostic['code']} is {'a bug' if said == 'bug' else said}: say so in a comment",
+                    "title": f"{diagnostic['code']} is {'a bug' if verdict == 'bug' else verdict}: say so in a comment",
                     "kind": "quickfix",
                     "diagnostics": [diagnostic],
                     "edit": {"changes": {uri: edits}},
@@ -129,13 +129,13 @@ def _messages(incoming: BinaryIO) -> Iterator[Message]:
 
 
 def _published(uri: str, diagnostics: list[Message]) -> Message:
-    given = {"uri": uri, "diagnostics": diagnostics}
-    return {"jsonrpc": "2.0", "method": "textDocument/publishDiagnostics", "params": given}
+    params = {"uri": uri, "diagnostics": diagnostics}
+    return {"jsonrpc": "2.0", "method": "textDocument/publishDiagnostics", "params": params}
 
 
 def _log(error: Exception) -> Message:
-    given = {"type": 1, "message": f"paceline: {type(error).__name__}: {error}"}
-    return {"jsonrpc": "2.0", "method": "window/logMessage", "params": given}
+    params = {"type": 1, "message": f"paceline: {type(error).__name__}: {error}"}
+    return {"jsonrpc": "2.0", "method": "window/logMessage", "params": params}
 
 
 def _diagnostic(finding: Finding, uri: str, lines: list[str]) -> Message:

@@ -26,7 +26,7 @@ def section(rule: Rule) -> str:
 def explain_rule(code: str) -> str:
     """The section of the rule with this code or name, in any case of letters."""
     names = {rule.name.lower(): known for known, rule in RULES.items()}
-    known = names.get(code.strip().lower(), code.strip().upper())
-    if known not in RULES:
+    rule_code = names.get(code.strip().lower(), code.strip().upper())
+    if rule_code not in RULES:
         raise UsageError(f"there is no rule {code!r}: {suggest(code.strip().upper(), RULES)}")
-    return section(RULES[known])
+    return section(RULES[rule_code])

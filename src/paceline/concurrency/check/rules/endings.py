@@ -25,31 +25,33 @@ WAKES = ("close", "shutdown", "connect", "connect_ex", "create_connection", "ter
 _MARK = re.compile(r"(^|_)(end|stop|done|eof|sentinel|finished|shutdown|poison|quit|exit)", re.IGNORECASE)
 
 
-def ends_of(made: ast.Call, maker: Function, runs: Function, fn: Function) -> set[str]:
+def ends_of(construction: ast.Call, maker: Function, runs: Function, fn: Function) -> set[str]:
     """What the loops of a thread ask for before they end, as the function that joins it names them."""
-    names = names_in(made, maker, runs, fn)
-    found: set[str] = set()
+    names = names_in(construction, maker, runs, fn)
+    ends: set[str] = set()
     for loop in runs.loops:
         if not isinstance(loop, ast.While):
             continue
-        asked = [n for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)]
+        nodes = [n for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)]
         methods = [c.func for c in runs.calls if isinstance(c.func, ast.Attribute) and is_within(c, loop)]
-        asked += [m.value for m in methods if m.attr in ASKS]  # type: ignore[misc]
-        found |= {renamed(dotted(n), names) for n in asked} - {"", "self", fn.self_name}
+        nodes += [m.value for m in methods if m.attr in ASKS]  # type: ignore[misc]
+        ends |= {renamed(dotted(n), names) for n in nodes} - {"", "self", fn.self_name}
     waits = (c for c in runs.calls if short_name(c.func) == "wait" and not c.args and not c.keywords)
-    found |= {renamed(dotted(c.func.value), names) for c in waits if isinstance(c.func, ast.Attribute)} - {""}
+    ends |= {renamed(dotted(c.func.value), names) for c in waits if isinstance(c.func, ast.Attribute)} - {""}
     changed = [target for target, _ in runs.assigns] + [change.target for change in runs.augmented]
-    return found - {renamed(dotted(target), names) for target in changed}  # those end it without a signal
+    return ends - {renamed(dotted(target), names) for target in changed}  # those end it without a signal
 
 
-def names_in(made: ast.Call, maker: Function, runs: Function, fn: Function) -> dict[str, str]:
+def names_in(construction: ast.Call, maker: Function, runs: Function, fn: Function) -> dict[str, str]:
     """How the started function's names are called in the function that joins it."""
     parameters = [p for p in runs.parameters if p != runs.self_name or runs.cls is None]
-    passed = made.args[1:] if short_name(made.func) == "submit" else start_arguments(made, maker)
-    given = {p: dotted(a) for p, a in zip(parameters, passed, strict=False)}
+    passed = (
+        construction.args[1:] if short_name(construction.func) == "submit" else start_arguments(construction, maker)
+    )
+    names = {p: dotted(a) for p, a in zip(parameters, passed, strict=False)}
     if runs.cls is not None and fn.cls is not None:
-        given[runs.self_name] = fn.self_name
-    return given
+        names[runs.self_name] = fn.self_name
+    return names
 
 
 def renamed(text: str, names: dict[str, str]) -> str:
@@ -57,7 +59,7 @@ def renamed(text: str, names: dict[str, str]) -> str:
     return names.get(head, head) + dot + rest
 
 
-def tells(node: ast.AST, ends: set[str], fn: Function) -> bool:
+def signals(node: ast.AST, ends: set[str], fn: Function) -> bool:
     """Whether this ends the loop of the thread."""
     if isinstance(node, ast.Call):
         if not isinstance(node.func, ast.Attribute) or dotted(node.func.value) not in ends:
@@ -79,24 +81,24 @@ def done_before(fn: Function, join: ast.expr, facts: Facts) -> Iterator[ast.AST]
 
 
 def never_told(
-    made: ast.Call, maker: Function, runs: Function, fn: Function, join: ast.Call, facts: Facts
+    construction: ast.Call, maker: Function, runs: Function, fn: Function, join: ast.Call, facts: Facts
 ) -> tuple[ast.Call, str, ast.expr] | None:
     """A wait without a timeout in the loop of a thread that only a flag ends, for what, and where the flag is set."""
-    names = names_in(made, maker, runs, fn)
+    names = names_in(construction, maker, runs, fn)
     for loop in runs.loops:
         paused = _in_event(loop, names, runs, fn, join, facts)
         if paused is not None:
             return paused
         flag = renamed(_flag(loop.test), names) if isinstance(loop, ast.While) else ""
-        told = next((t for t, _ in fn.assigns if flag and dotted(t) == flag and t.lineno < join.lineno), None)
-        told = told or next(
+        signal = next((t for t, _ in fn.assigns if flag and dotted(t) == flag and t.lineno < join.lineno), None)
+        signal = signal or next(
             (c.func for c in fn.calls if flag and dotted(c.func) == f"{flag}.set" and c.lineno < join.lineno), None
         )
-        if told is None or not isinstance(loop, ast.While) or _leaves(loop):
+        if signal is None or not isinstance(loop, ast.While) or _leaves(loop):
             continue
         asleep = _in_queue(loop, runs, fn, join, facts) or _in_socket(loop, runs, fn, join, facts)
         if asleep is not None:
-            return *asleep, told
+            return *asleep, signal
     return None
 
 
@@ -109,9 +111,9 @@ def _in_event(
     tests = [loop.test] if isinstance(loop, ast.While) else []
     tests += [t.test for t in runs.tests if is_within(t, loop) and isinstance(t, ast.If) and _leaves(t.body[-1])]
     flags = {flag for test in tests if (flag := renamed(_flag(test), names))}
-    told = next((t for t, v in fn.assigns if dotted(t) in flags and t.lineno < join.lineno), None)
-    told = told or next((c.func for c in fn.calls if dotted(c.func).removesuffix(".set") in flags), None)
-    if told is None:
+    signal = next((t for t, v in fn.assigns if dotted(t) in flags and t.lineno < join.lineno), None)
+    signal = signal or next((c.func for c in fn.calls if dotted(c.func).removesuffix(".set") in flags), None)
+    if signal is None:
         return None
     for effect in facts.walker.effects(runs):
         event, call = effect.resource, effect.node
@@ -119,18 +121,18 @@ def _in_event(
         if not waits or event is None or event.kind not in THREAD_EVENTS or event.id in {*flags}:
             continue
         if _does("clear", event.id, facts.module.functions, facts) and not any(
-            isinstance(n, ast.Call) and short_name(n.func) == "set" and dotted(n.func) != dotted(told) + ".set"
+            isinstance(n, ast.Call) and short_name(n.func) == "set" and dotted(n.func) != dotted(signal) + ".set"
             for n in done_before(fn, join, facts)
         ):
-            return call, f"{event.id} to be set", told  # type: ignore[return-value]
+            return call, f"{event.id} to be set", signal  # type: ignore[return-value]
     return None
 
 
 def _does(method: str, event: str, functions: list[Function], facts: Facts) -> bool:
     """Whether a method of an event is called anywhere."""
     calls = ((c, fn) for fn in functions for c in fn.calls if short_name(c.func) == method)
-    found = (facts.module.resource(c.func.value, fn) for c, fn in calls if isinstance(c.func, ast.Attribute))
-    return any(resource is not None and resource.id == event for resource in found)
+    resources = (facts.module.resource(c.func.value, fn) for c, fn in calls if isinstance(c.func, ast.Attribute))
+    return any(resource is not None and resource.id == event for resource in resources)
 
 
 def _leaves(loop: ast.stmt) -> bool:
@@ -176,35 +178,35 @@ def _in_socket(
 
 def _flag(test: ast.expr) -> str:
     """The flag or event of `while self.running`, `while not self.stopped` and `while not self.stop.is_set()`."""
-    asked = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
-    if isinstance(asked, ast.Call) and short_name(asked.func) in ("is_set", "isSet"):
-        return dotted(asked.func.value)  # type: ignore[attr-defined]
-    return dotted(asked) if isinstance(asked, ast.Attribute) else ""
+    operand = test.operand if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not) else test
+    if isinstance(operand, ast.Call) and short_name(operand.func) in ("is_set", "isSet"):
+        return dotted(operand.func.value)  # type: ignore[attr-defined]
+    return dotted(operand) if isinstance(operand, ast.Attribute) else ""
 
 
 def is_end_mark(call: ast.Call) -> bool:
     """Whether None, or something named so, is put into a queue to say that nothing more comes."""
-    given = call.args[0] if call.args else None
-    return is_constant(given, None) or (given is not None and _MARK.search(short_name(given)) is not None)
+    argument = call.args[0] if call.args else None
+    return is_constant(argument, None) or (argument is not None and _MARK.search(short_name(argument)) is not None)
 
 
 def ends_by(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:
     """The queues whose end mark ends a worker: `item = queue.get()`, then `if item is None: return`."""
     for target, value in fn.assigns:
-        taken = awaited(value)
-        if not isinstance(taken, ast.Call) or not isinstance(target, ast.Name) or not in_loop(taken, fn):
+        get = awaited(value)
+        if not isinstance(get, ast.Call) or not isinstance(target, ast.Name) or not in_loop(get, fn):
             continue
-        queue = queue_of(taken, ("get",), fn, facts)
-        own = [c.args[0] for c in fn.calls if c.args and queue_of(c, PUTS, fn, facts) == queue]
+        queue = queue_of(get, ("get",), fn, facts)
+        puts = [c.args[0] for c in fn.calls if c.args and queue_of(c, PUTS, fn, facts) == queue]
         for test in fn.tests if queue else ():
-            asked = test.test
-            if not isinstance(asked, ast.Compare):
+            comparison = test.test
+            if not isinstance(comparison, ast.Compare):
                 continue
             leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Break)
-            ends = leaves and isinstance(asked.ops[0], ast.Is | ast.Eq)
-            goes_on = isinstance(test, ast.While) and isinstance(asked.ops[0], ast.IsNot | ast.NotEq)
-            item = asked.left.target if isinstance(asked.left, ast.NamedExpr) else asked.left
-            mark = ast.unparse(asked.comparators[0])
-            again = any(ast.unparse(put) in (mark, target.id) for put in own)
+            ends = leaves and isinstance(comparison.ops[0], ast.Is | ast.Eq)
+            goes_on = isinstance(test, ast.While) and isinstance(comparison.ops[0], ast.IsNot | ast.NotEq)
+            item = comparison.left.target if isinstance(comparison.left, ast.NamedExpr) else comparison.left
+            mark = ast.unparse(comparison.comparators[0])
+            again = any(ast.unparse(put) in (mark, target.id) for put in puts)
             if dotted(item) == target.id and (ends or goes_on) and not again:
-                yield queue, mark, taken
+                yield queue, mark, get

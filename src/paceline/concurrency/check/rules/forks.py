@@ -13,8 +13,8 @@ def on_child_side(node: ast.expr, fork: ast.Call) -> bool:
     """Whether this is under the test that only the child passes: `if pid == 0`, `if not pid`, `if os.fork() == 0`."""
     test = enclosing(node, ast.If)
     while isinstance(test, ast.If):
-        asked = ast.unparse(test.test)
-        child = asked.endswith("== 0") or asked.startswith("not ")
+        condition = ast.unparse(test.test)
+        child = condition.endswith("== 0") or condition.startswith("not ")
         if test.lineno >= fork.lineno and is_within(node, test.body) and child:
             return True
         test = enclosing(test, ast.If)

@@ -37,19 +37,19 @@ def resource_of(call: ast.Call, methods: tuple[str, ...], fn: Function, facts: F
 
 def queue_of(call: ast.Call, methods: tuple[str, ...], fn: Function, facts: Facts, bounded: bool = False) -> str:
     """The queue of which a call is such a method; empty where it is none, or one of several."""
-    found = resource_of(call, methods, fn, facts)
-    if found is None or found.kind not in {*QUEUES, "SimpleQueue"} or found.one_of_several:
+    queue = resource_of(call, methods, fn, facts)
+    if queue is None or queue.kind not in {*QUEUES, "SimpleQueue"} or queue.one_of_several:
         return ""
-    return found.id if found.bounded or not bounded else ""
+    return queue.id if queue.bounded or not bounded else ""
 
 
 def blocks_that_make(kind: str, fn: Function, facts: Facts) -> Iterator[tuple[ast.With | ast.AsyncWith, str]]:
     """The `with` blocks of a function that make a pool or an executor, each with the name that they give it."""
     for block in fn.withs:
         for item in block.items:
-            made = facts.module.constructed(item.context_expr, fn)
+            construction = facts.module.constructed(item.context_expr, fn)
             name = dotted(item.optional_vars) if item.optional_vars is not None else ""
-            if name and made is not None and made[0] == kind:
+            if name and construction is not None and construction[0] == kind:
                 yield block, name
 
 

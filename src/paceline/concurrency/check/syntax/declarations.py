@@ -56,13 +56,13 @@ class Class:
     @cached_property
     def ancestry(self) -> list[Class]:
         """This class and its bases in this file, nearest first."""
-        found, todo = [self], list(self.bases)
+        classes, todo = [self], list(self.bases)
         while todo:
             base = self.module.classes.get(todo.pop(0).rpartition(".")[2])
-            if base is not None and base not in found:
-                found.append(base)
+            if base is not None and base not in classes:
+                classes.append(base)
                 todo += base.bases
-        return found
+        return classes
 
     def method(self, name: str) -> Function | None:
         """The method of this name, inherited ones included."""
@@ -234,23 +234,23 @@ class Declarations:
         fn = Function(name, prefix + name, node, owner, outer)
         self.functions.append(fn)
         self._by_node[id(node)] = fn
-        given = node.args
-        for argument in (*given.posonlyargs, *given.args, *given.kwonlyargs):
+        arguments = node.args
+        for argument in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs):
             fn.parameters[argument.arg] = argument.annotation
-        fn.rest = given.vararg.arg if given.vararg is not None else ""
-        for special in (given.vararg, given.kwarg):
+        fn.rest = arguments.vararg.arg if arguments.vararg is not None else ""
+        for special in (arguments.vararg, arguments.kwarg):
             if special is not None:
                 fn.parameters[special.arg] = None
         if cls is not None:
-            known = cls.methods.get(name)
-            if known is None or not fn.decorated("setter", "deleter", "overload"):
+            method = cls.methods.get(name)
+            if method is None or not fn.decorated("setter", "deleter", "overload"):
                 cls.methods[name] = fn
             if fn.decorated("property", "cached_property"):
                 cls.properties.add(name)
                 self.properties.add(name)
         elif name != "<lambda>":
             outer.nested[name] = fn
-        for default in (*given.defaults, *(d for d in given.kw_defaults if d is not None)):
+        for default in (*arguments.defaults, *(d for d in arguments.kw_defaults if d is not None)):
             self._visit(default, node, outer, None)
         for decorator in getattr(node, "decorator_list", ()):
             self._visit(decorator, node, outer, None)
@@ -261,18 +261,18 @@ class Declarations:
     def _class(self, node: ast.ClassDef, fn: Function) -> None:
         """Declare a class and visit its body."""
         bases = [self.canonical(base) for base in node.bases]
-        made = Class(node.name, node, self, bases)
-        self.classes.setdefault(node.name, made)
+        cls = Class(node.name, node, self, bases)
+        self.classes.setdefault(node.name, cls)
         for expression in (*node.bases, *node.decorator_list):
             self._visit(expression, node, fn, None)
         for child in node.body:
-            self._visit(child, node, fn, made)
+            self._visit(child, node, fn, cls)
 
     def _note_import(self, node: ast.Import | ast.ImportFrom, fn: Function, cls: Class | None) -> None:
-        found = imported(node)
-        self.imports.update(found)
+        names = imported(node)
+        self.imports.update(names)
         if fn is not self.top:
-            fn.imported.update(found)
+            fn.imported.update(names)
 
     def _note_assign(self, node: ast.Assign, fn: Function, cls: Class | None) -> None:
         for target in node.targets:

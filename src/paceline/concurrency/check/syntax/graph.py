@@ -97,9 +97,9 @@ class _Builder:
         """Add a node."""
         if len(self.nodes) >= LARGEST:
             raise TooLarge
-        made = Node(kind, syntax, line, list(following), None, raises)
-        self.nodes.append(made)
-        return made
+        new_node = Node(kind, syntax, line, list(following), None, raises)
+        self.nodes.append(new_node)
+        return new_node
 
     def block(self, body: Statements, follow: Node, exits: _Exits) -> Node:
         """Build statements from last to first; returns the node of the first one."""
@@ -292,7 +292,7 @@ def expressions(node: Node) -> ast.AST | None:
     return syntax
 
 
-def _looks_up(call: ast.Call) -> bool:
+def _may_look_up(call: ast.Call) -> bool:
     """Whether this asks a dictionary for a key that it need not have: `record.get("id")`."""
     named = bool(call.args) and isinstance(call.args[0], ast.Constant) and isinstance(call.args[0].value, str)
     return named and isinstance(call.func, ast.Attribute) and call.func.attr == "get"
@@ -304,7 +304,7 @@ def may_raise(syntax: ast.AST) -> bool:
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Call):
-            if _short_name(node.func) not in HARMLESS and not _looks_up(node):
+            if _short_name(node.func) not in HARMLESS and not _may_look_up(node):
                 return True
         elif isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.Assert | ast.Import | ast.ImportFrom):
             return True

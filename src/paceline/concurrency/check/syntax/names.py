@@ -38,17 +38,17 @@ def short_name(node: ast.AST) -> str:
 
 def imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
     """The local names that an import binds, and their canonical names."""
-    found = {}
+    names = {}
     for alias in node.names:
         if isinstance(node, ast.ImportFrom):
             origin = "." * node.level + (node.module or "") + "."
-            found[alias.asname or alias.name] = original(origin.replace("..", ".") + alias.name)
+            names[alias.asname or alias.name] = original(origin.replace("..", ".") + alias.name)
         elif alias.asname:
-            found[alias.asname] = original(alias.name)
+            names[alias.asname] = original(alias.name)
         else:
             head = alias.name.split(".")[0]
-            found[head] = MODULE_ALIASES.get(head, head)
-    return found
+            names[head] = MODULE_ALIASES.get(head, head)
+    return names
 
 
 def original(name: str) -> str:
@@ -77,9 +77,9 @@ def model_in(call: ast.Call) -> ast.expr | None:
 
 def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
     """An argument of a call, by its name or its position."""
-    for given in call.keywords:
-        if given.arg == name:
-            return given.value
+    for argument in call.keywords:
+        if argument.arg == name:
+            return argument.value
     if position is not None and position < len(call.args):
         return call.args[position]
     return None

@@ -24,14 +24,14 @@ class _Functions(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         self.generic_visit(node)
-        found = next((d for d in node.decorator_list if short_name(d) in DECORATORS), None)
-        if found is None:
+        decorator = next((d for d in node.decorator_list if short_name(d) in DECORATORS), None)
+        if decorator is None:
             return node
-        eager = dotted(found) not in LAZY
-        made = ast.AsyncFunctionDef(**{name: getattr(node, name) for name in node._fields})
-        made.body = [_Yields().visit(statement) for statement in node.body]
-        made.decorator_list = [d for d in node.decorator_list if d is not found or eager]
-        return ast.copy_location(made, node)
+        eager = dotted(decorator) not in LAZY
+        coroutine = ast.AsyncFunctionDef(**{name: getattr(node, name) for name in node._fields})
+        coroutine.body = [_Yields().visit(statement) for statement in node.body]
+        coroutine.decorator_list = [d for d in node.decorator_list if d is not decorator or eager]
+        return ast.copy_location(coroutine, node)
 
 
 class _Yields(ast.NodeTransformer):

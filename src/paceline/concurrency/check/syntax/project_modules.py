@@ -31,15 +31,15 @@ class ProjectModules:
         A module without a package is found only below the folder that the importing file lies in, unless the name is
         a relative one.
         """
-        found = []
+        paths = []
         for path in self._by_ending.get(words[-1], ()):
             parts = _parts(path)
             root = "/".join(parts[: -len(words)])
             if parts[-len(words) :] == words and (
                 relative or len(words) > 1 or not root or importer.startswith(root + "/")
             ):
-                found.append(path)
-        return max(found, key=lambda p: (_common(p, importer), p), default=None)
+                paths.append(path)
+        return max(paths, key=lambda p: (_common(p, importer), p), default=None)
 
 
 @cache

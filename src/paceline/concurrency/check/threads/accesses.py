@@ -12,8 +12,15 @@ from paceline.concurrency.check.syntax.tree import parent
 GROWS = {"append", "add", "insert", "extend", "update", "setdefault", "appendleft", "push", "move_to_end"}
 SHRINKS = {"pop", "popitem", "remove", "discard", "clear", "popleft"}
 #: Functions that change the list that they are given first.
-OF_LISTS = {"heappush": "grow", "insort": "grow", "insort_left": "grow", "insort_right": "grow", "heappop": "shrink",
-            "heapreplace": "shrink", "heappushpop": "shrink"}  # fmt: skip
+OF_LISTS = {
+    "heappush": "grow",
+    "insort": "grow",
+    "insort_left": "grow",
+    "insort_right": "grow",
+    "heappop": "shrink",
+    "heapreplace": "shrink",
+    "heappushpop": "shrink",
+}
 VIEWS = {"items", "keys", "values", "iteritems", "iterkeys", "itervalues"}
 
 
@@ -105,5 +112,14 @@ def _walks(node: ast.AST) -> bool:
 #: Functions that a loop goes over in place of their argument, without a copy of it.
 _LAZY = {"enumerate", "zip", "map", "filter", "chain", "itertools.chain", "islice", "itertools.islice"}
 #: Functions in Python code, or that call it, which go over a container and all that it holds.
-_COPIERS = {"copy.deepcopy", "deepcopy", "json.dump", "pickle.dump", "pickle.dumps", "yaml.dump", "yaml.safe_dump",
-            "pprint.pprint", "pprint.pformat"}  # fmt: skip
+_COPIERS = {
+    "copy.deepcopy",
+    "deepcopy",
+    "json.dump",
+    "pickle.dump",
+    "pickle.dumps",
+    "yaml.dump",
+    "yaml.safe_dump",
+    "pprint.pprint",
+    "pprint.pformat",
+}

@@ -26,31 +26,35 @@ _OTHERS = {"Queue", "SimpleQueue", "Event", "Executor", "Thread", "Barrier", "Lo
 
 def of_threads(cls: Class | None, facts: Facts, line: int = 0) -> float:
     """How strong the signs are, from 0 to 1: of a class, or of the globals around a line, and of its file."""
-    known = facts.evidence
+    evidence = facts.evidence
     name = cls.name if cls is not None else str(file_number(line))
-    if name not in known:
-        own = _of_class(cls, facts) if cls is not None else _of_globals(facts, line)
-        known[name] = max(own, _of_file(facts, line if cls is None else cls.node.lineno))
-    return known[name]
+    if name not in evidence:
+        strength = _of_class(cls, facts) if cls is not None else _of_globals(facts, line)
+        evidence[name] = max(strength, _of_file(facts, line if cls is None else cls.node.lineno))
+    return evidence[name]
 
 
 def _of_class(cls: Class, facts: Facts) -> float:
-    found = 0.0
+    strength = 0.0
     if cls.is_thread or owns_lock(cls, facts):
         return OWNS_LOCK
     for each in cls.ancestry:
         for values in each.values.values():
             for value, fn in values:
-                made = facts.module.constructed(value, fn)
-                if made is not None and made[0] == "Executor" and is_constant(keyword(made[1], "max_workers", 0), 1):
+                construction = facts.module.constructed(value, fn)
+                if (
+                    construction is not None
+                    and construction[0] == "Executor"
+                    and is_constant(keyword(construction[1], "max_workers", 0), 1)
+                ):
                     continue  # it runs one task after the other, and says nothing of those that submit them
-                kind = made[0] if made is not None else _lock_by_name(value)
+                kind = construction[0] if construction is not None else _lock_by_name(value)
                 if kind in LOCKS - ASYNC_LOCKS:
                     return OWNS_LOCK
-                found = max(found, OWNS_OTHER if kind in _OTHERS else 0.0)
-    if found < CLAIMS and claims_safety(cls):
-        found = CLAIMS
-    return max(found, NAMED if _SHARED_NAMES.search(cls.name) else 0.0)
+                strength = max(strength, OWNS_OTHER if kind in _OTHERS else 0.0)
+    if strength < CLAIMS and claims_safety(cls):
+        strength = CLAIMS
+    return max(strength, NAMED if _SHARED_NAMES.search(cls.name) else 0.0)
 
 
 def claims_safety(cls: Class) -> bool:
@@ -65,8 +69,8 @@ def of_all_objects(fn: Function) -> bool:
 
 def owns_lock(cls: Class, facts: Facts) -> bool:
     """Whether an attribute of the class is a lock for threads: made here, or given to the constructor."""
-    found = (facts.module.attribute(each, name) for each in cls.ancestry for name in each.values)
-    return any(r is not None and r.kind in LOCKS - ASYNC_LOCKS for r in found)
+    resources = (facts.module.attribute(each, name) for each in cls.ancestry for name in each.values)
+    return any(r is not None and r.kind in LOCKS - ASYNC_LOCKS for r in resources)
 
 
 def _lock_by_name(value: ast.expr) -> str:
@@ -79,8 +83,8 @@ def _of_globals(facts: Facts, line: int) -> float:
     """The signs for the globals of a file: a lock among them."""
     top = facts.module.top
     for value in top.bound.values():
-        made = facts.module.constructed(value, top) if same_file(value.lineno, line) else None
-        if made is not None and made[0] in LOCKS - ASYNC_LOCKS:
+        construction = facts.module.constructed(value, top) if same_file(value.lineno, line) else None
+        if construction is not None and construction[0] in LOCKS - ASYNC_LOCKS:
             return OWNS_LOCK
     return 0.0
 

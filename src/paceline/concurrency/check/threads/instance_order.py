@@ -51,14 +51,14 @@ def _unordered(first: ast.expr, second: ast.expr, fn: Function, at: ast.expr, mo
 
 def _bound(one: ast.expr, two: ast.expr, fn: Function, module: Module) -> float:
     """The likelihood where the callers say which objects the two are: `Worker(a, b)`, and elsewhere `Worker(b, a)`."""
-    seen: set[tuple[str, str]] = set()
+    pairs: set[tuple[str, str]] = set()
     for mine, theirs, caller in bound_pairs(one, two, fn, module):
         likely = _as_written(mine, theirs, caller, module)
         texts = ast.unparse(mine), ast.unparse(theirs)
-        if likely or (texts[1], texts[0]) in seen:
+        if likely or (texts[1], texts[0]) in pairs:
             return likely or 0.85
         if texts[0] != texts[1]:
-            seen.add(texts)
+            pairs.add(texts)
     return 0.0
 
 
@@ -89,9 +89,11 @@ def _linked(attribute: str, module: Module) -> float:
     if any((fn, value, owner) in pairs and owner != value for fn, owner, value in pairs):
         return 0.8
     rings = (
-        value for fn in module.functions for target, value in fn.assigns
+        value
+        for fn in module.functions
+        for target, value in fn.assigns
         if isinstance(target, ast.Attribute) and target.attr == attribute and isinstance(value, ast.Subscript)
-    )  # fmt: skip
+    )
     return 0.8 if any(_goes_round(value) for value in rings) else 0.0
 
 

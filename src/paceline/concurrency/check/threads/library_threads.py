@@ -41,20 +41,20 @@ def _called_back(call: ast.Call, fn: Function, module: Module) -> Iterator[tuple
     if isinstance(call.func, ast.Attribute) and call.func.attr == "add_done_callback":
         future = module.resource(call.func.value, fn)
         name = f"{_FUTURES}.add_done_callback" if future is not None and future.kind == "Future" else ""
-    for given in libraries.called_in_thread(name).split():
-        argument, _, position = given.partition(":")
+    for parameter in libraries.called_in_thread(name).split():
+        argument, _, position = parameter.partition(":")
         value = keyword(call, argument, int(position) if position else None)
-        found = None if value is None else module.function_named(value, fn)
-        if found is not None and not found.asynchronous:
-            yield found, call.lineno, name.startswith(_FUTURES)
+        function = None if value is None else module.function_named(value, fn)
+        if function is not None and not function.asynchronous:
+            yield function, call.lineno, name.startswith(_FUTURES)
 
 
 def _assigned(
     target: ast.Attribute, value: ast.expr, fn: Function, module: Module
 ) -> Iterator[tuple[Function, int, bool]]:
     """A function that is assigned to an attribute of a library's object: `client.on_message = self._received`."""
-    found = module.function_named(value, fn) if target.attr.startswith("on_") else None
-    if found is not None and not found.asynchronous:
+    function = module.function_named(value, fn) if target.attr.startswith("on_") else None
+    if function is not None and not function.asynchronous:
         pattern = libraries.assigned_for_thread(type_name(target.value, fn, module))
         if pattern and re.fullmatch(pattern, target.attr):
-            yield found, target.lineno, False
+            yield function, target.lineno, False

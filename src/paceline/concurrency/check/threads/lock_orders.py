@@ -48,14 +48,16 @@ def edges(facts: Facts) -> Iterator[Edge]:
     for fn in facts.module.functions:
         if fn.name in ("__init__", "__new__"):
             continue  # no other thread has the object yet
-        for effect, held in facts.events(fn):
-            for second, steps in _taken(effect, fn, facts) if held else ():
-                own = [h for h in held if h.resource.id == second.resource.id and h.resource.kind == "RLock"]
-                for first in held:
-                    if own and first not in own:
+        for effect, locks_held in facts.events(fn):
+            for second, steps in _taken(effect, fn, facts) if locks_held else ():
+                reentries = [
+                    h for h in locks_held if h.resource.id == second.resource.id and h.resource.kind == "RLock"
+                ]
+                for first in locks_held:
+                    if reentries and first not in reentries:
                         continue  # taken again by the thread that holds it: it does not wait
                     if first.resource.kind in LOCKS and "Semaphore" not in first.resource.kind:
-                        gates = frozenset(h.resource.id for h in held if h is not first) | facts.guards(fn)
+                        gates = frozenset(h.resource.id for h in locks_held if h is not first) | facts.guards(fn)
                         start = End(first.resource, first.node, fn)
                         yield from _bound(Edge(start, second, fn, first.line, steps, gates), facts.module, BINDINGS)
 
@@ -73,10 +75,10 @@ def _taken(effect: Effect, fn: Function, facts: Facts) -> Iterator[tuple[End, St
             steps = ((fn, effect.node), *take.steps)
             formal = take.resource.formal
             if formal is not None and formal.function is effect.callee and isinstance(effect.node, ast.Call):
-                given = facts.module.objects.argument_at(formal.function, formal.name, effect.node)
-                found = given and facts.module.resource(given.value, fn)
-                if given is not None and found is not None:
-                    yield End(found, given.value, fn), steps
+                argument = facts.module.objects.argument_at(formal.function, formal.name, effect.node)
+                resource = argument and facts.module.resource(argument.value, fn)
+                if argument is not None and resource is not None:
+                    yield End(resource, argument.value, fn), steps
                     continue
             at = lock_expression(node)
             if take.same and isinstance(at, ast.Attribute) and (owner := _object(effect)) is not None:
@@ -110,9 +112,9 @@ def _passed(end: End, owner: Function, site: ast.Call, module: Module) -> End | 
     formal = end.resource.formal
     if formal is None or formal.function is not owner:
         return end
-    given = module.objects.argument_at(owner, formal.name, site)
-    found = given and module.resource(given.value, given.caller)
-    return None if given is None or found is None else End(found, given.value, given.caller)
+    argument = module.objects.argument_at(owner, formal.name, site)
+    resource = argument and module.resource(argument.value, argument.caller)
+    return None if argument is None or resource is None else End(resource, argument.value, argument.caller)
 
 
 def of_instances(edge: Edge, module: Module) -> float:

@@ -24,15 +24,15 @@ def owned(
 
     `starts` are the functions in which threads begin, each with whether every thread brings an object of its own.
     """
-    seen: set[tuple[int, bool]] = set()
+    visited: set[tuple[int, bool]] = set()
     todo = list(starts)
     while todo:
-        fn, own = todo.pop()
-        if (id(fn), own) in seen:
+        fn, is_confined = todo.pop()
+        if (id(fn), is_confined) in visited:
             continue
-        seen.add((id(fn), own))
-        todo += [(m.callee, _keeps(m, fn, own, module)) for m in effects(fn) if m.callee is not None]
-    return {fn for fn, own in seen if own and (fn, False) not in seen}
+        visited.add((id(fn), is_confined))
+        todo += [(m.callee, _keeps(m, fn, is_confined, module)) for m in effects(fn) if m.callee is not None]
+    return {fn for fn, own in visited if own and (fn, False) not in visited}
 
 
 def brings_own(target: ast.expr, call: ast.Call, fn: Function) -> bool:
@@ -64,25 +64,25 @@ def _anew(name: str, call: ast.Call, fn: Function) -> bool:
     return False
 
 
-def _keeps(effect: Effect, fn: Function, own: bool, module: Module) -> bool:
+def _keeps(effect: Effect, fn: Function, is_confined: bool, module: Module) -> bool:
     """Whether the object of a callee is the thread's own, where that of the caller is so or not."""
     call = effect.node
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-        return own or (effect.callee is not None and effect.callee.name == "__init__")
+        return is_confined or (effect.callee is not None and effect.callee.name == "__init__")
     receiver = call.func.value
     if isinstance(receiver, ast.Name):
         if receiver.id == fn.self_name:
             callee = effect.callee.cls if effect.callee is not None else None
-            kept = callee is None or fn.cls is None or callee in fn.cls.ancestry or fn.cls in callee.ancestry
-            return own and kept  # else it is the method of another object that this one was given
+            same_object = callee is None or fn.cls is None or callee in fn.cls.ancestry or fn.cls in callee.ancestry
+            return is_confined and same_object  # else it is the method of another object that this one was given
         value = fn.bound.get(receiver.id)
         if value is not None:
             return isinstance(value, ast.Call) and module.type_of(value, fn) is not None
-        return receiver.id in fn.looped or (own and receiver.id in fn.parameters)
+        return receiver.id in fn.looped or (is_confined and receiver.id in fn.parameters)
     if isinstance(receiver, ast.Call):
-        return own or module.type_of(receiver, fn) is not None
-    if isinstance(receiver, ast.Attribute) and own:
-        made = module.type_of(receiver.value, fn)
-        values = made.values.get(receiver.attr, ()) if made is not None else ()
+        return is_confined or module.type_of(receiver, fn) is not None
+    if isinstance(receiver, ast.Attribute) and is_confined:
+        cls = module.type_of(receiver.value, fn)
+        values = cls.values.get(receiver.attr, ()) if cls is not None else ()
         return any(isinstance(value, ast.Call) for value, _ in values)
     return False

@@ -50,7 +50,7 @@ class Roots:
         for fn in module.functions:
             if self._serves(fn):
                 yield Root("thread", fn, fn.line, True)
-            if self._said_to_run_in_threads(fn):
+            if self._declared_threaded(fn):
                 yield Root("thread", fn, fn.line, True)
             if fn.name == "__del__":
                 yield Root("del", fn, fn.line, True)
@@ -66,23 +66,25 @@ class Roots:
                 )
             if "run" in cls.methods and cls.is_thread:
                 names = {cls.name, *(each.name for each in module.objects.index.derived(cls))}
-                made = [(f, c) for f in module.functions for c in f.calls if short_name(c.func) in names]
-                several = any(in_loop(c, f) for f, c in made) or (
-                    len(made) > 1 and not all(joined_at_once(c, f) for f, c in made)
+                sites = [(f, c) for f in module.functions for c in f.calls if short_name(c.func) in names]
+                several = any(in_loop(c, f) for f, c in sites) or (
+                    len(sites) > 1 and not all(joined_at_once(c, f) for f, c in sites)
                 )
-                alone = bool(made) and all(joined_at_once(c, f) for f, c in made)
+                alone = bool(sites) and all(joined_at_once(c, f) for f, c in sites)
                 yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone, True)
             if any(base.endswith("Servicer") for base in cls.bases) and "grpc" in module.imports:
                 yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if m.name[:1].isupper())
             if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
                 yield Root("process", cls.methods["run"], cls.node.lineno, False)
 
-    def _said_to_run_in_threads(self, fn: Function) -> bool:
+    def _declared_threaded(self, fn: Function) -> bool:
         """Whether its name or its documentation says that other threads call this function: `call_from_thread`."""
         if fn.asynchronous or fn.cls is None or fn.name.startswith(("__", "test")):
             return False
-        told = ast.get_docstring(fn.node, clean=False) if isinstance(fn.node, ast.FunctionDef) else None
-        return FROM_THREADS.search(fn.name) is not None or (told is not None and CALLED.search(told) is not None)
+        docstring = ast.get_docstring(fn.node, clean=False) if isinstance(fn.node, ast.FunctionDef) else None
+        return FROM_THREADS.search(fn.name) is not None or (
+            docstring is not None and CALLED.search(docstring) is not None
+        )
 
     @cached_property
     def _serves_in_threads(self) -> bool:
@@ -114,8 +116,8 @@ class Roots:
             return
         if name not in STARTS:
             if name == "append" and "gc.callbacks" in self.module.canonical(call.func) and call.args:
-                for found in functions_of(call.args[0], fn, self.module):
-                    yield Root("gc", found, call.lineno, True)
+                for function in functions_of(call.args[0], fn, self.module):
+                    yield Root("gc", function, call.lineno, True)
             yield from self._prepared_by(call, fn)
             return
         kind, argument, position = STARTS[name]
@@ -132,26 +134,26 @@ class Roots:
             value = value.func
         if kind == "fork":
             value = call.keywords[0].value if call.keywords else None
-        for found in [] if value is None else functions_of(value, fn, self.module):
+        for function in [] if value is None else functions_of(value, fn, self.module):
             many = name in ("submit", "apply_async", *EACH) and not self._has_one_worker(call, fn)
-            several = many or (name not in ("submit", *EACH) and self._is_repeated(call, fn, value, found))
-            own = brings_own(value, call, fn)  # type: ignore[arg-type]
+            several = many or (name not in ("submit", *EACH) and self._is_repeated(call, fn, value, function))
+            is_confined = brings_own(value, call, fn)  # type: ignore[arg-type]
             alone = not several and joined_at_once(call, fn)
             once_in = None if name in EACH or in_loop(call, fn) else fn
-            yield Root(kind, found, call.lineno, several, alone, own, once_in=once_in)
+            yield Root(kind, function, call.lineno, several, alone, is_confined, once_in=once_in)
 
     def _prepared_by(self, call: ast.Call, fn: Function) -> Iterator[Root]:
         """What every worker of a pool runs before its tasks."""
         value = keyword(call, "initializer")
         if value is not None:
             kind = "thread" if "Thread" in short_name(call.func) else "process"
-            for found in functions_of(value, fn, self.module):
-                yield Root(kind, found, call.lineno, not is_constant(keyword(call, "max_workers", 0), 1))
+            for function in functions_of(value, fn, self.module):
+                yield Root(kind, function, call.lineno, not is_constant(keyword(call, "max_workers", 0), 1))
 
     def _makers(self, call: ast.Call, fn: Function) -> set[str]:
         """The constructors that may have made the object whose method a call is."""
-        made = self.module.objects.made(call.func.value, fn) if isinstance(call.func, ast.Attribute) else ()
-        return {short_name(each.func) for each, _ in made}
+        constructors = self.module.objects.made(call.func.value, fn) if isinstance(call.func, ast.Attribute) else ()
+        return {short_name(each.func) for each, _ in constructors}
 
     def _of_processes(self, node: ast.expr, fn: Function) -> bool:
         """Whether an executor runs its tasks in processes, which share nothing."""
@@ -164,13 +166,13 @@ class Roots:
         return not self._makers(call, fn).isdisjoint(POOLS_OF_THREADS) or self._is_executor(call, fn)
 
     def _is_executor(self, call: ast.Call, fn: Function) -> bool:
-        found = self.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
-        return found is not None and found.kind == "Executor"
+        resource = self.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
+        return resource is not None and resource.kind == "Executor"
 
     def _has_one_worker(self, call: ast.Call, fn: Function) -> bool:
         """Whether an executor has one thread, and so runs one task at a time; where it is unknown, all of the file."""
-        made = self.module.objects.made(call.func.value, fn) if isinstance(call.func, ast.Attribute) else []
-        pools = [c for c, _ in made if short_name(c.func) == "ThreadPoolExecutor"] or self._pools
+        constructors = self.module.objects.made(call.func.value, fn) if isinstance(call.func, ast.Attribute) else []
+        pools = [c for c, _ in constructors if short_name(c.func) == "ThreadPoolExecutor"] or self._pools
         return bool(pools) and all(is_constant(keyword(c, "max_workers", 0), 1) for c in pools)
 
     @cached_property
@@ -184,8 +186,8 @@ class Roots:
         sites = self._sites.get(id(fn), [])
         name = value.id if isinstance(value, ast.Name) else ""
         if name in fn.parameters:
-            given = self.module.objects.arguments(fn, name)
-            chosen = {id(a.site) for a in given if started in functions_of(a.value, a.caller, self.module)}
+            arguments = self.module.objects.arguments(fn, name)
+            chosen = {id(a.site) for a in arguments if started in functions_of(a.value, a.caller, self.module)}
             sites = [(site, caller) for site, caller in sites if id(site) in chosen]
         elif fn.outer in (None, self.module.top) or not started.outer:
             return False  # an object of its own may be started each time
@@ -194,42 +196,42 @@ class Roots:
     @cached_property
     def _sites(self) -> dict[int, list[tuple[ast.expr, Function]]]:
         """Function -> the calls that run it."""
-        found: dict[int, list[tuple[ast.expr, Function]]] = {}
+        call_sites: dict[int, list[tuple[ast.expr, Function]]] = {}
         for caller in self.module.functions:
             for effect in self.walker.effects(caller):
                 if effect.callee is not None:
-                    found.setdefault(id(effect.callee), []).append((effect.node, caller))
-        return found
+                    call_sites.setdefault(id(effect.callee), []).append((effect.node, caller))
+        return call_sites
 
     @cached_property
     def on_loop(self) -> set[int]:
         """The functions that an event loop runs as callbacks: those given to `call_later`, `add_reader`."""
-        found: set[int] = set()
+        callbacks: set[int] = set()
         for fn in self.module.functions:
             for call in fn.calls:
                 name = short_name(call.func)
                 if name not in RUNS_ON_LOOP or not isinstance(call.func, ast.Attribute):
                     continue
                 owner = short_name(getattr(call.func.value, "func", call.func.value)).lower()
-                given = call.args[RUNS_ON_LOOP[name] : RUNS_ON_LOOP[name] + 1]
+                arguments = call.args[RUNS_ON_LOOP[name] : RUNS_ON_LOOP[name] + 1]
                 if "loop" in owner:
-                    found |= {id(each) for value in given for each in functions_of(value, fn, self.module)}
-        return found
+                    callbacks |= {id(each) for value in arguments for each in functions_of(value, fn, self.module)}
+        return callbacks
 
     @cached_property
     def reached(self) -> dict[int, set[str]]:
         """Function -> the roots that reach it, each as `kind:name`."""
-        found: dict[int, set[str]] = {}
+        roots: dict[int, set[str]] = {}
         for root in self.all:
             tag = f"{root.kind}:{root.function.qualname}"
             todo = [root.function]
             while todo:
                 fn = todo.pop()
-                tags = found.setdefault(id(fn), set())
+                tags = roots.setdefault(id(fn), set())
                 if tag not in tags:
                     tags.add(tag)
                     todo += [m.callee for m in self.walker.effects(fn) if m.callee is not None]
-        return found
+        return roots
 
     def threads_of(self, fn: Function) -> set[str]:
         """The threads that reach a function."""
@@ -249,13 +251,13 @@ class Roots:
 
 def _coroutines(call: ast.Call, fn: Function) -> Iterator[tuple[ast.Call, bool]]:
     """The calls of coroutines that `gather` and its like run as tasks, and whether each stands for several of them."""
-    for given in call.args:
-        made = given.value if isinstance(given, ast.Starred) else given
-        if isinstance(made, ast.Name):
-            made = fn.bound.get(made.id, made)
-            filled = (c.args[0] for c in fn.calls if c.args and dotted(c.func) == f"{dotted(given)}.append")
+    for argument in call.args:
+        awaitable = argument.value if isinstance(argument, ast.Starred) else argument
+        if isinstance(awaitable, ast.Name):
+            awaitable = fn.bound.get(awaitable.id, awaitable)
+            filled = (c.args[0] for c in fn.calls if c.args and dotted(c.func) == f"{dotted(argument)}.append")
             yield from ((value, in_loop(value, fn)) for value in filled if isinstance(value, ast.Call))
-        parts = made.elts if isinstance(made, ast.List | ast.Tuple | ast.Set) else [made]
+        parts = awaitable.elts if isinstance(awaitable, ast.List | ast.Tuple | ast.Set) else [awaitable]
         for part in parts:
             inner = part.value if isinstance(part, ast.Starred) else part
             several = isinstance(inner, ast.ListComp | ast.GeneratorExp | ast.SetComp)
@@ -274,15 +276,17 @@ def in_loop(node: ast.AST, fn: Function) -> bool:
     return False
 
 
-def joined_at_once(made: ast.Call, fn: Function) -> bool:
+def joined_at_once(constructor: ast.Call, fn: Function) -> bool:
     """A thread whose `start()` is followed by its `join()`, with no other start in between."""
-    name = next((dotted(target) for target, value in fn.assigns if value is made), "")
-    if not name or in_loop(made, fn):
+    name = next((dotted(target) for target, value in fn.assigns if value is constructor), "")
+    if not name or in_loop(constructor, fn):
         return False
-    own = [c for c in fn.calls if dotted(c.func) in (f"{name}.start", f"{name}.join") and c.lineno >= made.lineno]
-    if len(own) < 2 or short_name(own[0].func) != "start" or short_name(own[1].func) != "join":
+    calls = [
+        c for c in fn.calls if dotted(c.func) in (f"{name}.start", f"{name}.join") and c.lineno >= constructor.lineno
+    ]
+    if len(calls) < 2 or short_name(calls[0].func) != "start" or short_name(calls[1].func) != "join":
         return False
-    return not any(short_name(c.func) == "start" and own[0].lineno < c.lineno < own[1].lineno for c in fn.calls)
+    return not any(short_name(c.func) == "start" and calls[0].lineno < c.lineno < calls[1].lineno for c in fn.calls)
 
 
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
@@ -314,8 +318,17 @@ POOLS_OF_THREADS = {"ThreadPoolExecutor", "ThreadPool"}
 #: Calls that run the coroutines that they are given as tasks, at the same time.
 RUNS_TOGETHER = {"gather", "as_completed"}
 #: Methods of an event loop, or of its tasks, that take a callback -> its position.
-RUNS_ON_LOOP = {"call_soon": 0, "call_soon_threadsafe": 0, "call_later": 1, "call_at": 1, "add_reader": 1,
-                "add_writer": 1, "add_signal_handler": 1, "add_timeout": 1, "add_callback": 0}  # fmt: skip
+RUNS_ON_LOOP = {
+    "call_soon": 0,
+    "call_soon_threadsafe": 0,
+    "call_later": 1,
+    "call_at": 1,
+    "add_reader": 1,
+    "add_writer": 1,
+    "add_signal_handler": 1,
+    "add_timeout": 1,
+    "add_callback": 0,
+}
 # Web frameworks that run each request in a thread, and the decorators of their functions.
 SERVERS = {"flask", "fastapi", "starlette", "bottle"}
 ROUTES = {"route", "get", "post", "put", "patch", "delete"}

@@ -42,11 +42,11 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
     """Attribute -> its accesses, through `self` in the methods of this class or through an object of it elsewhere."""
     if cls.name in facts.accesses:
         return facts.accesses[cls.name]
-    found: dict[str, list[Access]] = {}
-    facts.accesses[cls.name] = found
-    own = [fn for fn in facts.module.functions if fn.cls is cls and fn.self_name]
+    accesses: dict[str, list[Access]] = {}
+    facts.accesses[cls.name] = accesses
+    methods = [fn for fn in facts.module.functions if fn.cls is cls and fn.self_name]
     uses = [
-        (n, fn) for fn in own for n in fn.attributes if isinstance(n.value, ast.Name) and n.value.id == fn.self_name
+        (n, fn) for fn in methods for n in fn.attributes if isinstance(n.value, ast.Name) and n.value.id == fn.self_name
     ]
     for attribute in cls.values:
         others = facts.attributes_of_others.get(attribute, ())
@@ -54,15 +54,15 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
     for node, fn in uses:
         if fn.name not in BEGINNINGS and (node.attr not in cls.methods or _is_kept(cls.methods[node.attr])):
             kind = kind_of(node)
-            if kind == "shrink" and (made := facts.module.attribute(cls, node.attr)) and made.kind in EVENTS:
+            if kind == "shrink" and (resource := facts.module.attribute(cls, node.attr)) and resource.kind in EVENTS:
                 kind = "read"  # clear() of an event
-            found.setdefault(node.attr, []).append(
+            accesses.setdefault(node.attr, []).append(
                 Access(f"{cls.name}.{node.attr}", kind, node, fn, facts.held_at(node, fn))
             )
     for attribute, name, to in _given_to_threads(cls, facts):
         thing = f"{cls.name}.{attribute}"
-        found.setdefault(attribute, []).append(Access(thing, kind_of(name), name, to, facts.held_at(name, to)))
-    return found
+        accesses.setdefault(attribute, []).append(Access(thing, kind_of(name), name, to, facts.held_at(name, to)))
+    return accesses
 
 
 def _is_kept(method: Function) -> bool:
@@ -80,17 +80,17 @@ def _given_to_threads(cls: Class, facts: Facts) -> Iterator[tuple[str, ast.Name,
         if not private and not facts.threads_of(fn):
             continue
         for parameter in fn.parameters:
-            given = {dotted(a.value) for a in facts.module.objects.arguments(fn, parameter) if a.caller.cls is cls}
-            names = {text.rpartition(".") for text in given}
-            own = [n for n in fn.names if n.id == parameter] if names and (private or len(names) == 1) else []
-            known = all(owner == "self" and name in cls.values for owner, _, name in names)
-            if known and all(isinstance(n.ctx, ast.Load) for n in own):
-                yield from ((name, n, fn) for _, _, name in names for n in own)
+            texts = {dotted(a.value) for a in facts.module.objects.arguments(fn, parameter) if a.caller.cls is cls}
+            names = {text.rpartition(".") for text in texts}
+            uses = [n for n in fn.names if n.id == parameter] if names and (private or len(names) == 1) else []
+            are_attributes = all(owner == "self" and name in cls.values for owner, _, name in names)
+            if are_attributes and all(isinstance(n.ctx, ast.Load) for n in uses):
+                yield from ((name, n, fn) for _, _, name in names for n in uses)
 
 
 def accesses_of_elements(cls: Class, facts: Facts) -> Iterator[list[Access]]:
     """The accesses of the containers that are elements of a container: `found = self.by_user[name]; found[key] = x`."""
-    found: dict[str, list[Access]] = {}
+    accesses: dict[str, list[Access]] = {}
     for fn in facts.module.functions:
         if fn.cls is not cls or fn.name in BEGINNINGS:
             continue
@@ -101,26 +101,26 @@ def accesses_of_elements(cls: Class, facts: Facts) -> Iterator[list[Access]]:
                 kind = kind_of(item)
                 if kind in ("grow", "shrink", "iterate", "view"):
                     thing = f"{cls.name}.{of.attr}[...]"
-                    found.setdefault(of.attr, []).append(Access(thing, kind, item, fn, facts.held_at(item, fn)))
+                    accesses.setdefault(of.attr, []).append(Access(thing, kind, item, fn, facts.held_at(item, fn)))
         for name, value in fn.bound.items():
-            held = value.value if isinstance(value, ast.Subscript) else None
+            container = value.value if isinstance(value, ast.Subscript) else None
             if isinstance(value, ast.Call) and short_name(value.func) in ("get", "setdefault"):
-                held = getattr(value.func, "value", None)
-            if not isinstance(held, ast.Attribute) or dotted(held.value) != fn.self_name:
+                container = getattr(value.func, "value", None)
+            if not isinstance(container, ast.Attribute) or dotted(container.value) != fn.self_name:
                 continue
             uses = [n for n in fn.names if n.id == name and isinstance(n.ctx, ast.Load)]
-            thing = f"{cls.name}.{held.attr}[...]"
-            found.setdefault(held.attr, []).extend(
+            thing = f"{cls.name}.{container.attr}[...]"
+            accesses.setdefault(container.attr, []).extend(
                 Access(thing, kind_of(n), n, fn, facts.held_at(n, fn)) for n in uses if n.lineno >= value.lineno
             )
-    yield from found.values()
+    yield from accesses.values()
 
 
 def _of_object(node: ast.Attribute, fn: Function, facts: Facts) -> Class | None:
     """The class of the object whose attribute this is: by its type, or as the only one that has such an attribute."""
-    known = facts.module.type_of(node.value, fn)
-    if known is not None or "_" not in node.attr.strip("_") or not isinstance(node.value, ast.Name):
-        return known
+    cls = facts.module.type_of(node.value, fn)
+    if cls is not None or "_" not in node.attr.strip("_") or not isinstance(node.value, ast.Name):
+        return cls
     bound = node.value.id in fn.parameters or any(name.id == node.value.id for name in fn.stores)
     if not bound and (node.value.id in facts.module.imports or node.value.id in facts.module.classes):
         return None
@@ -129,28 +129,34 @@ def _of_object(node: ast.Attribute, fn: Function, facts: Facts) -> Class | None:
 
 def accesses_of_locals(facts: Facts) -> Iterator[list[Access]]:
     """The accesses of each local variable that nested functions share, where they run in threads."""
-    found: dict[tuple[int, str], list[Access]] = {}
+    accesses: dict[tuple[int, str], list[Access]] = {}
     for fn in facts.module.functions:
         if fn.outer in (None, facts.module.top) or not facts.threads_of(fn):
             continue
-        own = ({n.id for n in fn.stores} - fn.nonlocals) | set(fn.parameters) | fn.globals
+        local_names = ({n.id for n in fn.stores} - fn.nonlocals) | set(fn.parameters) | fn.globals
         around = [scope for scope in fn.scopes() if scope is not fn and scope is not facts.module.top]
         for node in fn.names:
-            owner = next((s for s in around if node.id in s.bound), None) if node.id not in own else None
+            owner = next((s for s in around if node.id in s.bound), None) if node.id not in local_names else None
             if owner is not None:
                 thing = f"{owner.qualname}.{node.id}"
                 access = Access(thing, kind_of(node), node, fn, facts.held_at(node, fn))
-                found.setdefault((id(owner), node.id), []).append(access)
-    yield from found.values()
+                accesses.setdefault((id(owner), node.id), []).append(access)
+    yield from accesses.values()
 
 
 def accesses_of_arguments(facts: Facts) -> Iterator[list[Access]]:
     """The accesses of each parameter of a function that is started in several threads with the same container."""
     for fn in {id(r.function): r.function for r in facts.roots if r.kind == "thread" and r.several}.values():
         for name in fn.parameters:
-            given = facts.module.objects.arguments(fn, name)
-            own = any(isinstance(a.value, ast.Name) and is_container(a.caller.bound.get(a.value.id)) for a in given)
-            uses = [n for n in fn.names if n.id == name] if own and name not in {n.id for n in fn.stores} else []
+            arguments = facts.module.objects.arguments(fn, name)
+            passes_container = any(
+                isinstance(a.value, ast.Name) and is_container(a.caller.bound.get(a.value.id)) for a in arguments
+            )
+            uses = (
+                [n for n in fn.names if n.id == name]
+                if passes_container and name not in {n.id for n in fn.stores}
+                else []
+            )
             if uses:
                 thing = f"{fn.qualname}.{name}"
                 yield [Access(thing, kind_of(node), node, fn, facts.held_at(node, fn)) for node in uses]
@@ -163,18 +169,20 @@ def accesses_of_globals(facts: Facts) -> dict[str, list[Access]]:
     module = facts.module
     shared = {name for fn in module.functions if fn is not module.top for name in fn.globals}
     shared |= {name for name, value in module.top.bound.items() if is_container(value)}
-    found: dict[str, list[Access]] = {}
-    facts.accesses[""] = found
+    accesses: dict[str, list[Access]] = {}
+    facts.accesses[""] = accesses
     if not shared:
-        return found
+        return accesses
     for fn in module.functions:
         if fn is module.top:
             continue
-        own = {n.id for n in fn.stores} - fn.globals | set(fn.parameters)
+        local_names = {n.id for n in fn.stores} - fn.globals | set(fn.parameters)
         for node in fn.names:
-            if node.id in shared and node.id not in own:
-                found.setdefault(node.id, []).append(Access(node.id, kind_of(node), node, fn, facts.held_at(node, fn)))
-    return found
+            if node.id in shared and node.id not in local_names:
+                accesses.setdefault(node.id, []).append(
+                    Access(node.id, kind_of(node), node, fn, facts.held_at(node, fn))
+                )
+    return accesses
 
 
 def is_container(value: ast.expr | None) -> bool:
@@ -198,8 +206,8 @@ def is_shared(cls: Class, facts: Facts) -> bool:
     """Whether there is a sign that several threads use an object of this class: it has a lock or runs in a thread."""
     if of_threads(cls, facts) >= OWNS_LOCK:
         return True
-    made = (facts.module.constructed(value, fn) for values in cls.values.values() for value, fn in values)
-    return any(m is not None and m[0] == "Thread" for m in made) or any(
+    constructions = (facts.module.constructed(value, fn) for values in cls.values.values() for value, fn in values)
+    return any(m is not None and m[0] == "Thread" for m in constructions) or any(
         root.kind == "thread" and root.function.cls is cls for root in facts.roots
     )
 
@@ -213,18 +221,18 @@ def own_locks(locks: frozenset[str], cls: Class | None) -> list[str]:
         return sorted(lock for lock in locks if "." not in lock and ":" not in lock)
     owners = {c.name: c for c in cls.ancestry}
     parts = {lock: lock.rpartition(".") for lock in locks}
-    own = (lock for lock, (owner, _, _) in parts.items() if owner in owners)
-    return sorted(lock for lock in own if not _gives_slots(owners[parts[lock][0]], parts[lock][2]))
+    object_locks = (lock for lock, (owner, _, _) in parts.items() if owner in owners)
+    return sorted(lock for lock in object_locks if not _gives_slots(owners[parts[lock][0]], parts[lock][2]))
 
 
 def _gives_slots(cls: Class, name: str) -> bool:
     """Whether an attribute is a semaphore that lets several in at once, and so protects nothing."""
-    made = [value for value, _ in cls.values.get(name, ()) if isinstance(value, ast.Call)]
+    calls = [value for value, _ in cls.values.get(name, ()) if isinstance(value, ast.Call)]
     return any(
         short_name(v.func).endswith("Semaphore")
         and bool(v.args or v.keywords)
         and not is_constant(v.args[0] if v.args else None, 1)
-        for v in made
+        for v in calls
     )
 
 
@@ -236,11 +244,11 @@ def is_teardown(fn: Function) -> bool:
 
 def _ends_one(fn: Function) -> bool:
     """Whether a function needs to be given which of several things it ends: `close(key)`."""
-    given = getattr(fn.node, "args", None)
-    if given is None:
+    arguments = getattr(fn.node, "args", None)
+    if arguments is None:
         return False
-    needed = [a.arg for a in (*given.posonlyargs, *given.args)]
-    needed = needed[: len(needed) - len(given.defaults)]
+    needed = [a.arg for a in (*arguments.posonlyargs, *arguments.args)]
+    needed = needed[: len(needed) - len(arguments.defaults)]
     return any(name != fn.self_name and not name.strip("_").startswith(_HOW) for name in needed)
 
 

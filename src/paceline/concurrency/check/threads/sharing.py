@@ -100,8 +100,8 @@ def filled_if_missing(accesses: list[Access]) -> Iterator[tuple[Access, int]]:
         subscript = parent(access.node)
         if access.kind != "grow" or access.locks or not isinstance(subscript, ast.Subscript):
             continue
-        made = parent(subscript)
-        value = awaited(made.value) if isinstance(made, ast.Assign) else None
+        statement = parent(subscript)
+        value = awaited(statement.value) if isinstance(statement, ast.Assign) else None
         if isinstance(value, ast.Name):
             value = awaited(access.fn.bound.get(value.id))
         line = _looked_up(subscript, access.fn) if isinstance(value, ast.Call) else 0
@@ -112,8 +112,8 @@ def filled_if_missing(accesses: list[Access]) -> Iterator[tuple[Access, int]]:
 def stored_if_missing(access: Access) -> bool:
     """Whether a key is stored under a test that found it missing: `if key not in d: d[key] = ...`."""
     test, subscript = enclosing(access.node, ast.If), parent(access.node)
-    asked = isinstance(test, ast.If) and isinstance(subscript, ast.Subscript)
-    return asked and asks_for(test, subscript.slice, dotted(subscript.value), ast.NotIn)  # type: ignore[union-attr, arg-type]
+    is_tested = isinstance(test, ast.If) and isinstance(subscript, ast.Subscript)
+    return is_tested and asks_for(test, subscript.slice, dotted(subscript.value), ast.NotIn)  # type: ignore[union-attr, arg-type]
 
 
 def claimed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
@@ -153,17 +153,17 @@ def _looked_up(subscript: ast.Subscript, fn: Function) -> int:
         reads = (n for n in ast.walk(tried) if isinstance(n, ast.Subscript)) if isinstance(tried, ast.Try) else ()
         if any(ast.dump(n.slice) == ast.dump(subscript.slice) for n in reads if n.lineno < handler.lineno):
             return getattr(tried, "lineno", 0)
-    for asked in fn.tests:
-        if asked.lineno > subscript.lineno or not isinstance(asked, ast.If):
+    for branch in fn.tests:
+        if branch.lineno > subscript.lineno or not isinstance(branch, ast.If):
             continue
-        leaves = isinstance(asked.body[-1], ast.Return) and asked is not test
-        missing = absent(asked.test) if asked is test else dotted(_present(asked.test)) if leaves else ""
-        for target, found in fn.assigns if missing else ():
-            gets = isinstance(found, ast.Call) and short_name(found.func) == "get" and bool(found.args)
-            if gets and dotted(target) == missing and dotted(found.func.value) == dotted(subscript.value):  # type: ignore[attr-defined]
-                return found.lineno
-        if leaves and asks_for(asked, subscript.slice, dotted(subscript.value), ast.In):
-            return asked.lineno
+        leaves = isinstance(branch.body[-1], ast.Return) and branch is not test
+        missing = absent(branch.test) if branch is test else dotted(_present(branch.test)) if leaves else ""
+        for target, value in fn.assigns if missing else ():
+            gets = isinstance(value, ast.Call) and short_name(value.func) == "get" and bool(value.args)
+            if gets and dotted(target) == missing and dotted(value.func.value) == dotted(subscript.value):  # type: ignore[attr-defined]
+                return value.lineno
+        if leaves and asks_for(branch, subscript.slice, dotted(subscript.value), ast.In):
+            return branch.lineno
     return 0
 
 
@@ -279,8 +279,10 @@ def emptied_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
         keyed = method.attr == "pop" and isinstance(call, ast.Call) and len(call.args) > 1
         if method.attr not in ("pop", "popleft", "popitem") or keyed or not isinstance(test, ast.If | ast.While):
             continue
-        asked = test.test.left if isinstance(test.test, ast.Compare) else test.test
-        counted = asked.args[0] if isinstance(asked, ast.Call) and short_name(asked.func) == "len" else asked
+        condition = test.test.left if isinstance(test.test, ast.Compare) else test.test
+        counted = (
+            condition.args[0] if isinstance(condition, ast.Call) and short_name(condition.func) == "len" else condition
+        )
         caught = is_caught(access.node, "IndexError", "KeyError", "LookupError")
         if dotted(counted) == dotted(access.node) and not caught and may_coincide(access, access, facts):
             yield access, test

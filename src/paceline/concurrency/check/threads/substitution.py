@@ -46,12 +46,12 @@ def bound_pairs(
         return
     assigned = {n.id for n in owner.stores}
     for site in module.objects.sites(owner):
-        given = {name: a for name in owner.parameters if (a := module.objects.argument_at(owner, name, site))}
-        if assigned & set(given):
+        arguments = {name: a for name in owner.parameters if (a := module.objects.argument_at(owner, name, site))}
+        if assigned & set(arguments):
             return  # the parameters are swapped or replaced
-        values = {name: a.value for name, a in given.items()}
+        values = {name: a.value for name, a in arguments.items()}
         fields = {field: values[name] for field, name in attributes.items() if name in values}
-        caller = next((a.caller for a in given.values()), None)
+        caller = next((a.caller for a in arguments.values()), None)
         if caller is None:
             continue
         shown = values if not attributes else {}
@@ -71,15 +71,15 @@ def _constructor(one: ast.expr, two: ast.expr, fn: Function) -> tuple[Function |
         if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == fn.self_name
     }
     owner: Function | None = None
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for cls in fn.cls.ancestry:
-        for attribute in used - set(found):
+        for attribute in used - set(parameters):
             values = cls.values.get(attribute, ())
             if len(values) == 1 and isinstance(values[0][0], ast.Name):
                 (value, scope), *_ = values
                 if scope.name == "__init__" and value.id in scope.parameters:  # type: ignore[attr-defined]
-                    owner, found[attribute] = scope, value.id  # type: ignore[attr-defined]
-    return owner, found
+                    owner, parameters[attribute] = scope, value.id  # type: ignore[attr-defined]
+    return owner, parameters
 
 
 def taken_in_turn(node: ast.expr, fn: Function) -> Iterator[tuple[ast.expr, ast.expr]]:

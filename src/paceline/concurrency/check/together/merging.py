@@ -70,13 +70,13 @@ def _name(file: _File, modules: ProjectModules, origins: dict[str, str]) -> None
 
 def _shifted(tree: ast.Module, number: int) -> list[ast.Import | ast.ImportFrom]:
     """Move the lines of a file to its place in the merged tree; returns its imports."""
-    found, shift = [], number * STRIDE
+    imports, shift = [], number * STRIDE
     todo: list[ast.AST] = list(tree.body)
     while todo:
         node = todo.pop()
         kind = type(node)
         if kind is ast.Import or kind is ast.ImportFrom:
-            found.append(node)
+            imports.append(node)
         if hasattr(node, "lineno"):
             node.lineno += shift
             if node.end_lineno is not None:  # type: ignore[attr-defined]
@@ -87,7 +87,7 @@ def _shifted(tree: ast.Module, number: int) -> list[ast.Import | ast.ImportFrom]
                 todo += [each for each in value if isinstance(each, ast.AST)]
             elif isinstance(value, ast.AST) and value._fields != ():
                 todo.append(value)
-    return found[::-1]  # type: ignore[return-value]
+    return imports[::-1]  # type: ignore[return-value]
 
 
 class _Bound(NamedTuple):
@@ -100,20 +100,20 @@ class _Bound(NamedTuple):
 
 def _bound(body: list[ast.stmt]) -> _Bound:
     """The names that the statements of a scope bind in it."""
-    found = _Bound(set(), set(), set())
+    bindings = _Bound(set(), set(), set())
     todo: list[ast.AST] = list(body)
     while todo:
         node = todo.pop()
         kind = type(node)
         if kind is ast.Name:
             if type(node.ctx) is ast.Store:  # type: ignore[attr-defined]
-                found.names.add(node.id)  # type: ignore[attr-defined]
+                bindings.names.add(node.id)  # type: ignore[attr-defined]
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.names.add(node.name)
+            bindings.names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            found.imports.update(imported(node))
+            bindings.imports.update(imported(node))
         elif isinstance(node, ast.Global):
-            found.shared.update(node.names)
+            bindings.shared.update(node.names)
         elif not isinstance(node, _SCOPES):
             for name in node._fields:
                 value = getattr(node, name, None)
@@ -121,7 +121,7 @@ def _bound(body: list[ast.stmt]) -> _Bound:
                     todo += [each for each in value if isinstance(each, ast.AST)]
                 elif isinstance(value, ast.AST):
                     todo.append(value)
-    return found
+    return bindings
 
 
 _SCOPES = (ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Constant)
@@ -158,19 +158,21 @@ def _resolve(
             file.modules[local] = files[below]
 
 
-def _final(name: str, file: _File, files: Mapping[str, _File], modules: ProjectModules, seen: set[str]) -> str | None:
+def _final(
+    name: str, file: _File, files: Mapping[str, _File], modules: ProjectModules, visited: set[str]
+) -> str | None:
     """The merged name of a top-level name of a file, through re-exports."""
     if name in file.names:
         return file.names[name]
-    for statement in file.imports if file.path not in seen else ():
+    for statement in file.imports if file.path not in visited else ():
         if isinstance(statement, ast.ImportFrom):
             path = _origin(statement, modules, file.path)
             for alias in statement.names if path is not None else ():
                 if name in (alias.asname or alias.name,) or alias.name == "*":
-                    wanted = name if alias.name == "*" else alias.name
-                    found = _final(wanted, files[path], files, modules, seen | {file.path})  # type: ignore[index]
-                    if found is not None:
-                        return found
+                    source_name = name if alias.name == "*" else alias.name
+                    merged_name = _final(source_name, files[path], files, modules, visited | {file.path})  # type: ignore[index]
+                    if merged_name is not None:
+                        return merged_name
     return None
 
 
@@ -179,8 +181,8 @@ class _Renaming:
 
     def __init__(self, file: _File) -> None:
         self.file = file
-        own = {name: final for name, final in file.names.items() if name != final}
-        self.map = own | {name: final for name, final in file.meant.items() if name != final}
+        renames = {name: final for name, final in file.names.items() if name != final}
+        self.map = renames | {name: final for name, final in file.meant.items() if name != final}
         self.heads = {name.partition(".")[0] for name in file.modules}
         #: The names of other modules that the function at hand assigns.
         self.assigned: set[str] = set()
@@ -197,8 +199,8 @@ class _Renaming:
             if node.id not in hidden:
                 node.id = self.map.get(node.id, node.id)
             return node
-        if isinstance(node, ast.Attribute) and (found := self._of_module(node, hidden)) is not None:
-            return found
+        if isinstance(node, ast.Attribute) and (replacement := self._of_module(node, hidden)) is not None:
+            return replacement
         if isinstance(node, ast.Import | ast.ImportFrom):
             return self._import(node)
         if isinstance(node, ast.Global):
@@ -238,11 +240,11 @@ class _Renaming:
     def _class(self, node: ast.ClassDef, hidden: frozenset[str]) -> None:
         """Rewrite a class, whose own names hide others in its statements but not in its methods."""
         bound = _bound(node.body)
-        own = hidden | bound.names | bound.imports
+        hidden_inside = hidden | bound.names | bound.imports
         for part in ("bases", "keywords", "decorator_list"):
             setattr(node, part, [self.visit(each, hidden, False) for each in getattr(node, part)])
         methods = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        node.body = [self.visit(s, hidden if isinstance(s, methods) else own, False) for s in node.body]  # type: ignore[misc]
+        node.body = [self.visit(s, hidden if isinstance(s, methods) else hidden_inside, False) for s in node.body]  # type: ignore[misc]
 
     def _of_module(self, node: ast.Attribute, hidden: frozenset[str]) -> ast.AST | None:
         """`store.Store` of an imported module as the name of what it means."""
@@ -259,25 +261,25 @@ class _Renaming:
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> ast.stmt:
         """An import without what the merged tree has itself."""
-        kept = []
+        aliases = []
         for alias in node.names:
             local = alias.asname or alias.name
             if local in self.file.meant or local in self.file.modules:
                 continue
             final = self.map.get(local)
-            kept.append(alias if final is None else ast.alias(alias.name, final))
-        if not kept:
+            aliases.append(alias if final is None else ast.alias(alias.name, final))
+        if not aliases:
             return ast.copy_location(ast.Pass(), node)
-        node.names = kept
+        node.names = aliases
         return node
 
 
 def _locals(node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> frozenset[str]:
     """The names that a function binds."""
-    given = node.args
-    found = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-    found |= {a.arg for a in (given.vararg, given.kwarg) if a is not None}
+    arguments = node.args
+    names = {a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    names |= {a.arg for a in (arguments.vararg, arguments.kwarg) if a is not None}
     if isinstance(node, ast.Lambda):
-        return frozenset(found)
+        return frozenset(names)
     bound = _bound(node.body)
-    return frozenset((found | bound.names) - bound.shared - bound.imports)
+    return frozenset((names | bound.names) - bound.shared - bound.imports)

@@ -47,29 +47,29 @@ def place(line: int, paths: Sequence[str]) -> tuple[str, int]:
 
 def divided(findings: Iterable[Finding], paths: Sequence[str]) -> dict[str, list[Finding]]:
     """The findings of a merged tree by file, as about that file."""
-    found: dict[str, list[Finding]] = {path: [] for path in paths}
+    by_path: dict[str, list[Finding]] = {path: [] for path in paths}
     for finding in findings:
         path, finding.line = place(finding.line, paths)
         for name in ("function", "message", "remedy", "about", "subject"):
             setattr(finding, name, _plain(getattr(finding, name), paths, path))
         finding.story = [_step(step, paths, path) for step in finding.story]
         finding.waits = [type(w)(*(_plain(part, paths, path) for part in w)) for w in finding.waits]
-        found[path].append(finding)
-    return found
+        by_path[path].append(finding)
+    return by_path
 
 
-def _step(step: Step, paths: Sequence[str], here: str) -> Step:
+def _step(step: Step, paths: Sequence[str], home: str) -> Step:
     path, line = place(step.line, paths)
     what = _plain(step.what, paths, path)
-    return Step(step.who, line, what if path == here else f"{what} ({path})")
+    return Step(step.who, line, what if path == home else f"{what} ({path})")
 
 
-def _plain(text: str, paths: Sequence[str], here: str) -> str:
+def _plain(text: str, paths: Sequence[str], home: str) -> str:
     """A text without marks, and with the file of every line that is of another one."""
 
     def told(match: re.Match[str]) -> str:
         path, line = place(int(match[3]), paths)
         before = match[1] or ""
-        return f"{before}{match[2] or ''}{line}" if path == here else f"{before}{path}:{line}"
+        return f"{before}{match[2] or ''}{line}" if path == home else f"{before}{path}:{line}"
 
     return _LINE.sub(told, _MARK.sub("", text))

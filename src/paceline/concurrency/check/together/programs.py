@@ -36,6 +36,6 @@ def programs(texts: Mapping[str, str]) -> list[tuple[str, ...]]:
             if other is not None and other != path:
                 linked.setdefault(path, set()).add(other)
                 linked.setdefault(other, set()).add(path)
-    found = (tuple(sorted(group)) for group in strongly_connected({at: sorted(to) for at, to in linked.items()}))
+    groups = (tuple(sorted(group)) for group in strongly_connected({at: sorted(to) for at, to in linked.items()}))
     lines = {path: texts[path].count("\n") + 1 for path in linked}
-    return sorted(group for group in found if len(group) > 1 and sum(lines[path] for path in group) <= LARGEST)
+    return sorted(group for group in groups if len(group) > 1 and sum(lines[path] for path in group) <= LARGEST)

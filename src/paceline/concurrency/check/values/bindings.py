@@ -16,14 +16,30 @@ from paceline.concurrency.check.values.sources import Slot, Source
 
 #: Calls that run another function -> the keyword and position of that function; its arguments follow it.
 RUNS_LATER = {
-    "submit": ("fn", 0), "run_in_executor": ("func", 1), "to_thread": ("func", 0), "partial": ("func", 0),
-    "start_soon": ("async_fn", 0), "call_soon": ("callback", 0), "call_soon_threadsafe": ("callback", 0),
-    "run_sync": ("func", 0), "call_later": ("callback", 1), "call_at": ("callback", 1), "finalize": ("func", 1),
+    "submit": ("fn", 0),
+    "run_in_executor": ("func", 1),
+    "to_thread": ("func", 0),
+    "partial": ("func", 0),
+    "start_soon": ("async_fn", 0),
+    "call_soon": ("callback", 0),
+    "call_soon_threadsafe": ("callback", 0),
+    "run_sync": ("func", 0),
+    "call_later": ("callback", 1),
+    "call_at": ("callback", 1),
+    "finalize": ("func", 1),
     "register": ("func", 0),
-}  # fmt: skip
+}
 #: The same with a tuple of arguments -> the position of the function, and how far behind it the tuple is.
-TAKES_ARGUMENTS = {"Thread": (1, 2), "Process": (1, 2), "Timer": (1, 1), "apply_async": (0, 1), "apply": (0, 1),
-                   "start_new_thread": (0, 1), "start_process": (0, 1), "spawn": (0, 1)}  # fmt: skip
+TAKES_ARGUMENTS = {
+    "Thread": (1, 2),
+    "Process": (1, 2),
+    "Timer": (1, 1),
+    "apply_async": (0, 1),
+    "apply": (0, 1),
+    "start_new_thread": (0, 1),
+    "start_process": (0, 1),
+    "spawn": (0, 1),
+}
 #: Calls that run a function for each element of what follows it.
 FOR_EACH = {"map", "imap", "imap_unordered", "map_async", "starmap", "starmap_async"}
 
@@ -57,9 +73,9 @@ def bindings(call: ast.Call, caller: Function, runs: Runs) -> Iterator[Binding]:
     name = short_name(call.func)
     prepares = keyword(call, "initializer")
     if prepares is not None:
-        given = _elements(keyword(call, "initargs"))
+        arguments = _elements(keyword(call, "initargs"))
         for fn, bound in runs(prepares):
-            yield from _placed(fn, bound, given, [], caller)
+            yield from _placed(fn, bound, arguments, [], caller)
     if direct:
         return
     if name in RUNS_LATER:
@@ -72,8 +88,8 @@ def bindings(call: ast.Call, caller: Function, runs: Runs) -> Iterator[Binding]:
         also = keyword(call, "kwargs")
         pairs = zip(also.keys, also.values, strict=True) if isinstance(also, ast.Dict) else ()
         named = [ast.keyword(str(k.value), v) for k, v in pairs if isinstance(k, ast.Constant)]
-        given = _elements(keyword(call, "args", position + further))
-        yield from _later(target, given, named, caller, runs)
+        arguments = _elements(keyword(call, "args", position + further))
+        yield from _later(target, arguments, named, caller, runs)
     elif name in FOR_EACH and call.args:
         each = [Source("element", value, caller) for value in call.args[1:]]
         for fn, bound in runs(call.args[0]):
@@ -108,8 +124,8 @@ def _placed(
             break
         yield Binding(fn, parameter, Source("is", value, caller))
     for value in rest[len(placed) :] if fn.rest else ():
-        whole = isinstance(value, ast.Starred)
-        yield Binding(fn, f"*{fn.rest}", Source("element" if whole else "is", _bare(value), caller))
+        is_starred = isinstance(value, ast.Starred)
+        yield Binding(fn, f"*{fn.rest}", Source("element" if is_starred else "is", _bare(value), caller))
     for each in named:
         if each.arg in fn.parameters:
             yield Binding(fn, each.arg, Source("is", each.value, caller))
@@ -123,8 +139,10 @@ def _bare(value: ast.expr) -> ast.expr:
 
 def _places(fn: Function) -> int:
     """How many parameters a function has that are given by position alone or by either."""
-    given = getattr(fn.node, "args", None)
-    return len(given.posonlyargs) + len(given.args) if isinstance(given, ast.arguments) else len(fn.parameters)
+    arguments = getattr(fn.node, "args", None)
+    return (
+        len(arguments.posonlyargs) + len(arguments.args) if isinstance(arguments, ast.arguments) else len(fn.parameters)
+    )
 
 
 def fields(call: ast.Call, cls: Class, caller: Function) -> Iterator[tuple[Class, str, Source]]:
@@ -142,13 +160,13 @@ def fields(call: ast.Call, cls: Class, caller: Function) -> Iterator[tuple[Class
 
 def start_arguments(call: ast.Call, fn: Function) -> list[ast.expr]:
     """The arguments of a Process or Thread: `args=` and `kwargs=`, also where they name a tuple."""
-    found: list[ast.expr] = []
+    arguments: list[ast.expr] = []
     for name, position in (("args", 3), ("kwargs", 4)):
-        given = keyword(call, name, position)
-        if isinstance(given, ast.Name):
-            given = fn.bound.get(given.id)
-        if isinstance(given, ast.Tuple | ast.List):
-            found += given.elts
-        elif isinstance(given, ast.Dict):
-            found += given.values
-    return found
+        container = keyword(call, name, position)
+        if isinstance(container, ast.Name):
+            container = fn.bound.get(container.id)
+        if isinstance(container, ast.Tuple | ast.List):
+            arguments += container.elts
+        elif isinstance(container, ast.Dict):
+            arguments += container.values
+    return arguments

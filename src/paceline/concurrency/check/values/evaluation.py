@@ -35,8 +35,17 @@ class Value(NamedTuple):
 
 _HOLDS = {"container", "made"}
 #: Functions that return an argument -> its position.
-_PASS = {"iter": 0, "aiter": 0, "cast": 1, "proxy": 0, "deepcopy": 0, "wraps": 0, "shield": 0, "enter_context": 0,
-         "enter_async_context": 0}  # fmt: skip
+_PASS = {
+    "iter": 0,
+    "aiter": 0,
+    "cast": 1,
+    "proxy": 0,
+    "deepcopy": 0,
+    "wraps": 0,
+    "shield": 0,
+    "enter_context": 0,
+    "enter_async_context": 0,
+}
 
 
 class Evaluation:
@@ -70,19 +79,21 @@ class Evaluation:
             yield from self._of_parameter(scope, name)
         for source in self._index.variable(scope, name):
             yield from self._follow(source)
-        for _, given in self._given(("variable", scope, name)):
-            yield from self._follow(given)
+        for _, gift in self._given(("variable", scope, name)):
+            yield from self._follow(gift)
 
     def _of_parameter(self, fn: Function, name: str) -> Iterator[Value]:
         """What the annotation and the default of a parameter say; what calls pass is given by them."""
         yield from self._annotated(fn.parameters[name])
-        given = fn.node.args if not isinstance(fn.node, ast.Module) else ast.arguments([], [], None, [], [], None, [])
-        for special in (given.vararg, given.kwarg):
+        arguments = (
+            fn.node.args if not isinstance(fn.node, ast.Module) else ast.arguments([], [], None, [], [], None, [])
+        )
+        for special in (arguments.vararg, arguments.kwarg):
             if special is not None and special.arg == name:
                 yield Value("container", special, fn=fn)
-        placed = [*given.posonlyargs, *given.args]
-        defaults = [*zip(placed[::-1], given.defaults[::-1], strict=False)]
-        for argument, default in (*defaults, *zip(given.kwonlyargs, given.kw_defaults, strict=True)):
+        placed = [*arguments.posonlyargs, *arguments.args]
+        defaults = [*zip(placed[::-1], arguments.defaults[::-1], strict=False)]
+        for argument, default in (*defaults, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)):
             if argument.arg == name and default is not None:
                 yield from self.evaluate(default, fn.outer or self._module.top)
 
@@ -93,16 +104,16 @@ class Evaluation:
             for value, fn in each.values.get(name, ()):
                 yield from self.evaluate(value, fn)
             yield from self._annotated(each.annotations.get(name))
-            for _, given in self._given(("attribute", each, name)):
-                yield from self._follow(given)
+            for _, gift in self._given(("attribute", each, name)):
+                yield from self._follow(gift)
         for owner, source in self._index.assigned(name):
             if any(v.what in family for v in self.evaluate(owner, source.fn) if v.kind in ("object", "class")):
                 yield from self._follow(source)
 
     def _of_element(self, holder: Value, slot: Slot) -> Iterator[Value]:
         """The elements of a container or queue: all, or those of one constant key or index."""
-        made = sources.of_container(holder.what, holder.fn) if holder.fn and isinstance(holder.what, ast.AST) else ()
-        for key, source in (*made, *self._given(("element", holder, slot))):
+        entries = sources.of_container(holder.what, holder.fn) if holder.fn and isinstance(holder.what, ast.AST) else ()
+        for key, source in (*entries, *self._given(("element", holder, slot))):
             if slot is None or key is None or key == slot:
                 yield from self._follow(source)
 
@@ -124,11 +135,11 @@ class Evaluation:
 
     def _of_yields(self, fn: Function) -> Iterator[Value]:
         """What a generator yields."""
-        for given in fn.yields:
-            if isinstance(given, ast.YieldFrom):
-                yield from self._elements(self.evaluate(given.value, fn))
-            elif given.value is not None:
-                yield from self.evaluate(given.value, fn)
+        for node in fn.yields:
+            if isinstance(node, ast.YieldFrom):
+                yield from self._elements(self.evaluate(node.value, fn))
+            elif node.value is not None:
+                yield from self.evaluate(node.value, fn)
 
     # -- expressions
 
@@ -138,8 +149,8 @@ class Evaluation:
         return [] if method is None else list(method(self, node, fn))
 
     def _name(self, node: ast.Name, fn: Function) -> Iterable[Value]:
-        own = self.own(node, fn)
-        return [own] if own is not None else self._read(("variable", self._index.scope(node.id, fn), node.id))
+        value = self.own(node, fn)
+        return [value] if value is not None else self._read(("variable", self._index.scope(node.id, fn), node.id))
 
     @staticmethod
     def own(node: ast.Name, fn: Function) -> Value | None:
@@ -151,10 +162,10 @@ class Evaluation:
     def _attribute(self, node: ast.Attribute, fn: Function) -> Iterator[Value]:
         if node.attr not in self._index.members:
             return
-        own = isinstance(node.value, ast.Name) and node.value.id == fn.self_name
+        on_self = isinstance(node.value, ast.Name) and node.value.id == fn.self_name
         owners = self.evaluate(node.value, fn)
         for value in owners:
-            yield from self._member(value, node.attr, own)
+            yield from self._member(value, node.attr, on_self)
         if self._index.assigned(node.attr) and all(value.kind == "made" for value in owners):
             yield from self._read(("foreign", node.attr))
 
@@ -164,32 +175,32 @@ class Evaluation:
             if any(v.kind == "made" for v in self.evaluate(owner, source.fn)):
                 yield from self._follow(source)
 
-    def _member(self, value: Value, name: str, own: bool = False) -> Iterator[Value]:
+    def _member(self, value: Value, name: str, on_self: bool = False) -> Iterator[Value]:
         """An attribute of a value; where it is `own`, a derived class may have replaced the method."""
         cls = value.what
         if not isinstance(cls, Class):
             return
         ancestry = cls.ancestry[1:] if value.kind == "super" else cls.ancestry
-        below = self._index.derived(cls) if own else []
+        below = self._index.derived(cls) if on_self else []
         first = next((c.methods[name] for c in ancestry if name in c.methods), None)
         methods = dict.fromkeys([first, *(c.methods[name] for c in below if name in c.methods)])
         for method in methods:
             if method is None:
                 continue
             bound = value.kind != "class" or method.decorated("classmethod")
-            found = Value("function", method, cls if bound and not method.decorated("staticmethod") else None)
+            function = Value("function", method, cls if bound and not method.decorated("staticmethod") else None)
             if any(name in c.properties for c in ancestry):
-                yield from self._result(found)
+                yield from self._result(function)
             else:
-                yield found
+                yield function
                 yield from self._read(("decorated", method))
         if first is None and value.kind != "super":
             yield from self._read(("attribute", cls, name))
 
     def _subscript(self, node: ast.Subscript, fn: Function) -> Iterator[Value]:
-        whole = isinstance(node.slice, ast.Slice)
+        is_slice = isinstance(node.slice, ast.Slice)
         for value in self.evaluate(node.value, fn):
-            if whole:
+            if is_slice:
                 yield value
             elif value.kind in _HOLDS:
                 yield from self._read(("element", value, sources.slot_of(node.slice)))
@@ -198,13 +209,13 @@ class Evaluation:
 
     def _call(self, call: ast.Call, fn: Function) -> Iterator[Value]:
         """What a call returns: of the program's own functions, of containers, or of a library."""
-        name, known, empty = short_name(call.func), False, True
+        name, is_resolved, empty = short_name(call.func), False, True
         for value in self.evaluate(call.func, fn):
-            known = known or bool(self.runs(value)) or value.kind == "class"
+            is_resolved = is_resolved or bool(self.runs(value)) or value.kind == "class"
             for result in self._result(value):
                 empty = False
                 yield result
-        if known or not empty:
+        if is_resolved or not empty:
             return
         if name == "super" and isinstance(call.func, ast.Name):
             yield from [Value("super", fn.cls)] if fn.cls is not None else ()
@@ -219,8 +230,8 @@ class Evaluation:
         elif name == "field" and (factory := keyword(call, "default_factory")) is not None:
             yield from self._follow(Source("result", factory, fn))
         elif name in _PASS and len(call.args) > _PASS[name]:
-            given = self.evaluate(call.args[_PASS[name]], fn)
-            yield from self._entered(given) if name.startswith("enter") else given
+            values = self.evaluate(call.args[_PASS[name]], fn)
+            yield from self._entered(values) if name.startswith("enter") else values
         elif sources.is_container(call):
             yield Value("container", call, fn=fn)
         else:
@@ -232,8 +243,8 @@ class Evaluation:
             return []
         slot = sources.slot_of(call.args[0]) if call.args else None
         holders = [v for v in self.evaluate(call.func.value, fn) if v.kind in _HOLDS]
-        found = [v for holder in holders for v in self._read(("element", holder, slot))]
-        return [*found, *(self.evaluate(call.args[1], fn) if len(call.args) > 1 and holders else ())]
+        elements = [v for holder in holders for v in self._read(("element", holder, slot))]
+        return [*elements, *(self.evaluate(call.args[1], fn) if len(call.args) > 1 and holders else ())]
 
     def _foreign(self, call: ast.Call, fn: Function) -> list[Value]:
         """What a call of a library makes: a wrapped model is the model itself."""
@@ -267,8 +278,8 @@ class Evaluation:
                 yield value
 
     def _lambda(self, node: ast.Lambda, fn: Function) -> list[Value]:
-        found = self._module.function_of(node)
-        return [] if found is None else [Value("function", found)]
+        function = self._module.function_of(node)
+        return [] if function is None else [Value("function", function)]
 
     def _container(self, node: ast.expr, fn: Function) -> list[Value]:
         return [Value("container", node, fn=fn)]
@@ -279,18 +290,18 @@ class Evaluation:
         """The values that come from a source."""
         if isinstance(source, Value):
             return [source]
-        found = self.evaluate(source.node, source.fn)
+        values = self.evaluate(source.node, source.fn)
         if source.take == "result":
             if isinstance(source.node, ast.Name) and source.node.id in sources.EMPTY:
                 return [Value("container", source.node, fn=source.fn)]
-            known = [v for each in found for v in self._result(each)]
-            library = not found and isinstance(source.node, ast.Name | ast.Attribute)
-            return [Value("made", self._call_of(source.node), fn=source.fn)] if library else known
+            results = [v for each in values for v in self._result(each)]
+            library = not values and isinstance(source.node, ast.Name | ast.Attribute)
+            return [Value("made", self._call_of(source.node), fn=source.fn)] if library else results
         if source.take in ("element", "part"):
-            found = list(self._elements(found))
+            values = list(self._elements(values))
         if source.take in ("item", "part"):
-            return [v for each in found for v in self._item(each, source.slot)]
-        return self._entered(found) if source.take == "enter" else found
+            return [v for each in values for v in self._item(each, source.slot)]
+        return self._entered(values) if source.take == "enter" else values
 
     def _call_of(self, node: ast.expr) -> ast.Call:
         """The call that something else makes of a function of a library, as in `defaultdict(Lock)`."""
@@ -314,9 +325,9 @@ class Evaluation:
                 yield from self._read(("yields", value.what))
             elif value.kind == "object":
                 for name in ("__iter__", "__aiter__"):
-                    made = [v for method in self._member(value, name) for v in self._result(method)]
-                    yield from self._elements(v for v in made if v.kind != "object")
-                    following = (m for v in made if v.kind == "object" for m in self._member(v, "__next__"))
+                    iterators = [v for method in self._member(value, name) for v in self._result(method)]
+                    yield from self._elements(v for v in iterators if v.kind != "object")
+                    following = (m for v in iterators if v.kind == "object" for m in self._member(v, "__next__"))
                     for method in following:
                         yield from self._result(method)
 
@@ -339,17 +350,17 @@ class Evaluation:
             return [Value("object", value.what)]
         if value.kind == "container":
             return self._read(("element", value, None)) if self._is_reference(value) else []
-        found: list[Value] = []
+        results: list[Value] = []
         for fn, owner in self.runs(value):
             if fn.decorated("contextmanager", "asynccontextmanager"):
-                found.append(Value("manager", fn))
+                results.append(Value("manager", fn))
             elif fn.generator:
-                found.append(Value("generator", fn))
+                results.append(Value("generator", fn))
             elif fn.asynchronous:
-                found.append(Value("coroutine", fn, owner))
+                results.append(Value("coroutine", fn, owner))
             else:
-                found += self._returned(fn, owner)
-        return found
+                results += self._returned(fn, owner)
+        return results
 
     def _returned(self, fn: Function, owner: Class | None) -> Iterator[Value]:
         """What a function returns that is bound to an object of a class."""
@@ -363,11 +374,11 @@ class Evaluation:
         if isinstance(what, Function):
             return [(what, value.of)] if value.kind in ("function", "partial") else []
         if not isinstance(what, Class):
-            found = self._read(("element", value, None)) if self._is_reference(value) else ()
-            return [each for v in found if v.kind != "container" for each in self.runs(v)]
+            referents = self._read(("element", value, None)) if self._is_reference(value) else ()
+            return [each for v in referents if v.kind != "container" for each in self.runs(v)]
         if value.kind == "class":
-            made = what.method("__init__")
-            return [] if made is None else [(made, what)]
+            constructor = what.method("__init__")
+            return [] if constructor is None else [(constructor, what)]
         called = what.method("__call__") or (what.method("forward") if what.is_model else None)
         return [(called, what)] if called is not None and value.kind == "object" else []
 
@@ -378,8 +389,8 @@ class Evaluation:
 
     def _annotated(self, annotation: ast.expr | None) -> list[Value]:
         """An object of the class that an annotation names."""
-        found = annotated(annotation, self._module)
-        return [] if found is None else [Value("object", found)]
+        cls = annotated(annotation, self._module)
+        return [] if cls is None else [Value("object", cls)]
 
 
 #: Kind of expression -> the rule for its values.

@@ -89,8 +89,8 @@ class ByUse:
         """The only class, or the base of all, that has all of these attributes, one of which is a word of its own."""
         if names <= COMMON:
             return None
-        found = set.intersection(*(self._having.get(name, set()) for name in names))
-        near = of_own_file(found, line, lambda cls: cls.node.lineno)
+        candidates = set.intersection(*(self._having.get(name, set()) for name in names))
+        near = of_own_file(candidates, line, lambda cls: cls.node.lineno)
         bases = [cls for cls in near if not {*near} & {*cls.ancestry[1:]}]
         return bases[0] if len(bases) == 1 else None
 
@@ -98,9 +98,9 @@ class ByUse:
 def _uses(fn: Function, name: str) -> Iterator[ast.Attribute]:
     """The attributes that are used of a parameter, also where the constructor keeps it in an attribute."""
     yield from (a for a in fn.attributes if isinstance(a.value, ast.Name) and a.value.id == name)
-    kept = {dotted(t) for t, v in fn.assigns if isinstance(v, ast.Name) and v.id == name} if fn.cls else set()
-    for method in fn.cls.methods.values() if kept and fn.cls is not None and fn.name == "__init__" else ():
-        yield from (a for a in method.attributes if isinstance(a.value, ast.Attribute) and dotted(a.value) in kept)
+    aliases = {dotted(t) for t, v in fn.assigns if isinstance(v, ast.Name) and v.id == name} if fn.cls else set()
+    for method in fn.cls.methods.values() if aliases and fn.cls is not None and fn.name == "__init__" else ():
+        yield from (a for a in method.attributes if isinstance(a.value, ast.Attribute) and dotted(a.value) in aliases)
 
 
 class ByName:
@@ -118,18 +118,18 @@ class ByName:
         head = dotted(node.value).partition("[")[0].partition(".")[0]
         if head in self._module.imports or any(head in scope.bound for scope in fn.scopes()):
             return None
-        found = of_own_file(self._methods.get(node.attr, []), fn.line, lambda method: method.line)
-        return found[0] if len(found) == 1 else None
+        methods = of_own_file(self._methods.get(node.attr, []), fn.line, lambda method: method.line)
+        return methods[0] if len(methods) == 1 else None
 
     @cached_property
     def _methods(self) -> dict[str, list[Function]]:
         """The methods that do something, by their names."""
-        found: dict[str, list[Function]] = {}
+        methods: dict[str, list[Function]] = {}
         for cls in self._module.classes.values():
             for name, method in cls.methods.items():
                 if not name.startswith("__") and not all(_is_idle(statement) for statement in method.body):
-                    found.setdefault(name, []).append(method)
-        return found
+                    methods.setdefault(name, []).append(method)
+        return methods
 
 
 def _is_idle(statement: ast.stmt) -> bool:

@@ -24,10 +24,10 @@ class Index:
 
     def scope(self, name: str, fn: Function) -> Function:
         """The function in which a name that another one uses is bound; the top level of the file for all others."""
-        known = self._scopes.get((fn, name))
-        if known is None:
-            known = self._scopes[fn, name] = self._scope(name, fn)
-        return known
+        owner = self._scopes.get((fn, name))
+        if owner is None:
+            owner = self._scopes[fn, name] = self._scope(name, fn)
+        return owner
 
     def _scope(self, name: str, fn: Function) -> Function:
         """The unremembered part of `scope`."""
@@ -59,12 +59,12 @@ class Index:
     @cached_property
     def _shared(self) -> dict[tuple[Function, str], list[Source]]:
         """What functions assign to variables that they declare `global` or `nonlocal`."""
-        found: dict[tuple[Function, str], list[Source]] = {}
+        sources: dict[tuple[Function, str], list[Source]] = {}
         for fn in self._module.functions:
             for name in fn.globals | fn.nonlocals if fn is not self._module.top else ():
                 owner = self.scope(name, fn.outer if name in fn.nonlocals and fn.outer is not None else fn)
-                found.setdefault((owner, name), []).extend(self._own(fn).get(name, ()))
-        return found
+                sources.setdefault((owner, name), []).extend(self._own(fn).get(name, ()))
+        return sources
 
     # -- classes
 
@@ -78,19 +78,19 @@ class Index:
 
     @cached_property
     def _derived(self) -> dict[Class, list[Class]]:
-        found: dict[Class, list[Class]] = {}
+        subclasses: dict[Class, list[Class]] = {}
         for cls in self._module.classes.values():
             for base in cls.ancestry[1:]:
-                found.setdefault(base, []).append(cls)
-        return found
+                subclasses.setdefault(base, []).append(cls)
+        return subclasses
 
     @cached_property
     def members(self) -> set[str]:
         """The names of all methods and attributes of the program's classes, and of what it assigns to others."""
-        found = set(self._assigned)
+        names = set(self._assigned)
         for cls in self._module.classes.values():
-            found |= {*cls.methods, *cls.values, *cls.annotations}
-        return found
+            names |= {*cls.methods, *cls.values, *cls.annotations}
+        return names
 
     # -- what is assigned and filled elsewhere
 
@@ -100,19 +100,19 @@ class Index:
 
     @cached_property
     def _assigned(self) -> dict[str, list[tuple[ast.expr, Source]]]:
-        found: dict[str, list[tuple[ast.expr, Source]]] = {}
+        assignments: dict[str, list[tuple[ast.expr, Source]]] = {}
         for fn in self._module.functions:
             for target, value in fn.assigns:
                 if isinstance(target, ast.Attribute) and not self._is_own(target, fn):
-                    found.setdefault(target.attr, []).append((target.value, Source("is", value, fn)))
+                    assignments.setdefault(target.attr, []).append((target.value, Source("is", value, fn)))
                 for number, part in enumerate(target.elts if isinstance(target, ast.Tuple) else ()):
                     if isinstance(part, ast.Attribute):
-                        found.setdefault(part.attr, []).append((part.value, Source("item", value, fn, number)))
+                        assignments.setdefault(part.attr, []).append((part.value, Source("item", value, fn, number)))
             for call in fn.calls:
                 if isinstance(call.func, ast.Name) and call.func.id == "setattr" and len(call.args) == 3:
                     name = str(slot_of(call.args[1]))
-                    found.setdefault(name, []).append((call.args[0], Source("is", call.args[2], fn)))
-        return found
+                    assignments.setdefault(name, []).append((call.args[0], Source("is", call.args[2], fn)))
+        return assignments
 
     @staticmethod
     def _is_own(target: ast.Attribute, fn: Function) -> bool:
@@ -121,7 +121,7 @@ class Index:
     @cached_property
     def fills(self) -> list[tuple[ast.expr, Slot, Source]]:
         """(container, key, value) of everything that is put into a container or queue."""
-        found: list[tuple[ast.expr, Slot, Source]] = []
+        entries: list[tuple[ast.expr, Slot, Source]] = []
         for fn in self._module.functions:
             for call in fn.calls:
                 if not isinstance(call.func, ast.Attribute) or call.func.attr not in FILLS:
@@ -130,8 +130,8 @@ class Index:
                 value = call.args[position] if position < len(call.args) else keyword(call, "item")
                 if value is not None and not isinstance(value, ast.Constant):
                     key = slot_of(call.args[0]) if call.func.attr == "setdefault" else None
-                    found.append((call.func.value, key, Source("element" if unpacked else "is", value, fn)))
+                    entries.append((call.func.value, key, Source("element" if unpacked else "is", value, fn)))
             for target, value in fn.assigns:
                 if isinstance(target, ast.Subscript) and not isinstance(value, ast.Constant):
-                    found.append((target.value, slot_of(target.slice), Source("is", value, fn)))
-        return found
+                    entries.append((target.value, slot_of(target.slice), Source("is", value, fn)))
+        return entries

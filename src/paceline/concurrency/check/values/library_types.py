@@ -41,14 +41,21 @@ def method_name(function: ast.expr, fn: Function, module: Module) -> str:
 def is_own_file(node: ast.expr, fn: Function, module: Module) -> bool:
     """Whether this is a file that no other process can name: one in memory, or a temporary one."""
     parts = [part for part in ast.walk(node) if isinstance(part, ast.Call | ast.Name | ast.Attribute)]
-    made = [fn.bound.get(part.id, part) if isinstance(part, ast.Name) else part for part in parts]
-    names = [module.canonical(value.func) for value in made if isinstance(value, ast.Call)]
+    values = [fn.bound.get(part.id, part) if isinstance(part, ast.Name) else part for part in parts]
+    names = [module.canonical(value.func) for value in values if isinstance(value, ast.Call)]
     return not _OWN_FILES.isdisjoint(names) or any(type_name(part, fn, module) in _OWN_FILES for part in parts)
 
 
-_OWN_FILES = {"io.BytesIO", "io.StringIO", "tempfile.NamedTemporaryFile", "tempfile.TemporaryFile",
-              "tempfile.SpooledTemporaryFile", "tempfile.TemporaryDirectory", "tempfile.mkstemp",
-              "tempfile.mkdtemp"}  # fmt: skip
+_OWN_FILES = {
+    "io.BytesIO",
+    "io.StringIO",
+    "tempfile.NamedTemporaryFile",
+    "tempfile.TemporaryFile",
+    "tempfile.SpooledTemporaryFile",
+    "tempfile.TemporaryDirectory",
+    "tempfile.mkstemp",
+    "tempfile.mkdtemp",
+}
 
 
 def _is_imported(node: ast.expr, module: Module) -> bool:
@@ -87,8 +94,8 @@ def _annotation(node: ast.expr, fn: Function, module: Module) -> ast.expr | None
     if isinstance(node, ast.Name):
         return module.objects.index.scope(node.id, fn).parameters.get(node.id)
     owner = module.type_of(node.value, fn) if isinstance(node, ast.Attribute) else None
-    found = (c.annotations.get(node.attr) for c in (owner.ancestry if owner is not None else ()))  # type: ignore[attr-defined]
-    return next((annotation for annotation in found if annotation is not None), None)
+    annotations = (c.annotations.get(node.attr) for c in (owner.ancestry if owner is not None else ()))  # type: ignore[attr-defined]
+    return next((annotation for annotation in annotations if annotation is not None), None)
 
 
 def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> Origin:
@@ -101,8 +108,8 @@ def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> Origin
     owner = _origin(call.func.value, fn, module, depth + 1) if isinstance(call.func, ast.Attribute) else UNKNOWN
     if not owner.type:
         return UNKNOWN
-    given = libraries.returns(f"{owner.type}.{call.func.attr}")  # type: ignore[union-attr]
-    return Origin(given, call) if given else owner if call.func.attr in RETURNS_MODEL else UNKNOWN  # type: ignore[union-attr]
+    result = libraries.returns(f"{owner.type}.{call.func.attr}")  # type: ignore[union-attr]
+    return Origin(result, call) if result else owner if call.func.attr in RETURNS_MODEL else UNKNOWN  # type: ignore[union-attr]
 
 
 def _annotated(annotation: ast.expr, module: Module) -> str:

@@ -21,9 +21,9 @@ def lock_class(cls: Class, attribute: Callable[[Class, str], Resource | None]) -
         takes = cls.methods[take]
         for call in takes.calls:
             if isinstance(call.func, ast.Attribute) and call.func.attr in ("acquire", "lock"):
-                found = attribute(cls, short_name(call.func.value))
-                if found is not None and found.kind in catalogue.LOCKS:
-                    return found.kind if len(takes.body) == 1 else "RLock"  # it may let its owner in again
+                lock = attribute(cls, short_name(call.func.value))
+                if lock is not None and lock.kind in catalogue.LOCKS:
+                    return lock.kind if len(takes.body) == 1 else "RLock"  # it may let its owner in again
     return None
 
 

@@ -28,11 +28,11 @@ class Meeting:
 
     def of_one_program(self, places: Iterable[tuple[Function, int]], fn: Function, line: int) -> bool:
         """Whether one of these places, each a function and a line in it, is of a program of another place."""
-        given = list(places)
-        if any(same_file(other, line) for _, other in given):
+        all_places = list(places)
+        if any(same_file(other, line) for _, other in all_places):
             return True
-        above = self._all_above(self._node(fn, line)) if given else set()
-        return any(not above.isdisjoint(self._all_above(self._node(*place))) for place in given)
+        above = self._all_above(self._node(fn, line)) if all_places else set()
+        return any(not above.isdisjoint(self._all_above(self._node(*place))) for place in all_places)
 
     def _node(self, fn: Function, line: int) -> Node:
         return id(fn), file_number(line) if fn is self._top else 0
@@ -42,26 +42,26 @@ class Meeting:
         if node not in self._above:
             if self._callers is None:
                 self._callers = self._read()
-            seen, todo = {node}, [node]
+            visited, todo = {node}, [node]
             while todo:
-                new = self._callers.get(todo.pop(), set()) - seen
-                seen |= new
+                new = self._callers.get(todo.pop(), set()) - visited
+                visited |= new
                 todo += new
-            self._above[node] = seen
+            self._above[node] = visited
         return self._above[node]
 
     def _read(self) -> dict[Node, set[Node]]:
         """Function -> those that call it, pass it on, make an object of its class, or contain it."""
-        found: dict[Node, set[Node]] = {}
+        callers: dict[Node, set[Node]] = {}
         for fn in self._functions:
-            made = fn.cls.method("__init__") if fn.cls is not None else None
-            for around in (fn.outer, made):  # a method runs where an object is made
+            constructor = fn.cls.method("__init__") if fn.cls is not None else None
+            for around in (fn.outer, constructor):  # a method runs where an object is made
                 if around is not None and around is not fn and around is not self._top:
-                    found.setdefault(self._node(fn, 0), set()).add(self._node(around, 0))
+                    callers.setdefault(self._node(fn, 0), set()).add(self._node(around, 0))
             for call in fn.calls:
-                here = self._node(fn, call.lineno)
+                site = self._node(fn, call.lineno)
                 for part in (call.func, *call.args, *(k.value for k in call.keywords)):
                     callee = self._named(part, fn) if isinstance(part, ast.Name | ast.Attribute | ast.Lambda) else None
                     if callee is not None:
-                        found.setdefault(self._node(callee, 0), set()).add(here)
-        return found
+                        callers.setdefault(self._node(callee, 0), set()).add(site)
+        return callers

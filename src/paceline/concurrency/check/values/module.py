@@ -39,10 +39,10 @@ class Module(Declarations):
 
     def canonical(self, node: ast.AST) -> str:
         """The dotted name of an expression with its imports resolved; empty when it is not a name."""
-        known = self._names.get(id(node))
-        if known is None:
-            known = self._names[id(node)] = node, super().canonical(node)
-        return known[1]
+        entry = self._names.get(id(node))
+        if entry is None:
+            entry = self._names[id(node)] = node, super().canonical(node)
+        return entry[1]
 
     @cached_property
     def _by_use(self) -> ByUse:
@@ -82,8 +82,8 @@ class Module(Declarations):
         if (kind := catalogue.CONSTRUCTORS.get(name)) is not None:
             return kind
         words = name.split(".")
-        if (own := self.classes.get(name)) is not None:
-            return derived(own) or lock_class(own, self.attribute)
+        if (cls := self.classes.get(name)) is not None:
+            return derived(cls) or lock_class(cls, self.attribute)
         if words[-1] == "field":  # dataclasses
             factory = keyword(call, "default_factory")
             return None if factory is None else catalogue.CONSTRUCTORS.get(self.canonical(factory))
@@ -98,8 +98,8 @@ class Module(Declarations):
 
     def _is_context(self, name: str, fn: Function) -> bool:
         """Whether a name is bound to `multiprocessing.get_context(...)`."""
-        made = next((v for scope in fn.scopes() if isinstance(v := scope.bound.get(name), ast.Call)), None)
-        return made is not None and short_name(made.func) == "get_context"
+        call = next((v for scope in fn.scopes() if isinstance(v := scope.bound.get(name), ast.Call)), None)
+        return call is not None and short_name(call.func) == "get_context"
 
     def resource(self, node: ast.expr, fn: Function, depth: int = 0) -> Resource | None:
         """The lock, queue, thread or other resource that an expression names; None when it names none."""
@@ -111,22 +111,24 @@ class Module(Declarations):
         if text in fn.memo:
             return fn.memo[text]
         fn.memo[text] = None
-        found = self._resource(node, text, fn, depth)
-        if found is None or not found.sure:
-            found = self._made(node, fn) or found
-        fn.memo[text] = found
-        return found
+        result = self._resource(node, text, fn, depth)
+        if result is None or not result.sure:
+            result = self._made(node, fn) or result
+        fn.memo[text] = result
+        return result
 
     def _made(self, node: ast.expr, fn: Function) -> Resource | None:
         """The one resource that an expression may be, known by where it is made."""
-        made = [(kind, c, at) for c, at in self.objects.made(node, fn) if (kind := self.constructed_kind(c, at))]
-        if not made or len({kind for kind, _, _ in made}) > 1:
+        constructors = [
+            (kind, c, at) for c, at in self.objects.made(node, fn) if (kind := self.constructed_kind(c, at))
+        ]
+        if not constructors or len({kind for kind, _, _ in constructors}) > 1:
             return None
-        names = [name_of_site(call, at) for _, call, at in made]
-        kind, call, at = made[0]
-        found = self._new(names[0].id, (kind, call), at)
+        names = [name_of_site(call, at) for _, call, at in constructors]
+        kind, call, at = constructors[0]
+        resource = self._new(names[0].id, (kind, call), at)
         several = names[0].several or len({name.id for name in names}) > 1
-        return found._replace(one_of_several=True) if several else found
+        return resource._replace(one_of_several=True) if several else resource
 
     def _resource(self, node: ast.expr, text: str, fn: Function, depth: int) -> Resource | None:
         """The uncached part of `resource`."""
@@ -149,15 +151,15 @@ class Module(Declarations):
                     return element._replace(id=f"{element.id[:-1]}{node.slice.value!r}]", one_of_several=False)
                 return element
             name = short_name(node.value)
-            found = guessed((fn.cls.name + ":" if fn.cls else "") + text, name)
-            return found and found._replace(one_of_several=True)
+            resource = guessed((fn.cls.name + ":" if fn.cls else "") + text, name)
+            return resource and resource._replace(one_of_several=True)
         if isinstance(node, ast.Call):
-            made = self.constructed(node, fn)
-            if made is not None:
-                return Resource(f"{fn.qualname}:{node.lineno}", made[0], True, False, True, node.lineno)
+            construction = self.constructed(node, fn)
+            if construction is not None:
+                return Resource(f"{fn.qualname}:{node.lineno}", construction[0], True, False, True, node.lineno)
             if self.callee(node, fn) is None:
-                found = guessed((fn.cls.name + ":" if fn.cls else "") + text, short_name(node.func))
-                return found and found._replace(one_of_several=True)
+                resource = guessed((fn.cls.name + ":" if fn.cls else "") + text, short_name(node.func))
+                return resource and resource._replace(one_of_several=True)
         return None
 
     def _of_name(self, name: str, fn: Function, depth: int) -> Resource | None:
@@ -167,10 +169,10 @@ class Module(Declarations):
             if name in fn.globals and scope is not self.top:
                 continue
             if value is not None:
-                made = self.constructed(value, scope)
+                construction = self.constructed(value, scope)
                 where = name if scope is self.top else f"{scope.qualname}.{name}"
-                if made is not None:
-                    return self._new(where, made, scope)
+                if construction is not None:
+                    return self._new(where, construction, scope)
                 if isinstance(value, ast.Name | ast.Attribute | ast.Subscript) and dotted(value) != name:
                     return self.resource(value, scope, depth + 1) or guessed(where, name)
                 return guessed(where, name)
@@ -184,27 +186,34 @@ class Module(Declarations):
     def _of_parameter(self, name: str, fn: Function, depth: int) -> Resource | None:
         """A parameter: the one resource that all callers pass, or one that differs from call to call."""
         annotation, where = fn.parameters[name], f"{fn.qualname}.{name}"
-        given = [self.resource(a.value, a.caller, depth + 1) for a in self.objects.arguments(fn, name)]
-        known = [r for r in given if r is not None and r.sure]
-        if known:  # further callers, of which less is known, make it no less the lock of these
-            first, alike = known[0], len(known) == len(given) and all(r.id == known[0].id for r in known)
+        resources = [self.resource(a.value, a.caller, depth + 1) for a in self.objects.arguments(fn, name)]
+        certain = [r for r in resources if r is not None and r.sure]
+        if certain:  # further callers, of which less is known, make it no less the lock of these
+            first, alike = certain[0], len(certain) == len(resources) and all(r.id == certain[0].id for r in certain)
             if alike and not first.one_of_several:
                 return first
             return Resource(where, first.kind, True, first.non_reentrant, formal=Formal(fn, name))
         kind = catalogue.CONSTRUCTORS.get(self.canonical(annotation)) if annotation is not None else None
         if kind is not None:
             return Resource(where, kind, True, kind in catalogue.NON_REENTRANT, formal=Formal(fn, name))
-        found = guessed(where, name)
-        return found and found._replace(formal=Formal(fn, name))
+        resource = guessed(where, name)
+        return resource and resource._replace(formal=Formal(fn, name))
 
     def _element(self, node: ast.expr, fn: Function, depth: int) -> Resource | None:
         """One of the resources that a container holds."""
         holders = [v for v in self.objects.of(node, fn) if v.kind == "container" and v.fn is not None]
         for value in self.objects.elements(node, fn) if holders and depth <= ALIASES else ():
-            made = self.constructed(value.what, value.fn) if isinstance(value.what, ast.Call) and value.fn else None
-            if made is not None and value.fn is not None and isinstance(holders[0].what, ast.expr) and holders[0].fn:
+            construction = (
+                self.constructed(value.what, value.fn) if isinstance(value.what, ast.Call) and value.fn else None
+            )
+            if (
+                construction is not None
+                and value.fn is not None
+                and isinstance(holders[0].what, ast.expr)
+                and holders[0].fn
+            ):
                 name = name_of_site(holders[0].what, holders[0].fn).id
-                return self._new(f"{name}[]", made, value.fn)._replace(one_of_several=True)
+                return self._new(f"{name}[]", construction, value.fn)._replace(one_of_several=True)
         return None
 
     def attribute(self, owner: Class, attribute: str) -> Resource | None:
@@ -212,23 +221,23 @@ class Module(Declarations):
         for cls in owner.ancestry:
             values = cls.values.get(attribute, ())
             for value, fn in values:
-                made = self.constructed(value, fn)
-                if made is not None:
-                    return self._new(f"{cls.name}.{attribute}", made, fn)
+                construction = self.constructed(value, fn)
+                if construction is not None:
+                    return self._new(f"{cls.name}.{attribute}", construction, fn)
             for value, fn in values:
                 if isinstance(value, ast.Attribute | ast.Name) and dotted(value) != f"{fn.self_name}.{attribute}":
-                    found = self.resource(value, fn, 1)
-                    if found is not None and not isinstance(value, ast.Name):
-                        return found
-                    if found is not None:
-                        given = isinstance(value, ast.Name) and found.id != f"{fn.qualname}.{value.id}"
-                        own = not given or not found.sure
-                        return found._replace(id=f"{cls.name}.{attribute}") if own else found
+                    resource = self.resource(value, fn, 1)
+                    if resource is not None and not isinstance(value, ast.Name):
+                        return resource
+                    if resource is not None:
+                        is_passed = isinstance(value, ast.Name) and resource.id != f"{fn.qualname}.{value.id}"
+                        is_owned = not is_passed or not resource.sure
+                        return resource._replace(id=f"{cls.name}.{attribute}") if is_owned else resource
         return None
 
-    def _new(self, where: str, made: tuple[str, ast.Call], fn: Function) -> Resource:
+    def _new(self, where: str, construction: tuple[str, ast.Call], fn: Function) -> Resource:
         """The resource that a constructor call creates; a Condition shares the identity of its lock."""
-        kind, call = made
+        kind, call = construction
         if kind in ("Condition", "AsyncCondition") and (inner := keyword(call, "lock", 0)) is not None:
             lock = self.constructed(inner, fn)
             if lock is not None:
@@ -266,18 +275,18 @@ class Module(Declarations):
 
     def _type_of(self, node: ast.expr, fn: Function) -> Class | None:
         """The unremembered part of `type_of`."""
-        found = self.objects.classes(node, fn)
-        if found:
-            return found[0]
+        classes = self.objects.classes(node, fn)
+        if classes:
+            return classes[0]
         if isinstance(node, ast.Attribute) and fn.cls is not None and dotted(node.value) == fn.self_name:
             return self._by_use.of_attribute(fn.cls, node.attr) if self.objects.guess is not None else None
         return None
 
     def callee(self, call: ast.Call, fn: Function) -> Function | None:
         """The function of this file that a call runs; of an object, its `__call__`."""
-        found = self.function_named(call.func, fn)
-        if found is not None or not isinstance(call.func, ast.Name | ast.Attribute):
-            return found
+        function = self.function_named(call.func, fn)
+        if function is not None or not isinstance(call.func, ast.Name | ast.Attribute):
+            return function
         kind = self.type_of(call.func, fn)
         if kind is None or kind.name == short_name(call.func):
             return None
@@ -291,11 +300,11 @@ class Module(Declarations):
         """The unremembered part of `function_named`."""
         if isinstance(node, ast.Call) and node.args and short_name(node.func) in WRAPPING:
             return self.function_named(node.args[0], fn)
-        found = self.objects.functions(node, fn)
+        functions = self.objects.functions(node, fn)
         if isinstance(node, ast.Attribute):
             owner = self.type_of(node.value, fn)
             if owner is not None and (method := owner.method(node.attr)) is not None:
                 return method
-            return found[0] if len(found) == 1 else self.objects.only_method(node, fn)
-        named = [each for each in found if isinstance(node, ast.Name) and each.name == node.id]
-        return named[0] if named else found[0] if len(found) == 1 else None
+            return functions[0] if len(functions) == 1 else self.objects.only_method(node, fn)
+        named = [each for each in functions if isinstance(node, ast.Name) and each.name == node.id]
+        return named[0] if named else functions[0] if len(functions) == 1 else None

@@ -55,7 +55,7 @@ def _of_target(target: ast.expr, suffix: str, several: bool, fn: Function) -> Si
         shared = fn.outer is None or target.id in fn.globals
         return SiteName(f"{target.id if shared else f'{fn.qualname}.{target.id}'}{suffix}", several)
     if isinstance(target, ast.Attribute):
-        own = fn.cls is not None and dotted(target.value) in (fn.self_name, fn.cls.name, "cls")
-        owner = fn.cls.name if own and fn.cls is not None else short_name(target.value)
+        is_member = fn.cls is not None and dotted(target.value) in (fn.self_name, fn.cls.name, "cls")
+        owner = fn.cls.name if is_member and fn.cls is not None else short_name(target.value)
         return SiteName(f"{owner}.{target.attr}{suffix}", several) if owner else None
     return None

@@ -50,8 +50,8 @@ class Objects:
     def of(self, node: ast.expr, fn: Function) -> tuple[Value, ...]:
         """What an expression of a function may be."""
         if isinstance(node, ast.Name):
-            own = self._rules.own(node, fn)
-            return (own,) if own is not None else self._get(("variable", self.index.scope(node.id, fn), node.id))
+            value = self._rules.own(node, fn)
+            return (value,) if value is not None else self._get(("variable", self.index.scope(node.id, fn), node.id))
         if isinstance(node, ast.Attribute) and node.attr not in self.index.members:
             return ()
         return self._get(self._key(node, fn))
@@ -66,13 +66,13 @@ class Objects:
     def once(self, what: str, node: ast.expr, fn: Function, answer: Callable[[], T]) -> T:
         """The answer to a question about an expression, asked anew only where some object has become known."""
         key: Key = (what, id(node), fn)
-        known = self._answers.get(key)
-        if known is not None and known[0] == self._table.version:
-            return known[1]  # type: ignore[no-any-return]
+        entry = self._answers.get(key)
+        if entry is not None and entry[0] == self._table.version:
+            return entry[1]  # type: ignore[no-any-return]
         self._nodes.setdefault(key, (node, fn))
-        found = answer()
-        self._answers[key] = self._table.version, found
-        return found
+        result = answer()
+        self._answers[key] = self._table.version, result
+        return result
 
     def _get(self, key: Key) -> tuple[Value, ...]:
         """The values of a key, once nothing that it depends on changes, and all guesses for it are made."""
@@ -81,34 +81,34 @@ class Objects:
             unknown, self._unknown = self._unknown, {}
             for each in unknown:
                 _, fn, name = each
-                taken = None if self._table.get(each) else self.guess(fn, name)  # type: ignore[arg-type]
-                if taken is not None:
-                    self._give(each, Value("object", taken))
+                guess = None if self._table.get(each) else self.guess(fn, name)  # type: ignore[arg-type]
+                if guess is not None:
+                    self._give(each, Value("object", guess))
             values = self._table.get(key)
         return values
 
     def classes(self, node: ast.expr, fn: Function) -> list[Class]:
         """The classes of which an expression may be an object, or that it may be, in the order of their lines."""
         values = self.of(node, fn)
-        found = {v.what: None for v in values if v.kind in ("object", "class") and isinstance(v.what, Class)}
-        return list(found) if len(found) < 2 else sorted(found, key=lambda cls: cls.node.lineno)
+        candidates = {v.what: None for v in values if v.kind in ("object", "class") and isinstance(v.what, Class)}
+        return list(candidates) if len(candidates) < 2 else sorted(candidates, key=lambda cls: cls.node.lineno)
 
     def functions(self, node: ast.expr, fn: Function) -> list[Function]:
         """The functions that run when an expression is called; of a class, its constructor."""
         values = self.of(node, fn)
-        found = dict.fromkeys(each for v in values for each, _ in self._rules.runs(v)) if values else {}
-        return list(found) if len(found) < 2 else sorted(found, key=lambda each: each.line)
+        callees = dict.fromkeys(each for v in values for each, _ in self._rules.runs(v)) if values else {}
+        return list(callees) if len(callees) < 2 else sorted(callees, key=lambda each: each.line)
 
     def run_by(self, node: ast.expr, fn: Function, names: tuple[str, ...]) -> list[Function]:
         """What runs of an object by these methods, or of a generator: when a block enters it, or a loop iterates."""
-        found: dict[Function, None] = {}
+        functions: dict[Function, None] = {}
         for value in self.of(node, fn):
             if value.kind in ("generator", "manager") and isinstance(value.what, Function):
-                found[value.what] = None
+                functions[value.what] = None
             elif value.kind == "object" and isinstance(value.what, Class):
                 methods = (value.what.method(name) for name in names)
-                found |= {method: None for method in methods if method is not None}
-        return list(found)
+                functions |= {method: None for method in methods if method is not None}
+        return list(functions)
 
     def only_method(self, node: ast.expr, fn: Function) -> Function | None:
         """The only method of such a name, of an object of which nothing is known."""
@@ -121,14 +121,14 @@ class Objects:
 
     def elements(self, node: ast.expr, fn: Function) -> tuple[Value, ...]:
         """The elements of a container that an expression may be."""
-        found = [v for holder in self.of(node, fn) for v in self._get(("element", holder, None))]
-        return tuple(dict.fromkeys(found))
+        values = [v for holder in self.of(node, fn) for v in self._get(("element", holder, None))]
+        return tuple(dict.fromkeys(values))
 
     def arguments(self, fn: Function, name: str) -> list[Argument]:
         """What the calls of the program pass for a parameter, in the order of the calls."""
         self._read_calls()
-        given = self._arguments.get((fn, name), {}).values()
-        return sorted(given, key=lambda a: (a.site.lineno, a.site.col_offset))
+        entries = self._arguments.get((fn, name), {}).values()
+        return sorted(entries, key=lambda a: (a.site.lineno, a.site.col_offset))
 
     def argument_at(self, fn: Function, name: str, site: ast.Call) -> Argument | None:
         """What one call passes for a parameter."""
@@ -138,8 +138,8 @@ class Objects:
         """The calls that pass anything to a function, each once, in their order."""
         self._read_calls()
         names = [*fn.parameters, f"*{fn.rest}"]
-        found = {id(a.site): a.site for name in names for a in self._arguments.get((fn, name), {}).values()}
-        return sorted(found.values(), key=lambda call: (call.lineno, call.col_offset))
+        call_sites = {id(a.site): a.site for name in names for a in self._arguments.get((fn, name), {}).values()}
+        return sorted(call_sites.values(), key=lambda call: (call.lineno, call.col_offset))
 
     # -- what the table is filled from
 
@@ -186,11 +186,11 @@ class Objects:
         top = self._module.top
         self._get(("variable", top, ""))
 
-    def _give(self, key: Key, given: Source | Value, slot: Slot = None) -> None:
+    def _give(self, key: Key, gift: Source | Value, slot: Slot = None) -> None:
         gifts = self._gifts.setdefault(key, {})
-        if (slot, given) in gifts:
+        if (slot, gift) in gifts:
             return
-        gifts[slot, given] = None
+        gifts[slot, gift] = None
         if key[0] == "element":
             holder = key[1]
             assert isinstance(holder, Value)
@@ -228,14 +228,14 @@ class Objects:
 
     def _runs(self, node: ast.expr, caller: Function) -> list[tuple[Function, bool]]:
         """The functions that an expression may run, each with whether an object is bound to it."""
-        found = [
+        callees = [
             (fn, owner is not None)
             for value in self._read(node, caller)
             for fn, owner in (self._rules.runs(value) if value.kind != "partial" else ())
         ]
-        if not found and (named := self.only_method(node, caller)) is not None:
-            found = [(named, True)]
-        return found
+        if not callees and (named := self.only_method(node, caller)) is not None:
+            callees = [(named, True)]
+        return callees
 
     def _pass(self, binding: Binding, site: ast.Call, caller: Function) -> None:
         fn, name, source, slot = binding
@@ -243,8 +243,10 @@ class Objects:
         if bare == name:
             self._give(("variable", fn, name), source)
         else:
-            given = fn.node.args if not isinstance(fn.node, ast.Module) else None
-            special = (given.kwarg if name.startswith("**") else given.vararg) if given is not None else None
+            arguments = fn.node.args if not isinstance(fn.node, ast.Module) else None
+            special = (
+                (arguments.kwarg if name.startswith("**") else arguments.vararg) if arguments is not None else None
+            )
             if special is not None:
                 self._give(("element", Value("container", special, fn=fn)), source, slot)
         if source.take == "is":

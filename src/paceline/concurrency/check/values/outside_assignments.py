@@ -16,14 +16,14 @@ _VALUES = (ast.Call, ast.Dict, ast.List, ast.Set, ast.ListComp, ast.DictComp, as
 
 def adopt(functions: Iterable[Function], type_of: Callable[[ast.expr, Function], Class | None]) -> None:
     """Note the values of attributes that are assigned from outside with the class of their object."""
-    found: list[tuple[Class, str, ast.expr, Function]] = []
+    assignments: list[tuple[Class, str, ast.expr, Function]] = []
     for fn in functions:
         for target, value in fn.assigns:
             if isinstance(target, ast.Attribute) and isinstance(value, _VALUES) and not _own(target, fn):
                 owner = type_of(target.value, fn)
                 if owner is not None:
-                    found.append((owner, target.attr, value, fn))
-    for owner, attribute, value, fn in found:
+                    assignments.append((owner, target.attr, value, fn))
+    for owner, attribute, value, fn in assignments:
         owner.values.setdefault(attribute, []).append((value, fn))
 
 

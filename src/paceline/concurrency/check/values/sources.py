@@ -27,9 +27,18 @@ class Source(NamedTuple):
 
 
 #: Methods that put an argument into a container or queue -> its position, and whether it is its elements that go in.
-FILLS = {"append": (0, False), "add": (0, False), "appendleft": (0, False), "put": (0, False), "insert": (1, False),
-         "put_nowait": (0, False), "setdefault": (1, False), "extend": (0, True), "update": (0, True),
-         "push": (0, False)}  # fmt: skip
+FILLS = {
+    "append": (0, False),
+    "add": (0, False),
+    "appendleft": (0, False),
+    "put": (0, False),
+    "insert": (1, False),
+    "put_nowait": (0, False),
+    "setdefault": (1, False),
+    "extend": (0, True),
+    "update": (0, True),
+    "push": (0, False),
+}
 #: Methods that take an element out of a container or queue, or look one up.
 LOOKS_UP = {"get", "pop", "popleft", "setdefault", "get_nowait", "popitem", "__getitem__"}
 #: Functions whose result has the elements of an argument -> its position.
@@ -43,11 +52,11 @@ REFERENCES = {"ref", "WeakMethod"}
 
 def of_variables(fn: Function) -> dict[str, list[Source]]:
     """Variable -> the sources of its values, as the statements of a function bind it."""
-    found: dict[str, list[Source]] = {}
+    sources: dict[str, list[Source]] = {}
 
     def bind(target: ast.expr, take: str, value: ast.expr, slot: Slot = None) -> None:
         if isinstance(target, ast.Name):
-            found.setdefault(target.id, []).append(Source(take, value, fn, slot))
+            sources.setdefault(target.id, []).append(Source(take, value, fn, slot))
         elif isinstance(target, ast.Tuple | ast.List) and take in ("is", "element"):
             inner = "item" if take == "is" else "part"
             for number, each in enumerate(target.elts):
@@ -63,7 +72,7 @@ def of_variables(fn: Function) -> dict[str, list[Source]]:
         if not isinstance(loop, ast.While):
             for target, over in _turns(loop.target, loop.iter):
                 bind(target, "element", over)
-    return found
+    return sources
 
 
 def _turns(target: ast.expr, over: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -128,11 +137,11 @@ def is_container(node: ast.expr) -> bool:
     """Whether an expression makes a container whose elements are known by its syntax."""
     if isinstance(node, ast.Call):
         name = short_name(node.func)
-        made = name in SAME_ELEMENTS or name in EMPTY or name in REFERENCES
-        made = made or name in ("defaultdict", "map", "starmap", "chain")
+        makes_container = name in SAME_ELEMENTS or name in EMPTY or name in REFERENCES
+        makes_container = makes_container or name in ("defaultdict", "map", "starmap", "chain")
         if isinstance(node.func, ast.Attribute) and short_name(node.func.value) not in _MODULES:
-            made = False  # a method of that name: `manager.dict()`
-        return made or (name in SAME_VIEWS and isinstance(node.func, ast.Attribute) and not node.args)
+            makes_container = False  # a method of that name: `manager.dict()`
+        return makes_container or (name in SAME_VIEWS and isinstance(node.func, ast.Attribute) and not node.args)
     return isinstance(node, _DISPLAYS)
 
 

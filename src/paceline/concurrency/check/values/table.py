@@ -34,9 +34,9 @@ class Table(Generic[V]):
 
     def get(self, key: Key) -> tuple[V, ...]:
         """The values of a key, once nothing that it depends on changes any more."""
-        known = self._values.get(key)
-        if known is not None and not self._queue:
-            return known
+        values = self._values.get(key)
+        if values is not None and not self._queue:
+            return values
         self.read(key)
         while self._queue and not self._deriving:
             following = self._queue.popleft()

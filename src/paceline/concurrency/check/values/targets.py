@@ -13,23 +13,23 @@ MOST = 6  # functions that one call may run; where there are more, nothing is sa
 def targets(call: ast.Call, fn: Function, module: Module) -> list[Function]:
     """The functions that a call may run; the one that its name says comes first."""
     named = module.callee(call, fn)
-    found = module.objects.functions(call.func, fn)
+    functions = module.objects.functions(call.func, fn)
     around = module.objects.index.scope(call.func.id, fn) if isinstance(call.func, ast.Name) else fn
     if around is not fn and call.func.id in around.parameters:  # type: ignore[attr-defined]
-        found = [each for each in found if not _is_decorated(each, around, module)]
-        named = named if named in found else None
+        functions = [each for each in functions if not _is_decorated(each, around, module)]
+        named = named if named in functions else None
     if named is not None:
-        found = [named, *(each for each in found if each is not named)] if len(found) <= MOST else [named]
-    return found if len(found) <= MOST else []
+        functions = [named, *(each for each in functions if each is not named)] if len(functions) <= MOST else [named]
+    return functions if len(functions) <= MOST else []
 
 
 def functions_of(node: ast.expr, fn: Function, module: Module) -> list[Function]:
     """The functions that an expression may be the value of, constructors included."""
     named = module.function_named(node, fn)
-    found = module.objects.functions(node, fn)
-    if not found and named is not None:
+    functions = module.objects.functions(node, fn)
+    if not functions and named is not None:
         return [named]
-    return found if len(found) <= MOST else []
+    return functions if len(functions) <= MOST else []
 
 
 def _is_decorated(fn: Function, decorator: Function, module: Module) -> bool:

@@ -38,8 +38,10 @@ class Counts:
             scopes = [scope for scope in fn.scopes() if node.id in scope.bound][:1]
             places = [(c, s) for s in scopes for c in s.calls if dotted(c.func) in _methods(node.id)]
         elif isinstance(node, ast.Attribute) and owner is not None:
-            own = [m for cls in owner.ancestry for m in cls.methods.values()]
-            places = [(c, m) for m in own for c in m.calls if dotted(c.func) in _methods(f"{m.self_name}.{node.attr}")]
+            methods = [m for cls in owner.ancestry for m in cls.methods.values()]
+            places = [
+                (c, m) for m in methods for c in m.calls if dotted(c.func) in _methods(f"{m.self_name}.{node.attr}")
+            ]
         if not places:
             return None
         return next((w for call, scope in places if (w := self._how_often(call, scope, 0))), "")

@@ -17,19 +17,19 @@ def asks_own_disk(call: ast.Call, fn: Function) -> bool:
     """Whether a call asks for a file that each machine has for itself: `os.path.exists("/tmp/last.pt")`."""
     if short_name(call.func) not in ASKS_FOR_FILES:
         return False
-    asked = call.args[0] if call.args else call.func.value if isinstance(call.func, ast.Attribute) else call
+    path = call.args[0] if call.args else call.func.value if isinstance(call.func, ast.Attribute) else call
     for _ in range(DEPTH):
-        scope = next((s for s in fn.scopes() if isinstance(asked, ast.Name) and asked.id in s.bound), None)
-        if scope is not None and isinstance(asked, ast.Name):
-            asked = scope.bound[asked.id]
-        elif isinstance(asked, ast.Call) and asked.args and short_name(asked.func) in ("join", "Path", "str"):
-            asked = asked.args[0]
-        elif isinstance(asked, ast.BinOp):
-            asked = asked.left
-        elif isinstance(asked, ast.JoinedStr) and asked.values:
-            asked = asked.values[0]
+        scope = next((s for s in fn.scopes() if isinstance(path, ast.Name) and path.id in s.bound), None)
+        if scope is not None and isinstance(path, ast.Name):
+            path = scope.bound[path.id]
+        elif isinstance(path, ast.Call) and path.args and short_name(path.func) in ("join", "Path", "str"):
+            path = path.args[0]
+        elif isinstance(path, ast.BinOp):
+            path = path.left
+        elif isinstance(path, ast.JoinedStr) and path.values:
+            path = path.values[0]
         else:
             break
-    text = asked.value if isinstance(asked, ast.Constant) else ""
-    temporary = isinstance(asked, ast.Call) and short_name(asked.func) in ("gettempdir", "mkdtemp")
+    text = path.value if isinstance(path, ast.Constant) else ""
+    temporary = isinstance(path, ast.Call) and short_name(path.func) in ("gettempdir", "mkdtemp")
     return temporary or (isinstance(text, str) and text.startswith(OWN_DISKS))

@@ -12,8 +12,8 @@ from paceline.concurrency.check.varying.reasons import DATA
 def changed_in_turn(node: ast.Name, target: ast.expr) -> bool:
     """Whether a loop asks for a name before each turn, which this assignment of the turn before has changed."""
     loop = enclosing(node, ast.While)
-    asked = isinstance(loop, ast.While) and loop.test.lineno <= node.lineno < loop.body[0].lineno
-    return asked and is_within(target, loop.body)  # type: ignore[union-attr]
+    in_test = isinstance(loop, ast.While) and loop.test.lineno <= node.lineno < loop.body[0].lineno
+    return in_test and is_within(target, loop.body)  # type: ignore[union-attr]
 
 
 def trained_on(node: ast.Name, loop: ast.AST) -> str:

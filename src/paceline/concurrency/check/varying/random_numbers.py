@@ -23,8 +23,13 @@ _DRAWS = {"random", "randint", "randrange", "choice", "uniform", "integers", "no
           "permutation", "sample", "choices", "rand", "randn", "random_sample", "poisson", "exponential"}  # fmt: skip
 _GENERATORS = {"random.Random", "numpy.random.default_rng", "numpy.random.RandomState"}
 #: What seeds one library alone; any other function whose name has `seed` is taken to seed all.
-_SEEDS = {"random.seed": "random", "numpy.random.seed": "numpy", "torch.manual_seed": "torch",
-          "torch.cuda.manual_seed": "cuda", "torch.cuda.manual_seed_all": "cuda"}  # fmt: skip
+_SEEDS = {
+    "random.seed": "random",
+    "numpy.random.seed": "numpy",
+    "torch.manual_seed": "torch",
+    "torch.cuda.manual_seed": "cuda",
+    "torch.cuda.manual_seed_all": "cuda",
+}
 
 
 class Chances:
@@ -43,30 +48,30 @@ class Chances:
         if _UNSEEDED.fullmatch(canonical):
             return True
         if _LIBRARIES.fullmatch(canonical):
-            own = keyword(call, "generator")
-            if own is not None:  # which begins with the same seed on all ranks
-                return self._seeded_apart(dotted(own))
+            argument = keyword(call, "generator")
+            if argument is not None:  # which begins with the same seed on all ranks
+                return self._seeded_apart(dotted(argument))
             return not self._seeded & {canonical.partition(".")[0], "all"}
         if short_name(call.func) not in _DRAWS or not isinstance(call.func, ast.Attribute):
             return None
-        made = self._made(call.func.value, fn)
-        if made is None:
+        origin = self._made(call.func.value, fn)
+        if origin is None:
             return None
-        generator, scope = made
+        generator, scope = origin
         seed = generator.args[0] if generator.args else keyword(generator, "seed")
         return seed is None or is_constant(seed, None) or bool(self._why(seed, scope))
 
     def _made(self, node: ast.expr, fn: Function) -> tuple[ast.Call, Function] | None:
         """The call that makes a generator: of a name, or of an attribute of the object."""
-        found: list[tuple[ast.expr, Function]] = []
+        bindings: list[tuple[ast.expr, Function]] = []
         if isinstance(node, ast.Name):
-            found = [(scope.bound[node.id], scope) for scope in fn.scopes() if node.id in scope.bound][:1]
+            bindings = [(scope.bound[node.id], scope) for scope in fn.scopes() if node.id in scope.bound][:1]
         elif isinstance(node, ast.Attribute) and (owner := self._type_of(node.value, fn)) is not None:
-            found = [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())]
+            bindings = [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())]
         return next(
             (
                 (value, scope)
-                for value, scope in found
+                for value, scope in bindings
                 if isinstance(value, ast.Call) and self._module.canonical(value.func) in _GENERATORS
             ),
             None,

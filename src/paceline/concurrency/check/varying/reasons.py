@@ -35,8 +35,8 @@ def asks_for_several(test: ast.expr) -> bool | None:
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and ast.unparse(test.comparators[0]) == "1":
         counted = test.left.func if isinstance(test.left, ast.Call) else test.left
         more = isinstance(test.ops[0], ast.Gt | ast.NotEq)
-        asked = _SIZES.search(short_name(counted)) is not None
-        return more if asked and (more or isinstance(test.ops[0], ast.Eq | ast.LtE)) else None
+        counts_ranks = _SIZES.search(short_name(counted)) is not None
+        return more if counts_ranks and (more or isinstance(test.ops[0], ast.Eq | ast.LtE)) else None
     asks = isinstance(test, ast.Call) and short_name(test.func) in _SEVERAL and "cuda" not in ast.unparse(test.func)
     return True if asks and not test.args else None  # type: ignore[attr-defined]
 

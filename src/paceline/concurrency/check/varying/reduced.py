@@ -66,9 +66,9 @@ class Reduced:
     @cached_property
     def sites(self) -> dict[int, list[tuple[ast.Call, Function]]]:
         """Function -> the calls that run it, each with its caller."""
-        found: dict[int, list[tuple[ast.Call, Function]]] = {}
+        call_sites: dict[int, list[tuple[ast.Call, Function]]] = {}
         for fn in self._module.functions:
             for call in fn.calls:
                 if (callee := self._callee(call, fn)) is not None:
-                    found.setdefault(id(callee), []).append((call, fn))
-        return found
+                    call_sites.setdefault(id(callee), []).append((call, fn))
+        return call_sites

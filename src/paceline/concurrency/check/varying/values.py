@@ -117,38 +117,38 @@ class Varying:
         inner = (child for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr))
         return next((w for child in inner if (w := self.why(child, fn, depth))), "")
 
-    def _returned(self, given: ast.Return, fn: Function, depth: int) -> str:
+    def _returned(self, statement: ast.Return, fn: Function, depth: int) -> str:
         """Why a returned value differs: itself, or because a test that differs decides which constant it is."""
-        test = enclosing(given, ast.If)
-        if isinstance(test, ast.If) and given in test.body and asks_for_one(test.test):
+        test = enclosing(statement, ast.If)
+        if isinstance(test, ast.If) and statement in test.body and asks_for_one(test.test):
             return ""
-        decided = isinstance(given.value, ast.Constant) and isinstance(test, ast.If)
-        return self.why(test.test if decided else given.value, fn, depth)  # type: ignore[union-attr]
+        decided = isinstance(statement.value, ast.Constant) and isinstance(test, ast.If)
+        return self.why(test.test if decided else statement.value, fn, depth)  # type: ignore[union-attr]
 
     def _rows(self, shape: ast.expr, fn: Function, depth: int) -> str:
         """Why a tensor has another number of rows on each rank: it was made for as many as this rank got."""
         of = shape.value if isinstance(shape, ast.Attribute) else shape
-        made = fn.bound.get(of.id) if isinstance(of, ast.Name) else None
-        sized = isinstance(made, ast.Call) and short_name(made.func) in ("new_empty", "new_zeros", "empty", "zeros")
-        return self.why(made.args[0], fn, depth) if sized and made.args else ""  # type: ignore[union-attr]
+        call = fn.bound.get(of.id) if isinstance(of, ast.Name) else None
+        sized = isinstance(call, ast.Call) and short_name(call.func) in ("new_empty", "new_zeros", "empty", "zeros")
+        return self.why(call.args[0], fn, depth) if sized and call.args else ""  # type: ignore[union-attr]
 
     @cached_property
     def _signalled(self) -> set[str]:
         """What handlers of signals change, or set as an event: `stop` of the file, `Trainer.stop`."""
-        given = (
+        handlers = (
             keyword(call, "handler", 1)
             for fn in self.module.functions
             for call in fn.calls
             if self.module.canonical(call.func) == "signal.signal"
         )
-        names = {short_name(handler) for handler in given if isinstance(handler, ast.Name | ast.Attribute)}
-        found = set()
+        names = {short_name(handler) for handler in handlers if isinstance(handler, ast.Name | ast.Attribute)}
+        changes = set()
         for fn in self.module.functions if names else ():
             if fn.name in names:
                 events = (c.func.value for c in fn.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "set")
                 changed = (*(t for t, _ in fn.assigns), *(a.target for a in fn.augmented), *events)
-                found |= {self._changed_by_signal(target, fn) for target in changed}
-        return found - {""}
+                changes |= {self._changed_by_signal(target, fn) for target in changed}
+        return changes - {""}
 
     def _changed_by_signal(self, target: ast.expr, fn: Function) -> str:
         """The name of what a handler changes; empty where it is the handler's own."""
@@ -170,28 +170,28 @@ class Varying:
             return SIGNAL
         if owner is None:
             stored = self._stored.get(dotted(node), ())
-            found = {self.why(value, scope, depth) for value, scope in stored}
-            return found.pop() if len(found) == 1 else self.why(node.value, fn, depth)
-        asked = owner.method(node.attr) if node.attr in owner.properties else None
-        if asked is not None:
-            return next((w for r in asked.returns if (w := self._returned(r, asked, depth))), "")
+            reasons = {self.why(value, scope, depth) for value, scope in stored}
+            return reasons.pop() if len(reasons) == 1 else self.why(node.value, fn, depth)
+        getter = owner.method(node.attr) if node.attr in owner.properties else None
+        if getter is not None:
+            return next((w for r in getter.returns if (w := self._returned(r, getter, depth))), "")
         values = [v for cls in owner.ancestry for v in cls.values.get(node.attr, ())]
-        given = [pair for pair in values or self._fields(owner, node.attr) if not is_constant(pair[0], None)]
-        found = {self.why(value, scope, depth) for value, scope in given}
+        bindings = [pair for pair in values or self._fields(owner, node.attr) if not is_constant(pair[0], None)]
+        reasons = {self.why(value, scope, depth) for value, scope in bindings}
         outside = (
             values and isinstance(values[0][0], ast.Name) and not self.objects.arguments(values[0][1], values[0][0].id)
         )
-        return (found.pop() if len(found) == 1 and not outside else "") or self._counted(node.attr, owner, depth)
+        return (reasons.pop() if len(reasons) == 1 and not outside else "") or self._counted(node.attr, owner, depth)
 
     @cached_property
     def _stored(self) -> dict[str, list[tuple[ast.expr, Function]]]:
         """`args.main` -> what functions of the file assign to it; `args` counts as the same object everywhere."""
-        found: dict[str, list[tuple[ast.expr, Function]]] = {}
+        assignments: dict[str, list[tuple[ast.expr, Function]]] = {}
         for fn in self.module.functions:
             for target, value in fn.assigns:
                 if isinstance(target, ast.Attribute):
-                    found.setdefault(dotted(target), []).append((value, fn))
-        return found
+                    assignments.setdefault(dotted(target), []).append((value, fn))
+        return assignments
 
     def _fields(self, cls: Class, field: str) -> list[tuple[ast.expr, Function]]:
         """What the calls of a data class pass for a field."""
@@ -245,23 +245,23 @@ class Varying:
             return next((w for r in callee.returns if (w := self._returned(r, callee, depth))), "")
         if name == "item" and isinstance(node.func, ast.Attribute) and self._computed(node.func.value, fn):
             return DATA
-        given = [self.why(value, fn, depth) for value in (*node.args, *(k.value for k in node.keywords))]
+        reasons = [self.why(value, fn, depth) for value in (*node.args, *(k.value for k in node.keywords))]
         if name in _AGGREGATES and node.args and isinstance(node.args[0], ast.GeneratorExp | ast.ListComp):
-            given.append(self.why(node.args[0].elt, fn, depth))
-        own = self.why(node.func.value, fn, depth) if isinstance(node.func, ast.Attribute) else ""
-        if (name in _READS or _MODELS.search(name)) and any(given):
+            reasons.append(self.why(node.args[0].elt, fn, depth))
+        reason = self.why(node.func.value, fn, depth) if isinstance(node.func, ast.Attribute) else ""
+        if (name in _READS or _MODELS.search(name)) and any(reasons):
             return DATA  # from a file of this rank, or computed from what it has
-        return next((w for w in given if w and (w == DATA or name in _PASSES_ON)), own)
+        return next((w for w in reasons if w and (w == DATA or name in _PASSES_ON)), reason)
 
     def _called(self, function: ast.expr, fn: Function) -> str:
         """The canonical name of a function, also where an attribute or a local name stands for it."""
-        made: ast.expr | None = None
+        binding: ast.expr | None = None
         if isinstance(function, ast.Name):
-            made = fn.bound.get(function.id)
+            binding = fn.bound.get(function.id)
         elif isinstance(function, ast.Attribute) and (owner := self._type_of(function.value, fn)) is not None:
             values = [value for cls in owner.ancestry for value, _ in cls.values.get(function.attr, ())]
-            made = values[0] if len(values) == 1 else None
-        return self.module.canonical(made if isinstance(made, ast.Name | ast.Attribute) else function)
+            binding = values[0] if len(values) == 1 else None
+        return self.module.canonical(binding if isinstance(binding, ast.Name | ast.Attribute) else function)
 
     def _computed(self, node: ast.expr, fn: Function) -> bool:
         """Whether a tensor is a loss or what a model returned, and was not reduced over the ranks since."""
@@ -314,12 +314,12 @@ class Varying:
 
     def _made_here(self, name: str, fn: Function) -> bool:
         """Whether a function of this file returns what a name is given in another one."""
-        made = fn.bound.get(name)
-        return isinstance(made, ast.Call) and self._callee(made, fn) is not None
+        binding = fn.bound.get(name)
+        return isinstance(binding, ast.Call) and self._callee(binding, fn) is not None
 
-    def _decided(self, node: ast.Name, given: list[tuple[ast.expr, ast.expr]], fn: Function, depth: int) -> str:
+    def _decided(self, node: ast.Name, assignments: list[tuple[ast.expr, ast.expr]], fn: Function, depth: int) -> str:
         """Why a name differs that is changed under a test that differs, and read after it."""
-        for target, value in given:
+        for target, value in assignments:
             test = enclosing(target, ast.If)
             last = last_line(test) if isinstance(test, ast.If) else 0
             wraps = any(isinstance(n, ast.Call) for n in ast.walk(value)) and reads(value, node.id)
@@ -351,9 +351,9 @@ class Varying:
         return why == RANK and all(any(isinstance(n, ast.Name) and n.id == name for n in side) for side in sides)
 
     def _of_parameter(self, node: ast.Name, fn: Function, depth: int) -> str:
-        given = self.objects.arguments(fn, node.id)
-        if given:
-            return next((w for a in given if (w := self.why(a.value, a.caller, depth))), "")
+        arguments = self.objects.arguments(fn, node.id)
+        if arguments:
+            return next((w for a in arguments if (w := self.why(a.value, a.caller, depth))), "")
         if node.id.lower().strip("_") in catalogue.RANK_NAMES:
             return RANK
         return DATA if node.id in _BATCHES and not self._spread(node, fn.line, fn) else ""

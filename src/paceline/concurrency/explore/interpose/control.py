@@ -15,9 +15,17 @@ from paceline.concurrency.explore.scheduler import Run, Task, real_monotonic, re
 MARK = "__explore__"  # the name that a rewritten module has
 #: Modules of the standard library that create threads and locks on behalf of the program.
 MODELLED = {
-    "queue", "logging", "logging.handlers", "sched", "socketserver", "concurrent.futures._base",
-    "concurrent.futures.thread", "asyncio.base_events", "multiprocessing.pool", "multiprocessing.dummy",
-}  # fmt: skip
+    "queue",
+    "logging",
+    "logging.handlers",
+    "sched",
+    "socketserver",
+    "concurrent.futures._base",
+    "concurrent.futures.thread",
+    "asyncio.base_events",
+    "multiprocessing.pool",
+    "multiprocessing.dummy",
+}
 _ASSIGNED = re.compile(r"^\s*([\w.\[\]'\"]+)\s*(?::[^=]+)?=[^=]")
 
 #: The run in progress; None before and after one.

@@ -144,10 +144,10 @@ class Condition:
 
         end = None if timeout is None else monotonic() + timeout
         while not (result := predicate()):
-            left = None if end is None else end - monotonic()
-            if left is not None and left <= 0:
+            seconds = None if end is None else end - monotonic()
+            if seconds is not None and seconds <= 0:
                 break
-            self.wait(left)
+            self.wait(seconds)
         return result
 
     def notify(self, n: int = 1) -> None:

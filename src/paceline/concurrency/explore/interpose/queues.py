@@ -107,9 +107,15 @@ class SimpleQueue(Real):  # type: ignore[type-arg]
 def install() -> None:
     """Put the calls in place, for every kind of queue."""
     methods = {
-        "__init__": _init, "put": _put, "get": _get, "task_done": _task_done, "join": _join,
-        "qsize": _qsize, "empty": _empty, "full": _full,
-    }  # fmt: skip
+        "__init__": _init,
+        "put": _put,
+        "get": _get,
+        "task_done": _task_done,
+        "join": _join,
+        "qsize": _qsize,
+        "empty": _empty,
+        "full": _full,
+    }
     for name, method in methods.items():
         setattr(Real, name, method)
     queue.SimpleQueue = SimpleQueue  # type: ignore[misc, assignment]

@@ -126,10 +126,15 @@ def _announce_start(task: Task) -> None:
 def wait_for_end(task: Task, timeout: float | None = None) -> bool:
     """Wait for the end of a task."""
     return step(
-        "waits for", task, ("end", task.number), mode="read",
-        ready=lambda: task.done, timeout=None if timeout is None or timeout < 0 else timeout,
-        acquires=True, holder=lambda: task.number,
-    )  # fmt: skip
+        "waits for",
+        task,
+        ("end", task.number),
+        mode="read",
+        ready=lambda: task.done,
+        timeout=None if timeout is None or timeout < 0 else timeout,
+        acquires=True,
+        holder=lambda: task.number,
+    )
 
 
 def _is_of_program(thread: threading.Thread) -> bool:

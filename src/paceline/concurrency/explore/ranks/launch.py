@@ -50,9 +50,13 @@ def rank_of(task: Task | None) -> int | None:
 
 
 def _spawn(
-    fn: Callable[..., Any], args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, daemon: bool = False,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
     start_method: str = "spawn",
-) -> Any:  # fmt: skip
+) -> Any:
     """Run `fn(rank, *args)` on ranks that import the script anew, as spawned processes do."""
 
     def body_of(rank: int) -> Callable[[], Any]:
@@ -79,9 +83,15 @@ class Process:
     _started = 0
 
     def __init__(
-        self, group: None = None, target: Any = None, name: Any = None, args: Any = (), kwargs: Any = None,
-        *, daemon: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        group: None = None,
+        target: Any = None,
+        name: Any = None,
+        args: Any = (),
+        kwargs: Any = None,
+        *,
+        daemon: Any = None,
+    ) -> None:
         self.name, self.daemon = name, daemon
         self._task: Task | None = None
         self._body = lambda: _afresh(target)(*args, **(kwargs or {}))

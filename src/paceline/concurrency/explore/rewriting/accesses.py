@@ -96,9 +96,7 @@ class _Accesses(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> Any:
         function = node.func
         if isinstance(function, ast.Attribute):
-            function.value = self._call(
-                "method", function, self.visit(function.value), function.attr, function.lineno
-            )  # fmt: skip
+            function.value = self._call("method", function, self.visit(function.value), function.attr, function.lineno)
         else:
             node.func = self.visit(function)
         node.args = [self.visit(each) for each in node.args]

@@ -46,9 +46,7 @@ def variables(scope: Scope) -> set[str]:
     names = {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     names |= {each.arg for each in (arguments.vararg, arguments.kwarg) if each is not None}
     body = [] if isinstance(scope, ast.Lambda) else scope.body
-    elsewhere = {
-        name for node in _own(body) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names
-    }  # fmt: skip
+    elsewhere = {name for node in _own(body) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
     return (names | set(_bound(body))) - elsewhere
 
 

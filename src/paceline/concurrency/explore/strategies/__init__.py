@@ -51,5 +51,5 @@ class Search(Protocol):
     def next(self) -> Strategy | None:
         """Return the strategy of the next run; None when there is nothing left to try."""
 
-    def learn(self, run: Sequence[Executed], left: Mapping[int, Operation]) -> None:
+    def learn(self, run: Sequence[Executed], pending: Mapping[int, Operation]) -> None:
         """Take note of the steps of the last run, and of what was left to do at its end."""

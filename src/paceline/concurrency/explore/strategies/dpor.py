@@ -87,9 +87,9 @@ class Dpor:
         while self._nodes:
             node = self._nodes[-1]
             node.done.add(node.chosen)
-            left = sorted(node.todo - node.done - node.sleep)
-            if left:
-                node.chosen = left[0]
+            options = sorted(node.todo - node.done - node.sleep)
+            if options:
+                node.chosen = options[0]
                 return DporRun([each.chosen for each in self._nodes], node.sleep | node.done)
             self._nodes.pop()
         self.runs -= 1
@@ -100,7 +100,7 @@ class Dpor:
         """Forget what was explored."""
         self._nodes, self._begun, self.runs, self.ended = [], False, 0, False
 
-    def learn(self, run: Sequence[Executed], left: Mapping[int, Operation]) -> None:
+    def learn(self, run: Sequence[Executed], pending: Mapping[int, Operation]) -> None:
         sleep = self._nodes[-1].sleep | self._nodes[-1].done if self._nodes else set()
         since = max(0, len(self._nodes) - 1)
         for at, step in enumerate(run[since:], since):
@@ -108,7 +108,7 @@ class Dpor:
                 self._nodes.append(Node(usable(step.options), step.option, sleep, todo={step.option}))
             sleep = asleep_after(sleep, step.option, step.operation, step.pending)
         self.has_timeouts |= any(len(usable(step.options)) < len(step.options) for step in run)
-        for at, initials in races(run, left, since):
+        for at, initials in races(run, pending, since):
             node = self._nodes[at]
             if not initials & node.todo:
                 possible = sorted(initials.intersection(node.options))
@@ -132,7 +132,7 @@ def usable(options: Sequence[Option]) -> tuple[Option, ...]:
     return on or tuple(options[:1])
 
 
-def races(run: Sequence[Executed], left: Mapping[int, Operation], since: int) -> list[tuple[int, set[Option]]]:
+def races(run: Sequence[Executed], pending: Mapping[int, Operation], since: int) -> list[tuple[int, set[Option]]]:
     """Return where the other order of a race is to be tried: before which step, and the options that could begin it.
 
     The races of the steps before `since` are known from earlier runs. What threads would have done next is `left`: a
@@ -148,7 +148,7 @@ def races(run: Sequence[Executed], left: Mapping[int, Operation], since: int) ->
         if at >= since:
             compare(step.option, step.operation)
         orders.add(at, step.option.thread, step.operation)
-    for thread, operation in left.items():
+    for thread, operation in pending.items():
         compare(Option(thread, False), operation)
     return result
 

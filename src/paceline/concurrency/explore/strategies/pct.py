@@ -61,5 +61,5 @@ class Pct:
         self._seed += 1
         return PctRun(self._seed, self._steps)
 
-    def learn(self, run: Sequence[Executed], left: Mapping[int, Operation]) -> None:
+    def learn(self, run: Sequence[Executed], pending: Mapping[int, Operation]) -> None:
         self._steps = max(20, len(run))

@@ -53,5 +53,5 @@ class Pos:
         self._seed += 1
         return PosRun(self._seed)
 
-    def learn(self, run: Sequence[Executed], left: Mapping[int, Operation]) -> None:
+    def learn(self, run: Sequence[Executed], pending: Mapping[int, Operation]) -> None:
         pass

@@ -47,7 +47,7 @@ class RandomWalks:
         self._seed += 1
         return RandomWalk(self._seed)
 
-    def learn(self, run: Sequence[Executed], left: Mapping[int, Operation]) -> None:
+    def learn(self, run: Sequence[Executed], pending: Mapping[int, Operation]) -> None:
         pass
 
 

@@ -39,9 +39,9 @@ class JavaThread(NamedTuple):
 
 def with_java_stacks(snapshot: Snapshot, pids: Iterable[int]) -> Snapshot:
     """Return a snapshot with the stacks of virtual machines, and the threads that hold their library's locks."""
-    found = {pid: threads for pid in pids if is_java(pid) and (threads := parse(ask(pid)))}
+    machines = {pid: threads for pid in pids if is_java(pid) and (threads := parse(ask(pid)))}
     return replace(
-        snapshot, processes=tuple(_told(p, found[p.pid]) if p.pid in found else p for p in snapshot.processes)
+        snapshot, processes=tuple(_told(p, machines[p.pid]) if p.pid in machines else p for p in snapshot.processes)
     )
 
 
@@ -82,20 +82,20 @@ def ask(pid: int) -> str:
 def _socket(pid: int) -> str:
     """Return where a virtual machine serves tools; it is asked to by a file and SIGQUIT if it does not yet."""
     inside = _number_inside(pid)
-    place, asked = Path(f"/proc/{pid}/root/tmp/.java_pid{inside}"), Path(f"/proc/{pid}/cwd/.attach_pid{inside}")
+    place, request = Path(f"/proc/{pid}/root/tmp/.java_pid{inside}"), Path(f"/proc/{pid}/cwd/.attach_pid{inside}")
     if place.exists():
         return str(place)
     if not _may_be_asked(pid):
         return ""
-    asked.touch()
+    request.touch()
     try:
-        os.chown(asked, *(os.stat(f"/proc/{pid}").st_uid, -1))
+        os.chown(request, *(os.stat(f"/proc/{pid}").st_uid, -1))
         os.kill(pid, signal.SIGQUIT)
         deadline = time.monotonic() + _PATIENCE
         while not place.exists() and time.monotonic() < deadline:
             time.sleep(0.02)
     finally:
-        asked.unlink(missing_ok=True)
+        request.unlink(missing_ok=True)
     return str(place) if place.exists() else ""
 
 
@@ -122,14 +122,14 @@ def parse(dump: str) -> list[JavaThread]:
 
 def _thread(head: re.Match[str], text: str) -> JavaThread:
     stack = tuple(_frames(text)) or (Frame("<java>", 0, head["name"]),)
-    waited, held = _PARKS.search(text), text.partition("Locked ownable synchronizers:")[2]
+    waited, section = _PARKS.search(text), text.partition("Locked ownable synchronizers:")[2]
     return JavaThread(
-        int(head["number"], 0), stack, waited[1] if waited else "", frozenset(_SYNCHRONIZER.findall(held))
+        int(head["number"], 0), stack, waited[1] if waited else "", frozenset(_SYNCHRONIZER.findall(section))
     )
 
 
 def _frames(text: str) -> Iterator[Frame]:
     for each in _FRAME.finditer(text):
         file, _, line = each["place"].partition(":")
-        own = each["function"].startswith(_OWN)
-        yield Frame(f"<{file}>" if own else file, int(line) if line.isdecimal() else 0, each["function"])
+        is_internal = each["function"].startswith(_OWN)
+        yield Frame(f"<{file}>" if is_internal else file, int(line) if line.isdecimal() else 0, each["function"])

@@ -14,13 +14,17 @@ _MOST_TASKS = 1000
 _TASK, _TASK_LOOP = "_asyncio.Task", 16
 #: What the innermost function of asyncio says that a task waits for; by file and function.
 _WAITS = {
-    ("locks.py", "acquire"): "a lock or semaphore of asyncio", ("locks.py", "wait"): "an event or condition of asyncio",
-    ("locks.py", "_block"): "a barrier of asyncio", ("locks.py", "_wait"): "a barrier of asyncio",
-    ("queues.py", "get"): "an item of a queue of asyncio", ("queues.py", "put"): "room in a queue of asyncio",
+    ("locks.py", "acquire"): "a lock or semaphore of asyncio",
+    ("locks.py", "wait"): "an event or condition of asyncio",
+    ("locks.py", "_block"): "a barrier of asyncio",
+    ("locks.py", "_wait"): "a barrier of asyncio",
+    ("queues.py", "get"): "an item of a queue of asyncio",
+    ("queues.py", "put"): "room in a queue of asyncio",
     ("queues.py", "join"): "task_done() for all items of a queue of asyncio",
     ("taskgroups.py", "__aexit__"): "the end of its group of tasks",
-    ("taskgroups.py", "_aexit"): "the end of its group of tasks", ("tasks.py", "_wait"): "other tasks",
-}  # fmt: skip
+    ("taskgroups.py", "_aexit"): "the end of its group of tasks",
+    ("tasks.py", "_wait"): "other tasks",
+}
 
 
 class Task(NamedTuple):
@@ -56,15 +60,15 @@ def read_loop(objects: Objects, frames: Sequence[CodeFrame], modules: int) -> Lo
     until = next((each for each in frames if _place(each) == ("base_events.py", "run_until_complete")), None)
     main = objects.local(until, "future") if until else 0
     loop = objects.local(running, "self")
-    found = [each for each in _tasks(objects, modules) if objects.memory.word(each + _TASK_LOOP) == loop]
-    if len(found) > _MOST_TASKS:
+    addresses = [each for each in _tasks(objects, modules) if objects.memory.word(each + _TASK_LOOP) == loop]
+    if len(addresses) > _MOST_TASKS:
         return Loop((), True)
-    waiting = [_Waiting.of(objects, each) for each in found]
+    waiting = [_Waiting.of(objects, each) for each in addresses]
     at_rest = [each for each in waiting if each is not None]
     holders = {lock: each.number for each in at_rest for lock in each.holds}
     tasks = tuple(each.task(objects, holders, main) for each in at_rest)
     timers = _timers(objects, loop)
-    return Loop(tasks, len(at_rest) < len(found) or timers > sum(bool(each.timer) for each in tasks))
+    return Loop(tasks, len(at_rest) < len(addresses) or timers > sum(bool(each.timer) for each in tasks))
 
 
 def _tasks(objects: Objects, modules: int) -> Iterator[int]:
@@ -72,11 +76,11 @@ def _tasks(objects: Objects, modules: int) -> Iterator[int]:
     module = objects.items(modules).get("asyncio.tasks")
     if not module:
         return
-    known = objects.items(objects.memory.word(module + 16))
-    weak, eager = (known.get(name, 0) for name in objects.at.every_task)
+    variables = objects.items(objects.memory.word(module + 16))
+    weak, eager = (variables.get(name, 0) for name in objects.at.every_task)
     references = objects.members(objects.attributes(weak)["data"])
-    found = [objects.memory.word(each + 16) for each in references] + list(objects.members(eager) if eager else ())
-    for task in found:
+    addresses = [objects.memory.word(each + 16) for each in references] + list(objects.members(eager) if eager else ())
+    for task in addresses:
         if objects.type_of(task) == _TASK and objects.memory.integer(task + objects.at.task_state) == 0:
             yield task
 
@@ -102,9 +106,9 @@ class _Waiting(NamedTuple):
         frames = tuple(objects.suspended(objects.memory.word(task + objects.at.task_coroutine)))[::-1]
         if not future or not frames:
             return None
-        held = {lock for value in _values(objects, frames) if (lock := _held(objects, value))}
+        locks = {lock for value in _values(objects, frames) if (lock := _held(objects, value))}
         inside = objects.local(frames[0], "self") if _place(frames[0]) == ("locks.py", "wait") else 0
-        return cls(task, frames, future, frozenset(held - {_lock(objects, inside)}))
+        return cls(task, frames, future, frozenset(locks - {_lock(objects, inside)}))
 
     def task(self, objects: Objects, holders: Mapping[int, int], main: int) -> Task:
         """Return what the task waits for, given the tasks that hold locks, and the task that the loop ends with."""

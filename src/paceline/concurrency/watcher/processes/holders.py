@@ -45,16 +45,16 @@ class Holders:
 
         No senders are known of a socket whose other end is closed.
         """
-        found: dict[int, set[int]] = defaultdict(set)
+        receivers: dict[int, set[int]] = defaultdict(set)
         for inode in unix_sockets():
-            held = self._ends.get(f"socket:[{inode}]")
-            if held and _sent(*held[0]):
+            ends = self._ends.get(f"socket:[{inode}]")
+            if ends and _sent(*ends[0]):
                 senders = {
                     p for here, there in self._peers.items() if there == inode for p in self._holding_socket(here)
                 }
-                for pid, _ in held:
-                    found[pid] |= senders
-        return found
+                for pid, _ in ends:
+                    receivers[pid] |= senders
+        return receivers
 
     def _holding_socket(self, inode: int) -> set[int]:
         return {pid for pid, _ in self._ends.get(f"socket:[{inode}]", ())}
@@ -72,7 +72,7 @@ class Holders:
     @cached_property
     def locks(self) -> dict[int, list[tuple[int, str]]]:
         """Return by waiting process the holders of the fcntl and flock locks that it waits for, and the inode."""
-        found: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        holders: dict[int, list[tuple[int, str]]] = defaultdict(list)
         holder: tuple[int, str] = (-1, "")
         with suppress(OSError):
             for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
@@ -81,21 +81,21 @@ class Holders:
                 waits = fields[1] == "->"
                 pid, file = int(fields[4 + waits]), fields[5 + waits].rpartition(":")[2]
                 if waits:
-                    found[pid].append(holder)
+                    holders[pid].append(holder)
                 else:
                     holder = (pid, file)
-        return found
+        return holders
 
     @cached_property
     def held(self) -> dict[str, list[tuple[int, bool]]]:
         """Return by inode the processes that hold a lock on a file, and whether it keeps all others out."""
-        found: dict[str, list[tuple[int, bool]]] = defaultdict(list)
+        holders: dict[str, list[tuple[int, bool]]] = defaultdict(list)
         with suppress(OSError):
             for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
                 fields = line.split()
                 if fields[1] != "->" and int(fields[4]) > 0:
-                    found[fields[5].rpartition(":")[2]].append((int(fields[4]), fields[3] == "WRITE"))
-        return found
+                    holders[fields[5].rpartition(":")[2]].append((int(fields[4]), fields[3] == "WRITE"))
+        return holders
 
     def of_open_files(self, pid: int) -> tuple[int, ...]:
         """Return the processes that hold locks on files that a process has open; those alone that keep others out."""
@@ -103,9 +103,9 @@ class Holders:
         with suppress(OSError):
             for fd in os.listdir(f"/proc/{pid}/fd"):
                 with suppress(OSError):
-                    found = os.stat(f"/proc/{pid}/fd/{fd}")
-                    if stat.S_ISREG(found.st_mode):
-                        inodes.add(str(found.st_ino))
+                    status = os.stat(f"/proc/{pid}/fd/{fd}")
+                    if stat.S_ISREG(status.st_mode):
+                        inodes.add(str(status.st_ino))
         return self._holding(inodes)
 
     def of_file(self, path: str) -> tuple[int, ...]:
@@ -115,28 +115,28 @@ class Holders:
         return ()
 
     def _holding(self, inodes: set[str]) -> tuple[int, ...]:
-        held = [each for inode in inodes for each in self.held.get(inode, ())]
-        return tuple(sorted({p for p, keeps_out in held if keeps_out} or {p for p, _ in held}))
+        holders = [each for inode in inodes for each in self.held.get(inode, ())]
+        return tuple(sorted({p for p, keeps_out in holders if keeps_out} or {p for p, _ in holders}))
 
     def reaching(self, pid: int, tree: tuple[int, ...]) -> tuple[int, ...]:
         """Return the processes that could change what a process sees: of its tree, or those that it is connected with.
 
         None if it has a socket of which the other end is not on this machine.
         """
-        found = set(tree) | {pid}
+        pids = set(tree) | {pid}
         for target in self._targets(pid):
             kind, _, inode = target.rstrip("]").partition(":[")
             if kind == "pipe":
-                found.update(self.of_pipe(target, to_write=True))
+                pids.update(self.of_pipe(target, to_write=True))
             elif kind == "socket":
                 others = self.of_peer(int(inode))
                 if not others:
                     return ()
-                found.update(others)
+                pids.update(others)
         for each in self._shared(pid):
             if each.rights[1] == "w":
-                found.update(self.of_memory(pid, each.begin))
-        return tuple(sorted(found))
+                pids.update(self.of_memory(pid, each.begin))
+        return tuple(sorted(pids))
 
     def _targets(self, pid: int) -> list[str]:
         """Return what the descriptors of a process refer to, but for its three standard streams."""
@@ -144,9 +144,9 @@ class Holders:
 
     def of_pipe(self, target: str, to_write: bool) -> tuple[int, ...]:
         """Return the processes that can write to a pipe, or read from it, now or when they receive it."""
-        wanted = (_WRITE, _READ_WRITE) if to_write else (os.O_RDONLY, _READ_WRITE)
+        modes = (_WRITE, _READ_WRITE) if to_write else (os.O_RDONLY, _READ_WRITE)
         return tuple(
-            sorted({p for p, fd in self._ends.get(target, ()) if _mode(p, fd) in wanted} | self._receiving(target))
+            sorted({p for p, fd in self._ends.get(target, ()) if _mode(p, fd) in modes} | self._receiving(target))
         )
 
     def of_terminal(self, pid: int, fd: int, target: str) -> tuple[int, ...]:
@@ -174,19 +174,19 @@ class Holders:
 
     def of_event(self, pid: int, fd: int) -> tuple[int, ...]:
         """Return the processes that have an event of the kernel open; itself alone if the kernel does not say it."""
-        wanted = _event(pid, str(fd))
-        known = self._ends.get("anon_inode:[eventfd]", ()) if wanted else ()
-        return tuple(sorted({pid, *(p for p, each in known if _event(p, each) == wanted)}))
+        event = _event(pid, str(fd))
+        ends = self._ends.get("anon_inode:[eventfd]", ()) if event else ()
+        return tuple(sorted({pid, *(p for p, each in ends if _event(p, each) == event)}))
 
     def of_memory(self, pid: int, address: int) -> tuple[int, ...]:
         """Return the processes that share the mapped memory at an address of one of them."""
-        found = self.place(pid, address)
-        if found is None:
+        place = self.place(pid, address)
+        if place is None:
             return ()
         # Most processes do not map the file: a search for its inode in the text is much faster than parsing it.
-        inode = f" {found[0].rpartition(':')[2]} ".encode()
+        inode = f" {place[0].rpartition(':')[2]} ".encode()
         pids = [int(name) for name in os.listdir("/proc") if name.isdecimal() and inode in self._text(int(name))]
-        return tuple(sorted(p for p in pids if any(m.file == found[0] for m in self._shared(p))))
+        return tuple(sorted(p for p in pids if any(m.file == place[0] for m in self._shared(p))))
 
     def place(self, pid: int, address: int) -> tuple[str, int] | None:
         """Return what an address of shared memory means in every process: the file and the position in it."""

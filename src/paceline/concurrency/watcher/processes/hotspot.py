@@ -83,8 +83,8 @@ def _main(pid: int) -> int:
 def _library(program: str) -> str:
     """Return the library of the virtual machine that a program of a JDK loads; empty if it is none of those."""
     home = Path(program).parents[1] if len(Path(program).parents) > 1 else Path(program)
-    known = (home / part / "server" / "libjvm.so" for part in ("lib", "lib/amd64", "jre/lib/amd64"))
-    return next((str(each) for each in known if each.exists()), "")
+    candidates = (home / part / "server" / "libjvm.so" for part in ("lib", "lib/amd64", "jre/lib/amd64"))
+    return next((str(each) for each in candidates if each.exists()), "")
 
 
 @lru_cache(maxsize=256)
@@ -97,10 +97,10 @@ def _table(pid: int, _image: str) -> Mapping[str, _Field]:
     try:
 
         def value(name: str) -> int:
-            found = symbol(f"/proc/{pid}/root{library.path}", name)
-            if found is None:
+            address = symbol(f"/proc/{pid}/root{library.path}", name)
+            if address is None:
                 raise LookupError(name)
-            return memory.word(found[0] + library.begin)
+            return memory.word(address[0] + library.begin)
 
         fields = dict(_fields(memory, value(_TABLE), value(_STRIDE), tuple(map(value, _COLUMNS))))
     finally:
@@ -143,11 +143,11 @@ def _threads(memory: Memory, fields: Mapping[str, _Field], main: int) -> JavaThr
     count = memory.integer(listed + fields["_length"].offset)
     first = memory.word(listed + fields["_threads"].offset)
     addresses = memory.words(first, min(count, _MOST_THREADS)) if count > 0 else ()
-    known = [_thread(memory, each, fields) for each in addresses]
-    objects = {each.object: each.tid for each in known if each.object}
+    threads = [_thread(memory, each, fields) for each in addresses]
+    objects = {each.object: each.tid for each in threads if each.object}
     inside, joined = {}, {}
-    for each in known:
-        if each.enters and (owner := _owner(memory.word(each.enters + fields["_owner"].offset), known)):
+    for each in threads:
+        if each.enters and (owner := _owner(memory.word(each.enters + fields["_owner"].offset), threads)):
             inside[each.tid] = owner
         elif each.waits and (ending := objects.get(_object(memory, each.waits, fields["_object"], _by_handle(fields)))):
             joined[each.tid] = ending
@@ -179,6 +179,6 @@ def _by_handle(fields: Mapping[str, _Field]) -> bool:
     return "Handle" in fields["_threadObj"].kind
 
 
-def _owner(value: int, known: list[_JavaThread]) -> int:
+def _owner(value: int, threads: list[_JavaThread]) -> int:
     """Return the thread that an owner of a monitor stands for: its address, or a place in its stack."""
-    return next((t.tid for t in known if value == t.address or t.stack[0] <= value < t.stack[1]), 0)
+    return next((t.tid for t in threads if value == t.address or t.stack[0] <= value < t.stack[1]), 0)

@@ -79,8 +79,8 @@ class Interpreter(NamedTuple):
         thread = self.thread(tid)
         if thread is None or not any(_is_of_pool(each, "wait", "next") for each in thread.stack[:_NEAR]):
             return ()
-        found = tuple(each.tid for each in self.threads if each.delivers)
-        return (found or (ENDED,)) if all(each.stack for each in self.threads) else ()
+        tids = tuple(each.tid for each in self.threads if each.delivers)
+        return (tids or (ENDED,)) if all(each.stack for each in self.threads) else ()
 
     def thread(self, tid: int) -> PythonThread | None:
         """Return one thread."""
@@ -112,8 +112,10 @@ def _is_wait(frame: CodeFrame) -> bool:
 def read_interpreter(pid: int) -> Interpreter | None:
     """Read the interpreter of a process; None if it has none of a known version, or may not be read."""
     with suppress(OSError, struct.error, LookupError), reading(pid) as reader:
-        found = reader.interpreter((pid, image(pid)))
-        return found if any(os.path.exists(f"/proc/{pid}/task/{each.tid}") for each in found.threads) else None
+        interpreter = reader.interpreter((pid, image(pid)))
+        return (
+            interpreter if any(os.path.exists(f"/proc/{pid}/task/{each.tid}") for each in interpreter.threads) else None
+        )
     return None
 
 
@@ -144,12 +146,12 @@ def _runtime(pid: int, _image: str) -> tuple[int, Layout]:
     Raises:
         LookupError: It has none of a known version, or has not loaded it yet: what is raised is not kept.
     """
-    seen: set[str] = set()
+    visited: set[str] = set()
     for each in mappings(pid):
         version = _LIBRARY.search(each.path)
-        if version is None or each.offset or each.path in seen:
+        if version is None or each.offset or each.path in visited:
             continue
-        seen.add(each.path)
+        visited.add(each.path)
         layout = LAYOUTS.get((int(version[1]), int(version[2])))
         value = symbol(f"/proc/{pid}/root{each.path}", "_PyRuntime") if layout else None
         if layout and value:

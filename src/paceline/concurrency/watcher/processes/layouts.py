@@ -61,8 +61,19 @@ _3_12 = _3_11._replace(
     every_task=("_scheduled_tasks", "_eager_tasks"),
 )  # fmt: skip
 _3_13 = _3_12._replace(
-    interpreters=632, gil=(False, 16), threads=7344, modules=7656, collector=7424, native_id=160, on_delete=0,
-    current_frame=(72,), bytecode=200, values="inline", task_state=96, task_waits_for=112, task_coroutine=120,
+    interpreters=632,
+    gil=(False, 16),
+    threads=7344,
+    modules=7656,
+    collector=7424,
+    native_id=160,
+    on_delete=0,
+    current_frame=(72,),
+    bytecode=200,
+    values="inline",
+    task_state=96,
+    task_waits_for=112,
+    task_coroutine=120,
     task_name=128,
-)  # fmt: skip
+)
 LAYOUTS = {(3, 11): _3_11, (3, 12): _3_12, (3, 13): _3_13}

@@ -98,13 +98,13 @@ def symbol(file: str, name: str) -> tuple[int, bool] | None:
                 symbols = elf.read(section[5])
                 names_at, names_size = sections[section[6]][4:6]
                 elf.seek(names_at)
-                found = _value(symbols, elf.read(names_size), name.encode())
-                return None if found is None else (found, kind == _SHARED_OBJECT)
+                value = _value(symbols, elf.read(names_size), name.encode())
+                return None if value is None else (value, kind == _SHARED_OBJECT)
     return None
 
 
-def _value(symbols: bytes, names: bytes, wanted: bytes) -> int | None:
-    at = names.find(b"\0" + wanted + b"\0") + 1
+def _value(symbols: bytes, names: bytes, symbol: bytes) -> int | None:
+    at = names.find(b"\0" + symbol + b"\0") + 1
     if not at:
         return None
     return next((value for name, _, _, _, value, _ in struct.iter_unpack("=IBBHQQ", symbols) if name == at), None)

@@ -133,9 +133,9 @@ class Possessors:
                     attributes = reader.objects.attributes(value)
                     if "_semlock" in attributes:
                         lock = attributes["_semlock"]
-                        taken = reader.objects.memory.integer(lock + _TIMES_HELD) > 0
+                        is_locked = reader.objects.memory.integer(lock + _TIMES_HELD) > 0
                         handle = reader.objects.memory.word(lock + _HANDLE)
-                        if taken and self._holders.place(each.pid, handle) == place:
+                        if is_locked and self._holders.place(each.pid, handle) == place:
                             return reader.thread_of(reader.objects.memory.word(lock + _LAST_THREAD)), each.label
                     elif kind.endswith("Process"):
                         ended += _ended(reader.objects, attributes)

@@ -44,16 +44,16 @@ RANK_VARIABLES = (
 
 def tree(roots: Iterable[int]) -> tuple[int, ...]:
     """Return the processes and all their descendants that run, without the watcher itself."""
-    found: list[int] = []
+    pids: list[int] = []
     ahead = list(roots)
     while ahead:
         pid = ahead.pop()
-        if pid in found or pid == os.getpid() or not Path(f"/proc/{pid}").exists():
+        if pid in pids or pid == os.getpid() or not Path(f"/proc/{pid}").exists():
             continue
-        found.append(pid)
+        pids.append(pid)
         for tid in _numbers(f"/proc/{pid}/task"):
             ahead += map(int, read(f"/proc/{pid}/task/{tid}/children").split())
-    return tuple(sorted(found))
+    return tuple(sorted(pids))
 
 
 def counters(pids: Iterable[int]) -> Counters:
@@ -115,12 +115,14 @@ def _process(pid: int, waits: Waits) -> Process | None:
     # A launcher's variables are inherited by whatever a rank starts; a process group is the process's own.
     standing = (interpreter and interpreter.group) or _rank(pid) or (interpreter and interpreter.standing(pid))
     rank, world_size = standing or (None, 0)
-    tids, known = tuple(stacks), tuple(stacks.values())
-    text = _text_of(pid, known[0][0]) if known and rank is not None else ""
+    tids, thread_stacks = tuple(stacks), tuple(stacks.values())
+    text = _text_of(pid, thread_stacks[0][0]) if thread_stacks and rank is not None else ""
     parent, command = int(fields[1]), _command(pid)
     signals = caught & WAKING_SIGNALS & ~_ignored(pid, command, rank) != 0
     began = interpreter.began(pid) if interpreter else 0
-    return Process(pid, parent, command, tuple(threads), signals, rank, world_size, known, tids, text=text, began=began)
+    return Process(
+        pid, parent, command, tuple(threads), signals, rank, world_size, thread_stacks, tids, text=text, began=began
+    )
 
 
 def _ignored(pid: int, command: str, rank: int | None) -> int:
@@ -189,7 +191,7 @@ def _work(pid: int, stat: list[str]) -> Work:
 
 def _command(pid: int) -> str:
     words = [word for word in read(f"/proc/{pid}/cmdline").split("\0") if word]
-    helper = next((found for word in words if (found := _HELPER.search(word))), None)
+    helper = next((match for word in words if (match := _HELPER.search(word))), None)
     program = os.path.basename(words[0]) if words else read(f"/proc/{pid}/comm").strip()
     if not program.startswith("python"):
         return program

@@ -43,10 +43,10 @@ def of_group(objects: Objects, modules: int, process: tuple[int, str]) -> Standi
         modules: The dictionary of the interpreter's modules.
         process: Its number, and where its image begins.
     """
-    known = _globals_of(objects, modules, process)
-    if not known:
+    namespace = _globals_of(objects, modules, process)
+    if not namespace:
         return None
-    variables = objects.items(known)
+    variables = objects.items(namespace)
     group = objects.attributes(variables["_world"]).get("_default_pg", 0) if "_world" in variables else 0
     ranks = dict(objects.pairs(variables.get("_pg_group_ranks", 0))).get(group, 0) if group else 0
     if not ranks or not objects.type_of(group).endswith("ProcessGroup"):
@@ -68,14 +68,14 @@ def of_frames(objects: Objects, frames: list[CodeFrame]) -> Standing | None:
 
 def _globals_of(objects: Objects, modules: int, process: tuple[int, str]) -> int:
     count = objects.length(modules)
-    before, known = _globals.get(process, (-1, 0))
-    if not known and before != count:
+    before, namespace = _globals.get(process, (-1, 0))
+    if not namespace and before != count:
         module = objects.items(modules).get(_MODULE, 0)
-        known = objects.memory.word(module + 16) if module else 0
-        _globals[process] = count, known
+        namespace = objects.memory.word(module + 16) if module else 0
+        _globals[process] = count, namespace
         if len(_globals) > _MOST_PROCESSES:
             _globals.popitem(last=False)
-    return known
+    return namespace
 
 
 def _is_in(frame: CodeFrame, file: str) -> bool:

@@ -38,12 +38,12 @@ def unix_sockets() -> frozenset[int]:
 
 def listeners() -> frozenset[int]:
     """Return the sockets of this machine that listen for connections."""
-    found: set[int] = set()
+    inodes: set[int] = set()
     for file, state, listens, inode in (("tcp", 3, _LISTENS, 9), ("tcp6", 3, _LISTENS, 9), ("unix", 3, _ACCEPTS, 6)):
         with suppress(OSError):
             lines = Path(f"/proc/net/{file}").read_text(encoding="utf-8").splitlines()[1:]
-            found |= {int(fields[inode]) for fields in map(str.split, lines) if fields[state] == listens}
-    return frozenset(found)
+            inodes |= {int(fields[inode]) for fields in map(str.split, lines) if fields[state] == listens}
+    return frozenset(inodes)
 
 
 def address(inode: int) -> str:
@@ -85,9 +85,9 @@ def _tcp_peers() -> dict[int, int]:
                     by_ends[_plain(fields[1]), _plain(fields[2])] = int(fields[9])
                 elif fields[3] == _LISTENS:
                     listening[_plain(fields[1])] = int(fields[9])
-    found = {inode: by_ends[there, here] for (here, there), inode in by_ends.items() if (there, here) in by_ends}
-    waiting = {inode: _listener(there, listening) for (_, there), inode in by_ends.items() if found.get(inode) == 0}
-    return found | waiting
+    peers = {inode: by_ends[there, here] for (here, there), inode in by_ends.items() if (there, here) in by_ends}
+    waiting = {inode: _listener(there, listening) for (_, there), inode in by_ends.items() if peers.get(inode) == 0}
+    return peers | waiting
 
 
 def _listener(address: str, listening: dict[str, int]) -> int:
@@ -106,19 +106,19 @@ def _unix_peers() -> dict[int, int]:
     # nlmsghdr, then unix_diag_req: family, protocol, pad, states (all), inode (any), what to show, cookie.
     body = struct.pack("=BBHIIIQ", socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW, 0xFFFFFFFFFFFFFFFF)
     request = struct.pack("=IHHII", 16 + len(body), _SOCK_DIAG_BY_FAMILY, _DUMP, 1, 0) + body
-    found: dict[int, int] = {}
+    peers: dict[int, int] = {}
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
             kernel.settimeout(1.0)
             kernel.send(request)
-            while _take_messages(kernel.recv(1 << 16), found):
+            while _take_messages(kernel.recv(1 << 16), peers):
                 pass
     except OSError:
         return {}
-    return found
+    return peers
 
 
-def _take_messages(data: bytes, found: dict[int, int]) -> bool:
+def _take_messages(data: bytes, peers: dict[int, int]) -> bool:
     """Add the peers that one answer of the kernel holds; return whether more answers follow."""
     while len(data) >= 16:
         length, kind = struct.unpack_from("=IH", data)
@@ -130,9 +130,9 @@ def _take_messages(data: bytes, found: dict[int, int]) -> bool:
             size, attribute = struct.unpack_from("=HH", data, at)
             numbers = struct.unpack_from(f"={max(size - 4, 0) // 4}I", data, at + 4)
             if attribute == _PEER and numbers[0]:
-                found[inode] = numbers[0]
+                peers[inode] = numbers[0]
             elif attribute == _NOT_ACCEPTED:
-                found |= dict.fromkeys(numbers, inode)
+                peers |= dict.fromkeys(numbers, inode)
             at += (size + 3) & ~3 or 4
         data = data[(length + 3) & ~3 :]
     return True

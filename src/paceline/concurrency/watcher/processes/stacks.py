@@ -32,16 +32,16 @@ def environment(folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
 
 def ask(folder: Path, pids: Iterable[int], patience: float = 1.0) -> dict[int, tuple[Stack, ...]]:
     """Ask processes for their stacks, and return those that answer within `patience` seconds."""
-    asked = [pid for pid in pids if caught_signals(pid) >> (SIGNAL - 1) & 1]
-    for pid in asked:
+    receivers = [pid for pid in pids if caught_signals(pid) >> (SIGNAL - 1) & 1]
+    for pid in receivers:
         with suppress(OSError):
             _file(folder, pid).write_text("")
             os.kill(pid, SIGNAL)
     deadline = time.monotonic() + patience
-    while time.monotonic() < deadline and not all(_complete(folder, pid) for pid in asked):
+    while time.monotonic() < deadline and not all(_complete(folder, pid) for pid in receivers):
         time.sleep(0.02)
-    found = {pid: parse(_text(folder, pid)) for pid in asked}
-    return {pid: stacks for pid, stacks in found.items() if stacks}
+    answers = {pid: parse(_text(folder, pid)) for pid in receivers}
+    return {pid: stacks for pid, stacks in answers.items() if stacks}
 
 
 def parse(text: str) -> tuple[Stack, ...]:
@@ -52,8 +52,8 @@ def parse(text: str) -> tuple[Stack, ...]:
         if line.startswith(("Thread ", "Current thread ")):
             main = len(stacks) if line.startswith("Current") else main
             stacks.append([])
-        elif stacks and (found := _FRAME.match(line)):
-            stacks[-1].append(Frame(found[1], int(found[2]), found[3]))
+        elif stacks and (match := _FRAME.match(line)):
+            stacks[-1].append(Frame(match[1], int(match[2]), match[3]))
     return tuple(tuple(stack) for stack in stacks[main : main + 1] + stacks[:main] + stacks[main + 1 :])
 
 

@@ -42,11 +42,11 @@ class _Found(NamedTuple):
 
 def with_subjects(snapshot: Snapshot, pids: Iterable[int]) -> Snapshot:
     """Return a snapshot in which the threads of some processes say what they wait for in the program's own words."""
-    wanted = set(pids)
+    targets = set(pids)
     possessors = Possessors(snapshot)
     try:
         processes = tuple(
-            _owned(replace(each, subjects=tuple(_subjects(each, possessors)))) if each.pid in wanted else each
+            _owned(replace(each, subjects=tuple(_subjects(each, possessors)))) if each.pid in targets else each
             for each in snapshot.processes
         )
     finally:
@@ -96,19 +96,19 @@ def _with_object(
     handler = _handler(objects, frames)
     call = call_of(process.pid, subject.tid)
     futex = call.arguments[0] if call is not None and call.name == "futex" else 0
-    found = _of_library(objects, frames, futex)
+    resource = _of_library(objects, frames, futex)
     ours = [frame for frame in frames if not _frame(frame).standard][:_NEAR]
-    if found is None and futex:
-        found = _of_variables(objects, ours, futex)
-    elif found is not None:
-        target = found.value
-        found = found._replace(words=found.words.format(_named(objects, ours, lambda each: each == target)[0]))
-    if found is None:
+    if resource is None and futex:
+        resource = _of_variables(objects, ours, futex)
+    elif resource is not None:
+        target = resource.value
+        resource = resource._replace(words=resource.words.format(_named(objects, ours, lambda each: each == target)[0]))
+    if resource is None:
         return subject._replace(handler=handler)
     wait = next(each.wait for each in process.threads if each.tid == subject.tid)
-    owner, holder = (0, "") if wait.owners else possessors.of(process, found.kind, found.value, found.futex)
-    what = " ".join(found.words.split()).replace(" ,", ",")
-    return subject._replace(kind=found.kind, what=what, holder=holder, handler=handler, owner=owner)
+    owner, holder = (0, "") if wait.owners else possessors.of(process, resource.kind, resource.value, resource.futex)
+    what = " ".join(resource.words.split()).replace(" ,", ",")
+    return subject._replace(kind=resource.kind, what=what, holder=holder, handler=handler, owner=owner)
 
 
 def _of_variables(objects: Objects, frames: Sequence[CodeFrame], futex: int) -> _Found | None:
@@ -118,8 +118,8 @@ def _of_variables(objects: Objects, frames: Sequence[CodeFrame], futex: int) -> 
         kind = objects.type_of(value).rpartition(".")[2]
         return _Found("get" if kind == "SimpleQueue" else "lock", f"{_LOCK_TYPES[kind]} {name}", value, futex)
     name, value = _named(objects, frames, lambda each: semaphore_of(objects, each) == futex)
-    found = _of_multiprocessing(objects, value, futex) if value else None
-    return found and found._replace(words=found.words.format(name))
+    resource = _of_multiprocessing(objects, value, futex) if value else None
+    return resource and resource._replace(words=resource.words.format(name))
 
 
 def _frame(frame: CodeFrame) -> Frame:
@@ -128,7 +128,7 @@ def _frame(frame: CodeFrame) -> Frame:
 
 def _of_library(objects: Objects, frames: Sequence[CodeFrame], futex: int) -> _Found | None:
     """Return what the outermost function of Python's library waits for that a thread is in."""
-    found = None
+    resource = None
     for frame in frames:
         if not _frame(frame).standard:
             break
@@ -136,8 +136,8 @@ def _of_library(objects: Objects, frames: Sequence[CodeFrame], futex: int) -> _F
         instance = objects.local(frame, "self") if reads else 0
         if reads is not None and instance:
             with suppress(*TORN, KeyError):
-                found = reads(objects, instance, futex) or found
-    return found
+                resource = reads(objects, instance, futex) or resource
+    return resource
 
 
 def _number(objects: Objects, instance: int, name: str) -> int:
@@ -277,11 +277,11 @@ def _candidates(objects: Objects, frames: Iterable[CodeFrame]) -> Iterator[tuple
 
 
 def _locals(objects: Objects, frame: CodeFrame) -> dict[str, int]:
-    found = {name: objects.local(frame, name) for name in frame.code.names}
-    for name, value in found.items():
+    variables = {name: objects.local(frame, name) for name in frame.code.names}
+    for name, value in variables.items():
         if value and objects.type_of(value) == "cell":
-            found[name] = objects.memory.word(value + _CELL_CONTENT)
-    return {name: value for name, value in found.items() if value}
+            variables[name] = objects.memory.word(value + _CELL_CONTENT)
+    return {name: value for name, value in variables.items() if value}
 
 
 def _with_parts(objects: Objects, variables: dict[str, int]) -> Iterator[tuple[str, int]]:

@@ -113,11 +113,15 @@ class Measurements:
         coded = self.codings.get(str(plan.options.get("codec")), Coding(0.0, 0.0, 0.0))
         back = self.codings.get(str(plan.options.get("pull")), Coding(0.0, 0.0, 0.0))
         return World(
-            compute=(self.compute(piece) + coded.encode + back.decode) / piece.samples, jitter=0.0,
+            compute=(self.compute(piece) + coded.encode + back.decode) / piece.samples,
+            jitter=0.0,
             # A server also reads what it answers, so that it knows what the worker has.
             update=self.update(piece) / plan.shards + coded.decode * reads(plan) + back.encode + back.decode,
-            latency=links.latency, bandwidth=links.bandwidth, seed=self.job.seed, copies=COPIES,
-        )  # fmt: skip
+            latency=links.latency,
+            bandwidth=links.bandwidth,
+            seed=self.job.seed,
+            copies=COPIES,
+        )
 
 
 def piece_of(job: Job, plan: Plan) -> Piece:
@@ -182,10 +186,10 @@ def simulate_plans(
 
 def speeds_by_round(measured: Measurements, plan: Plan, run: Run, link: str) -> list[float]:
     """Return the samples per second that a plan reaches with what each round measured."""
-    found = steady(run.trace)
+    steady_state = steady(run.trace)
     summary = run.record.summary
     assert summary is not None
-    speed = found.samples_per_second if found else summary.samples_per_second
+    speed = steady_state.samples_per_second if steady_state else summary.samples_per_second
     if plan.workers == 1:
         piece = piece_of(measured.job, plan)
         return [each.speed(piece) for each in measured.rounds]
@@ -197,7 +201,7 @@ def _seconds(measured: Measurements, plan: Plan, link: str) -> float:
     """Return the seconds of some updates of a plan, simulated without their arithmetic."""
     job = measured.job
     batch = job.batch_size * job.accumulate_grad_batches
-    count = UPDATES if plan.traits.keeps_step else UPDATES * plan.workers
+    count = UPDATES if plan.traits.synchronous else UPDATES * plan.workers
     return simulate_totals(
         plan, plan.agenda(batch * count, batch), measured.world(plan, link), measured.parameter_bytes
     ).seconds
@@ -205,10 +209,10 @@ def _seconds(measured: Measurements, plan: Plan, link: str) -> float:
 
 def codec_row(name: str, plans: Sequence[Plan], codings: dict[str, Coding], dense: int) -> CodecRow:
     """Return what a codec does to the gradient."""
-    found = codings[name]
+    codec_cost = codings[name]
     gathered = any(plan.options.get("codec") == name and reads(plan) > 1 for plan in plans)
-    most = most_gathered(found.bytes, dense) if gathered else None
-    return CodecRow(name, found.bytes, 1e6 * found.encode, 1e6 * found.decode, most)
+    most = most_gathered(codec_cost.bytes, dense) if gathered else None
+    return CodecRow(name, codec_cost.bytes, 1e6 * codec_cost.encode, 1e6 * codec_cost.decode, most)
 
 
 def _codecs(plan: Plan) -> list[str]:
@@ -220,15 +224,15 @@ def _codecs(plan: Plan) -> list[str]:
 def cannot_pay(plans: Sequence[Plan], codecs: Sequence[CodecRow]) -> list[str]:
     """Say of which plans the codec sends no less than a ring without one."""
     most = {row.codec: row.most_workers for row in codecs}
-    found = []
+    remarks = []
     for plan in plans:
         limit = most.get(str(plan.options.get("codec")))
         if limit is not None and reads(plan) > limit:
-            found.append(
+            remarks.append(
                 f"{plan} cannot pay: gathered messages are fewer bytes than a ring of the dense gradient only "
                 f"up to {limit} worker{'s' * (limit > 1)}"
             )
-    return found
+    return remarks
 
 
 def _threads(piece: Piece) -> str:
@@ -246,18 +250,35 @@ def _row(measured: Measurements, plan: Plan, run: Run, best: Piece, common: floa
     accuracy, tested = summary.metrics.get(ACCURACY), run.record.job.test_samples
     samples = job.batch_size * plan.workers // plan.parts
     case = Case(
-        plan.name, plan.workers, speed, plan.workers * measured.speed(piece), measured.speed(best), _threads(best),
-        samples, job.batch_size, mine,
-    )  # fmt: skip
+        plan.name,
+        plan.workers,
+        speed,
+        plan.workers * measured.speed(piece),
+        measured.speed(best),
+        _threads(best),
+        samples,
+        job.batch_size,
+        mine,
+    )
     return Row(
-        plan=str(plan), workers=plan.workers, samples_per_second=speed, spread=(min(speeds), max(speeds)),
-        speedup=speedup.value, efficiency=speedup.value / plan.workers, ceiling_share=share.value if share else None,
-        test_accuracy=accuracy, test_loss=summary.metrics.get("test_loss"),
+        plan=str(plan),
+        workers=plan.workers,
+        samples_per_second=speed,
+        spread=(min(speeds), max(speeds)),
+        speedup=speedup.value,
+        efficiency=speedup.value / plan.workers,
+        ceiling_share=share.value if share else None,
+        test_accuracy=accuracy,
+        test_loss=summary.metrics.get("test_loss"),
         seconds_to_common_accuracy=None if common is None else seconds_to_hold(run.record.history, ACCURACY, common),
         staleness=summary.staleness.mean,
         bytes_per_update=None if summary.bytes_sent is None else summary.bytes_sent / max(1, summary.updates),
-        wait_fraction=summary.wait_fraction, step=mine, verdict=verdict(case) if several else None,
-        rounds=tuple(speeds), speedup_interval=tuple(speedup.interval),
+        wait_fraction=summary.wait_fraction,
+        step=mine,
+        verdict=verdict(case) if several else None,
+        rounds=tuple(speeds),
+        speedup_interval=tuple(speedup.interval),
         ceiling_share_interval=tuple(share.interval) if share else None,
-        test_accuracy_interval=None if accuracy is None else tuple(wilson(accuracy, tested)), metrics=summary.metrics,
-    )  # fmt: skip
+        test_accuracy_interval=None if accuracy is None else tuple(wilson(accuracy, tested)),
+        metrics=summary.metrics,
+    )

@@ -70,10 +70,16 @@ class Entrant:
             for mine, its in zip(self.milliseconds, before.milliseconds, strict=True)
         ]
         return ScriptRow(
-            self.name, self.processes, self.step, (min(self.milliseconds), max(self.milliseconds)),
-            self.batches_per_second, statistics.median(each), statistics.median(self.seconds), self.steps,
+            self.name,
+            self.processes,
+            self.step,
+            (min(self.milliseconds), max(self.milliseconds)),
+            self.batches_per_second,
+            statistics.median(each),
+            statistics.median(self.seconds),
+            self.steps,
             tuple(median_interval(each)),
-        )  # fmt: skip
+        )
 
 
 @dataclass
@@ -133,9 +139,9 @@ def compare_script(
                     raise
                 notes.append(f"it does not run as {entrant.name}: {str(error).splitlines()[-1].strip()}")
                 singles.remove(entrant)
-    left = sorted(_files() - before_all)
-    if left:
-        notes.append(_left_behind(left))
+    new_files = sorted(_files() - before_all)
+    if new_files:
+        notes.append(_left_behind(new_files))
     before = max((*singles, gloo), key=lambda entrant: entrant.batches_per_second)
     rows = [entrant.row(before) for entrant in (*singles, gloo, ours)]
     over_gloo = statistics.median(a / b for a, b in zip(gloo.milliseconds, ours.milliseconds, strict=True))
@@ -145,16 +151,16 @@ def compare_script(
 
 def _files() -> set[str]:
     """Files below the current folder, by their names and times; a large folder is read in part."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for folder, folders, names in os.walk("."):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
         for name in names:
             with contextlib.suppress(OSError):
                 path = Path(folder, name)
-                found.add(f"{path}\0{path.stat().st_mtime_ns}")
-        if len(found) > MOST_FILES:
+                paths.add(f"{path}\0{path.stat().st_mtime_ns}")
+        if len(paths) > MOST_FILES:
             break
-    return found
+    return paths
 
 
 def _left_behind(files: Sequence[str]) -> str:
@@ -212,9 +218,14 @@ def _run(command: _Command, entrant: Entrant, seconds: float) -> None:
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         begun = time.perf_counter()
         process = subprocess.Popen(
-            command.of(entrant.processes), env=_environment(entrant, folder), text=True, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
+            command.of(entrant.processes),
+            env=_environment(entrant, folder),
+            text=True,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
         try:
             output, _ = process.communicate(timeout=seconds)
         except BaseException as error:
@@ -235,11 +246,11 @@ def _run(command: _Command, entrant: Entrant, seconds: float) -> None:
 
 def _environment(entrant: Entrant, folder: str) -> dict[str, str]:
     places = [str(Path(gloo_shim.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-    found |= {"PACELINE_STAND_IN": entrant.backend, "PACELINE_STEPS": folder}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    environment |= {"PACELINE_STAND_IN": entrant.backend, "PACELINE_STEPS": folder}
     if entrant.threads:
-        found["OMP_NUM_THREADS"] = str(entrant.threads)
-    return found
+        environment["OMP_NUM_THREADS"] = str(entrant.threads)
+    return environment
 
 
 def _read_steps(entrant: Entrant, folder: Path) -> None:
@@ -251,10 +262,10 @@ def _read_steps(entrant: Entrant, folder: Path) -> None:
         )
     entrant.steps = len(steps[0])
     entrant.milliseconds.append(1000 * statistics.median(b - a for ends in steps for a, b in pairwise(ends[1:])))
-    if (kept := folder / "parameters.pt").is_file():
+    if (snapshot := folder / "parameters.pt").is_file():
         import torch
 
-        entrant.parameters = torch.load(kept, weights_only=True)
+        entrant.parameters = torch.load(snapshot, weights_only=True)
 
 
 def _difference(one: Entrant, other: Entrant) -> float | None:

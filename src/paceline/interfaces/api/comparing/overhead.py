@@ -34,8 +34,8 @@ def step(trace: Trace, workers: int) -> Step | None:
 
 def unmeasured(trace: Trace, workers: int) -> float | None:
     """Average what a step takes where the trace does not divide it, as inside PyTorch's DDP, in microseconds."""
-    found = step(trace, workers)
-    return found.whole if found else None
+    mean_step = step(trace, workers)
+    return mean_step.whole if mean_step else None
 
 
 @dataclass(frozen=True)

@@ -94,5 +94,5 @@ class Comparison:
 
     def as_dict(self) -> dict[str, Any]:
         """The table as `paceline compare --json` prints it."""
-        found: dict[str, Any] = to_dict(self.table)
-        return {key: value for key, value in found.items() if key not in ("machine", "schema_version")}
+        fields: dict[str, Any] = to_dict(self.table)
+        return {key: value for key, value in fields.items() if key not in ("machine", "schema_version")}

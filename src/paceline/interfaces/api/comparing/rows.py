@@ -59,7 +59,15 @@ def _verdict(timed: Timed, entrant: Entrant, ceiling: Entrant, speedup: Ratio, m
     speed, limit = speedup.value * best.speed, ceiling.over(best)
     return verdict(
         Case(
-            plan.name, plan.workers, speed, limit.value * best.speed, best.speed, best.threads, samples, batch, mine,
+            plan.name,
+            plan.workers,
+            speed,
+            limit.value * best.speed,
+            best.speed,
+            best.threads,
+            samples,
+            batch,
+            mine,
             max(speedup.doubt, limit.doubt),
         )
-    )  # fmt: skip
+    )

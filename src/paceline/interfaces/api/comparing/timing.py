@@ -81,8 +81,8 @@ class Entrant:
     def time_round(self, seconds: float) -> None:
         """Train for about so many seconds."""
         with warnings.catch_warnings():
-            for given in (CrowdedWarning, JobWarning):  # when the whole job was trained
-                warnings.simplefilter("ignore", given)
+            for category in (CrowdedWarning, JobWarning):  # when the whole job was trained
+                warnings.simplefilter("ignore", category)
             if self.updates is None:
                 self.learn_from(
                     train(self.job, self.plan, folder=None, max_updates=UPDATES * self.plan.workers), seconds
@@ -276,8 +276,8 @@ def _time_round(timed: Timed, number: int, text: str, schedule: Schedule, course
 def _single(job: Job, threads: int, entrants: Sequence[Entrant]) -> Entrant:
     """One process; if the plan is compared anyway, it is timed once."""
     same = (e for e in entrants if (e.plan.name, e.plan.threads, e.plan.chunks) == ("sequential", threads, 1))
-    found = next(same, None)
-    return found if found is not None else Entrant("sequential", make("sequential", threads=threads), job)
+    entrant = next(same, None)
+    return entrant if entrant is not None else Entrant("sequential", make("sequential", threads=threads), job)
 
 
 def thread_counts() -> list[int]:
@@ -288,8 +288,8 @@ def thread_counts() -> list[int]:
 
 def _speed(run: Run) -> tuple[float, float]:
     """Samples per second after the warm-up, and the share of the samples that lie there."""
-    found, summary = steady(run.trace), _summary(run)
-    return (found.samples_per_second, found.share) if found else (summary.samples_per_second, 0.0)
+    steady_state, summary = steady(run.trace), _summary(run)
+    return (steady_state.samples_per_second, steady_state.share) if steady_state else (summary.samples_per_second, 0.0)
 
 
 def _summary(run: Run) -> Summary:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.rules import Arrival
+from paceline.algorithms.rules import GradientUpdate
 from paceline.algorithms.rules.plain import Plain
 from paceline.errors import RunFailed
 from paceline.interfaces.api.planning.calibration_jobs import calibration_job
@@ -94,22 +94,22 @@ class BusyCores:
     def _ask(self, processes: Sequence[int], request: tuple[str, int, float]) -> list[Steps]:
         for number in processes:
             self._pipes[number].send(request)
-        found = []
+        timings = []
         for number in processes:
             try:
                 if not self._pipes[number].poll(PATIENCE):
                     raise RunFailed(
                         f"a calibration process did not answer for {PATIENCE:.0f} s; is the machine stopped?"
                     )
-                found.append(self._pipes[number].recv())
+                timings.append(self._pipes[number].recv())
             except (EOFError, OSError):
                 raise RunFailed("a calibration process died; was it killed, or is there too little memory?") from None
-        return found
+        return timings
 
 
 def _main(pipe: Connection) -> None:
     """Answer requests until the parent closes the pipe."""
-    become_worker(scarce=False)
+    become_worker(memory_bounded=False)
     trainer: Trainer | None = None
     try:
         while True:
@@ -143,13 +143,13 @@ class Trainer:
     def steps(self, threads: int, seconds: float, least: int) -> Steps:
         """Make steps for so long, and at least so many."""
         torch.set_num_threads(threads)
-        found, now = Steps([], []), time.perf_counter
+        timings, now = Steps([], []), time.perf_counter
         end = now() + seconds
-        while now() < end or len(found.compute) < least:
+        while now() < end or len(timings.compute) < least:
             first = now()
             computed = self.learner.compute([self.chunk])
             second = now()
-            self.rule.update(self.store, Arrival(self.learner.settle(computed)))
-            found.compute.append(second - first)
-            found.update.append(now() - second)
-        return found
+            self.rule.update(self.store, GradientUpdate(self.learner.finalize(computed)))
+            timings.compute.append(second - first)
+            timings.update.append(now() - second)
+        return timings

@@ -72,9 +72,16 @@ def measured_card(seconds: float = SECONDS, say: Say = lambda line: None) -> Car
     exchanges, between = measure_exchanges(seconds, say)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     card = Card(
-        machine.processor, cores, memory, operations, exchanges, (), between, torch.__version__,
+        machine.processor,
+        cores,
+        memory,
+        operations,
+        exchanges,
+        (),
+        between,
+        torch.__version__,
         datetime.date.today().isoformat(),
-    )  # fmt: skip
+    )
     if seconds >= THOROUGH:
         say("pipelines and split layers of small networks ...")
         card = replace(card, exchanges=(*exchanges, *measure_divided(card, max(2, cores))))
@@ -91,9 +98,9 @@ def measure_operations(
     cores: int, seconds: float, jobs: int = JOBS, say: Say = lambda line: None
 ) -> tuple[Operations, ...]:
     """Measure steps of calibration jobs in all cases, and fit the coefficients of each."""
-    wanted = cases(cores)
+    all_cases = cases(cores)
     steps: dict[Case, list[Steps]] = defaultdict(list)
-    each = seconds / jobs / (len(wanted) + 1)
+    each = seconds / jobs / (len(all_cases) + 1)
     compute, update = [], []
     with BusyCores(cores) as pool:
         for number in range(jobs):
@@ -104,17 +111,22 @@ def measure_operations(
             compute.append(cost.figures(FORWARD, BACKWARD))
             update.append(cost.figures(UPDATE))
             pool.prepare_job(number)
-            for case in wanted if number % 2 else reversed(wanted):
+            for case in all_cases if number % 2 else reversed(all_cases):
                 steps[case].append(pool.steps(case, each))
-    first = _operations(wanted[0], steps[wanted[0]], compute, update, USUAL, USUAL, DRAWN)
-    rest = wanted[1:]
+    first = _operations(all_cases[0], steps[all_cases[0]], compute, update, USUAL, USUAL, DRAWN)
+    rest = all_cases[1:]
     return first, *(_operations(c, steps[c], compute, update, first.compute, first.update, 2 * DRAWN) for c in rest)
 
 
 def _operations(
-    case: Case, steps: Sequence[Steps], compute: list[dict[str, float]], update: list[dict[str, float]],
-    usual: Mapping[str, float], usual_update: Mapping[str, float], weight: float,
-) -> Operations:  # fmt: skip
+    case: Case,
+    steps: Sequence[Steps],
+    compute: list[dict[str, float]],
+    update: list[dict[str, float]],
+    usual: Mapping[str, float],
+    usual_update: Mapping[str, float],
+    weight: float,
+) -> Operations:
     """Fit one case; coefficients are drawn towards usual ones, or towards those of the first case."""
     fitted = fitting.fit(compute, [statistics.median(each.compute) for each in steps], usual, weight)
     updated = fitting.fit(update, [statistics.median(each.update) for each in steps], usual_update, weight)
@@ -127,16 +139,16 @@ def _operations(
 def measure_exchanges(seconds: float, say: Say = lambda line: None) -> tuple[tuple[Exchange, ...], float]:
     """Measure meetings, pushes and PyTorch's all-reduce; also the Python of one process in each update."""
     alone = {length: measure(vector_job(length), Plan.parse("sequential"), UPDATES) for length in LENGTHS}
-    found = []
+    exchanges = []
     for workers, lengths in EVERY.items():
         say(f"exchanges between {workers} workers ...")
-        found.append(_exchange("meeting", "ring", workers, lengths, alone))
-        found.append(_exchange("push", "downpour", workers, lengths, alone))
+        exchanges.append(_exchange("meeting", "ring", workers, lengths, alone))
+        exchanges.append(_exchange("push", "downpour", workers, lengths, alone))
         if seconds >= THOROUGH and workers != 3:
-            found.append(_exchange("ddp", "ddp", workers, lengths, alone))
+            exchanges.append(_exchange("ddp", "ddp", workers, lengths, alone))
     least = alone[min(LENGTHS)]
-    own = statistics.median(least.compute) + statistics.median(least.update)
-    return tuple(found), max(0.0, least.seconds - own)
+    work_seconds = statistics.median(least.compute) + statistics.median(least.update)
+    return tuple(exchanges), max(0.0, least.seconds - work_seconds)
 
 
 def _exchange(kind: str, plan: str, workers: int, lengths: Sequence[int], alone: Mapping[int, Measured]) -> Exchange:
@@ -146,9 +158,9 @@ def _exchange(kind: str, plan: str, workers: int, lengths: Sequence[int], alone:
     between = statistics.median(each.between for each in runs)
     ring = Ring() if kind != "push" else None
     many = vector_job(SPLIT, TENSORS)
-    whole, divided = (measure(many, p, UPDATES) for p in (Plan.parse("sequential"), Plan.parse(plan, workers)))
+    sequential, divided = (measure(many, p, UPDATES) for p in (Plan.parse("sequential"), Plan.parse(plan, workers)))
     one = next(took for took, length in zip(seconds, lengths, strict=True) if length == SPLIT)
-    tensor = max(0.0, _seconds(kind, divided, whole) - one) / (TENSORS - 1)
+    tensor = max(0.0, _seconds(kind, divided, sequential) - one) / (TENSORS - 1)
     return fitting.exchange(kind, workers, [4.0 * n for n in lengths], seconds, ring, between, tensor)
 
 
@@ -156,5 +168,5 @@ def _seconds(kind: str, run: Measured, alone: Measured) -> float:
     """The seconds of an exchange. A push has the update in it; PyTorch's all-reduce lies within the computation."""
     if kind == "meeting":
         return statistics.median(run.meetings)
-    took, own = (run.update, alone.update) if kind == "push" else (run.compute, alone.compute)
-    return max(1e-6, statistics.median(took) - statistics.median(own))
+    took, baseline = (run.update, alone.update) if kind == "push" else (run.compute, alone.compute)
+    return max(1e-6, statistics.median(took) - statistics.median(baseline))

@@ -53,18 +53,22 @@ def measure_divided(card: Card, workers: int) -> tuple[Exchange, ...]:
             plan = make(name, workers=workers)
             try:
                 division = Divider(job, weighs=False).divide(plan)
-                found = _row(job, plan, costs, replace(facts, division=division), speed, kind)
+                row = _row(job, plan, costs, replace(facts, division=division), speed, kind)
             except (PacelineError, NotPredicted):
                 continue  # the network has fewer parts than workers
-            rows[kind].append(found)
+            rows[kind].append(row)
     return tuple(_fitted(kind, workers, found) for kind, found in rows.items() if found)
 
 
 def _fitted(kind: str, workers: int, rows: Sequence[Row]) -> Exchange:
     return fitting.piece(
-        kind, workers, [row.pieces for row in rows], [row.bytes for row in rows], [row.seconds for row in rows],
+        kind,
+        workers,
+        [row.pieces for row in rows],
+        [row.bytes for row in rows],
+        [row.seconds for row in rows],
         [row.whole for row in rows],
-    )  # fmt: skip
+    )
 
 
 def _row(job: Job, plan: Plan, costs: Calibrated, facts: Facts, speed: float, kind: str) -> Row:

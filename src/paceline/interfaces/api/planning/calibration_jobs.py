@@ -41,9 +41,16 @@ class _Draw:
 def _job(model: nn.Module, x: Tensor, draw: _Draw, batch: int, name: str, classes: int = 10) -> Job:
     target = torch.randint(classes, (len(x),), generator=torch.Generator().manual_seed(1))
     return Job(
-        model, (x, target), nn.CrossEntropyLoss(), optimizer=draw.one(OPTIMIZERS), batch_size=batch, name=name,
-        on_nan="ignore", device="cpu", compute="autograd",
-    )  # fmt: skip
+        model,
+        (x, target),
+        nn.CrossEntropyLoss(),
+        optimizer=draw.one(OPTIMIZERS),
+        batch_size=batch,
+        name=name,
+        on_nan="ignore",
+        device="cpu",
+        compute="autograd",
+    )
 
 
 def _dense(draw: _Draw) -> Job:
@@ -150,9 +157,16 @@ class Vector(nn.Module):
 def vector_job(length: int, tensors: int = 1) -> Job:
     """Make a job that exchanges a vector of so many floats, in so many tensors."""
     return Job(
-        Vector(length, tensors), torch.ones(64, 1), step=_mean, optimizer=partial(torch.optim.SGD, lr=1e-6),
-        batch_size=8, epochs=10**6, name="vector", on_nan="ignore", device="cpu",
-    )  # fmt: skip
+        Vector(length, tensors),
+        torch.ones(64, 1),
+        step=_mean,
+        optimizer=partial(torch.optim.SGD, lr=1e-6),
+        batch_size=8,
+        epochs=10**6,
+        name="vector",
+        on_nan="ignore",
+        device="cpu",
+    )
 
 
 def _mean(module: nn.Module, batch: Any) -> Tensor:

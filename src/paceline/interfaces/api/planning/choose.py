@@ -104,10 +104,10 @@ class Planner:
         """Predict all candidates; with codecs where their costs are known."""
         fused, codecs = "fused" in self.costs, tuple(self.facts.codecs)
         tried = candidates(workers, self.card.cores, learning, fused, codecs=codecs)
-        found = [self.predict(each) for each in tried]
+        predicted = [self.predict(each) for each in tried]
         if self.divider is not None and self.searches:
-            found += [self.split(self.divider.job, count) for count in workers if count <= self.most_split]
-        return [each for each in found if each is not None]
+            predicted += [self.split(self.divider.job, count) for count in workers if count <= self.most_split]
+        return [each for each in predicted if each is not None]
 
     def split(self, job: Job, workers: int) -> Prediction | None:
         """Search a way for each layer; None where every layer is best whole, or the model cannot be split."""
@@ -117,11 +117,11 @@ class Planner:
                 model = splittable(job, workers, data)
                 table = search(model.graph, partial(self._judged, model, workers)).text
                 plan = make("per_layer", workers=workers, data=data, ways=table)
-                found = self.predict(Candidate(plan)) if table else None
+                prediction = self.predict(Candidate(plan)) if table else None
             except PacelineError:
                 continue
-            if found is not None and (best is None or found.seconds < best.seconds):
-                best = found
+            if prediction is not None and (best is None or prediction.seconds < best.seconds):
+                best = prediction
         return best
 
     def _judged(self, model: Splittable, workers: int, program: Program) -> float:
@@ -138,10 +138,10 @@ def open_card(card: str | Path | Card | None, say: Say = lambda line: None) -> C
     if card is not None:
         return Card.read(Path(card))
     try:
-        found, here = Card.kept(), this_machine()
-        if (found.processor, found.cores) == (here.processor, len(os.sched_getaffinity(0))):
-            return found
-        say(f"the card {default_file()} is of another machine ({found.processor}, {found.cores} cores)")
+        machine_card, machine = Card.kept(), this_machine()
+        if (machine_card.processor, machine_card.cores) == (machine.processor, len(os.sched_getaffinity(0))):
+            return machine_card
+        say(f"the card {default_file()} is of another machine ({machine_card.processor}, {machine_card.cores} cores)")
     except FileNotFoundError:
         pass
     except OSError as error:
@@ -164,8 +164,10 @@ def facts_of(job: Job, coded: bool = False) -> tuple[Facts, int]:
     served = setup.layout.bytes
     payload = Payload.length(setup.layout) * setup.layout.bytes_per_number
     batch = min(job.batch_size * job.accumulate_grad_batches, len(setup.source))
-    known = codings(setup.layout) if coded else {}
-    return Facts(batch, payload, served, known), -(-len(setup.source) // (job.batch_size * job.accumulate_grad_batches))
+    codecs = codings(setup.layout) if coded else {}
+    return Facts(batch, payload, served, codecs), -(
+        -len(setup.source) // (job.batch_size * job.accumulate_grad_batches)
+    )
 
 
 def _refuse_giants(job: Job) -> None:
@@ -180,9 +182,15 @@ def _refuse_giants(job: Job) -> None:
 
 
 def planner_for(
-    job: Job, card: Card, level: str = "profiled", fused: bool = True, say: Say = lambda line: None,
-    coded: bool = False, here: bool = True, workers: Sequence[int] = (),
-) -> Planner:  # fmt: skip
+    job: Job,
+    card: Card,
+    level: str = "profiled",
+    fused: bool = True,
+    say: Say = lambda line: None,
+    coded: bool = False,
+    here: bool = True,
+    workers: Sequence[int] = (),
+) -> Planner:
     """Make predictions for a job possible: count its operations, and profile it if the level asks for that.
 
     `here` is whether this machine will run the plans: then stages are weighed, and splits of each layer searched.
@@ -226,7 +234,7 @@ def choose(
         link: The network between as many machines like this one as there are workers (default 4), as in
             `"100Mbit,1ms"`. With `learning="any"` codecs are considered, too.
     """
-    given = locals()
+    arguments = locals()
     if prices is not None and cluster is None:
         raise UsageError("prices= needs cluster=, a file that says which machines are to be paid")
     if link is not None and cluster is not None:
@@ -235,11 +243,13 @@ def choose(
         if value not in allowed:
             raise UsageError(f"{name}={value!r}; {suggest(value, allowed)}")
     workers = whole("workers", workers, 1)
-    check_arguments(choose, given)
+    check_arguments(choose, arguments)
     links = links_of(link) if link is not None else None
     if links is not None or cluster is not None:
-        there = Cluster((Node(open_card(card, say), workers or 4),), links) if links else cluster_of(cluster, prices)
-        choice = _on_cluster(job, there, goal, learning, workers)
+        target_cluster = (
+            Cluster((Node(open_card(card, say), workers or 4),), links) if links else cluster_of(cluster, prices)
+        )
+        choice = _on_cluster(job, target_cluster, goal, learning, workers)
         found_there = with_command(choice, command)
         several = choice.best.plan.workers > 1
         return (
@@ -248,17 +258,19 @@ def choose(
             else found_there
         )
     checked(job)
-    found = open_card(card, say)
-    counts = numbers_of_workers(found.cores, workers) if workers != 1 else []
+    machine_card = open_card(card, say)
+    counts = numbers_of_workers(machine_card.cores, workers) if workers != 1 else []
     with probing_once():
-        planner = planner_for(job, found, level, job.compute != "autograd", say=say, workers=counts)
+        planner = planner_for(job, machine_card, level, job.compute != "autograd", say=say, workers=counts)
         predictions = planner.predictions(counts, learning)
         if job.compute == "fused" and "fused" in planner.costs:
             predictions = [each for each in predictions if each.compute == "fused"]
         if level == "profiled" and goal != "memory":
             say("measuring the plans that may be fastest ...")
-            predictions = with_finalists(job, [fits(each, found.memory, found.memory) for each in predictions], say)
-    choice = rank(predictions, goal, found.memory, planner.updates_per_epoch)
+            predictions = with_finalists(
+                job, [fits(each, machine_card.memory, machine_card.memory) for each in predictions], say
+            )
+    choice = rank(predictions, goal, machine_card.memory, planner.updates_per_epoch)
     return with_command(planner.explained(choice), command)
 
 
@@ -280,8 +292,8 @@ def _on_cluster(job: Job, cluster: Cluster, goal: str, learning: str, workers: i
     memory, updates = planner.card.memory, planner.updates_per_epoch
     predictions = [_on_nodes(one, planner.facts) for one in planner.predictions(counts, learning)]
     first = rank(predictions, "time", memory, updates, each_memory=each)
-    kept = [p for place, p in enumerate(first.ranking) if place < BEST or p.plan.workers == 1]
-    best = [simulated(one, planner.costs["autograd"], planner.facts, cluster) for one in kept]
+    shortlist = [p for place, p in enumerate(first.ranking) if place < BEST or p.plan.workers == 1]
+    best = [simulated(one, planner.costs["autograd"], planner.facts, cluster) for one in shortlist]
     priced = cluster.price(1) is not None
     price = (lambda p: cluster.price(p.plan.workers) or 0.0) if priced else None
     if goal == "cost" and not priced:
@@ -289,20 +301,20 @@ def _on_cluster(job: Job, cluster: Cluster, goal: str, learning: str, workers: i
     return planner.explained(rank([*best, *first.ruled_out], goal, memory, updates, price, each))
 
 
-def _on_nodes(found: Prediction, facts: Facts) -> Prediction:
+def _on_nodes(prediction: Prediction, facts: Facts) -> Prediction:
     """Rule out what several machines do not run, with what it would take there, and codecs that cannot pay."""
-    sends = reads(found.plan)
-    if sends > 1 and sends > (most := most_gathered(coding_of(found.plan, facts).bytes, facts.payload)):
+    sends = reads(prediction.plan)
+    if sends > 1 and sends > (most := most_gathered(coding_of(prediction.plan, facts).bytes, facts.payload)):
         return replace(
-            found, ruled_out=f"gathered messages are fewer bytes than a dense ring only up to {most} workers"
+            prediction, ruled_out=f"gathered messages are fewer bytes than a dense ring only up to {most} workers"
         )
     try:
-        if found.plan.workers > 1:
-            check_method(found.plan)
+        if prediction.plan.workers > 1:
+            check_method(prediction.plan)
     except PlanError as error:
         why = str(error).partition(": ")[2].partition(";")[0]
-        return replace(found, ruled_out=why)
-    return found
+        return replace(prediction, ruled_out=why)
+    return prediction
 
 
 def with_command(choice: Choice, command: str) -> Choice:

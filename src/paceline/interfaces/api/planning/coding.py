@@ -45,7 +45,7 @@ def _seconds(encoder: GradientEncoder) -> tuple[float, float]:
     for update in range(REPEATS):
         start = perf_counter()
         encoder.write(0, gradients, buffers, (0.0, 0.0), pushed.message, update, 0)
-        encoder.settle()
+        encoder.finalize()
         middle = perf_counter()
         pushed.gradients(update)
         written.append(middle - start)

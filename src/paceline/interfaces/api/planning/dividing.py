@@ -70,8 +70,8 @@ def splittable(job: Job, workers: int, data: int) -> Splittable:
     assert setup.split is not None
     parts = plan.method.picture(workers)
     assert isinstance(parts, Parts)
-    whole = setup.split.program
-    graph = Graph(tuple(whole.nodes.values()), _inputs(whole), whole.outputs, whole.needs, whole.workers)
+    program = setup.split.program
+    graph = Graph(tuple(program.nodes.values()), _inputs(program), program.outputs, program.needs, program.workers)
     moving = {name: setup.split.shapes[name] for name in setup.split.moving}
     return Splittable(graph, parts, moving, setup.layout.bytes_per_number)
 

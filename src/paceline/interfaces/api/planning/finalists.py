@@ -23,13 +23,13 @@ def with_finalists(job: Job, predictions: Sequence[Prediction], say: Say = lambd
 
     Where a plan turns out slower than predicted, the next ones are measured, too, until the fastest is a measured one.
     """
-    found, tried = list(predictions), 0
-    while wanted := finalists(found, MOST - tried):
-        tried += len(wanted)
-        runs = measured_in_rounds(job, wanted, ROUNDS, SECONDS, say)
-        measured = {each.name: _measured(each, done) for each, done in zip(wanted, runs, strict=True)}
-        found = corrected(predictions, [measured.get(each.name, each) for each in found])
-    return found
+    current, tried = list(predictions), 0
+    while shortlist := finalists(current, MOST - tried):
+        tried += len(shortlist)
+        runs = measured_in_rounds(job, shortlist, ROUNDS, SECONDS, say)
+        measured = {each.name: _measured(each, done) for each, done in zip(shortlist, runs, strict=True)}
+        current = corrected(predictions, [measured.get(each.name, each) for each in current])
+    return current
 
 
 def _measured(each: Prediction, runs: Sequence[Measured]) -> Prediction:

@@ -64,10 +64,10 @@ def measure(job: Job, plan: Plan, updates: int) -> Measured:
         job = job.untested().with_(epochs=10**6)
         setup = set_up(job if job.on_nan == "skip" else job.with_(on_nan="ignore"), plan, "local", updates)
         with Heartbeat(None, updates) as heartbeat, train(Life(setup, heartbeat, deadline=DEADLINE)) as outcome:
-            found = steady(outcome.trace)
+            steady_state = steady(outcome.trace)
             rows = outcome.trace.rows
             samples = setup.agenda.samples_per_update
-            each = samples / found.samples_per_second if found else outcome.seconds / max(1, updates)
+            each = samples / steady_state.samples_per_second if steady_state else outcome.seconds / max(1, updates)
             each *= _dropped(setup.plan, rows, updates)
             measured = _measured(setup.plan, samples, updates, each, rows, max(outcome.peak_memory, default=0))
             return replace(measured, core_wait=outcome.core_wait / max(outcome.seconds * plan.workers, 1e-9))
@@ -77,8 +77,8 @@ def _dropped(plan: Plan, rows: Columns, updates: int) -> float:
     """How many gradients were computed for each one that was taken: servers that do not wait for all drop some."""
     if not plan.traits.gathers:
         return 1.0
-    taken = updates * plan.parts
-    return max(1.0, int((rows["kind"] == Kind.COMPUTE).sum()) / max(1, taken))
+    applied = updates * plan.parts
+    return max(1.0, int((rows["kind"] == Kind.COMPUTE).sum()) / max(1, applied))
 
 
 def traced(job: Job, plan: Plan, updates: int) -> Trace:
@@ -113,18 +113,25 @@ def measure_for(job: Job, plan: Plan, seconds: float, guess: float, measured: bo
 
 
 def _measured(plan: Plan, samples: int, updates: int, seconds: float, rows: Columns, memory: int) -> Measured:
-    kept = [_of_worker(rows, worker) for worker in range(plan.workers)]
-    late = np.concatenate(kept) if kept else rows[:0]
+    by_worker = [_of_worker(rows, worker) for worker in range(plan.workers)]
+    late = np.concatenate(by_worker) if by_worker else rows[:0]
     spans = (late["end"] - late["start"]) / 1e9
     waited, kind = late["waited"] / 1e9, late["kind"]
     meeting, apply = kind == Kind.COLLECTIVE, kind == Kind.APPLY
     computed = kind == Kind.COMPUTE
     return Measured(
-        plan, samples, updates, seconds, tuple(spans[computed].tolist()),
-        tuple((spans - waited)[apply].tolist()), tuple(spans[meeting].tolist()), tuple(waited[apply].tolist()),
-        statistics.median(_between(mine) for mine in kept) if kept else 0.0,
-        float(rows["bytes"].sum()) / max(1, updates) / plan.workers, memory,
-    )  # fmt: skip
+        plan,
+        samples,
+        updates,
+        seconds,
+        tuple(spans[computed].tolist()),
+        tuple((spans - waited)[apply].tolist()),
+        tuple(spans[meeting].tolist()),
+        tuple(waited[apply].tolist()),
+        statistics.median(_between(mine) for mine in by_worker) if by_worker else 0.0,
+        float(rows["bytes"].sum()) / max(1, updates) / plan.workers,
+        memory,
+    )
 
 
 def _of_worker(rows: Columns, worker: int) -> Columns:

@@ -30,8 +30,12 @@ FLOAT = 4
 MB = 1_000_000
 #: Bytes of the parameters of each case.
 CASES = {
-    "scalar": FLOAT, "dense 1 MB": MB, "dense 100 MB": 100 * MB, "sparse 16 MB": 16 * MB, "sparse 256 MB": 256 * MB,
-}  # fmt: skip
+    "scalar": FLOAT,
+    "dense 1 MB": MB,
+    "dense 100 MB": 100 * MB,
+    "sparse 16 MB": 16 * MB,
+    "sparse 256 MB": 256 * MB,
+}
 PARTS = ("scalar", "dense", "sparse")
 #: The plans that are measured: a server and no waiting, the same server in lock step, an all-reduce.
 PLANS = {"asynchronous": "downpour", "server": "backup:backups=0", "all-reduce": "ring"}
@@ -40,8 +44,11 @@ ROUNDS = 3
 GUESS = 2e-3  # seconds of a step before the first is measured
 #: Median milliseconds of a null step with 1 and with 100 workers, on 16 parameter servers; synchronous.
 PUBLISHED = {
-    "scalar": (1.8, 8.8), "dense 100 MB": (147.0, 613.0), "dense 1 GB": (1010.0, 7160.0), "sparse": (5.0, 20.0),
-}  # fmt: skip
+    "scalar": (1.8, 8.8),
+    "dense 100 MB": (147.0, 613.0),
+    "dense 1 GB": (1010.0, 7160.0),
+    "sparse": (5.0, 20.0),
+}
 
 
 class Table(nn.Module):
@@ -105,9 +112,16 @@ def null_job(case: str) -> Job:
     rows = size // WIDTH // FLOAT
     numbers = torch.randint(rows, (4096, 1), generator=torch.Generator().manual_seed(1))
     return Job(
-        partial(Table, rows), numbers, step=_touch, optimizer=partial(torch.optim.SGD, lr=1e-6), batch_size=ROWS,
-        epochs=10**6, name=case, on_nan="ignore", device="cpu",
-    )  # fmt: skip
+        partial(Table, rows),
+        numbers,
+        step=_touch,
+        optimizer=partial(torch.optim.SGD, lr=1e-6),
+        batch_size=ROWS,
+        epochs=10**6,
+        name=case,
+        on_nan="ignore",
+        device="cpu",
+    )
 
 
 def _touch(module: nn.Module, batch: Any) -> Tensor:
@@ -116,11 +130,14 @@ def _touch(module: nn.Module, batch: Any) -> Tensor:
 
 
 def bench(
-    parts: Sequence[str] = PARTS, workers: Sequence[int] = (1, 2, 4, 8), seconds: float = 1.0,
-    say: Say = lambda line: None, cores: int = 1,
-) -> NullModel:  # fmt: skip
+    parts: Sequence[str] = PARTS,
+    workers: Sequence[int] = (1, 2, 4, 8),
+    seconds: float = 1.0,
+    say: Say = lambda line: None,
+    cores: int = 1,
+) -> NullModel:
     """Measure null steps of these parts; plans alternate in `ROUNDS` rounds of so many seconds in all."""
-    found, refused = list[NullStep](), list[Refused]()
+    steps, refused = list[NullStep](), list[Refused]()
     for case in (name for name in CASES if name.split()[0] in parts):
         job = null_job(case)
         for count in workers:
@@ -136,8 +153,8 @@ def bench(
                         runs[mode].append(measure_for(job, plans[mode], seconds / ROUNDS, guess, bool(runs[mode])))
                     except PacelineError as error:
                         refused.append(Refused(case, mode, count, str(error).splitlines()[0]))
-            found += [_step(case, mode, plans[mode], each) for mode, each in runs.items() if each]
-    return NullModel(cores, tuple(found), tuple(refused))
+            steps += [_step(case, mode, plans[mode], each) for mode, each in runs.items() if each]
+    return NullModel(cores, tuple(steps), tuple(refused))
 
 
 def _plan(mode: str, case: str, workers: int) -> Plan:
@@ -149,7 +166,7 @@ def _plan(mode: str, case: str, workers: int) -> Plan:
 
 def _step(case: str, mode: str, plan: Plan, runs: Sequence[Measured]) -> NullStep:
     """Sum up the rounds. An update is a step of every worker where they keep step, and of one where they do not."""
-    each = 1 if plan.traits.keeps_step or plan.traits.gathers else plan.workers
+    each = 1 if plan.traits.synchronous or plan.traits.gathers else plan.workers
     steps = sorted(run.seconds * each for run in runs)
     middle = statistics.median(steps)
     sent = statistics.median(run.bytes for run in runs) * each

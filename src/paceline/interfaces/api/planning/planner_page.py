@@ -28,30 +28,37 @@ def choice_page(job: str, choice: Choice) -> str:
     first, *rest = choice.sentences
     lead = f'<p class="lead">{escape(first)}</p><p class="said">{escape(". ".join(rest))}</p>'
     body = section("Summary", f"{lead}<pre>{escape(choice.command)}</pre>")
-    found = scalings(choice)
-    body += section("Speed-up against workers", _speed_ups(found), " ".join(each.sentence for each in found[:DRAWN]))
+    curves = scalings(choice)
+    body += section("Speed-up against workers", _speed_ups(curves), " ".join(each.sentence for each in curves[:DRAWN]))
     body += section("Cost against time", _costs(choice), "The front: no other plan is faster and cheaper at once.")
     body += section("Roofline of the layers", _roofline(choice), "Predicted for one core; a point is a module.")
     body += section("Ranking", _ranking(choice)) + section("Ruled out", _ruled_out(choice))
     return document(f"{job}: {choice.plan}", body, "paceline choose")
 
 
-def validation_page(found: Validation, timelines: Sequence[tuple[str, Trace, Trace]]) -> str:
+def validation_page(validation: Validation, timelines: Sequence[tuple[str, Trace, Trace]]) -> str:
     """The page of `paceline validate`; `timelines` are plans with their predicted and their measured trace."""
     text = (
-        f"Median error {found.error:.1%}, noise floor {found.noise:.1%}. {found.chosen} was predicted to be the "
-        f"fastest, {found.best} was; regret {found.regret:.1%}."
+        f"Median error {validation.error:.1%}, noise floor {validation.noise:.1%}. {validation.chosen} was predicted "
+        "to be the "
+        f"fastest, {validation.best} was; regret {validation.regret:.1%}."
     )
     body = section("Summary", f'<p class="lead">{escape(text)}</p>')
     rows = [
-        [c.name, micro(c.predicted), f"{micro(c.low)} to {micro(c.high)}",
-         micro(c.measured), f"{c.error:+.1%}", f"{c.noise:.1%}"]
-        for c in found.checks
-    ]  # fmt: skip
+        [
+            c.name,
+            micro(c.predicted),
+            f"{micro(c.low)} to {micro(c.high)}",
+            micro(c.measured),
+            f"{c.error:+.1%}",
+            f"{c.noise:.1%}",
+        ]
+        for c in validation.checks
+    ]
     heads = ("plan", "predicted", "90% within", "measured", "error", "noise floor")
     body += section("Predicted and measured", _table(heads, rows))
     body += section("Timelines", "".join(_one_above_the_other(*each) for each in timelines))
-    return document(f"{found.job}: predicted and measured", body, "paceline validate")
+    return document(f"{validation.job}: predicted and measured", body, "paceline validate")
 
 
 def _one_above_the_other(plan: str, predicted: Trace, measured: Trace) -> str:
@@ -71,10 +78,10 @@ def _until(lane: Lane, end: int) -> Lane:
     return Lane(lane.worker, np.append(lane.edges, end), np.append(lane.kinds, int(Time.OTHER)))
 
 
-def _speed_ups(found: Sequence[Scaling]) -> str:
+def _speed_ups(curves: Sequence[Scaling]) -> str:
     lines = [
         _line(each.name, [1.0, *map(float, each.workers)], [1.0, *each.speed_ups], f"run-{place}")
-        for place, each in enumerate(found[:DRAWN])
+        for place, each in enumerate(curves[:DRAWN])
     ]
     drawn = chart("Speed-up over the best single process", lines, "workers", css="wide")
     return f'<div class="charts">{drawn}</div>{_legend(lines)}' if lines else ""
@@ -107,10 +114,16 @@ def _roofline(choice: Choice) -> str:
 
 def _ranking(choice: Choice) -> str:
     rows = [
-        [p.name, micro(p.seconds), f"{micro(p.low)} to {micro(p.high)}", f"{p.samples_per_second:,.0f}",
-         f"{p.bytes:,.0f}", f"{p.memory / 2**20:,.1f}"]
+        [
+            p.name,
+            micro(p.seconds),
+            f"{micro(p.low)} to {micro(p.high)}",
+            f"{p.samples_per_second:,.0f}",
+            f"{p.bytes:,.0f}",
+            f"{p.memory / 2**20:,.1f}",
+        ]
         for p in choice.ranking[:ROWS]
-    ]  # fmt: skip
+    ]
     return _table(("plan", "an update", "90% within", "samples/s", "bytes sent", "MiB of a worker"), rows)
 
 

@@ -43,12 +43,12 @@ def profiled(
         say(f"{what}: a few real steps, round {number + 1} of {ROUNDS} ...")
         for case in cases[:: 1 if number % 2 == 0 else -1]:
             runs[case].append(_profile_run(job, base, case, runs[case]))
-    found = Profiled(base, [_profile(case, measured) for case, measured in runs.items()])
+    profile = Profiled(base, [_profile(case, measured) for case, measured in runs.items()])
     for name in ANCHORS if job.compute == "autograd" else ANCHORS[:1]:
         for count in counts:
             say(f"{what}: {name}, {count} workers ...")
-            _anchor(job, found, facts, divider, make(name, workers=count))
-    return found
+            _anchor(job, profile, facts, divider, make(name, workers=count))
+    return profile
 
 
 def _part(batch: int, parts: int) -> int:
@@ -73,8 +73,8 @@ def _profile(case: tuple[int, int, int], runs: Sequence[Measured]) -> Profile:
 
 def _besides(run: Measured) -> float:
     """The seconds of a worker's step besides computing and updating."""
-    own = mean_without_outliers(run.compute) + mean_without_outliers(run.update)
-    return max(0.0, run.seconds * run.plan.workers - own)
+    work_seconds = mean_without_outliers(run.compute) + mean_without_outliers(run.update)
+    return max(0.0, run.seconds * run.plan.workers - work_seconds)
 
 
 def _anchor(job: Job, costs: Profiled, facts: Facts, divider: Divider, plan: Plan) -> None:

@@ -58,27 +58,31 @@ def validate(
     check_arguments(validate, locals())
     if rounds < 2:
         raise UsageError(f"rounds={rounds}: give at least 2, since the noise floor is the same plan measured twice")
-    wanted = [Plan.parse(text, workers) for text in plans]  # before anything takes time
-    found = open_card(card, say)
-    counts = [plan.workers for plan in wanted] or (numbers_of_workers(found.cores, workers) if workers != 1 else [])
-    planner = planner_for(job, found, level, say=say, workers=counts)
-    by = history.factor(history.read(table), found, level)
-    predictions = [history.widened(each, by) for each in _predicted(planner, wanted, learning, counts, seed)]
+    parsed_plans = [Plan.parse(text, workers) for text in plans]  # before anything takes time
+    machine_card = open_card(card, say)
+    counts = [plan.workers for plan in parsed_plans] or (
+        numbers_of_workers(machine_card.cores, workers) if workers != 1 else []
+    )
+    planner = planner_for(job, machine_card, level, say=say, workers=counts)
+    by = history.factor(history.read(table), machine_card, level)
+    predictions = [history.widened(each, by) for each in _predicted(planner, parsed_plans, learning, counts, seed)]
     with probing_once():
         runs = measured_in_rounds(job, predictions, rounds, seconds, say)
     checks = [
         check(
-            each, [run.seconds for run in done], statistics.median(run.bytes for run in done),
+            each,
+            [run.seconds for run in done],
+            statistics.median(run.bytes for run in done),
             max(run.memory for run in done),
         )
         for each, done in zip(predictions, runs, strict=True)
         if done
-    ]  # fmt: skip
+    ]
     if not checks:
         raise UsageError("none of these plans can train this job")
     result = validation(job.name, checks)
     try:
-        history.append(history.entries_of(result, found, datetime.date.today().isoformat(), by), table)
+        history.append(history.entries_of(result, machine_card, datetime.date.today().isoformat(), by), table)
     except OSError as error:
         say(f"the results are not kept in {table or history.default_file()}: {error.strerror}")
     if page is not None:
@@ -88,17 +92,18 @@ def validate(
 
 def _timelines(planner: Planner, predictions: Sequence[Prediction]) -> list[tuple[str, Trace, Trace]]:
     """Return the predicted and the measured timeline of the fastest plans whose time the simulator can tell."""
-    told = [
-        p for p in sorted(predictions, key=lambda p: p.seconds)
+    candidates = [
+        p
+        for p in sorted(predictions, key=lambda p: p.seconds)
         if not p.plan.traits.local_only and not p.plan.traits.divided
-    ]  # fmt: skip
-    found = []
-    for each in told[:TIMELINES]:
+    ]
+    timelines = []
+    for each in candidates[:TIMELINES]:
         job, updates = planner.job.with_(compute=each.compute), SHOWN * each.plan.workers
         predicted = timeline(each.plan, planner.costs[each.compute], planner.facts, updates)
         with contextlib.suppress(PacelineError):
-            found.append((each.name, predicted, traced(job, each.plan, updates)))
-    return found
+            timelines.append((each.name, predicted, traced(job, each.plan, updates)))
+    return timelines
 
 
 def _predicted(
@@ -106,13 +111,13 @@ def _predicted(
 ) -> list[Prediction]:
     """Predict the plans that are asked for, or choose which."""
     if plans:
-        found = []
+        predictions = []
         for plan in plans:
             each = planner.predict(Candidate(plan))
             if each is None:
                 raise UsageError(f"the planner has no model of {plan}, or the plan cannot divide this model")
-            found.append(each)
-        return found
+            predictions.append(each)
+        return predictions
     every = sorted(planner.predictions(counts, learning), key=lambda p: p.seconds)
     top = every[:TOP]
     top += [p for p in every if p.plan.workers == 1 and p not in top]

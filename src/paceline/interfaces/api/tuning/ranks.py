@@ -93,18 +93,18 @@ def meet(where: Where, folder: str | Path | None, name: str, tune: Tune) -> Any:
     if not roster.leads:
         roster = roster.located(PATIENCE)
     rank_info = RankInfo(
-        roster.rank, roster.launcher, roster.nodes, roster.head, roster.credentials, roster.meeting, _says(roster)
+        roster.rank, roster.launcher, roster.nodes, roster.head, roster.credentials, roster.meeting, _announcer(roster)
     )
     return tune(rank_info, None)
 
 
-def _says(roster: cluster.Roster) -> Callable[[Address, Any], None]:
+def _announcer(roster: cluster.Roster) -> Callable[[Address, Any], None]:
     """Return what tells the other ranks where rank 0 listens."""
 
-    def says(address: Address, objective: Any) -> None:
+    def announce(address: Address, objective: Any) -> None:
         roster.listening(address.port)
 
-    return says
+    return announce
 
 
 def _in_array(where: Where, runs: Path, name: str, tune: Tune) -> Any:

@@ -140,9 +140,13 @@ def can_continue(plan: str | None, steps_per_epoch: int) -> bool:
 
 
 def objective_of(
-    make: Callable[[Trial], Job], measure: Measure, search: Search, heeds: frozenset[int] | None, plan: str | None,
+    make: Callable[[Trial], Job],
+    measure: Measure,
+    search: Search,
+    heeds: frozenset[int] | None,
+    plan: str | None,
     timeout: float | None,
-) -> Objective:  # fmt: skip
+) -> Objective:
     jobs = JobObjective(make, SteppedTraining, measure, heeds)
     if plan is None:
         return jobs
@@ -169,9 +173,9 @@ def opened_folder(
 
 
 @contextlib.contextmanager
-def opened_states(path: Path | None, wanted: bool) -> Iterator[Path | None]:
+def opened_states(path: Path | None, enabled: bool) -> Iterator[Path | None]:
     """The folder for states between legs. It is emptied when the tuning is over, and kept when it was ended early."""
-    if not wanted:
+    if not enabled:
         yield None
         return
     if path is None:

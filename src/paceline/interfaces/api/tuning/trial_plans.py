@@ -51,7 +51,7 @@ class PlannedObjective:
 
     def _from_checkpoint(self, trial: Trial, states: Path) -> float:
         job = self.jobs.job(trial).with_(epochs=trial.stop)
-        kept = states / f"{trial.number}-{trial.stop}"
+        checkpoint = states / f"{trial.number}-{trial.stop}"
         with tempfile.TemporaryDirectory(prefix="draft-", dir=states) as draft, warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)
             if trial.start:
@@ -64,8 +64,8 @@ class PlannedObjective:
                 run = train(job, self.plan, timeout=self.timeout, folder=draft, checkpoint_every=LAST)
             value = self.jobs.measure.value(run.summary())
             assert run.path is not None
-            shutil.rmtree(kept, ignore_errors=True)  # of a leg that begins again
-            os.replace(run.path, kept)
+            shutil.rmtree(checkpoint, ignore_errors=True)  # of a leg that begins again
+            os.replace(run.path, checkpoint)
         return value
 
     def _from_beginning(self, trial: Trial) -> float:
@@ -79,9 +79,13 @@ class PlannedObjective:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", JobWarning)
             run = train(
-                job, self.plan, max_updates=measure.updates(agenda, trial.stop), timeout=self.timeout, folder=None,
+                job,
+                self.plan,
+                max_updates=measure.updates(agenda, trial.stop),
+                timeout=self.timeout,
+                folder=None,
                 callbacks=callbacks,
-            )  # fmt: skip
+            )
         return measure.value(run.summary())
 
 

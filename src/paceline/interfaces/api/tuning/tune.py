@@ -104,17 +104,18 @@ def tune(
         job_args: The arguments, as in a shell, that a job's Python file has as `sys.argv[1:]`.
     """
     check_arguments(tune, locals())
-    given = space if space is None or isinstance(space, Space) else Space(space)
-    make, own, origin = functions(make_job, objective, data_dir, job_args, given)
-    parts = space_of(given, make)
-    asked = Asked(
-        make, own, origin, parts, Search.parse(search), workers, n_trials, metric, mode, max_t, steps_per_epoch,
-        executor, plan, seed, seconds, timeout, folder, resume, data_dir, space_file, progress, storage, job_args,
+    search_space = space if space is None or isinstance(space, Space) else Space(space)
+    make, custom_objective, origin = functions(make_job, objective, data_dir, job_args, search_space)
+    parts = space_of(search_space, make)
+    request = Asked(
+        make, custom_objective, origin, parts, Search.parse(search), workers, n_trials, metric, mode, max_t,
+        steps_per_epoch, executor, plan, seed, seconds, timeout, folder, resume, data_dir, space_file, progress,
+        storage, job_args,
     )  # fmt: skip
-    where = Where(engine, address, keys, trusted_network, asked.workers)
+    where = Where(engine, address, keys, trusted_network, request.workers)
     where.check(executor)
-    found: Tuning = meet(where, folder, asked.name, lambda rank, array: _tune(replace(asked, rank_info=rank), array))
-    return found
+    tuning: Tuning = meet(where, folder, request.name, lambda rank, ids: _tune(replace(request, rank_info=rank), ids))
+    return tuning
 
 
 @dataclass(frozen=True)
@@ -158,99 +159,136 @@ class Asked:
         return file_name(Path(self.origin.partition(":")[0]).stem or "objective")
 
 
-def _tune(asked: Asked, array: Path | None) -> Tuning:
+def _tune(request: Asked, array: Path | None) -> Tuning:
     """Refuse what cannot be done, open the study, run its trials and write what was found.
 
     `array` is the folder of the tuning that all tasks of an array share.
     """
-    make, search = asked.make, asked.search
-    _check_numbers(asked)
-    check(asked.space, search, asked.executor, asked.plan, make)
-    job = probe(make, asked.space, asked.seed) if make is not None else None
-    measure, mode = measure_of(asked.metric, asked.mode, asked.steps_per_epoch, job)
-    max_t = search.max_t or asked.max_t or (job.epochs * asked.steps_per_epoch if job else MAX_T)
-    continues = make is not None and can_continue(asked.plan, asked.steps_per_epoch)
-    proposals, scheduler, total = search.open(asked.space, asked.n_trials, max_t, asked.seed, mode == "min", continues)
+    make, search = request.make, request.search
+    _check_numbers(request)
+    check(request.space, search, request.executor, request.plan, make)
+    job = probe(make, request.space, request.seed) if make is not None else None
+    measure, mode = measure_of(request.metric, request.mode, request.steps_per_epoch, job)
+    max_t = search.max_t or request.max_t or (job.epochs * request.steps_per_epoch if job else MAX_T)
+    continues = make is not None and can_continue(request.plan, request.steps_per_epoch)
+    proposals, scheduler, total = search.open(
+        request.space, request.n_trials, max_t, request.seed, mode == "min", continues
+    )
     header = {
-        "schema": SCHEMA, "name": job.name if job and job.name != "job" else asked.name,
-        "search": str(search), "seed": asked.seed,
-        "space": asked.space.describe(), "metric": measure.metric if job else "value", "mode": mode, "max_t": max_t,
-        "budget": asked.n_trials, "steps_per_epoch": asked.steps_per_epoch, "trials": total, "job": asked.origin,
-        "trials_run": asked.executor, "plan": asked.plan, "data_dir": asked.data_dir, "job_args": asked.job_args,
+        "schema": SCHEMA,
+        "name": job.name if job and job.name != "job" else request.name,
+        "search": str(search),
+        "seed": request.seed,
+        "space": request.space.describe(),
+        "metric": measure.metric if job else "value",
+        "mode": mode,
+        "max_t": max_t,
+        "budget": request.n_trials,
+        "steps_per_epoch": request.steps_per_epoch,
+        "trials": total,
+        "job": request.origin,
+        "trials_run": request.executor,
+        "plan": request.plan,
+        "data_dir": request.data_dir,
+        "job_args": request.job_args,
         "started": time.time(),
-    }  # fmt: skip
+    }
     objective = (
-        asked.own if make is None else objective_of(make, measure, search, scheduler.heeds, asked.plan, asked.timeout)
+        request.own
+        if make is None
+        else objective_of(make, measure, search, scheduler.heeds, request.plan, request.timeout)
     )
     assert objective is not None
     each = objective.plan.workers if isinstance(objective, PlannedObjective) else 1
     options = ExecutorOptions(
-        objective, Terms(asked.seed), asked.workers, asked.timeout, each, local_ranks(), asked.rank_info
+        objective, Terms(request.seed), request.workers, request.timeout, each, local_ranks(), request.rank_info
     )
-    if asked.rank_info is not None and not asked.rank_info.leads:
-        return _serve(asked, options, header)
+    if request.rank_info is not None and not request.rank_info.leads:
+        return _serve(request, options, header)
     with (
-        opened_folder(asked.folder, asked.resume, str(header["name"]), array) as path,
+        opened_folder(request.folder, request.resume, str(header["name"]), array) as path,
         opened_states(path, scheduler.resumes) as states,
         contextlib.closing(Journal(path / "journal.jsonl" if path else None)) as diary,
     ):
-        if path is not None and (asked.resume is not None or array is not None):
+        if path is not None and (request.resume is not None or array is not None):
             header = same_header(path, header)
-        elif asked.space_file is not None and path is not None:
-            shutil.copy(asked.space_file, path / f"space{asked.space_file.suffix}")
+        elif request.space_file is not None and path is not None:
+            shutil.copy(request.space_file, path / f"space{request.space_file.suffix}")
         study = Study(proposals, scheduler, diary, mode == "min", total, header)
-        found = _run(study, options._replace(terms=Terms(asked.seed, states)), asked, path, header)
+        tuning = _run(study, options._replace(terms=Terms(request.seed, states)), request, path, header)
         if path is not None:
-            _write(path, found, header, asked, study)
-        return found
+            _write(path, tuning, header, request, study)
+        return tuning
 
 
-def _check_numbers(asked: Asked) -> None:
+def _check_numbers(request: Asked) -> None:
     """Raise TuningError for a time or a number of steps that is not above 0."""
     for word in ("seconds", "timeout", "max_t"):
-        if (value := getattr(asked, word)) is not None and not value > 0:
+        if (value := getattr(request, word)) is not None and not value > 0:
             raise TuningError(f"{word}={value!r} is not above 0; give a larger number, or leave it out")
 
 
-def _run(study: Study, options: ExecutorOptions, asked: Asked, path: Path | None, header: dict[str, Any]) -> Tuning:
+def _run(study: Study, options: ExecutorOptions, request: Asked, path: Path | None, header: dict[str, Any]) -> Tuning:
     """Run the trials that are left."""
-    watchers = [asked.progress] if asked.progress is not None else []
-    if asked.storage is not None:
+    watchers = [request.progress] if request.progress is not None else []
+    if request.storage is not None:
         tuning = path.name if path else f"{header['started']:.0f}"
-        kept = Storage(asked.storage, header["name"], tuning, asked.space, study.minimize)
-        kept.teach(study.proposals)
-        watchers.append(kept)
-    chosen = choose(study.way or asked.executor, options, study)
+        storage = Storage(request.storage, header["name"], tuning, request.space, study.minimize)
+        storage.teach(study.proposals)
+        watchers.append(storage)
+    chosen = choose(study.way or request.executor, options, study)
     study.runs(chosen.name)
-    spent = drive(study, chosen.trials, asked.seconds, lambda study: [each(study) for each in watchers])
-    if asked.storage is not None:
-        kept(study, last=True)
+    spent = drive(study, chosen.trials, request.seconds, lambda study: [each(study) for each in watchers])
+    if request.storage is not None:
+        storage(study, last=True)
     account = Account(spent.wall, spent.inside, spent.workers, spent.legs, chosen.start)
     ordered = [study.trials[number] for number in sorted(study.trials)]
     return Tuning(
-        path, ordered, study.best, account, header["metric"], header["mode"], header["search"], chosen.name,
-        chosen.why, asked.make,
-    )  # fmt: skip
+        path,
+        ordered,
+        study.best,
+        account,
+        header["metric"],
+        header["mode"],
+        header["search"],
+        chosen.name,
+        chosen.why,
+        request.make,
+    )
 
 
-def _serve(asked: Asked, options: ExecutorOptions, header: dict[str, Any]) -> Tuning:
+def _serve(request: Asked, options: ExecutorOptions, header: dict[str, Any]) -> Tuning:
     """Run trials for the rank that decides, and return what it has found."""
-    rank_info = asked.rank_info
+    rank_info = request.rank_info
     assert rank_info is not None
     begin = time.perf_counter()
-    outcome = serve(rank_info, lambda terms: options._replace(terms=terms).start_pool(), asked.timeout or PATIENCE)
+    outcome = serve(rank_info, lambda terms: options._replace(terms=terms).start_pool(), request.timeout or PATIENCE)
     trials, best = outcome.trials, outcome.best
     account = Account(time.perf_counter() - begin, 0.0, options.cores, 0, 0.0)
     return Tuning(
-        None, [trials[number] for number in sorted(trials)], None if best is None else trials[best], account,
-        header["metric"], header["mode"], header["search"], asked.executor, "", asked.make, rank_info.rank,
-    )  # fmt: skip
+        None,
+        [trials[number] for number in sorted(trials)],
+        None if best is None else trials[best],
+        account,
+        header["metric"],
+        header["mode"],
+        header["search"],
+        request.executor,
+        "",
+        request.make,
+        rank_info.rank,
+    )
 
 
 def tune_from_files(
-    job: str | None, space: Path | None, search: str, *, data_dir: str | None = None, resume: Path | None = None,
+    job: str | None,
+    space: Path | None,
+    search: str,
+    *,
+    data_dir: str | None = None,
+    resume: Path | None = None,
     **rest: Any,
-) -> Tuning:  # fmt: skip
+) -> Tuning:
     """Tune the JOB that the command line names over the space in a file; or resume the tuning in a folder."""
     if resume is not None:
         return _again(resume, job, space, data_dir, rest)
@@ -278,28 +316,32 @@ def _again(folder: Path, job: str | None, space: Path | None, data_dir: str | No
         announce_code(file)
     parts: Any = head["space"] if file is None else read_space(file)
     rest["job_args"] = rest.get("job_args") or head.get("job_args")
-    kept = {key: head[key] for key in ("metric", "mode", "max_t", "steps_per_epoch", "seed", "plan")}
+    settings = {key: head[key] for key in ("metric", "mode", "max_t", "steps_per_epoch", "seed", "plan")}
     return tune(
-        job, parts, head["search"], data_dir=data_dir or head["data_dir"], resume=folder,
-        **{**rest, **kept, "n_trials": head["budget"], "executor": head["trials_run"]},
-    )  # fmt: skip
+        job,
+        parts,
+        head["search"],
+        data_dir=data_dir or head["data_dir"],
+        resume=folder,
+        **{**rest, **settings, "n_trials": head["budget"], "executor": head["trials_run"]},
+    )
 
 
-def _write(path: Path, found: Tuning, header: dict[str, Any], asked: Asked, study: Study) -> None:
+def _write(path: Path, tuning: Tuning, header: dict[str, Any], request: Asked, study: Study) -> None:
     """Write what people and programs read: best.py, tuning.json and the page."""
-    if found.best is not None and asked.make is not None:
-        said = f"trial {found.best.number}, {found.metric} {found.best.value:.6g}"
+    if tuning.best is not None and request.make is not None:
+        description = f"trial {tuning.best.number}, {tuning.metric} {tuning.best.value:.6g}"
         epochs = -(-header["max_t"] // header["steps_per_epoch"])
-        rest = {"data_dir": header["data_dir"], "job_args": header.get("job_args"), "compute": _compute_of(found)}
-        write_best(path, asked.make, asked.origin, found.best.configuration, epochs, said, rest)
-    write_json(path / "tuning.json", found.summary())
-    write_page(path / "report.html", study, header, found.account)
+        rest = {"data_dir": header["data_dir"], "job_args": header.get("job_args"), "compute": _compute_of(tuning)}
+        write_best(path, request.make, request.origin, tuning.best.configuration, epochs, description, rest)
+    write_json(path / "tuning.json", tuning.summary())
+    write_page(path / "report.html", study, header, tuning.account)
 
 
-def _compute_of(found: Tuning) -> str | None:
+def _compute_of(tuning: Tuning) -> str | None:
     """Return the field compute= with which the best job, trained separately, has the numbers of its trial."""
-    job = found.best_job
-    if found.way != "stacked":
+    job = tuning.best_job
+    if tuning.way != "stacked":
         return "autograd" if job.compute == "auto" else None
     try:
         check_fusible(job, job.make_model(), open_source(job.data, job.seed))

@@ -117,10 +117,10 @@ def _of_progress(progress: Progress) -> dict[str, float]:
 
 def _measured(progress: Progress) -> dict[str, float]:
     """Return the newest learning rate, gradient norm and memory of a worker in these rows, by name."""
-    found = {}
+    figures = {}
     for kind in (Kind.LEARNING_RATE, Kind.GRADIENT_NORM, Kind.MEMORY):
         for rows in progress.rows:
             values = rows["value"][rows["kind"] == kind]
             if len(values):
-                found[kind.name.lower()] = float(values[-1])
-    return found
+                figures[kind.name.lower()] = float(values[-1])
+    return figures

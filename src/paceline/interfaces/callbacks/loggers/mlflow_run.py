@@ -36,11 +36,11 @@ class MlflowRun:
         from mlflow import MlflowClient
 
         self._client = client = MlflowClient(tracking_uri=uri)
-        found = client.get_experiment_by_name(self.experiment)
-        experiment = found.experiment_id if found else client.create_experiment(self.experiment)
-        known = client.search_runs([experiment], f"tags.`{TAG}` = '{folder.name}'", max_results=1)
-        if known:
-            self._run = known[0].info.run_id
+        stored_experiment = client.get_experiment_by_name(self.experiment)
+        experiment = stored_experiment.experiment_id if stored_experiment else client.create_experiment(self.experiment)
+        runs = client.search_runs([experiment], f"tags.`{TAG}` = '{folder.name}'", max_results=1)
+        if runs:
+            self._run = runs[0].info.run_id
             client.update_run(self._run, status="RUNNING")
             return
         self._run = client.create_run(experiment, tags={TAG: folder.name}, run_name=folder.name).info.run_id

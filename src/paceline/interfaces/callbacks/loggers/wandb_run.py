@@ -31,10 +31,15 @@ class WandbRun:
 
         config: dict[str, Any] = {"plan": record.plan, "workers": record.workers, **to_dict(record.job)}
         self._run = wandb.init(
-            project=self.project or os.environ.get("WANDB_PROJECT") or "paceline", name=folder.name, id=folder.name,
-            resume="allow", dir=str(folder), config=config, reinit="create_new",
+            project=self.project or os.environ.get("WANDB_PROJECT") or "paceline",
+            name=folder.name,
+            id=folder.name,
+            resume="allow",
+            dir=str(folder),
+            config=config,
+            reinit="create_new",
             mode=self.mode or None,  # type: ignore[arg-type]
-        )  # fmt: skip
+        )
 
     def write(self, updates: int, seconds: float, figures: Mapping[str, float]) -> None:
         # W&B drops a row whose step is smaller than the last one: an evaluation may come after later updates.

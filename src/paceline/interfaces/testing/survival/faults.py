@@ -140,10 +140,10 @@ class Injector:
 
     def inject(self, kind: FaultKind, picture: Picture, seconds: float = 0.0) -> Fault | None:
         """Do a fault to a process that chance chooses; None if there is none, or it has ended meanwhile."""
-        found = picture.candidates(kind)
-        if not found:
+        candidates = picture.candidates(kind)
+        if not candidates:
             return None
-        victim, shards = self.chance.choice(found)
+        victim, shards = self.chance.choice(candidates)
         assert victim.process is not None
         agent = next((node.pid for node in self.nodes.running if node.rank == victim.rank), 0)
         pids = [agent] if victim.process is ProcessKind.AGENT else [victim.pid]
@@ -181,7 +181,7 @@ class Injector:
         part(True)
         return partial(part, False)
 
-    def look(self, everything: bool = False) -> bool:
+    def poll(self, everything: bool = False) -> bool:
         """Take back what is due, or everything; whether nothing is left to take back."""
         now = time.time()
         for entry in [each for each in self._ends if everything or each[0] <= now]:

@@ -73,11 +73,13 @@ def possible() -> bool:
 @contextmanager
 def hosts(count: int, bridge: str) -> Iterator[list[Host]]:
     """Make hosts on a bridge of this name, of at most eight characters; remove them after the block."""
-    made = [Host(f"{bridge}{number}", f"10.79.{sum(bridge.encode()) % 250}.{number + 1}") for number in range(count)]
+    machines = [
+        Host(f"{bridge}{number}", f"10.79.{sum(bridge.encode()) % 250}.{number + 1}") for number in range(count)
+    ]
     try:
         _ip("link", "add", bridge, "type", "bridge")
         _ip("link", "set", bridge, "up")
-        for host in made:
+        for host in machines:
             inner = f"{host.name}i"
             _ip("netns", "add", host.name)
             _ip("link", "add", host._port, "type", "veth", "peer", "name", inner)
@@ -86,9 +88,9 @@ def hosts(count: int, bridge: str) -> Iterator[list[Host]]:
             _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", inner)
             _ip("-n", host.name, "link", "set", inner, "up")
             _ip("-n", host.name, "link", "set", "lo", "up")
-        yield made
+        yield machines
     finally:
-        for host in made:
+        for host in machines:
             _ip("netns", "del", host.name, check=False)  # the link goes with it
             _ip("link", "del", host._port, check=False)
         _ip("link", "del", bridge, check=False)
@@ -100,11 +102,11 @@ def slow_hosts(count: int, name: str, line: Line, mtu: int = 1500) -> Iterator[l
 
     The wire is a process that carries every packet; larger packets (`mtu`, in bytes) let it keep up with faster lines.
     """
-    made = [Host(f"{name}{number}", f"10.78.{sum(name.encode()) % 250}.{number + 1}") for number in range(count)]
+    machines = [Host(f"{name}{number}", f"10.78.{sum(name.encode()) % 250}.{number + 1}") for number in range(count)]
     wires: list[int] = []
     process: subprocess.Popen[bytes] | None = None
     try:
-        for host in made:
+        for host in machines:
             device = f"{host.name}t"
             wires.append(os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
             fcntl.ioctl(wires[-1], TUNSETIFF, struct.pack("16sH14x", device.encode(), IFF_TUN | IFF_NO_PI))
@@ -113,18 +115,19 @@ def slow_hosts(count: int, name: str, line: Line, mtu: int = 1500) -> Iterator[l
             _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", device)
             _ip("-n", host.name, "link", "set", device, "mtu", str(mtu), "txqueuelen", "500", "up")
             _ip("-n", host.name, "link", "set", "lo", "up")
-        given = [f"{descriptor}={host.address}" for descriptor, host in zip(wires, made, strict=True)]
+        wire_arguments = [f"{descriptor}={host.address}" for descriptor, host in zip(wires, machines, strict=True)]
         process = subprocess.Popen(
-            [sys.executable, "-m", slow_wire.__name__, str(line.delay), str(line.rate), *given],
-            stdin=subprocess.PIPE, pass_fds=wires,
-        )  # fmt: skip
-        yield made
+            [sys.executable, "-m", slow_wire.__name__, str(line.delay), str(line.rate), *wire_arguments],
+            stdin=subprocess.PIPE,
+            pass_fds=wires,
+        )
+        yield machines
     finally:
         if process is not None:
             process.communicate()  # the end of its input ends it
         for descriptor in wires:
             os.close(descriptor)
-        for host in made:
+        for host in machines:
             _ip("netns", "del", host.name, check=False)  # its device goes with it
 
 

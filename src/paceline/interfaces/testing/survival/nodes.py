@@ -65,9 +65,15 @@ def survival_job(batches: int, batch_size: int = 16, seed: int = 0) -> Job:
         teacher.bias.zero_()
         y = teacher(x).argmax(1)
     return Job(
-        model=SlowNet, data=(x[TEST:], y[TEST:]), test=(x[:TEST], y[:TEST]), loss=nn.CrossEntropyLoss(),
-        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9), batch_size=batch_size, epochs=1, seed=seed,
-    )  # fmt: skip
+        model=SlowNet,
+        data=(x[TEST:], y[TEST:]),
+        test=(x[:TEST], y[:TEST]),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        batch_size=batch_size,
+        epochs=1,
+        seed=seed,
+    )
 
 
 @dataclass(frozen=True)
@@ -112,10 +118,15 @@ class Nodes:
         """Start the node of a rank."""
         out = self.folder / f"node-{rank}.txt"
         environment = {
-            "PACELINE_RANK": str(rank), "PACELINE_NODES": str(self.program.nodes), "PACELINE_HEAD": head,
-            "PACELINE_RUN": str(self.folder), "PACELINE_TOKEN": "5ca1ab1e" * 4, "OMP_NUM_THREADS": "1",
-            "SURVIVAL_STEP": str(self.program.step), "SURVIVAL_HOLD": str(self.folder / "hold"),
-        }  # fmt: skip
+            "PACELINE_RANK": str(rank),
+            "PACELINE_NODES": str(self.program.nodes),
+            "PACELINE_HEAD": head,
+            "PACELINE_RUN": str(self.folder),
+            "PACELINE_TOKEN": "5ca1ab1e" * 4,
+            "OMP_NUM_THREADS": "1",
+            "SURVIVAL_STEP": str(self.program.step),
+            "SURVIVAL_HOLD": str(self.folder / "hold"),
+        }
         context = multiprocessing.get_context("forkserver")
         with nameless_main():
             prepare()
@@ -131,14 +142,14 @@ class Nodes:
 
     def processes(self) -> list[psutil.Process]:
         """Return every process of the run, also of nodes that have ended."""
-        mark, found = str(self.folder), []
+        mark, alive = str(self.folder), []
         for process in psutil.process_iter():
             try:
                 if process.status() != psutil.STATUS_ZOMBIE and _belongs(process, mark):
-                    found.append(process)
+                    alive.append(process)
             except (psutil.Error, OSError):
                 continue
-        return found
+        return alive
 
     def hold(self) -> None:
         """Let no worker make its last batches, until `release`."""
@@ -217,9 +228,14 @@ def _train(folder: Path, program: Program, apart: bool) -> int:
     """Train this node's part; return the exit code."""
     try:
         train(
-            survival_job(program.batches, seed=program.seed), program.plan, engine="cluster", folder=folder / "runs",
-            timeout=program.deadline, trusted_network=apart, checkpoint_every=program.checkpoint_every,
-        )  # fmt: skip
+            survival_job(program.batches, seed=program.seed),
+            program.plan,
+            engine="cluster",
+            folder=folder / "runs",
+            timeout=program.deadline,
+            trusted_network=apart,
+            checkpoint_every=program.checkpoint_every,
+        )
         return 0
     except Exception as error:
         code: int = getattr(error, "exit_code", -1)

@@ -64,32 +64,32 @@ def _updated_once(workers: list[int], updates: list[int], record: RunRecord) -> 
 def replayed(run: Path) -> str:
     """Return how a replay differs from the recorded run; empty if it has the same bits, or says why it cannot."""
     try:
-        found = replay(run)
+        replayed_run = replay(run)
     except Exception as error:
         if "acknowledged pushes were lost with servers" in str(error):
             return ""
         return f"{type(error).__name__}: {error}"
-    return "" if found.matches else "the replay has other bits"
+    return "" if replayed_run.matches else "the replay has other bits"
 
 
 def ended_well(nodes: Nodes, codes: list[int | None], killed: set[int]) -> str:
     """Return what is wrong with the ends of the nodes, of which some were killed; empty if nothing."""
     for node, code in zip(nodes.running, codes, strict=True):
-        said = node.out.read_text(errors="replace")
+        output = node.out.read_text(errors="replace")
         if code is None:
-            return f"rank {node.rank} hangs: {said[-600:]}"
+            return f"rank {node.rank} hangs: {output[-600:]}"
         if node.rank in killed and code == -9:
             continue
-        if code != 0 and (code != 1 or not any(each in said for each in ALLOWED)):
-            return f"rank {node.rank} has ended with {code}: {said[-1500:]}"
-        if code == 0 and "Traceback" in said:
-            return f"rank {node.rank} has printed a traceback: {said[-1500:]}"
+        if code != 0 and (code != 1 or not any(each in output for each in ALLOWED)):
+            return f"rank {node.rank} has ended with {code}: {output[-1500:]}"
+        if code == 0 and "Traceback" in output:
+            return f"rank {node.rank} has printed a traceback: {output[-1500:]}"
     return ""
 
 
 def left_behind(nodes: Nodes, seconds: float = 20.0) -> str:
     """Return which processes of a run that has ended are left; empty if none."""
     end = time.monotonic() + seconds
-    while (left := nodes.processes()) and time.monotonic() < end:
+    while (survivors := nodes.processes()) and time.monotonic() < end:
         time.sleep(0.1)
-    return f"processes {[process.pid for process in left]} are left" if left else ""
+    return f"processes {[process.pid for process in survivors]} are left" if survivors else ""

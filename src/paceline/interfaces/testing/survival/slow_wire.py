@@ -64,11 +64,11 @@ class Wire:
 
     def arriving(self, now: float) -> list[tuple[bytes, bytes]]:
         """Return the packets that arrive until now, each after the address that it is for."""
-        found = []
+        packets = []
         while self._under_way and self._under_way[0][0] <= now:
             _, _, target, packet = heapq.heappop(self._under_way)
-            found.append((target, packet))
-        return found
+            packets.append((target, packet))
+        return packets
 
     def pause(self, now: float) -> float:
         """Return the seconds until the next packet arrives; 1 if none is under way."""
@@ -98,8 +98,8 @@ def serve(wire: Wire, hosts: Mapping[int, bytes]) -> None:
 
 
 def main() -> None:
-    delay, rate, *given = sys.argv[1:]
-    pairs = (each.split("=") for each in given)
+    delay, rate, *entries = sys.argv[1:]
+    pairs = (each.split("=") for each in entries)
     hosts = {int(descriptor): socket.inet_aton(address) for descriptor, address in pairs}
     serve(Wire(Line(float(delay), float(rate))), hosts)
 

@@ -74,7 +74,7 @@ def _first(fault: Fault, events: Iterable[Event]) -> float | None:
     return min((event.at - fault.at for event in events), default=None)
 
 
-def _all(found: Iterable[float | None]) -> float | None:
+def _all(values: Iterable[float | None]) -> float | None:
     """Return the last of some times; None if one has not come."""
-    known = list(found)
-    return None if None in known or not known else max(each for each in known if each is not None)
+    times = list(values)
+    return None if None in times or not times else max(each for each in times if each is not None)

@@ -103,5 +103,5 @@ def _means_pruned(error: BaseException) -> bool:
 
 def reason_of(error: BaseException) -> str:
     """Say why a trial failed, with the user's own lines."""
-    said = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
-    return f"{said}\n{users_traceback(error)}".rstrip() if not isinstance(error, PacelineError) else said
+    reason = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+    return f"{reason}\n{users_traceback(error)}".rstrip() if not isinstance(error, PacelineError) else reason

@@ -66,12 +66,12 @@ class Chosen(NamedTuple):
     why: str
 
 
-def choose(asked: str, options: ExecutorOptions, study: Study) -> Chosen:
+def choose(executor: str, options: ExecutorOptions, study: Study) -> Chosen:
     """Return what runs trials as was asked for, or as a measurement favours."""
     begin = time.perf_counter()
     forms = Forms()
-    if asked != "auto":
-        name, why = asked, ""
+    if executor != "auto":
+        name, why = executor, ""
     elif options.rank_info is not None:
         name, why = RANKS, ""
     else:
@@ -97,9 +97,9 @@ def _pool(options: ExecutorOptions, study: Study) -> WorkerPool:
     rank_info = options.rank_info
     if rank_info is None:
         return options.start_pool()
-    own = options.start_pool() if rank_info.works else None
+    processes = options.start_pool() if rank_info.works else None
     peers = Peers(
-        own, rank_info, options.terms, lambda: Outcome(study.trials, study.best.number if study.best else None)
+        processes, rank_info, options.terms, lambda: Outcome(study.trials, study.best.number if study.best else None)
     )
     rank_info.listening(peers.hub.address, options.objective)
     return peers
@@ -125,8 +125,8 @@ def fastest(apart: float, together: float | None, trials: int, cores: int, reaso
     seconds = {"here": trials * apart, "processes": STARTING + trials * apart / min(cores, trials)}
     if together is not None:
         seconds["stacked"] = trials * together
-    said = ", ".join(f"{name} {spent:.2g} s" for name, spent in seconds.items())
-    return min(seconds, key=seconds.__getitem__), f"expected for {trials} trials: {said}{reason}"
+    estimates = ", ".join(f"{name} {spent:.2g} s" for name, spent in seconds.items())
+    return min(seconds, key=seconds.__getitem__), f"expected for {trials} trials: {estimates}{reason}"
 
 
 def _timed(

@@ -40,14 +40,14 @@ class WorkerPool(Protocol):
     #: How many workers there are to be.
     workers: int
 
-    def hear(self, seconds: float) -> Sequence[tuple[int, tuple[Any, ...]]]:
+    def receive(self, seconds: float) -> Sequence[tuple[int, tuple[Any, ...]]]:
         """Return messages with their workers, after waiting at most so long for the first one."""
 
     def send(self, worker: int, message: Any) -> None:
-        """Send a worker legs or an answer; of one that is dead, `hear` says so."""
+        """Send a worker legs or an answer; of one that is dead, `receive` says so."""
 
     def end(self, worker: int) -> None:
-        """End a worker, of which `hear` then says that it is dead."""
+        """End a worker, of which `receive` then says that it is dead."""
 
     def close(self) -> None:
         """End all workers."""
@@ -111,16 +111,16 @@ class Dispatcher:
 
     def wait(self) -> Sequence[Ended]:
         """Return legs that have ended; none, when a worker has come that may take one."""
-        found: list[Ended] = []
+        ended: list[Ended] = []
         joined = False
-        while not found and not joined:
+        while not ended and not joined:
             for number, worker in self.joined.items():
                 self._send(number, worker)
-            for number, message in self.pool.hear(LOOK):
+            for number, message in self.pool.receive(LOOK):
                 joined |= message[0] == JOINED
-                found += self._hear(number, *message)
-            self._look()
-        return found
+                ended += self._receive(number, *message)
+            self._poll()
+        return ended
 
     def close(self) -> None:
         self.pool.close()
@@ -138,7 +138,7 @@ class Dispatcher:
             worker.sent += len(batch)
             self.pool.send(number, batch)
 
-    def _hear(self, number: int, kind: str, *rest: Any) -> list[Ended]:
+    def _receive(self, number: int, kind: str, *rest: Any) -> list[Ended]:
         if kind == JOINED:
             self.joined[number] = Worker()
             return []
@@ -178,22 +178,22 @@ class Dispatcher:
     def _died(self, number: int, how: str) -> list[Ended]:
         """Leave a worker's legs to others; the one that it died with begins again, or has failed."""
         worker = self.joined.pop(number)
-        given = worker.given
-        if not worker.ready and not given and how != WITH_RANK:
+        assignments = worker.given
+        if not worker.ready and not assignments and how != WITH_RANK:
             raise TuningError(f"a worker process ended {how} before it could begin")
-        found: list[Ended] = []
-        if given and worker.sent == 1:  # of several legs it is not known which one was to blame
-            trial = given[0].leg.trial
+        ended: list[Ended] = []
+        if assignments and worker.sent == 1:  # of several legs it is not known which one was to blame
+            trial = assignments[0].leg.trial
             self.deaths[trial] += 1
             if worker.why or self.deaths[trial] >= ATTEMPTS:
                 attempts = self.deaths.pop(trial)
-                said = f"its process ended {how} in {attempts} attempts"
-                found = [Ended(trial, None, reason=worker.why or said)]
-                del given[0]
-        self.left.extend(given)
-        return found
+                reason = f"its process ended {how} in {attempts} attempts"
+                ended = [Ended(trial, None, reason=worker.why or reason)]
+                del assignments[0]
+        self.left.extend(assignments)
+        return ended
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """End workers that are silent for too long."""
         limit, now = self.timeout or max(HANGS[1], HANGS[0] * self.longest), time.monotonic()
         for number, worker in self.joined.items():

@@ -20,9 +20,13 @@ class Here:
     workers = 1
 
     def __init__(
-        self, objective: Objective, report: Report, terms: Terms, timeout: float | None = None,
+        self,
+        objective: Objective,
+        report: Report,
+        terms: Terms,
+        timeout: float | None = None,
         short: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.objective, self.report, self.terms = objective, report, terms
         self._short, self._limit = short, timeout or (LIMIT if short else None)
         self._given: Assignment | None = None
@@ -34,15 +38,17 @@ class Here:
         self._given = assignment
 
     def wait(self) -> Sequence[Ended]:
-        given, self._given = self._given, None
-        assert given is not None
-        trial = given.leg.trial
+        assignment, self._given = self._given, None
+        assert assignment is not None
+        trial = assignment.leg.trial
         with contextlib.ExitStack() as stack:
             if self._short:
                 stack.enter_context(one_thread())
             if self._limit:
                 stack.enter_context(limited(self._limit))
-            return [run_leg(self.objective, given, self.terms, lambda step, value: self.report(trial, step, value), 0)]
+            return [
+                run_leg(self.objective, assignment, self.terms, lambda step, value: self.report(trial, step, value), 0)
+            ]
 
     def close(self) -> None:
         """There is nothing to end."""

@@ -20,8 +20,13 @@ from paceline.runtime.runs.schema import from_dict, to_dict
 
 #: What follows the kind of a rank's message.
 PARTS: dict[str, tuple[Any, ...]] = {
-    JOINED: (), READY: (), REPORT: (int, int, float), END: (list[Ended],), DIED: (str,), UNUSABLE: (str,),
-}  # fmt: skip
+    JOINED: (),
+    READY: (),
+    REPORT: (int, int, float),
+    END: (list[Ended],),
+    DIED: (str,),
+    UNUSABLE: (str,),
+}
 
 
 @dataclass(frozen=True)

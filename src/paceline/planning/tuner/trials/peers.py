@@ -68,10 +68,10 @@ class Peers:
     """A pool of this process's own workers and those of all ranks that have dialled it."""
 
     def __init__(
-        self, own: Processes | None, rank_info: RankInfo, terms: Terms, outcome: Callable[[], Outcome]
+        self, processes: Processes | None, rank_info: RankInfo, terms: Terms, outcome: Callable[[], Outcome]
     ) -> None:
-        self.own, self.terms, self.outcome = own, terms, outcome
-        self.workers = (own.workers if own else 1) * (rank_info.ranks or 1)
+        self.own, self.terms, self.outcome = processes, terms, outcome
+        self.workers = (processes.workers if processes else 1) * (rank_info.ranks or 1)
         self._pump = Pump()
         me = Identity(Peer(TUNER, 0, _now()), rank_info.meeting[:RUN_BYTES], bytes(JOB_BYTES))
         self.hub = Hub(me, rank_info.credentials, listen(rank_info.head, rank_info.credentials), pump=self._pump)
@@ -80,20 +80,20 @@ class Peers:
         self.numbers: dict[tuple[Peer, int], int] = {}
         self._news: list[Message] = []
 
-    def hear(self, seconds: float) -> list[Message]:
-        found: list[Message] = []
+    def receive(self, seconds: float) -> list[Message]:
+        messages: list[Message] = []
         if self.own is not None:
-            found = self.own.hear(seconds, [self.hub])
+            messages = self.own.receive(seconds, [self.hub])
         for event in self.hub.poll(0.0 if self.own is not None else seconds):
             match event:
                 case Arrived(peer):
                     self.hub.post(peer, TERMS, (), [pack_terms(self.terms)])
                 case Received():
-                    found += self._received(event)
+                    messages += self._received(event)
                 case Gone(peer):
-                    found += self._lost(peer)
-        found, self._news = self._news + found, []
-        return found
+                    messages += self._lost(peer)
+        messages, self._news = self._news + messages, []
+        return messages
 
     def send(self, worker: int, message: Any) -> None:
         if worker in self.lines:
@@ -112,9 +112,9 @@ class Peers:
             self.own.end(worker)
 
     def close(self) -> None:
-        said = pack(self.outcome())
+        payload = pack(self.outcome())
         for peer in self.hub.peers:
-            self.hub.post(peer, OVER, (), [said])
+            self.hub.post(peer, OVER, (), [payload])
         self.hub.close(LEAVING)
         self._pump.close()
         if self.own is not None:
@@ -154,7 +154,7 @@ def serve(rank_info: RankInfo, make: Callable[[Terms], Processes], patience: flo
     hub.dial(rank_info.head, patience)
     try:
         while True:
-            said: list[Message] = pool.hear(1.0, [hub]) if pool is not None else []
+            messages: list[Message] = pool.receive(1.0, [hub]) if pool is not None else []
             for event in hub.poll(0.0 if pool is not None else 1.0):
                 match event:
                     case Unreached(address, why):
@@ -170,7 +170,7 @@ def serve(rank_info: RankInfo, make: Callable[[Terms], Processes], patience: flo
                             pool.send(ints[0], answer_of(body))
                         elif pool is not None and kind == ENDED:
                             pool.end(ints[0])
-            for local, message in said:
+            for local, message in messages:
                 hub.post(head, SAID, (local,), [pack(message)])
     finally:
         hub.close()

@@ -61,18 +61,18 @@ class Processes:
         #: What was not heard of yet: workers that have come.
         self._news: list[Message] = [(number, (JOINED,)) for number in range(workers)]
 
-    def hear(self, seconds: float, beside: Sequence[Any] = ()) -> list[Message]:
+    def receive(self, seconds: float, beside: Sequence[Any] = ()) -> list[Message]:
         """Wait for messages, and for what else can be waited for `beside` them."""
-        found, self._news = self._news, []
+        messages, self._news = self._news, []
         pipes: dict[Any, int] = {worker.pipe: number for number, worker in enumerate(self.children)}
-        for ready in connection.wait([*pipes, *beside], 0 if found else seconds):
+        for ready in connection.wait([*pipes, *beside], 0 if messages else seconds):
             if (number := pipes.get(ready)) is None:
                 continue
             try:
-                found.append((number, self.children[number].pipe.recv()))
+                messages.append((number, self.children[number].pipe.recv()))
             except (EOFError, OSError):
-                found += [(number, (DIED, self._replace(number))), (number, (JOINED,))]
-        return found
+                messages += [(number, (DIED, self._replace(number))), (number, (JOINED,))]
+        return messages
 
     def send(self, worker: int, message: Any) -> None:
         with contextlib.suppress(OSError):  # it is dead, of which its pipe tells
@@ -97,8 +97,8 @@ class Processes:
     def _begin(self, number: int) -> Started:
         context = multiprocessing.get_context("forkserver")
         mine, theirs = context.Pipe()
-        given = (number, theirs, self.threads, self.terms, [self.packed], self.shared)
-        process = context.Process(target=main, args=given, daemon=not self.parents)
+        arguments = (number, theirs, self.threads, self.terms, [self.packed], self.shared)
+        process = context.Process(target=main, args=arguments, daemon=not self.parents)
         with forkserver.nameless_main(), forkserver.interrupts_wait():
             process.start()
         theirs.close()
@@ -117,8 +117,8 @@ class Processes:
 
 def _needed_by(objective: Objective) -> list[str]:
     """Return the modules that workers need for a function of the user's; PyTorch is not among them."""
-    own = getattr(objective, "__module__", "__main__")
-    return ["paceline.planning.tuner.trials.worker", "cloudpickle", *([own] if own != "__main__" else [])]
+    module = getattr(objective, "__module__", "__main__")
+    return ["paceline.planning.tuner.trials.worker", "cloudpickle", *([module] if module != "__main__" else [])]
 
 
 def _kill(process: BaseProcess) -> None:

@@ -77,9 +77,14 @@ class Stacked:
     workers = 1
 
     def __init__(
-        self, objective: JobObjective, report: Report, terms: Terms, make: MakeStack, apart: Callable[[], Trials],
+        self,
+        objective: JobObjective,
+        report: Report,
+        terms: Terms,
+        make: MakeStack,
+        apart: Callable[[], Trials],
         timeout: float | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.timeout = timeout
         self.objective, self.report, self.terms, self.make = objective, report, terms, make
         self.given: list[Assignment] = []
@@ -99,12 +104,12 @@ class Stacked:
         self.given.append(assignment)
 
     def wait(self) -> Sequence[Ended]:
-        found: list[Ended] = []
+        ended: list[Ended] = []
         if self.given:
-            found = self._form()
-        while not found:
-            found = self._step(self.groups[0]) if self.groups else self._by_themselves()
-        return found
+            ended = self._form()
+        while not ended:
+            ended = self._step(self.groups[0]) if self.groups else self._by_themselves()
+        return ended
 
     def close(self) -> None:
         if self._apart is not None:
@@ -117,18 +122,18 @@ class Stacked:
         for worker in self._apart.free()[: len(self.left)]:
             self._apart.start(self.left.pop(0), worker)
             self.out += 1
-        found = list(self._apart.wait())
-        self.out -= len(found)
-        return found
+        ended = list(self._apart.wait())
+        self.out -= len(ended)
+        return ended
 
     # --- groups ---
 
     def _form(self) -> list[Ended]:
         """Sort the new legs into groups; return how those ended that cannot be in one."""
-        given, self.given = self.given, []
+        assignments, self.given = self.given, []
         sorted_by: dict[tuple[str, int], list[tuple[Member, TensorSource]]] = {}
         ended: list[Ended] = []
-        for assignment in given:
+        for assignment in assignments:
             trial = self._trial(assignment)
             try:
                 with limited(self.timeout):
@@ -142,8 +147,8 @@ class Stacked:
                 continue
             member = Member(trial, assignment, job)
             sorted_by.setdefault((key, assignment.leg.start), []).append((member, source))
-        for (shape, start), found in sorted_by.items():
-            self._open(shape, [member for member, _ in found], found[0][1], start)
+        for (shape, start), pairs in sorted_by.items():
+            self._open(shape, [member for member, _ in pairs], pairs[0][1], start)
         return ended
 
     def _open(self, shape: str, members: list[Member], source: TensorSource, start: int) -> None:
@@ -166,9 +171,15 @@ class Stacked:
         leg, terms = assignment.leg, self.terms
         number = leg.trial
         return Trial(
-            number, assignment.configuration, leg.start, leg.stop, terms.seed, lambda s, v: self.report(number, s, v),
-            terms.states, leg.source,
-        )  # fmt: skip
+            number,
+            assignment.configuration,
+            leg.start,
+            leg.stop,
+            terms.seed,
+            lambda s, v: self.report(number, s, v),
+            terms.states,
+            leg.source,
+        )
 
     # --- training ---
 
@@ -184,9 +195,9 @@ class Stacked:
             return []
         ended: list[Ended] = []
         staying: list[int] = []
-        found = self._figures(group, losses)
+        figures = self._figures(group, losses)
         for place, (member, loss) in enumerate(zip(group.members, losses, strict=True)):
-            end = self._after_step(group, place, member, loss, found.get(place))
+            end = self._after_step(group, place, member, loss, figures.get(place))
             if end is None:
                 staying.append(place)
             else:
@@ -205,30 +216,30 @@ class Stacked:
 
     def _figures(self, group: Group, losses: Sequence[float]) -> dict[int, Figures | Exception]:
         """Evaluate the members whose value is wanted after this step, by their places."""
-        wanted = [place for place, m in enumerate(group.members) if self.objective.wants(group.step, m.trial.stop)]
-        found: dict[int, Figures | Exception] = {place: {"train_loss": losses[place]} for place in wanted}
-        jobs = {place: group.members[place].job for place in wanted if math.isfinite(losses[place])}
+        places = [place for place, m in enumerate(group.members) if self.objective.wants(group.step, m.trial.stop)]
+        outcomes: dict[int, Figures | Exception] = {place: {"train_loss": losses[place]} for place in places}
+        jobs = {place: group.members[place].job for place in places if math.isfinite(losses[place])}
         if self.objective.measure.metric == "train_loss" or any(job.test is None for job in jobs.values()) or not jobs:
-            return found
+            return outcomes
         last = max(group.members[place].trial.stop for place in jobs)
         rounds = sum(self.objective.wants(step, last) for step in range(group.step + 1, last + 1))
         modules = [group.stack.module(place) for place in jobs]
         for place, figures in zip(jobs, group.evaluation.figures([*jobs.values()], modules, rounds), strict=True):
-            found[place] = figures if isinstance(figures, Exception) else {**figures, "train_loss": losses[place]}
-        return found
+            outcomes[place] = figures if isinstance(figures, Exception) else {**figures, "train_loss": losses[place]}
+        return outcomes
 
     def _after_step(
-        self, group: Group, place: int, member: Member, loss: float, found: Figures | Exception | None
+        self, group: Group, place: int, member: Member, loss: float, figures: Figures | Exception | None
     ) -> Ended | None:
         """Report what was found of a member; return how its leg ended, if it did."""
         trial, last = member.trial, group.step == member.trial.stop
         try:
             if not math.isfinite(loss):
                 raise TrialFailed(f"the loss is {loss} after step {group.step}")
-            if isinstance(found, Exception):
-                raise found
-            if found is not None:
-                trial.report(self.objective.measure.value(found), group.step)
+            if isinstance(figures, Exception):
+                raise figures
+            if figures is not None:
+                trial.report(self.objective.measure.value(figures), group.step)
             if last and not trial.stopped and self.terms.states is not None:
                 trial.save(group.stack.state(place))
         except TrialFailed as error:
@@ -240,6 +251,11 @@ class Stacked:
     def _timed(self, ended: Ended, group: Group) -> Ended:
         member = next(m for m in group.members if m.trial.number == ended.trial)
         return Ended(
-            ended.trial, ended.value, ended.stopped, ended.reason, member.seconds, member.trial.suggested,
+            ended.trial,
+            ended.value,
+            ended.stopped,
+            ended.reason,
+            member.seconds,
+            member.trial.suggested,
             (0, group.began, time.time()),
-        )  # fmt: skip
+        )

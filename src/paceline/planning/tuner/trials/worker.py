@@ -73,9 +73,9 @@ class Worker:
             if not self.waiting:
                 self.flush()
                 self.waiting.extend(self.pipe.recv())
-            given = self.waiting.popleft()
-            report = partial(self.report, given.leg.trial)
-            self.ended.append(run_leg(self.objective, given, self.terms, report, self.number))
+            assignment = self.waiting.popleft()
+            report = partial(self.report, assignment.leg.trial)
+            self.ended.append(run_leg(self.objective, assignment, self.terms, report, self.number))
             if time.perf_counter() - self.flushed > FLUSH:
                 self.flush()
 

@@ -24,8 +24,8 @@ class CodedPayloads:
 
     def __init__(self, setup: Setup, collective: Collective, learner: Learner) -> None:
         plan, self.collective, self.fragments = setup.plan, collective, Fragments.of(setup.layout, setup.plan.fragments)
-        made = [encoder_of(plan.codec, self.fragments.layout, learner.replica) for _ in range(plan.workers)]
-        self.encoders = [encoder for encoder in made if encoder is not None]
+        encoders = [encoder_of(plan.codec, self.fragments.layout, learner.replica) for _ in range(plan.workers)]
+        self.encoders = [encoder for encoder in encoders if encoder is not None]
         #: The frames of each fragment, one per rank.
         self.frames = [
             [_frame(encoder, layout, number) for encoder in self.encoders]
@@ -64,7 +64,7 @@ class CodedPayloads:
                     encoder.remember(frame.shard, frame.message)
             del messages[1:]
         for encoder in encoders:
-            encoder.settle()
+            encoder.finalize()
         frames[0].add_up(messages, number)
         return frames[0].payload.read(sum(share.samples for share in shares))
 

@@ -22,15 +22,20 @@ class DataflowArithmetic:
         self.snapshots = Snapshots(setup, self.values)
         self.workers = [
             OperatorWorker(
-                number, setup.job, setup.fresh_module(), self.blueprint, self.instances,
-                Reader(setup.source, setup.order(), 0, lambda _: None), method.every,
+                number,
+                setup.job,
+                setup.fresh_module(),
+                self.blueprint,
+                self.instances,
+                Reader(setup.source, setup.order(), 0, lambda _: None),
+                method.every,
             )
             for number in range(setup.plan.workers)
-        ]  # fmt: skip
+        ]
 
     def values(self) -> list[Tensor]:
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for worker in self.workers:
-            found |= worker.held.values()
+            tensors |= worker.held.values()
         start = dict(self.setup.module.named_parameters()) | dict(self.setup.module.named_buffers())
-        return [found.get(name, start[name]).detach().clone() for name in self.setup.names]
+        return [tensors.get(name, start[name]).detach().clone() for name in self.setup.names]

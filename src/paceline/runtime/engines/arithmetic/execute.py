@@ -21,8 +21,8 @@ def execute(collective: Collective, flats: list[Tensor], segments: Segments | No
         return flats[worker][cuts[part.first] : cuts[part.stop]]
 
     for row in zip(*(collective.steps(worker, workers) for worker in range(workers)), strict=True):
-        taken = [None if s.receive is None else piece(s.receive, s.receive.other).clone() for s in row]
-        for worker, (step, received) in enumerate(zip(row, taken, strict=True)):
+        blocks = [None if s.receive is None else piece(s.receive, s.receive.other).clone() for s in row]
+        for worker, (step, received) in enumerate(zip(row, blocks, strict=True)):
             if step.receive is not None and received is not None:
                 mine = piece(step.receive, worker)
                 if step.reduce and segments is not None:

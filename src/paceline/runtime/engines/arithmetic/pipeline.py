@@ -50,9 +50,13 @@ class PlaceOfReplica:
     """The `StageWorker` of a program: a worker of a replica's table, and the segments that it computes with."""
 
     def __init__(
-        self, worker: int, depth: int, tables: Iterator[Pass], table: Callable[[tuple[int, ...]], Table],
+        self,
+        worker: int,
+        depth: int,
+        tables: Iterator[Pass],
+        table: Callable[[tuple[int, ...]], Table],
         segments: Sequence[Segment],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.worker, self.depth, self._passes, self._table, self.segments = worker, depth, tables, table, segments
 
     def lines(self) -> Iterator[Iterable[Work]]:
@@ -64,9 +68,13 @@ class PlaceOfReplica:
 
 
 def places_of(
-    pipeline: Pipeline, workers: int, agenda: Agenda, table: Callable[[tuple[int, ...]], Table],
-    teams: Sequence[Team] | None = None, stop: int | None = None,
-) -> list[list[PlaceOfReplica]]:  # fmt: skip
+    pipeline: Pipeline,
+    workers: int,
+    agenda: Agenda,
+    table: Callable[[tuple[int, ...]], Table],
+    teams: Sequence[Team] | None = None,
+    stop: int | None = None,
+) -> list[list[PlaceOfReplica]]:
     """Return the places of every replica, for the updates up to `stop`."""
     span, data, depth, table = pipeline.schedule.span, pipeline.spread.data, pipeline.depth(workers), cache(table)
     teams = teams or [[[]] * data] * depth
@@ -141,7 +149,7 @@ class StagedPipeline:
             stages = [replica[place].stages[number] for replica in team]
             shares = [stage.share() for stage in stages]
             if len(stages) == 1:
-                stages[0].settle(shares[0])
+                stages[0].finalize(shares[0])
                 continue
             layout = team[0][place].layout(number)
             flats = [torch.zeros(Payload.length(layout), dtype=layout.dtype) for _ in stages]
@@ -150,7 +158,7 @@ class StagedPipeline:
                 payload.write(share)
             execute(self.collective, flats)
             for stage, payload, share in zip(stages, payloads, shares, strict=True):
-                stage.settle(payload.read(share.samples))
+                stage.finalize(payload.read(share.samples))
 
     def agree(self, replica: Team, stage: int, micro: int) -> None:
         """Give all workers of a replica the squared norm of the whole gradient."""
@@ -192,10 +200,10 @@ class StagedPipeline:
             self.snapshots.kept.append(Snapshot(updates, seconds, lambda: values))
 
     def values(self) -> list[Tensor]:
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for stage in range(len(self.stage_to_worker)):
-            found |= self._named(stage)
-        return [found[name] for name in self.setup.names]
+            tensors |= self._named(stage)
+        return [tensors[name] for name in self.setup.names]
 
     def _named(self, stage: int) -> dict[str, Tensor]:
         """Return copies of a stage's newest parameters and its moving buffers, whole, by name."""

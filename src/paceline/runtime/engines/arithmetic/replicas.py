@@ -70,8 +70,8 @@ class ReplicaArithmetic:
         segments = [segment for team in self.pipeline.teams for segment in team[worker]]
         self.shares[worker] = [stage.share() for segment in segments for stage in segment.stages.values()]
         last = self.shares[worker][-1]
-        found = [gradient for share in self.shares[worker] for gradient in share.gradients]
-        return GradientSum(found, [], last.loss, last.weight, last.samples)
+        gradients = [gradient for share in self.shares[worker] for gradient in share.gradients]
+        return GradientSum(gradients, [], last.loss, last.weight, last.samples)
 
     def base(self, worker: int) -> int:
         return self.ports[worker][0].base
@@ -81,7 +81,7 @@ class ReplicaArithmetic:
 
     def push(self, event: Push) -> Action:
         port = self.ports[event.worker][event.shard]
-        return port.push(event, port.settle(event.batch, self.shares[event.worker][event.shard]))
+        return port.push(event, port.finalize(event.batch, self.shares[event.worker][event.shard]))
 
     def bytes(self, event: Push) -> int:
         """Return the bytes that the replica's last push to this shard moved."""

@@ -52,9 +52,16 @@ class ServerArithmetic:
                 learner, optimizer = make_learner(setup)
             encoder = encoder_of(plan.codec, layout, learner.replica)
             side = WorkerSide(
-                worker, plan, learner, optimizer, layout, encoder, lambda: None, lambda *row: None,
+                worker,
+                plan,
+                learner,
+                optimizer,
+                layout,
+                encoder,
+                lambda: None,
+                lambda *row: None,
                 lambda version, state: None,
-            )  # fmt: skip
+            )
             self.sides.append(side)
             self.ports.append(open_ports(side, self.memories, lambda number, shared: nullcontext(0), self.buffers))
         self.gradients: list[list[Tensor | None]] = [[] for _ in self.sides]
@@ -77,7 +84,7 @@ class ServerArithmetic:
         if chunks and self.setup.agenda.begins(task):
             port.begin_part()
         computed = side.learner.compute(chunks)
-        self.gradients[worker] = port.settle(task, computed)
+        self.gradients[worker] = port.finalize(task, computed)
         return computed
 
     def base(self, worker: int) -> int:
@@ -106,5 +113,5 @@ class ServerArithmetic:
         newest = newest_values(self.memories)
         if len(self.memories) > 1:
             newest = [[self.held.get(shard, values) for shard, values in enumerate(newest[0])]]
-        found = mean_of([layout.collect(flats, names) for flats in newest])
-        return [value.clone() for value in found]
+        means = mean_of([layout.collect(flats, names) for flats in newest])
+        return [value.clone() for value in means]

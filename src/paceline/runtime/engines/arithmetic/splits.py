@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.collectives import Collective
-from paceline.algorithms.rules import Arrival
+from paceline.algorithms.rules import GradientUpdate
 from paceline.algorithms.rules.plain import Plain
 from paceline.errors import NotFinite
 from paceline.plans.methods.program import Step, Sum
@@ -69,7 +69,7 @@ class SplitArithmetic:
     def step(self, update: int, version: int, gradients: list[GradientSum]) -> None:
         """Let each place step its own part."""
         for learner, store, gradient in zip(self.learners, self.stores, gradients, strict=True):
-            Plain().update(store, Arrival(learner.settle(gradient)))
+            Plain().update(store, GradientUpdate(learner.finalize(gradient)))
 
     def compute(self, replica: int, update: int) -> list[GradientSum]:
         """Compute one replica's chunks of an update; return what each place has of the gradient."""
@@ -80,12 +80,12 @@ class SplitArithmetic:
             walks = [self._walk(place, chunk, sums[place]) for place, chunk in enumerate(together)]
             for each, loss in zip(sums, run_together(walks, self.draws), strict=True):
                 each.add(loss)
-        found = []
+        local_sums = []
         for each, mine in zip(sums, chunks, strict=True):
             if self.setup.job.on_nan == "stop" and not math.isfinite(each.loss):
                 raise NotFinite(each.loss, update, [n for c in mine for n in self.reader.order.indices(c).tolist()])
-            found.append(each.taken(sum(chunk.samples for chunk in mine)))
-        return run_together([part.finish(each) for part, each in zip(self.parts, found, strict=True)])
+            local_sums.append(each.taken(sum(chunk.samples for chunk in mine)))
+        return run_together([part.finish(each) for part, each in zip(self.parts, local_sums, strict=True)])
 
     def _walk(self, place: int, chunk: Chunk, sums: PlaceSums) -> Walk:
         """Begin a chunk at one place."""
@@ -100,9 +100,11 @@ class SplitArithmetic:
 
     def values(self) -> list[Tensor]:
         names = [*trainable(self.setup.module), *self.blueprint.moving]
-        found = [part.replica.values() for part in self.parts]
+        part_values = [part.replica.values() for part in self.parts]
         stored, shapes = self.blueprint.stored, self.blueprint.shapes
-        return [assembled([mine[n] for mine in found], stored.get(name), shapes[name]) for n, name in enumerate(names)]
+        return [
+            assembled([mine[n] for mine in part_values], stored.get(name), shapes[name]) for n, name in enumerate(names)
+        ]
 
     def finite(self) -> bool:
         return all(bool(p.isfinite().all()) for part in self.parts for p in part.replica.parameters)

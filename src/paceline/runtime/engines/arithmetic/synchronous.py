@@ -53,9 +53,13 @@ class Numbers:
     products_take_time = True
 
     def __init__(
-        self, setup: Setup, learners: Sequence[Learner], payloads: Payloads | CodedPayloads | None, epochs: Epochs,
+        self,
+        setup: Setup,
+        learners: Sequence[Learner],
+        payloads: Payloads | CodedPayloads | None,
+        epochs: Epochs,
         values: Callable[[], list[Tensor]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`values` gives the trainable parameters, then the moving buffers."""
         #: One learner for all workers, or one for each.
         self.setup, self.learners, self.payloads, self.epochs = setup, learners, payloads, epochs
@@ -219,7 +223,7 @@ class CoordinatedSlices(Numbers):
     def keep(self, gradients: list[GradientSum]) -> float:
         (gradient,) = gradients
         for each in self.slices:
-            each.settle(gradient)
+            each.finalize(gradient)
         return gradient.mean
 
     def product(self, update: int, command: Dot) -> float:
@@ -305,13 +309,13 @@ class Payloads:
     def mixtures(self, shares: list[GradientSum]) -> list[GradientSum]:
         """Return for each worker the mean over its neighbours and itself."""
         self._write(self.each[0], shares)
-        found, flats = [], self.flats
+        sums, flats = [], self.flats
         for worker, share in enumerate(shares):
             mixture = torch.zeros_like(flats[worker])
             payload = Payload(self.layout, mixture)
             weighted_sum(flats, self.collective.weights(worker, len(shares)), mixture)  # type: ignore[attr-defined]
-            found.append(payload.read(share.samples))
-        return found
+            sums.append(payload.read(share.samples))
+        return sums
 
     def _write(self, payloads: Sequence[Payload], shares: list[GradientSum]) -> None:
         for payload, share in zip(payloads, shares, strict=False):  # a group may have lost workers

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from paceline.algorithms.cluster.group import Accuse, CallOff, Dismiss
+from paceline.algorithms.cluster.group import AbortFlag, Accuse, Release
 from paceline.algorithms.cluster.messages import NONE
 from paceline.runtime.engines.cluster.children import Child, Children, ProcessName
 from paceline.runtime.engines.cluster.control import (
@@ -119,11 +119,12 @@ class Agent:
     def start(self) -> None:
         """Start the worker, unless the head first says where its servers are."""
         if self.setup.plan.method.server is None:
-            given, buffer = [self.assignment()], self.resume.state_buffer
+            box, buffer = [self.assignment()], self.resume.state_buffer
             self.worker = self.children.start(
-                ProcessName(ProcessKind.WORKER, self.config.rank), main,
-                (given, self.config, self.arena, self.tensors, self.snapshots, buffer),
-            )  # fmt: skip
+                ProcessName(ProcessKind.WORKER, self.config.rank),
+                main,
+                (box, self.config, self.arena, self.tensors, self.snapshots, buffer),
+            )
 
     def serve(self, message: Serve, content: memoryview) -> None:
         """Start this node's servers, and a worker that pushes to servers."""
@@ -148,20 +149,27 @@ class Agent:
         number = self._number(self._workers)
         self._workers += 1
         self.worker = self.children.start(
-            ProcessName(ProcessKind.WORKER, number), run_worker,
+            ProcessName(ProcessKind.WORKER, number),
+            run_worker,
             (
-                self._server_config, number, [self.assignment()], self.arena, self.setup.layout, self.tensors,
-                self.resume.state_buffer, self._team,
+                self._server_config,
+                number,
+                [self.assignment()],
+                self.arena,
+                self.setup.layout,
+                self.tensors,
+                self.resume.state_buffer,
+                self._team,
             ),
-        )  # fmt: skip
+        )
 
     def _number(self, started: int) -> int:
         """Return the number of the process of its kind that this node starts after so many: no other has it."""
         return (self._life * LIFE + started) * self.config.parts + self.config.rank
 
-    def hear(self, message: Message, content: memoryview = NOTHING) -> None:
+    def handle_message(self, message: Message, content: memoryview = NOTHING) -> None:
         """Take a message of the head, and the bytes that follow it."""
-        if isinstance(message, Regrouped | CallOff | Dismiss):
+        if isinstance(message, Regrouped | AbortFlag | Release):
             if self.worker is not None:
                 self.worker.send(message)
         elif isinstance(message, Serve):
@@ -174,13 +182,13 @@ class Agent:
         elif isinstance(message, Deliver):
             self.to_head(Result(), [raw(self.arena.results[0])])
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Pass on what the worker has said and written since the last call."""
-        said = self.children.messages()
+        inbox = self.children.messages()
         self._pass_rows()
-        for child, message in said:
+        for child, message in inbox:
             if isinstance(message, messages.Died):
-                self._tell_of_starts()
+                self._report_starts()
                 self.to_head(Exited(child.name.kind, child.name.number, child.process.pid or 0, now()))
             if child is self.worker:
                 self._pass(message)
@@ -189,7 +197,7 @@ class Agent:
                     supervisor.ended(child)
             elif isinstance(message, messages.Failed):
                 self.to_head(ServerFailed(child.name.number, message.report))
-        self._tell_of_starts()
+        self._report_starts()
 
     def close(self) -> None:
         """End the worker and release what it shared."""
@@ -222,7 +230,7 @@ class Agent:
             if again:
                 self._start_worker()
 
-    def _tell_of_starts(self) -> None:
+    def _report_starts(self) -> None:
         for child in self.children.news:
             kind, number, shard = child.name
             self.to_head(Began(kind, number, shard, ProcessRecord.of(child.process.pid or 0), child.started))

@@ -40,7 +40,7 @@ class AgentStore:
         """Return the store of a run; ranks that torchrun has started again begin anew."""
         return cls(address, f"paceline/{meeting.hex()}/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}")
 
-    def tell(self, port: int) -> None:
+    def publish(self, port: int) -> None:
         """Say that rank 0 listens at a port.
 
         Raises:

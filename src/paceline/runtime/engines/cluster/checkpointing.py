@@ -33,9 +33,9 @@ class GroupCheckpoints:
 
     def take(self, alive: Collection[int], doing: Sequence[int]) -> Checkpoint | None:
         """Return the newest checkpoint that is complete, if there is one; ask for one that is due."""
-        whole = [update for update, states in self._states.items() if self._complete(states, alive)]
-        if whole:
-            return self._checkpoint(max(whole))
+        complete = [update for update, states in self._states.items() if self._complete(states, alive)]
+        if complete:
+            return self._checkpoint(max(complete))
         begun = [doing[rank] for rank in alive]
         if self.manager.requested and min(begun) >= self._wanted:
             # A worker may pass that update before it hears of it; then a later one is tried.
@@ -56,11 +56,11 @@ class GroupCheckpoints:
         self._margin = MARGIN
         some = next(states[rank] for rank in sorted(states) if "values.0" in states[rank].tensors)
         missing = WorkerState() if self.setup.plan.traits.agrees else some.without("owed")
-        own = {rank: states.get(rank, missing) for rank in range(self.setup.plan.workers)}
+        rank_states = {rank: states.get(rank, missing) for rank in range(self.setup.plan.workers)}
         if self.setup.plan.traits.agrees:  # one has what all have; what it owes is each worker's own
-            own = {rank: state.only("owed") for rank, state in own.items()}
-            own[0] = some.without("owed") | own[0]
-        holders = {f"worker.{rank}": state for rank, state in own.items()}
+            rank_states = {rank: state.only("owed") for rank, state in rank_states.items()}
+            rank_states[0] = some.without("owed") | rank_states[0]
+        holders = {f"worker.{rank}": state for rank, state in rank_states.items()}
         return self.manager.checkpoint(update, holders)
 
 
@@ -72,5 +72,5 @@ def owes(plan: Plan) -> bool:
 
 def state_for(start: Checkpoint, rank: int, agrees: bool) -> WorkerState:
     """Return the state that a worker begins with in a resumed run."""
-    own = start.holders.get(f"worker.{rank}", WorkerState())
-    return start.holders["worker.0"].without("owed") | own if agrees else own
+    rank_state = start.holders.get(f"worker.{rank}", WorkerState())
+    return start.holders["worker.0"].without("owed") | rank_state if agrees else rank_state

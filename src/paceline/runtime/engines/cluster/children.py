@@ -69,12 +69,12 @@ class Children:
 
     def messages(self) -> list[tuple[Child, Any]]:
         """Return what the processes have said since the last call; `Died` where a pipe has ended."""
-        found: list[tuple[Child, Any]] = []
+        inbox: list[tuple[Child, Any]] = []
         while True:
             try:
-                found.append(self._said.get_nowait())
+                inbox.append(self._said.get_nowait())
             except Empty:
-                return found
+                return inbox
 
     def end(self) -> None:
         """End the processes that still run by SIGKILL, since their further work would be discarded."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from paceline.algorithms.cluster.group import Accuse, CallOff, Dismiss, Regroup, Report
+from paceline.algorithms.cluster.group import AbortFlag, Accuse, Regroup, Release, Report
 from paceline.errors import FrameError
 from paceline.runtime.engines.cluster.terms import Terms
 from paceline.runtime.engines.workers.messages import Failed, FailureReport
@@ -229,7 +229,7 @@ class Over:
 
 
 Message: TypeAlias = (
-    Register | Welcome | Refused | Clock | Reported | Regrouped | CallOff | Accuse | Dismiss | Rows | Ended | Failed
+    Register | Welcome | Refused | Clock | Reported | Regrouped | AbortFlag | Accuse | Release | Rows | Ended | Failed
     | ServerFailed | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited | State | Wanted
     | Asked
 )  # fmt: skip

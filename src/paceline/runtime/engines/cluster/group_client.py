@@ -24,7 +24,7 @@ from time import perf_counter_ns as now
 
 from torch import Tensor
 
-from paceline.algorithms.cluster.group import Accuse, CallOff, Dismiss, Member, Regroup, Report
+from paceline.algorithms.cluster.group import AbortFlag, Accuse, Member, Regroup, Release, Report
 from paceline.algorithms.cluster.shares import Membership
 from paceline.errors import PeerLost, RunFailed, WaitedTooLong
 from paceline.runtime.engines.cluster.control import RANK, Regrouped, Reported
@@ -82,7 +82,7 @@ class GroupClient:
         self._changed = threading.Condition()
         #: Held while something is sent to the agent, which both threads do.
         self._sending = threading.Lock()
-        self._call_off = waiting.CallOff()
+        self._abort = waiting.AbortFlag()
         self._addresses: tuple[Address, ...] = ()
         self._listener: socket.socket | None = None
         self._pump = Pump(config.timing.heartbeat)
@@ -91,7 +91,7 @@ class GroupClient:
     def ready(self) -> None:
         """Tell the head that this worker is ready for its first group."""
         with self._changed:
-            self._tell(self.member.ready())
+            self._send_message(self.member.ready())
 
     # --- what is this rank's ---
 
@@ -131,14 +131,14 @@ class GroupClient:
     def leave(self, number: int | None = None) -> None:
         """An exchange has ended; if it was a collective that was finished, its number is given."""
         with self._changed:
-            self._tell(self.member.leave(number))
+            self._send_message(self.member.leave(number))
 
     def fail(self, error: Cancelled | PeerLost) -> None:
         """An exchange was cancelled, or has failed because another rank cannot be reached."""
         with self._changed:
             if isinstance(error, PeerLost) and not error.left:  # one that has left was cancelled, or accuses itself
-                self._tell(self.member.accuse(_rank_of(error.peer), error.silent))
-            self._tell(self.member.leave())
+                self._send_message(self.member.accuse(_rank_of(error.peer), error.silent))
+            self._send_message(self.member.leave())
 
     def rejoin(self, deadline: float | None = None) -> Regroup | None:
         """Wait for the next group, connect to its ranks and see that all hold the same sum; None if the run is done.
@@ -177,23 +177,29 @@ class GroupClient:
                 self._changed.wait(0.5)
             if self.released:
                 return None
-            self._call_off.close()
-            self.epoch, self._call_off = member.epoch, waiting.CallOff()
+            self._abort.close()
+            self.epoch, self._abort = member.epoch, waiting.AbortFlag()
             return member.group
 
     def _connect(self, group: Regroup) -> None:
         """Connect to every rank of a group."""
         config, listener = self.config, self._listener
         index = group.ranks.index(config.rank)
-        waiter = waiting.SocketWaiter(config.rank, config.deadline, self._where, self._call_off, config.timing.silence)
+        waiter = waiting.SocketWaiter(config.rank, config.deadline, self._where, self._abort, config.timing.silence)
         assert listener is not None, "a report opens it"
         self._listener = None  # `meet` closes it
         me = Identity(Peer(RANK, index, group.epoch), config.run, config.job)
         names = [f"worker {rank}" for rank in group.ranks]
         ends = meet(
-            me, listener, self._addresses, config.credentials, waiter, self._pump, timing=config.timing,
+            me,
+            listener,
+            self._addresses,
+            config.credentials,
+            waiter,
+            self._pump,
+            timing=config.timing,
             describe=lambda peer: names[peer.number],
-        )  # fmt: skip
+        )
         for other, connection in ends.items():
             connection.name = names[other]
         self.link = TcpLink(index, ends, self.vectors, waiter, self._pump)
@@ -203,12 +209,12 @@ class GroupClient:
         rank, link, before = self.config.rank, self.link, group.number - 1
         assert link is not None
         turn = before % TURNS
-        whole = Span(turn, 0, len(self.vectors[turn])) if self.vectors else Span(0, 0, 0)
+        span = Span(turn, 0, len(self.vectors[turn])) if self.vectors else Span(0, 0, 0)
         if rank == group.giver:
             for taker in group.takers:
-                link.offer(group.ranks.index(taker), whole)
+                link.offer(group.ranks.index(taker), span)
         if rank in group.takers:
-            self.vectors[turn].copy_(link.take(group.ranks.index(group.giver), whole))
+            self.vectors[turn].copy_(link.take(group.ranks.index(group.giver), span))
         self.leave(before if rank in group.takers else None)
 
     # --- the agent ---
@@ -224,7 +230,7 @@ class GroupClient:
                 self._take(message)
                 self._changed.notify_all()
 
-    def _take(self, message: Regrouped | CallOff | Dismiss | Released) -> None:
+    def _take(self, message: Regrouped | AbortFlag | Release | Released) -> None:
         member = self.member
         if isinstance(message, Released):
             self.released = True
@@ -236,17 +242,17 @@ class GroupClient:
             member.handle(group)
         else:
             answer = member.handle(message)
-            if member.called_off and self.epoch == member.epoch:
-                self._call_off.set()
-            self._tell(answer)
+            if member.aborted and self.epoch == member.epoch:
+                self._abort.set()
+            self._send_message(answer)
 
-    def _tell(self, message: Report | Accuse | None) -> None:
+    def _send_message(self, message: Report | Accuse | None) -> None:
         """Send a message to the head, if there is one; with a report, where this rank listens for its next group."""
         if isinstance(message, Report):
             if self._listener is None:
                 self._listener = listen(Address(self.config.host, 0), self.config.credentials)
-            here = Address(*self._listener.getsockname()[:2])
-            self.send(Reported(message, here))
+            address = Address(*self._listener.getsockname()[:2])
+            self.send(Reported(message, address))
         elif message is not None:
             self.send(message)
 

@@ -52,9 +52,14 @@ class GroupHead:
     """The head's side of a run whose ranks form a group."""
 
     def __init__(
-        self, workers: RemoteWorkers, to_rank: ToRank, patience: float, snapshots: SnapshotFile | None,
-        note: Callable[[Event], None], delay: Callable[[], float] = lambda: 0.0,
-    ) -> None:  # fmt: skip
+        self,
+        workers: RemoteWorkers,
+        to_rank: ToRank,
+        patience: float,
+        snapshots: SnapshotFile | None,
+        note: Callable[[Event], None],
+        delay: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         """`delay` returns by how many seconds processes have run too late of late, which ranks are given on top."""
         self._patience, self._delay = patience, delay
         self.workers, self.to_rank, self.snapshots, self.note = workers, to_rank, snapshots, note
@@ -78,7 +83,7 @@ class GroupHead:
 
     # --- what the head hears ---
 
-    def hear(self, rank: int, message: Message, content: memoryview) -> None:
+    def handle_message(self, rank: int, message: Message, content: memoryview) -> None:
         """Take a message of the agent of a rank."""
         at = time.monotonic()
         if isinstance(message, Reported):
@@ -109,7 +114,7 @@ class GroupHead:
         """A worker has died, or its node cannot be reached."""
         self._act(self.machine.gone(time.monotonic(), rank, why))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Do what is due; called several times a second."""
         self.machine.patience = self._patience + DELAYS * self._delay()
         self._act(self.machine.tick(time.monotonic()))
@@ -148,7 +153,7 @@ class GroupHead:
         if group.epoch == 1:
             self.workers.training_started()
             if self.checkpoints is not None:
-                self.checkpoints.ask = lambda update: self._tell_all(Wanted(update))
+                self.checkpoints.ask = lambda update: self._broadcast(Wanted(update))
         if group.epoch > 1 or observer.start is not None:
             observer.note(_rows_of(formed, now()))
 
@@ -169,7 +174,7 @@ class GroupHead:
         warnings.warn(what, DeathWarning, stacklevel=2)
         self._want()
 
-    def _tell_all(self, message: Message) -> None:
+    def _broadcast(self, message: Message) -> None:
         for rank in sorted(self.machine.alive):
             self.to_rank(rank, message)
 

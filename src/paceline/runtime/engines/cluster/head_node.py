@@ -95,7 +95,7 @@ class HeadNode:
         """Wait for every node, and welcome them all."""
         part, managed = self.part, self.managed
         registry = Registry(part.hub, part.roster, part.terms, part.setup.module)
-        rendezvous.gather(registry, part.deadline, managed.look if managed else None)
+        rendezvous.gather(registry, part.deadline, managed.poll if managed else None)
         for rank, node in registry.nodes.items():
             self._welcome(rank, node)
         if managed is not None:
@@ -147,21 +147,21 @@ class HeadNode:
                 if workers.observer.writer is not None:
                     trace = workers.observer.close()
         except BaseException as error:
-            self._tell_all(Over(*_said(error)))
+            self._broadcast(Over(*_exit_notice(error)))
             self._farewell()
             if type(error) is RunFailed and self.request is not None:  # no worker of the job's is to blame
                 where = ["on Ray or on one machine"] if self.managed is not None else []
                 raise RunFailed(f"{error}{resume_line(self.request.run, *where)}") from error
             raise
         values = self.head.values()
-        self._tell_all(Result(), [joined(values)])
+        self._broadcast(Result(), [joined(values)])
         self.heartbeat.beat(Phase.EVALUATING, setup.agenda.updates)
         self._farewell()
         waited = sum(end.core_wait for end in workers.finished.values()) / 1e9
         ends = [workers.finished.get(rank) for rank in range(setup.plan.workers)]
         memory = [end.peak_memory if end else 0 for end in ends]
-        kept = list_snapshots(trace, self.snapshots)
-        return Outcome(trace, workers.seconds, values, kept, waited, memory, deaths=workers.deaths)
+        snapshots = list_snapshots(trace, self.snapshots)
+        return Outcome(trace, workers.seconds, values, snapshots, waited, memory, deaths=workers.deaths)
 
     def close(self) -> None:
         """Release the files of the run."""
@@ -184,13 +184,15 @@ class HeadNode:
                         self.managed.lost(event.peer.number)
                 elif isinstance(event, Received):
                     self._received(event)
-            agent.look()
+            agent.poll()
             if self.managed is not None:
-                self.managed.look()
+                self.managed.poll()
             while self._own:
                 to_head, message, content = self._own.popleft()
-                self._hear(self.part.roster.rank, message, content) if to_head else agent.hear(message, content)
-            head.look()
+                self._handle_message(self.part.roster.rank, message, content) if to_head else agent.handle_message(
+                    message, content
+                )
+            head.poll()
             if self.manager:
                 self.manager.signals.check()
             if not self.workers.training:
@@ -200,21 +202,21 @@ class HeadNode:
             elif self.manager:
                 self.manager.follow(observer)
             else:
-                observer.look(stopping=False)
+                observer.poll(stopping=False)
 
     def _received(self, event: Received) -> None:
         message, content = unpack(event.kind, event.ints, event.body)
         if isinstance(message, Register | Clock):
             self._late(event.peer, message)
         else:
-            self._hear(event.peer.number, message, content)
+            self._handle_message(event.peer.number, message, content)
 
-    def _hear(self, rank: int, message: Message, content: memoryview) -> None:
+    def _handle_message(self, rank: int, message: Message, content: memoryview) -> None:
         """Take a message of the agent of a rank."""
         if isinstance(message, Began | Exited):
             self.processes.add(rank, message, self.workers.observer)
         else:
-            self.head.hear(rank, message, content)
+            self.head.handle_message(rank, message, content)
 
     def _late(self, peer: Peer, message: Register | Clock) -> None:
         """Let a node take the place of one that was lost, if it says what that one said. Any launcher may start it."""
@@ -228,7 +230,7 @@ class HeadNode:
                 return
             self.registry.nodes.pop(peer.number, None)
         try:
-            node = self.registry.hear(peer, message)
+            node = self.registry.handle_message(peer, message)
         except UsageError as error:
             rendezvous.send(self.hub, peer, Refused(str(error), error.exit_code))
             return
@@ -260,7 +262,7 @@ class HeadNode:
         elif rank == self.part.roster.rank:
             self._own.append((False, message, memoryview(b"".join(bytes(each) for each in content))))
 
-    def _tell_all(self, message: Message, content: Sequence[Buffer] = ()) -> None:
+    def _broadcast(self, message: Message, content: Sequence[Buffer] = ()) -> None:
         for peer in self.hub.peers:
             rendezvous.send(self.hub, peer, message, content)
 
@@ -271,9 +273,9 @@ class HeadNode:
             self.hub.poll(POLL)
 
 
-def _said(error: BaseException) -> tuple[str, int]:
+def _exit_notice(error: BaseException) -> tuple[str, int]:
     """Return what the other nodes print when the run has failed or was stopped, and their exit code."""
-    said = "rank 0 was interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
+    reason = "rank 0 was interrupted" if isinstance(error, KeyboardInterrupt) else str(error) or type(error).__name__
     stopped = isinstance(error, KeyboardInterrupt)
     code = termination.exit_code or INTERRUPTED if stopped else getattr(error, "exit_code", 1)
-    return f"the run has ended: {said.splitlines()[0]}", code
+    return f"the run has ended: {reason.splitlines()[0]}", code

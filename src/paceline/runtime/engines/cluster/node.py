@@ -42,9 +42,9 @@ class NodePart:
         with torch.no_grad():
             for name, tensor in state_tensors(module).items():
                 tensor.copy_(initial[name])
-        found = sha256(module)
-        setup = replace(self.setup, job=self.setup.job.with_(model=module), module=module, initial_sha256=found)
-        return replace(self, setup=setup, terms=replace(self.terms, initial_sha256=found))
+        digest = sha256(module)
+        setup = replace(self.setup, job=self.setup.job.with_(model=module), module=module, initial_sha256=digest)
+        return replace(self, setup=setup, terms=replace(self.terms, initial_sha256=digest))
 
     def rank_config(self, run: bytes, host: str) -> RankConfig:
         """Return what this node's worker needs to meet the other ranks."""
@@ -61,7 +61,7 @@ class ManagedNodes(Protocol):
     def start(self, head: Address) -> None:
         """Start the nodes, which dial the head there."""
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """See whether all is well; called several times a second.
 
         Raises:
@@ -88,8 +88,8 @@ def resume_point(updates: int, every: int, keeps: bool, state: WorkerState | Non
 
 def joined(values: Sequence[Tensor]) -> memoryview:
     """Return values one after another, as bytes."""
-    whole: memoryview = torch.cat([value.detach().flatten() for value in values]).numpy().data
-    return whole
+    flat: memoryview = torch.cat([value.detach().flatten() for value in values]).numpy().data
+    return flat
 
 
 def split(setup: Setup, content: memoryview) -> list[Tensor]:

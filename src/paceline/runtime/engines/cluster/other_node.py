@@ -8,7 +8,7 @@ import signal
 import time
 from functools import partial
 
-from paceline.algorithms.cluster.group import Dismiss
+from paceline.algorithms.cluster.group import Release
 from paceline.errors import RunFailed, RunOver
 from paceline.runtime.engines.checkpoints import resume_line
 from paceline.runtime.engines.cluster import rendezvous
@@ -48,16 +48,16 @@ def follow(part: NodePart) -> Outcome:
         leads=False,
         resume=resume_point(welcome.updates, welcome.checkpoint_every, bool(welcome.folder), state),
     )
-    start, asked = time.perf_counter_ns(), Noted()
+    start, interrupt = time.perf_counter_ns(), Noted()
     handled = () if part.roster.apart else (signal.SIGINT, signal.SIGTERM)  # Ray ends its actors itself
-    with handling(handled, asked):  # torchrun sends them when the head dies, and this node has to say how to resume
+    with handling(handled, interrupt):  # torchrun sends them when the head dies, and this node has to say how to resume
         try:
             agent.start()
-            content = _follow(part, welcome, head, agent, asked, rest)
+            content = _follow(part, welcome, head, agent, interrupt, rest)
         except RunFailed as error:
-            if not asked.number:
+            if not interrupt.number:
                 raise
-            raise RunOver(str(error), 128 + asked.number) from error  # whatever made it end, once it was asked to
+            raise RunOver(str(error), 128 + interrupt.number) from error  # whatever made it end, once it was asked to
         finally:
             agent.close()
             if snapshots is not None:
@@ -66,26 +66,28 @@ def follow(part: NodePart) -> Outcome:
 
 
 def _follow(
-    part: NodePart, welcome: Welcome, head: Peer, agent: Agent, asked: Noted, events: list[Event]
+    part: NodePart, welcome: Welcome, head: Peer, agent: Agent, interrupt: Noted, events: list[Event]
 ) -> memoryview:
     """Pass messages between the head and the worker until the result arrives."""
-    told, looked, silence = False, time.monotonic(), part.timing.silence
+    notified, looked, silence = False, time.monotonic(), part.timing.silence
     woke = -math.inf  # when this process could go on, after it had been stopped for too long
     while True:
         slept, looked = time.monotonic() - looked, time.monotonic()
         woke = looked if slept > silence else woke
         for event in events:
-            found = _take(part, welcome, agent, event, looked - woke < silence, asked)
-            if found is not None:
-                return found
-        agent.look()
-        if asked.number and not told:
-            told = True
-            rendezvous.send(part.hub, head, Asked(asked.number))
+            content = _take(part, welcome, agent, event, looked - woke < silence, interrupt)
+            if content is not None:
+                return content
+        agent.poll()
+        if interrupt.number and not notified:
+            notified = True
+            rendezvous.send(part.hub, head, Asked(interrupt.number))
         events = part.hub.poll(POLL)
 
 
-def _take(part: NodePart, welcome: Welcome, agent: Agent, event: Event, slept: bool, asked: Noted) -> memoryview | None:
+def _take(
+    part: NodePart, welcome: Welcome, agent: Agent, event: Event, slept: bool, interrupt: Noted
+) -> memoryview | None:
     """Take an event of the connection to the head; return the result if that has come."""
     if isinstance(event, Gone):
         raise RunFailed(_dismissed(part, "") if slept else _head_lost(part, event.why, welcome.folder))
@@ -96,9 +98,9 @@ def _take(part: NodePart, welcome: Welcome, agent: Agent, event: Event, slept: b
         return content
     if isinstance(message, Over):
         raise RunOver(message.why, message.exit_code)
-    agent.hear(message, content)
-    if isinstance(message, Dismiss):
-        how = f"was asked to end ({signal.Signals(asked.number).name})" if asked.number else agent.ending
+    agent.handle_message(message, content)
+    if isinstance(message, Release):
+        how = f"was asked to end ({signal.Signals(interrupt.number).name})" if interrupt.number else agent.ending
         raise RunFailed(_dismissed(part, how))
     return None
 

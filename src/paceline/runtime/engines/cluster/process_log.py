@@ -19,13 +19,13 @@ Note: TypeAlias = Callable[[Event], None]
 class ProcessLog:
     """The processes of a run, and the events of their lives."""
 
-    def __init__(self, events: EventLog, nodes: dict[int, Node], own: int) -> None:
+    def __init__(self, events: EventLog, nodes: dict[int, Node], head_pid: int) -> None:
         self.events = events
         #: The processes that run, by their kind and number.
         self.processes: dict[tuple[ProcessKind, int], NodeProcess] = {}
         #: Nanoseconds by which this process's clock is ahead of each node's.
         self._ahead = {rank: node.ahead for rank, node in nodes.items()}
-        for rank, process in [(0, ProcessRecord.of(own)), *((r, _agent(node)) for r, node in nodes.items())]:
+        for rank, process in [(0, ProcessRecord.of(head_pid)), *((r, _agent(node)) for r, node in nodes.items())]:
             self.processes[ProcessKind.AGENT, rank] = NodeProcess(ProcessKind.AGENT, rank, rank, -1, process)
 
     def note(self, event: Event) -> None:
@@ -36,8 +36,8 @@ class ProcessLog:
         """Take what an agent says of a process."""
         at = wall_time(message.when + self._ahead.get(rank, 0))
         if isinstance(message, Began):
-            found = NodeProcess(message.kind, rank, message.number, message.shard, message.process)
-            self.processes[message.kind, message.number] = found
+            node_process = NodeProcess(message.kind, rank, message.number, message.shard, message.process)
+            self.processes[message.kind, message.number] = node_process
             if message.kind is ProcessKind.WORKER:
                 observer.process_started(rank, message.process)
             kind, pid, shard = EventKind.STARTED, message.process.pid, message.shard

@@ -78,16 +78,16 @@ def train(life: Life, options: RayOptions, backups: int = 1) -> Iterator[Outcome
 def make_run_keys() -> dict[str, bytes]:
     """Make an authority for this run alone, and the certificate that all its nodes show."""
     with TemporaryDirectory(prefix="paceline-") as folder:
-        (made,) = make_keys(Path(folder, "keys"), days=30)
-        return {name: (made / name).read_bytes() for name in KEY_FILES}
+        (key_folder,) = make_keys(Path(folder, "keys"), days=30)
+        return {name: (key_folder / name).read_bytes() for name in KEY_FILES}
 
 
 def _gpus(setup: Setup) -> int:
     """Return how many GPUs each agent needs."""
     import torch
 
-    wanted = setup.job.device
-    return int(wanted.startswith("cuda") or (wanted == "auto" and torch.cuda.is_available()))
+    device = setup.job.device
+    return int(device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()))
 
 
 @dataclass
@@ -139,7 +139,7 @@ class RayNodes:
         if self.replaces and self._agents[rank].joined:
             self._replace(rank, "its node cannot be reached")
 
-    def look(self) -> None:
+    def poll(self) -> None:
         now = time.monotonic()
         if now - self._looked < LOOK:
             return
@@ -148,7 +148,7 @@ class RayNodes:
         if self._unplaced:
             self._place(now)
         else:
-            self._look_at_ends()
+            self._check_ends()
 
     def close(self) -> None:
         """End the actors. If Ray is gone, their agents have ended with the run."""
@@ -167,10 +167,10 @@ class RayNodes:
 
     def _warn_if_scarce(self) -> None:
         plan = self._spec.plan
-        needed, there = plan.workers * _cpus(plan), self._ray.cluster_resources().get("CPU", 0)
-        if needed > there:
+        needed, cpus = plan.workers * _cpus(plan), self._ray.cluster_resources().get("CPU", 0)
+        if needed > cpus:
             warnings.warn(
-                f"the Ray cluster has {there:g} CPUs, and {plan.workers} workers need {needed}: the run begins if more "
+                f"the Ray cluster has {cpus:g} CPUs, and {plan.workers} workers need {needed}: the run begins if more "
                 f"nodes come within {self._spec.deadline:g} s (timeout=..., --timeout)",
                 JobWarning,
                 stacklevel=2,
@@ -225,7 +225,7 @@ class RayNodes:
         job = self._ray.put(self._spec.pack())
         self._ask(rank, _RankAgent(self._actors.start(avoid=self._suspects), before.attempt + 1), job)
 
-    def _look_at_ends(self) -> None:
+    def _check_ends(self) -> None:
         for ref in self._ray.wait(list(self._ends), num_returns=len(self._ends), timeout=0)[0] if self._ends else ():
             rank, actor = self._ends.pop(ref)
             if actor is not self._agents[rank].actor:

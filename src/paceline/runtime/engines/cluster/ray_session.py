@@ -217,10 +217,14 @@ def _start(ray: Any, cpus: int, job_bytes: int, folder: str) -> None:
         try:
             with _quiet():
                 ray.init(
-                    address="local", num_cpus=max(cpus, os.cpu_count() or 1), include_dashboard=False,
-                    log_to_driver=False, logging_level=logging.CRITICAL, _temp_dir=folder,
+                    address="local",
+                    num_cpus=max(cpus, os.cpu_count() or 1),
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.CRITICAL,
+                    _temp_dir=folder,
                     object_store_memory=128 * MIB + 2 * job_bytes,
-                )  # fmt: skip
+                )
             return
         except Exception as error:  # Ray has no class for it
             shut_down(ray)
@@ -265,8 +269,8 @@ def shut_down(ray: Any) -> None:
 def _end_processes(folder: str) -> None:
     """End the processes of a cluster of this process's own that still run."""
     end = time.monotonic() + PATIENCE
-    while (left := _processes(folder)) and time.monotonic() < end:
-        for process in left:
+    while (pids := _processes(folder)) and time.monotonic() < end:
+        for process in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.05)
@@ -274,14 +278,14 @@ def _end_processes(folder: str) -> None:
 
 def _processes(folder: str) -> list[int]:
     """Return the processes of a cluster: their command names its folder, or Ray has renamed it and they log there."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             command = (entry / "cmdline").read_bytes()
             mine = folder.encode() in command or (command.startswith(b"ray::") and _holds(entry / "fd", folder))
             if mine and int(entry.name) != os.getpid():
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def _holds(files: Path, folder: str) -> bool:
@@ -314,9 +318,13 @@ def accepts_anyone(head: Address) -> bool:
     environment |= {"RAY_AUTH_MODE": "disabled"}
     try:
         ended = subprocess.run(
-            [sys.executable, "-c", program, str(head)], env=environment, timeout=PROBE_SECONDS,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            [sys.executable, "-c", program, str(head)],
+            env=environment,
+            timeout=PROBE_SECONDS,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired:
         return False  # it was not let in
     return ended.returncode == 77

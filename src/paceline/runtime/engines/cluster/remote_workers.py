@@ -33,9 +33,9 @@ class RemoteWorkers:
         self._rows: list[list[Columns]] = [[] for _ in range(self.count)]
         self.observer = Observer(life, self, self.finished, self.dead)
 
-    def processes_started(self, own: int) -> None:
+    def processes_started(self, head_pid: int) -> None:
         """Record the processes of all nodes; `own` is this one."""
-        pids = [self.nodes[rank].register.process if rank in self.nodes else own for rank in range(self.count)]
+        pids = [self.nodes[rank].register.process if rank in self.nodes else head_pid for rank in range(self.count)]
         self.observer.processes_started([ProcessRecord.of(pid) for pid in pids])
 
     def training_started(self) -> None:
@@ -72,9 +72,9 @@ class RemoteWorkers:
             self.observer.worker_died(rank)
 
     def drain(self) -> list[Columns]:
-        found = [np.concatenate([np.empty(0, DTYPE), *parts]) for parts in self._rows]
-        self._rows = [[] for _ in found]
-        return found
+        columns = [np.concatenate([np.empty(0, DTYPE), *parts]) for parts in self._rows]
+        self._rows = [[] for _ in columns]
+        return columns
 
     def asleep(self, worker: int) -> bool:
         return False

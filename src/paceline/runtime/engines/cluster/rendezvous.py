@@ -78,7 +78,7 @@ class Node:
         """Whether its clock is known: it is the head's, or was asked for often enough."""
         return self.register.boot == boot() or self.clocks >= CLOCKS
 
-    def told(self, clock: Clock) -> None:
+    def add_clock_sample(self, clock: Clock) -> None:
         """Take an answer to `Clock`."""
         arrived = now()
         self.clocks += 1
@@ -160,7 +160,7 @@ class Registry:
     module: nn.Module
     nodes: dict[int, Node] = field(default_factory=dict)
 
-    def hear(self, peer: Peer, message: Message) -> Node | None:
+    def handle_message(self, peer: Peer, message: Message) -> Node | None:
         """Take a message; return its node if that has now said all that it has to.
 
         Raises:
@@ -177,7 +177,7 @@ class Registry:
                 initial, content = state_message(0, WorkerState(state_tensors(self.module)))
                 send(self.hub, peer, initial, [raw(content)])
         elif isinstance(message, Clock) and rank in self.nodes:
-            self.nodes[rank].told(message)
+            self.nodes[rank].add_clock_sample(message)
         node = self.nodes.get(rank)
         if node is None or node.known:
             return node
@@ -193,10 +193,10 @@ def second(rank: int) -> str:
     )
 
 
-def gather(registry: Registry, deadline: float, look: Look | None = None) -> None:
+def gather(registry: Registry, deadline: float, poll: Look | None = None) -> None:
     """Wait for every node; they wait for their welcome.
 
-    With `look` the head has started the nodes: one that has ended is waited for again.
+    With `poll` the head has started the nodes: one that has ended is waited for again.
 
     Raises:
         UsageError: a node would train something else; all nodes are told.
@@ -210,13 +210,13 @@ def gather(registry: Registry, deadline: float, look: Look | None = None) -> Non
             for event in hub.poll(LOOK):
                 match event:
                     case Received(peer, kind, ints, body):
-                        registry.hear(peer, unpack(kind, ints, body)[0])
+                        registry.handle_message(peer, unpack(kind, ints, body)[0])
                     case Gone(peer, why):
-                        if look is None:
+                        if poll is None:
                             raise RunFailed(f"rank {peer.number} has left before the start: it {why}")
                         nodes.pop(peer.number, None)
-            if look is not None:
-                look()
+            if poll is not None:
+                poll()
             if time.monotonic() >= end:
                 raise RunFailed(_missing(roster, nodes, deadline))
     except (RunFailed, UsageError) as error:
@@ -226,13 +226,13 @@ def gather(registry: Registry, deadline: float, look: Look | None = None) -> Non
 
 def refuse(hub: Hub, roster: Roster, error: PacelineError, late: float) -> None:
     """Tell every node that the run cannot begin, also those that come so many seconds later; each leaves then."""
-    begun, told = time.monotonic(), set[Peer]()
+    begun, notified = time.monotonic(), set[Peer]()
     while time.monotonic() < begun + LATE:
-        if not hub.peers and (len(told) >= len(roster.followers) or time.monotonic() >= begun + late):
+        if not hub.peers and (len(notified) >= len(roster.followers) or time.monotonic() >= begun + late):
             return
-        for peer in hub.peers - told:
+        for peer in hub.peers - notified:
             send(hub, peer, Refused(str(error), error.exit_code))
-            told.add(peer)
+            notified.add(peer)
         hub.poll(LOOK)
 
 

@@ -59,7 +59,7 @@ class Roster:
     def listening(self, port: int) -> Roster:
         """Return the roster of a head that listens at a port, of which the other nodes learn."""
         if self.store is not None:
-            self.store.tell(port)
+            self.store.publish(port)
         return replace(self, head=Address(self.head.host, port))
 
     def located(self, deadline: float) -> Roster:
@@ -131,15 +131,21 @@ def roster(
     meeting = sha256("\n".join(named).encode()).digest()[:RUN_BYTES]
     store = AgentStore.of(Address(*launched.store), meeting, environ) if launched.store else None
     return Roster(
-        launched.rank, launched.nodes, Address(*launched.head), launched.local_rank, launched.launcher, meeting,
-        credentials(environ, keys, trusted_network), store=store,
-    )  # fmt: skip
+        launched.rank,
+        launched.nodes,
+        Address(*launched.head),
+        launched.local_rank,
+        launched.launcher,
+        meeting,
+        credentials(environ, keys, trusted_network),
+        store=store,
+    )
 
 
 def _with_mpich_job(environ: Mapping[str, str]) -> Mapping[str, str]:
     """Name the job of MPICH's mpiexec, which names none, by the process that serves all its ranks on this machine."""
-    here, there = environ.get("MPI_LOCALNRANKS"), environ.get("PMI_SIZE")
-    if environ.get("PMI_JOBID") or here is None or here != there:
+    local_size, world_size = environ.get("MPI_LOCALNRANKS"), environ.get("PMI_SIZE")
+    if environ.get("PMI_JOBID") or local_size is None or local_size != world_size:
         return environ
     with contextlib.suppress(OSError, ValueError, KeyError):
         with socket.socket(fileno=os.dup(int(environ["PMI_FD"]))) as end:

@@ -92,7 +92,7 @@ class SurvivingGroup:
             if encoder.codec.in_two:
                 frame = self.fragments.of_number(number, self.frames)[number % TURNS]
                 encoder.remember(frame.shard, frame.message)  # taken with the sum
-            encoder.settle()
+            encoder.finalize()
         return self.fragments.of_number(number, self.payloads)[number % TURNS]
 
     def _reduction(self, link: TcpLink, collective: Collective, ranks: int) -> Sums:
@@ -119,13 +119,13 @@ class SurvivingSums(Sums):
     def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         """Run the collective of this number; return (the sum of all ranks, nanoseconds waited, bytes sent)."""
         waited = 0
-        while (found := attempt(self.client, number, computed, self._sums.all_reduce)) is None:
+        while (reduction := attempt(self.client, number, computed, self._sums.all_reduce)) is None:
             group, more = joined(self.client)
             self._sums, waited = self._over(*current(self.client)), waited + more
             if group.number > number:
                 return self.group.taken(number).read(computed.samples), waited, 0
             computed = self._again(number, computed)
-        total, more, sent = found
+        total, more, sent = reduction
         return total, waited + more, sent
 
 
@@ -145,9 +145,9 @@ class SurvivingMeans:
         """Run the exchange of this number; return (the mixture, nanoseconds waited, bytes sent)."""
         waited = 0
         while number >= self._first:
-            found = attempt(self.client, number, computed, self._mixing.mean)
-            if found is not None:
-                return found[0], waited + found[1], found[2]
+            average = attempt(self.client, number, computed, self._mixing.mean)
+            if average is not None:
+                return average[0], waited + average[1], average[2]
             group, more = joined(self.client)
             self._mixing, self._first, waited = self._over(*current(self.client)), group.number, waited + more
         return computed, waited, 0
@@ -160,12 +160,12 @@ def attempt(
     if not client.enter():
         return None
     try:
-        found = exchange(number, computed)
+        reduction = exchange(number, computed)
     except (Cancelled, PeerLost) as error:
         client.fail(error)
         return None
     client.leave(number)
-    return found
+    return reduction
 
 
 def joined(client: GroupClient) -> tuple[Regroup, int]:

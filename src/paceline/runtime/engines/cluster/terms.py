@@ -40,9 +40,18 @@ class Terms:
         job = replace(record.job, device="", origin="", arguments=(), test_samples=0, evaluate_every=None)
         tensors = [(name, tuple(value.shape), str(value.dtype)) for name, value in state_tensors(setup.module).items()]
         return Terms(
-            nodes, made_by.paceline, made_by.torch, record.plan, record.table, record.compute, record.limit, job,
-            record.data_fingerprint, sha256(repr(tensors).encode()).hexdigest(), record.initial_sha256,
-        )  # fmt: skip
+            nodes,
+            made_by.paceline,
+            made_by.torch,
+            record.plan,
+            record.table,
+            record.compute,
+            record.limit,
+            job,
+            record.data_fingerprint,
+            sha256(repr(tensors).encode()).hexdigest(),
+            record.initial_sha256,
+        )
 
     @property
     def sha256(self) -> bytes:

@@ -33,23 +33,33 @@ class ClusterWorker:
     """A worker process that keeps step with those of other nodes."""
 
     def __init__(
-        self, given: Assignment, config: RankConfig, arena: Arena, source: Source, snapshots: SnapshotFile | None,
-        state_buffer: StateBuffer | None, pipe: Connection,
-    ) -> None:  # fmt: skip
+        self,
+        assignment: Assignment,
+        config: RankConfig,
+        arena: Arena,
+        source: Source,
+        snapshots: SnapshotFile | None,
+        state_buffer: StateBuffer | None,
+        pipe: Connection,
+    ) -> None:
         host, shared, layout = ProcessHost(arena, snapshots), arena.of_worker(0), arena.shape.layout
         self._doing, self._arena = shared.doing, arena
-        waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, self._where)
-        method = program_of(given.plan)  # servers' workers are `engines.cluster.servers.client`'s
-        sums, start = method.averaging is None, given.resume_point.updates
-        held = start - 1
+        waiter = Waiter(assignment.number, arena.doorbells[0], host.cancelled, assignment.deadline, self._where)
+        method = program_of(assignment.plan)  # servers' workers are `engines.cluster.servers.client`'s
+        sums, start = method.averaging is None, assignment.resume_point.updates
+        progress = start - 1
         if method.streaming is not None:
-            held = method.streaming.before(start, given.agenda.updates) - 1
-        self.client = GroupClient(config, Member(held, repeats=sums, begun=start), pipe, self._where)
-        self.group = SurvivingGroup(self.client, given.agenda, layout, given.plan.codec, given.plan.fragments)
+            progress = method.streaming.before(start, assignment.agenda.updates) - 1
+        self.client = GroupClient(config, Member(progress, repeats=sums, begun=start), pipe, self._where)
+        self.group = SurvivingGroup(
+            self.client, assignment.agenda, layout, assignment.plan.codec, assignment.plan.fragments
+        )
         self.client.vectors = self.group.vectors
-        resume = replace(given.resume_point, state_buffer=state_buffer, notify=lambda: self.client.send(StateLeft()))
-        station = Station(given.number, shared, waiter, host, resume)
-        self.replica = ReplicaWorker(given, source, layout, station, self.group, repeats=sums)
+        resume = replace(
+            assignment.resume_point, state_buffer=state_buffer, notify=lambda: self.client.send(StateLeft())
+        )
+        station = Station(assignment.number, shared, waiter, host, resume)
+        self.replica = ReplicaWorker(assignment, source, layout, station, self.group, repeats=sums)
         if sums:
             self.group.again = self._again
         self.context: WorkerContext = self.replica.runner

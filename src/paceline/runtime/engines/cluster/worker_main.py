@@ -32,9 +32,9 @@ def main(
     """Run one worker: prepare, train with the others, and stay until the run is done. Never returns."""
     with worker_process(pipe, len(box[0])) as report:
         report.position = lambda: Position(arena.doing[0])
-        given: Assignment = pickle.loads(box.pop())
-        torch.set_num_threads(given.plan.threads)
-        worker = ClusterWorker(given, config, arena, given.open_data(tensors), snapshots, state_buffer, pipe)
+        assignment: Assignment = pickle.loads(box.pop())
+        torch.set_num_threads(assignment.plan.threads)
+        worker = ClusterWorker(assignment, config, arena, assignment.open_data(tensors), snapshots, state_buffer, pipe)
         report.send, report.position = worker.client.send, lambda: worker.position(arena.doing[0])
         trim_heap()  # from here on the peak of memory is that of the training
         report.begin()

@@ -52,12 +52,12 @@ class LocalCheckpoints:
             return self._take_at_server(self.arena.desk)
         # Read before the tags: a worker that is past an update by now has written its state for it, or never will.
         doing = list(self.arena.doing)
-        found, requested = self._take_in_step(finished, doing), self.manager.requested
-        if found is not None:
+        checkpoint, requested = self._take_in_step(finished, doing), self.manager.requested
+        if checkpoint is not None:
             self._margin = MARGIN
         elif requested:
             self._request_states(doing)
-        return found
+        return checkpoint
 
     def take_last(self, finished: set[int]) -> Checkpoint | None:
         """Take the checkpoint of a run that is done, from which it can continue with more epochs."""
@@ -67,23 +67,23 @@ class LocalCheckpoints:
 
     def _take_in_step(self, finished: set[int], doing: list[int]) -> Checkpoint | None:
         """Take a checkpoint after the newest update at which every worker has written its state."""
-        arena, found = self.arena, None
+        arena, checkpoint = self.arena, None
         tags = [state_buffer.tags for state_buffer in self.state_buffers]
         for update in sorted({tag for mine in tags for tag in mine if tag > arena.checkpoints[TAKEN]}):
             missing = [worker for worker, mine in enumerate(tags) if update not in mine]
             if not missing:
-                kept = [state_buffer.read(update) for state_buffer in self.state_buffers]
-                holders = {f"worker.{n}": mine for n, mine in enumerate(kept) if mine is not None}
-                found = self.manager.checkpoint(update, holders)
+                worker_states = [state_buffer.read(update) for state_buffer in self.state_buffers]
+                holders = {f"worker.{n}": mine for n, mine in enumerate(worker_states) if mine is not None}
+                checkpoint = self.manager.checkpoint(update, holders)
             elif not any(w in finished or doing[w] >= update or max(tags[w], default=0) > update for w in missing):
                 break
             arena.checkpoints[TAKEN] = update  # taken, or skipped: a worker was already past this update
-        return found
+        return checkpoint
 
     def _request_states(self, doing: list[int]) -> None:
         """Let all workers write their states after the same later update, unless they have yet to do so."""
-        arena, wanted = self.arena, self.arena.checkpoints[REQUESTED]
-        if wanted <= arena.checkpoints[TAKEN] or min(doing) >= wanted:
+        arena, requested = self.arena, self.arena.checkpoints[REQUESTED]
+        if requested <= arena.checkpoints[TAKEN] or min(doing) >= requested:
             arena.checkpoints[REQUESTED] = max(self.manager.last, *doing, *arena.reach) + self._margin
             self._margin *= 2  # a worker may pass that update before it sees the request; then a later one is tried
 
@@ -98,18 +98,18 @@ class LocalCheckpoints:
     def _cut(self, desk: DeskMemory) -> Checkpoint:
         """Copy the state of a plan with a server, under all locks."""
         setup, shards = self.setup, self.arena.shards
-        with contextlib.ExitStack() as held:
+        with contextlib.ExitStack() as stack:
             for lock in self.locks:
-                held.enter_context(lock)
+                stack.enter_context(lock)
             states = [shard.integers.current for shard in shards]
             cut = take_cut(desk.desk, desk.integers.current, shards[0].machine, states)
             at = time.perf_counter_ns()
             newest = [version for shard in shards for version in shard.all_newest]
             copies = [ShardVersion(version.shape, copied(version.raw)) for version in newest]
-            own = [self._state_at_push(worker) for worker in range(len(self.state_buffers))]
+            worker_states = [self._state_at_push(worker) for worker in range(len(self.state_buffers))]
         kind = "replica" if isinstance(shards[0].slots, ReplicaSlots) else "shard"
         holders = {f"{kind}.{number}": version.worker_state() for number, version in enumerate(copies)}
-        holders |= {f"worker.{number}": mine for number, mine in enumerate(own) if mine is not None}
+        holders |= {f"worker.{number}": mine for number, mine in enumerate(worker_states) if mine is not None}
         return self.manager.checkpoint(setup.agenda.done_by(cut.finished), holders, cut, at)
 
     def _state_at_push(self, worker: int) -> WorkerState | None:

@@ -16,14 +16,16 @@ class Stillness:
     """Counts for how long each worker has been stopped."""
 
     def __init__(
-        self, deadline: float, stopped: Callable[[int], bool] | None = None,
+        self,
+        deadline: float,
+        stopped: Callable[[int], bool] | None = None,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._deadline, self._clock, self._stopped = deadline, clock, stopped or is_stopped
         self._seconds: dict[int, float] = {}
         self._looked = clock()
 
-    def look(self, pids: Sequence[int | None], goes_on: bool) -> list[int]:
+    def poll(self, pids: Sequence[int | None], goes_on: bool) -> list[int]:
         """Return those of these processes that were stopped for too long; `goes_on` is whether a run does without."""
         now = self._clock()
         passed, self._looked = min(MOST_BETWEEN, now - self._looked), now

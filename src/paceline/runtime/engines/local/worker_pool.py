@@ -96,9 +96,9 @@ class WorkerPool:
         self.scratch = _scratch(setup, request)
         source = setup.source
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
-        whole = setup.plan.traits.whole_model and not isinstance(setup.job.model, nn.Module)
+        shares_model = setup.plan.traits.whole_model and not isinstance(setup.job.model, nn.Module)
         #: What every worker's model begins from, until all are ready.
-        self.initial = SharedTensors(list(state_tensors(setup.module).values())) if whole else None
+        self.initial = SharedTensors(list(state_tensors(setup.module).values())) if shares_model else None
         if self.arena.desk is not None:
             if setup.blueprint is not None:
                 for each, memory in zip(stage_shards(setup), self.arena.shards, strict=True):
@@ -126,10 +126,12 @@ class WorkerPool:
     def start(self) -> None:
         """Start every worker, wait until all are ready, and let them begin together."""
         for number in range(self.workers):
-            given, scarce = [self._assignment(number)], self.setup.plan.method.memory > 0
+            box, memory_bounded = [self._assignment(number)], self.setup.plan.method.memory > 0
             buffer = self.checkpoints.state_buffers[number] if self.checkpoints else None
             process, pipe = start_process(
-                main, (given, scarce, self.arena, self.tensors, self.initial, self.snapshot_file, buffer), duplex=False
+                main,
+                (box, memory_bounded, self.arena, self.tensors, self.initial, self.snapshot_file, buffer),
+                duplex=False,
             )
             self.processes.append(process)
             self.pipes.append(pipe)
@@ -168,9 +170,9 @@ class WorkerPool:
                 for number, message in self._messages():
                     self._handle(number, message)
                 if self.checkpoints is None:
-                    self.observer.look(stopping=False)
+                    self.observer.poll(stopping=False)
                 else:
-                    self._look(self.checkpoints)
+                    self._poll(self.checkpoints)
             if not self.finished:
                 resume = resume_line(self.request.run, "") if self.request else ""
                 raise RunFailed(f"every worker died; nothing was left to finish the run{resume}")
@@ -190,7 +192,7 @@ class WorkerPool:
         elif isinstance(message, Died):
             self._handle_death(number)
 
-    def _look(self, checkpoints: LocalCheckpoints) -> None:
+    def _poll(self, checkpoints: LocalCheckpoints) -> None:
         """Observe the workers of a run that keeps checkpoints, and take one if it is due."""
         due = checkpoints.take(self.finished)
         checkpoints.manager.signals.check()
@@ -264,27 +266,27 @@ class WorkerPool:
     def _messages(self) -> list[tuple[int, Message]]:
         """Wait up to `POLL` for messages; a pipe that ends before `Finished` means death. Raise the first failure."""
         termination.check()
-        self._give_up_stopped()
+        self._abandon_stopped()
         numbers = {id(self.pipes[n]): n for n in range(self.workers) if n not in self.finished | self.dead}
-        found: list[tuple[int, Message]] = []
+        messages: list[tuple[int, Message]] = []
         for pipe in wait([self.pipes[n] for n in numbers.values()], POLL):
             assert isinstance(pipe, Connection)
             try:
-                found.append((numbers[id(pipe)], pipe.recv()))
+                messages.append((numbers[id(pipe)], pipe.recv()))
             except (EOFError, OSError):
-                found.append((numbers[id(pipe)], Died()))
-        failed = [(message.report, number) for number, message in found if isinstance(message, Failed)]
+                messages.append((numbers[id(pipe)], Died()))
+        failed = [(message.report, number) for number, message in messages if isinstance(message, Failed)]
         if failed:
             report, number = min(failed, key=lambda pair: pair[0].when)
             victims = self._victims(number)
             stopped = [victim for victim in victims if is_stopped(self.processes[victim].pid or 0)]
             raise self.diagnosis.failed(number, report, victims, stopped)
-        return found
+        return messages
 
-    def _give_up_stopped(self) -> None:
+    def _abandon_stopped(self) -> None:
         """End a worker that was stopped for too long where the others go on; elsewhere raise, with its name."""
         running = {self.processes[n].pid: n for n in range(self.workers) if n not in self.finished | self.dead}
-        for pid in self.stillness.look(list(running), goes_on=self.arena.desk is not None):
+        for pid in self.stillness.poll(list(running), goes_on=self.arena.desk is not None):
             number = running[pid]
             if self.arena.desk is None:
                 raise self.diagnosis.stopped(number, self._victims(number))
@@ -326,13 +328,21 @@ class WorkerPool:
 def _shape(setup: Setup, begin: Checkpoint | None) -> ArenaShape:
     module = setup.fresh_module()
     optimizer = setup.job.make_optimizer(module, list(trainable(module).values()))
-    ghosts = begin.cut.ghosts if begin and begin.cut else 0
+    pending_owners = begin.cut.pending_owners if begin and begin.cut else 0
     served = setup.pipeline is not None and setup.pipeline.spread.server is not None
     return ArenaShape.of(
-        setup.plan, setup.layout, setup.agenda.leases, trainable(module), optimizer, setup.probe.tables, ghosts,
-        setup.blueprint, setup.split, setup.operators,
+        setup.plan,
+        setup.layout,
+        setup.agenda.leases,
+        trainable(module),
+        optimizer,
+        setup.probe.tables,
+        pending_owners,
+        setup.blueprint,
+        setup.split,
+        setup.operators,
         [each.shape(setup) for each in stage_shards(setup)] if served else (),
-    )  # fmt: skip
+    )
 
 
 def _scratch(setup: Setup, request: CheckpointRequest | None) -> tempfile.TemporaryDirectory[str] | None:
@@ -341,8 +351,8 @@ def _scratch(setup: Setup, request: CheckpointRequest | None) -> tempfile.Tempor
     It lies in the run's folder, so that SIGKILL to every process leaves nothing in /tmp, unless the path of a socket
     would be too long.
     """
-    for left in request.run.glob("paceline-*") if request else ():  # the run was killed before
-        shutil.rmtree(left)
+    for stale in request.run.glob("paceline-*") if request else ():  # the run was killed before
+        shutil.rmtree(stale)
     loaders = setup.job.num_workers > 0
     if not setup.placement.library and not loaders:
         return None

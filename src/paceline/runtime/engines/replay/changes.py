@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.own_files import changed_files, says_changed
+from paceline.runtime.engines.own_files import changed_files, changed_files_message
 from paceline.runtime.runs.record import RunRecord
 
 
@@ -21,11 +21,12 @@ class Change(NamedTuple):
 
 CHANGES = (
     Change(
-        2, frozenset({"LocalSteps", "Gossip"}),
+        2,
+        frozenset({"LocalSteps", "Gossip"}),
         "a worker that steps on its own chunk takes the chunk's mean gradient as it is, which was before multiplied by "
         "the chunk's share of the batch and divided by it again",
     ),
-)  # fmt: skip
+)
 ARITHMETIC_VERSION = CHANGES[-1].version
 
 
@@ -33,7 +34,7 @@ def why_bits_differ(record: RunRecord, plan: Plan) -> str:
     """Return the likely cause where a replay has other bits than its record."""
     since = [c for c in CHANGES if c.version > record.arithmetic_version and plan.method.name in c.methods]
     if not since and (changed := changed_files(record, record.job.origin.partition(":")[0])):
-        return says_changed(changed)
+        return changed_files_message(changed)
     if not since:
         return (
             "Does the job draw random numbers that the seed does not determine, or has its data, loss or "

@@ -66,9 +66,9 @@ class DataflowReplayer:
         while moved:
             moved = False
             for worker in range(len(self.lines)):
-                while self.passed[worker] < stop and (made := self._advance(worker)) is not None:
+                while self.passed[worker] < stop and (applied := self._advance(worker)) is not None:
                     moved = True
-                    yield from (ReplayedVersion(each.operator, each.version, self._finite(each)) for each in made)
+                    yield from (ReplayedVersion(each.operator, each.version, self._finite(each)) for each in applied)
         if min(self.passed) < stop:
             raise ReplayDiverged("the replay cannot go on: a worker waits for a message that no other one has sent")
 
@@ -88,13 +88,13 @@ class DataflowReplayer:
         if not side.machine.ready(work):
             return None
         line.popleft()
-        made = side.do(work)
-        if made.loss is not None:
-            self.losses[instances.chunk(work.instance).update] = made.loss
-        for message, tensors in made.sends:
+        done = side.do(work)
+        if done.loss is not None:
+            self.losses[instances.chunk(work.instance).update] = done.loss
+        for message, tensors in done.sends:
             self._begin(message.to, work.instance)
             self.sums.workers[message.to].receive(message, tensors)
-        return [made.applied] if made.applied is not None else []
+        return [done.applied] if done.applied is not None else []
 
     def _begin(self, worker: int, instance: int) -> None:
         if instance not in self.begun[worker]:

@@ -84,8 +84,8 @@ class SynchronousReplayer:
             self.done += 1
             self._made.append(ReplayedVersion(0, self.done, self._finite and self.numbers.finite()))
 
-    def _gradient(self, update: int, version: int, whole: bool, again: bool) -> list[GradientSum]:
-        gradients = self.numbers.gradient(update, version, whole, again)
+    def _gradient(self, update: int, version: int, filled: bool, again: bool) -> list[GradientSum]:
+        gradients = self.numbers.gradient(update, version, filled, again)
         # A line search tries steps that are too long; what it finds there is no fault.
         self._finite = self._finite and (again or all(gradient.finite() for gradient in gradients))
         return gradients
@@ -132,11 +132,11 @@ class PipelineReplayer:
     def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
         """Make versions of the model; each is complete when the last of its stages is."""
         finite: dict[int, list[bool]] = defaultdict(list)
-        for made in self.sums.replay(until):
-            finite[made.update].append(self.sums.finite(made))
-            if len(finite[made.update]) == len(self.sums.stage_to_worker):
-                self.done = made.update + 1
-                yield ReplayedVersion(0, self.done, all(finite.pop(made.update)))
+        for replayed in self.sums.replay(until):
+            finite[replayed.update].append(self.sums.finite(replayed))
+            if len(finite[replayed.update]) == len(self.sums.stage_to_worker):
+                self.done = replayed.update + 1
+                yield ReplayedVersion(0, self.done, all(finite.pop(replayed.update)))
 
     def next(self, shard: int, until: int) -> NextUpdate:
         pipeline, chunks = StagedPipeline(self.setup), self.setup.agenda.filled(until)
@@ -183,12 +183,12 @@ def epochs_of(trace: Trace, plan: Plan) -> Epochs:
     """Return the groups that the trace has recorded."""
     _refuse_replaced(trace, plan)
     rows = np.sort(trace.of_kind(Kind.REGROUP), order=("start", "worker"))
-    found: list[Epoch] = []
+    epochs: list[Epoch] = []
     for start in np.unique(rows["start"]):
         group = rows[rows["start"] == start]
-        held = dict(zip(group["worker"].tolist(), group["base"].tolist(), strict=True))
-        found.append(Epoch(int(group["update"][0]), held))
-    return Epochs(plan.workers, found)
+        progress = dict(zip(group["worker"].tolist(), group["base"].tolist(), strict=True))
+        epochs.append(Epoch(int(group["update"][0]), progress))
+    return Epochs(plan.workers, epochs)
 
 
 def _refuse_replaced(trace: Trace, plan: Plan) -> None:

@@ -30,7 +30,7 @@ from paceline.runtime.engines.replay.from_plan import Life, make_replayer
 from paceline.runtime.engines.replay.from_trace import ReplayedVersion
 from paceline.runtime.engines.setup import Setup, set_up
 from paceline.runtime.runs.events import read_events
-from paceline.runtime.runs.record import LifeRecord, RunRecord, Status, read_record
+from paceline.runtime.runs.record import AttemptRecord, RunRecord, Status, read_record
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.trace import Kind, Trace
 from paceline.text_table import TextList
@@ -159,7 +159,7 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRe
     path = Path(run)
     record = read_record(path)
     file = path / "trace.arrow"
-    if not file.exists() and not Plan.recorded(record.plan, record.table).traits.keeps_step:
+    if not file.exists() and not Plan.recorded(record.plan, record.table).traits.synchronous:
         raise UsageError(f"{path} has no trace, so the order of its updates is not known: no replay")
     return job or load_job_file(path, data), record, Trace.open(file) if file.exists() else Trace.of([])
 
@@ -167,11 +167,11 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRe
 def _refuse_other_plans(record: RunRecord, plan: Plan) -> None:
     """Raise if the run was resumed by another plan, whose workers held the model otherwise."""
     names = list(dict.fromkeys(each.plan for each in record.lives))
-    if plan.traits.keeps_step and len(names) > 1:
+    if plan.traits.synchronous and len(names) > 1:
         raise UsageError(f"this run was resumed by other plans ({', then '.join(names)}): it cannot be replayed as one")
 
 
-def servers_apart(life: LifeRecord, record: RunRecord) -> bool:
+def servers_apart(life: AttemptRecord, record: RunRecord) -> bool:
     """Whether servers were processes of their own in this life of a run."""
     return (life.engine or record.engine) in ("cluster", "ray")
 
@@ -211,42 +211,47 @@ def _check_same_start(setup: Setup, record: RunRecord) -> None:
 
 
 def _run(
-    setup: Setup, trace: Trace, lives: list[Life], until: int | None, shard: int, record: RunRecord,
+    setup: Setup,
+    trace: Trace,
+    lives: list[Life],
+    until: int | None,
+    shard: int,
+    record: RunRecord,
     progress: ReplayProgress,
-) -> Replay:  # fmt: skip
+) -> Replay:
     """Replay up to version `until`, and describe the update that would come next."""
     replayer = make_replayer(setup, trace, lives)
     until = None if until is None else min(until, replayer.last)
     for _ in replayer.replay(until):
         progress(replayer.done, replayer.last if until is None else until)
     module = load_values(setup, replayer.values())
-    found = Replay(module, replayer.done, sha256(module), None)
+    result = Replay(module, replayer.done, sha256(module), None)
     failure = record.failure
     if until is not None and failure is not None and until == failure.parameters_version and failure.samples:
-        found.guilty_update, found.guilty_worker = failure.update, failure.worker
-        found.guilty_samples = torch.tensor(failure.samples)
+        result.guilty_update, result.guilty_worker = failure.update, failure.worker
+        result.guilty_samples = torch.tensor(failure.samples)
         epoch, _, _ = setup.agenda.span(failure.update)
-        found.guilty_batch = setup.source.batch(found.guilty_samples, epoch)
+        result.guilty_batch = setup.source.batch(result.guilty_samples, epoch)
     elif until is not None and until < replayer.last:
         guilty = replayer.next(shard, until)
         order = setup.order()
-        found.guilty_update, found.guilty_worker, found.loss = guilty.chunks[0].update, guilty.worker, guilty.loss
-        found.guilty_samples = torch.cat([order.indices(chunk) for chunk in guilty.chunks])
-        found.guilty_batch = setup.source.batch(found.guilty_samples, guilty.chunks[0].epoch)
+        result.guilty_update, result.guilty_worker, result.loss = guilty.chunks[0].update, guilty.worker, guilty.loss
+        result.guilty_samples = torch.cat([order.indices(chunk) for chunk in guilty.chunks])
+        result.guilty_batch = setup.source.batch(result.guilty_samples, guilty.chunks[0].epoch)
     elif record.summary is not None:
         recorded = record.summary.parameters_sha256
-        found.matches = found.parameters_sha256 == recorded
-        if not found.matches:
+        result.matches = result.parameters_sha256 == recorded
+        if not result.matches:
             raise ReplayDiverged(
-                f"replayed {replayer.done} updates, but the parameters are {found.parameters_sha256[:16]}, "
+                f"replayed {replayer.done} updates, but the parameters are {result.parameters_sha256[:16]}, "
                 f"not the recorded {recorded[:16]}. {why_bits_differ(record, lives[-1].plan)}"
             )
-    return found
+    return result
 
 
 def _follows_plan(plan: Plan) -> bool:
     """Whether a replay takes the updates from the plan, which has those that a run did not come to as well."""
-    return plan.traits.keeps_step and plan.traits.holds != "operators"
+    return plan.traits.synchronous and plan.traits.holds != "operators"
 
 
 def _recorded(trace: Trace) -> int:
@@ -271,9 +276,9 @@ def _first_bad(setup: Setup, trace: Trace, lives: list[Life]) -> ReplayedVersion
     """Find the lowest version of any shard that is not finite, or was made of a loss or gradient that is not."""
     bad: ReplayedVersion | None = None
     replayer = make_replayer(setup, trace, lives)
-    for made in replayer.replay(None):
-        if not made.finite and (bad is None or made.version < bad.version):
-            bad = made
+    for replayed in replayer.replay(None):
+        if not replayed.finite and (bad is None or replayed.version < bad.version):
+            bad = replayed
         if bad is not None and replayer.done >= bad.version:
             break
     return bad

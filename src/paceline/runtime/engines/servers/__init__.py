@@ -54,14 +54,14 @@ class ServerPort(Protocol):
     def begin_part(self) -> None:
         """Prepare for a batch that is the first of another part of the data."""
 
-    def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
+    def finalize(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
         """Return what to push of what was computed."""
 
     def pull(self, event: Pull) -> Action:
         """Compute with the newest version from now on."""
 
     def push(self, event: Push, gradients: list[Tensor | None]) -> Action:
-        """Push what `settle` returned to the shard, and compute with the outcome from now on."""
+        """Push what `finalize` returned to the shard, and compute with the outcome from now on."""
 
     def values(self) -> list[Tensor]:
         """Return the parameters and moving buffers as far as this worker knows them."""

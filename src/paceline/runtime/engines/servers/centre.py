@@ -39,7 +39,7 @@ class CentreExchange:
         version = self.memory.machine.base(self.memory.integers.current, self.side.number)
         self.side.write_state(version, self.worker_state)
 
-    def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
+    def finalize(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
         """Make a local step; the replica itself is pushed."""
         self.replica.step(batch, computed)
         return []

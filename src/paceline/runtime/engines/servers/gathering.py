@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from paceline.algorithms.rules import Arrival, Rule
+from paceline.algorithms.rules import GradientUpdate, Rule
 from paceline.algorithms.server.events import Push
 from paceline.algorithms.server.gathering import Gathering
 from paceline.runtime.engines.servers import WorkerSide
@@ -42,7 +42,7 @@ class GatheringExchange:
     def begin_part(self) -> None:
         """Do nothing: the data are not divided into parts."""
 
-    def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
+    def finalize(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
         self.computed = computed
         return []
 
@@ -51,8 +51,8 @@ class GatheringExchange:
         self.buffers.write(self.machine.slot(self.memory.integers.current, self.side.number), self.computed)
 
     def make(self, draft: State, version: int) -> None:
-        whole = self.buffers.add_up([held.slot for held in self.machine.full_round(draft)])
-        self.updates.make(draft, version, Arrival(self.learner.settle(whole, alone=True)))
+        total = self.buffers.add_up([held.slot for held in self.machine.full_round(draft)])
+        self.updates.make(draft, version, GradientUpdate(self.learner.finalize(total, alone=True)))
 
     def fetch(self, draft: State) -> None:
         self.updates.fetch(draft)

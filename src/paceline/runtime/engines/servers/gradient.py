@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from paceline.algorithms.rules import Arrival, Rule
+from paceline.algorithms.rules import GradientUpdate, Rule
 from paceline.algorithms.server.events import Push
 from paceline.algorithms.server.version_slots import VersionSlots
 from paceline.runtime.engines.servers import WorkerSide
@@ -39,7 +39,7 @@ class ShardUpdates:
         self.store = ShardStore(mine, optimizer, side.schedule, memory.versions, rows, memory.copy)
         assert isinstance(memory.slots, VersionSlots)
         self.slots = memory.slots
-        self.store.look(self.slots.of(memory.integers.current, side.number))
+        self.store.bind_to_slot(self.slots.of(memory.integers.current, side.number))
         #: Makes a version in one pass; None where the rule and the optimizer make it by PyTorch.
         self.native = native_versions(self.store, rule, side.plan.workers > 1) if side.plan.pull is None else None
         #: What this worker has under coded pulls, and computes with; None: the version itself.
@@ -51,13 +51,13 @@ class ShardUpdates:
         #: Running statistics, which belong to shard 0; the last push wins.
         self.moving = replica.moving if number == 0 else []
 
-    def make(self, draft: State, version: int, arrival: Arrival) -> None:
+    def make(self, draft: State, version: int, arrival: GradientUpdate) -> None:
         # A schedule follows the shard's versions; this worker has made only some of them.
         self.store.updates, move = version - 1, self.slots.move(draft, self.side.number)
         if self.native is None or not self.native.make(*move, arrival.gradients):
             pulled = arrival.pulled or self.store.pulled(self.rule)
             self.store.move(*move)
-            self.rule.update(self.store, Arrival(arrival.gradients, pulled))
+            self.rule.update(self.store, GradientUpdate(arrival.gradients, pulled))
         self.store.version.keep_buffers(self.moving)
         self._pull(version)
 
@@ -98,7 +98,7 @@ class GradientExchange:
         self.learner, self.updates = side.learner, ShardUpdates(side, number, memory, rule)
         self.optimizer: Optimizer | None = self.updates.store.optimizer
         self.store, self.first = self.updates.store, number == 0
-        self.arrival: Arrival | None = None
+        self.arrival: GradientUpdate | None = None
         self.fetch = self.updates.fetch
         self.side, self.number, self.encoder = side, number, side.encoder
 
@@ -126,8 +126,8 @@ class GradientExchange:
     def begin_part(self) -> None:
         """Do nothing: the data are not divided into parts."""
 
-    def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
-        settled = self.learner.settle(computed)
+    def finalize(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
+        settled = self.learner.finalize(computed)
         if self.encoder is None:
             return settled
         return self.encoder.through(settled, computed.buffers, batch, computed.part)
@@ -135,7 +135,7 @@ class GradientExchange:
     def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
         # One pass reads what this worker computed from where it lies.
         pulled = self.store.pulled(self.updates.rule) if self.updates.native is None else []
-        self.arrival = Arrival([gradients[n] for n in self.updates.parameters], pulled)
+        self.arrival = GradientUpdate([gradients[n] for n in self.updates.parameters], pulled)
 
     def make(self, draft: State, version: int) -> None:
         assert self.arrival is not None

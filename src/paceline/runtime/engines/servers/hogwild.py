@@ -7,7 +7,7 @@ from time import perf_counter_ns as now
 
 from torch import Tensor
 
-from paceline.algorithms.rules import Arrival
+from paceline.algorithms.rules import GradientUpdate
 from paceline.algorithms.rules.plain import Plain
 from paceline.algorithms.server.actions import Action, Apply
 from paceline.algorithms.server.events import Pull, Push
@@ -46,9 +46,9 @@ class HogwildPort:
     def begin_part(self) -> None:
         """Do nothing: the data are not divided into parts."""
 
-    def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
+    def finalize(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
         self.store.updates = batch
-        return self.side.learner.settle(computed)
+        return self.side.learner.finalize(computed)
 
     def pull(self, event: Pull) -> Action:
         raise AssertionError("every worker sees the newest parameters")
@@ -67,7 +67,7 @@ class HogwildPort:
         return Apply(-1, -1)
 
     def store_update(self, gradients: list[Tensor | None]) -> None:
-        Plain().update(self.store, Arrival(gradients))
+        Plain().update(self.store, GradientUpdate(gradients))
         self.shared.keep_buffers(self.moving)
 
     def values(self) -> list[Tensor]:

@@ -65,9 +65,12 @@ def version_shapes(
 
 
 def put_version_0(
-    memories: Sequence[ShardMemory], layout: Layout, module: nn.Module, method: Server,
+    memories: Sequence[ShardMemory],
+    layout: Layout,
+    module: nn.Module,
+    method: Server,
     remembered: Mapping[Tensor, dict[str, object]],
-) -> None:  # fmt: skip
+) -> None:
     """Write what every worker starts from into every version of every shard, with the optimizer's earlier state."""
     named = dict(module.named_parameters()) | dict(module.named_buffers())
     for shard, memory in zip(layout.shards, memories, strict=True):

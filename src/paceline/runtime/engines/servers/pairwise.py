@@ -31,7 +31,7 @@ class PairwiseExchange:
         assert isinstance(memory.slots, ReplicaSlots)
         self.slots = memory.slots
         self.replica = GossipReplica(side.learner, side.local_store(Plain()), rule, memory.versions)
-        self.replica.look(self.slots.of(memory.integers.current, side.number))
+        self.replica.bind_to_slot(self.slots.of(memory.integers.current, side.number))
         self.bytes = 2 * memory.newest.values.nbytes
         self.partner: int | None = None
         self.gradients: list[Tensor | None] = []
@@ -48,8 +48,8 @@ class PairwiseExchange:
     def begin_part(self) -> None:
         """Do nothing: the data are not divided into parts."""
 
-    def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
-        return self.side.learner.settle(computed)
+    def finalize(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
+        return self.side.learner.finalize(computed)
 
     def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
         side = self.side

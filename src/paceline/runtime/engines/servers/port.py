@@ -43,7 +43,7 @@ class Exchange(Protocol):
 
     def begin_part(self) -> None: ...
 
-    def settle(self, batch: int, computed: GradientSum) -> list[Tensor | None]: ...
+    def finalize(self, batch: int, computed: GradientSum) -> list[Tensor | None]: ...
 
     def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
         """Do what needs no lock."""
@@ -67,7 +67,7 @@ class ShardPort:
         self.base = memory.machine.base(memory.integers.current, side.number)
         self.optimizer = exchange.optimizer
         self.resume, self.begin_part = exchange.resume, exchange.begin_part
-        self.settle, self.worker_state = exchange.settle, exchange.worker_state
+        self.finalize, self.worker_state = exchange.finalize, exchange.worker_state
 
     @property
     def bytes(self) -> int:

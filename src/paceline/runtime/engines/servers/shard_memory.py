@@ -112,11 +112,11 @@ def private_memory(
     shape: VersionShape, machine: Shard | Gathering, slots: type[VersionSlots | ReplicaSlots]
 ) -> ShardMemory:
     """Make the memory of a shard for this process alone."""
-    own = slots(machine.workers, at=machine.ints)
-    versions = [ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8)) for _ in range(own.count)]
-    ints = torch.zeros(Journal.size(shape.heights, own.count), dtype=torch.int64)
-    journal = Journal(shape.heights, own.count, ints)
-    return ShardMemory(machine, own, PrivateIntegers(machine.ints + own.ints), versions, journal)
+    version_slots = slots(machine.workers, at=machine.ints)
+    versions = [ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8)) for _ in range(version_slots.count)]
+    ints = torch.zeros(Journal.size(shape.heights, version_slots.count), dtype=torch.int64)
+    journal = Journal(shape.heights, version_slots.count, ints)
+    return ShardMemory(machine, version_slots, PrivateIntegers(machine.ints + version_slots.ints), versions, journal)
 
 
 def newest_values(memories: Sequence[ShardMemory]) -> list[list[torch.Tensor]]:

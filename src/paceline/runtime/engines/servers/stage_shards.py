@@ -44,10 +44,10 @@ class StageShard(NamedTuple):
         module = setup.fresh_module()
         optimizer = setup.job.make_optimizer(module, list(trainable(module).values()))
         named = trainable(module)
-        own = optimizer_over(optimizer, {named[name]: p for name, p in self.parameters})
+        shard_optimizer = optimizer_over(optimizer, {named[name]: p for name, p in self.parameters})
         method = setup.pipeline.spread.server if setup.pipeline is not None else None
         assert method is not None
-        return version_shape(layout.shards[0], layout.dtype, mine, own, method.rule)
+        return version_shape(layout.shards[0], layout.dtype, mine, shard_optimizer, method.rule)
 
     def put_version_0(self, memory: ShardMemory, setup: Setup) -> None:
         """Write what every replica starts from into every version."""
@@ -63,15 +63,15 @@ def stage_shards(setup: Setup) -> list[StageShard]:
     blueprint, pipeline = setup.blueprint, setup.pipeline
     assert blueprint is not None
     assert pipeline is not None
-    found = []
+    shards = []
     for names in blueprint.holdings(setup.module):
         for place in range(pipeline.spread.inside):
             module = sliced(skeleton(setup.module, names), blueprint.stored, place)
             parameters = [(name, p) for name, p in trainable(module).items() if name in names]
             buffers = dict(module.named_buffers())
             assert parameters, "set_up refuses a stage without any"
-            found.append(StageShard(parameters, [(name, buffers[name]) for name in blueprint.moving if name in names]))
-    return found
+            shards.append(StageShard(parameters, [(name, buffers[name]) for name in blueprint.moving if name in names]))
+    return shards
 
 
 def whole_values(blueprint: Blueprint, names: Sequence[str], versions: Sequence[ShardVersion]) -> list[Tensor]:
@@ -86,22 +86,35 @@ def whole_values(blueprint: Blueprint, names: Sequence[str], versions: Sequence[
 
 
 def open_stage_port(
-    segment: Segment, plan: Plan, replica: int, shard: int, memory: ShardMemory, lock: Locked,
-    ensure_trace_space: Callable[[], None], record: Callable[..., None],
-) -> ShardPort:  # fmt: skip
+    segment: Segment,
+    plan: Plan,
+    replica: int,
+    shard: int,
+    memory: ShardMemory,
+    lock: Locked,
+    ensure_trace_space: Callable[[], None],
+    record: Callable[..., None],
+) -> ShardPort:
     """Open the port of one worker to its shard; its stage computes with the shard's versions from now on."""
     ((number, stage),) = segment.stages.items()
     named = list(segment.named(number))
-    count, held = len(stage.parameters), nn.Module()
+    count, module = len(stage.parameters), nn.Module()
     for (name, _), parameter in zip(named[:count], stage.parameters, strict=True):
-        _hold(held, name).register_parameter(name.rpartition(".")[2], parameter)
+        _hold(module, name).register_parameter(name.rpartition(".")[2], parameter)
     for name, buffer in named[count:]:
-        _hold(held, name).register_buffer(name.rpartition(".")[2], buffer)
-    learner = Learner(Replica(segment.job, held, tuple(name for name, _ in named[count:])))
+        _hold(module, name).register_buffer(name.rpartition(".")[2], buffer)
+    learner = Learner(Replica(segment.job, module, tuple(name for name, _ in named[count:])))
     side = WorkerSide(
-        replica, plan, learner, stage.weights.store.optimizer, segment.layout(number), None,
-        ensure_trace_space, record, lambda version, state: None,
-    )  # fmt: skip
+        replica,
+        plan,
+        learner,
+        stage.weights.store.optimizer,
+        segment.layout(number),
+        None,
+        ensure_trace_space,
+        record,
+        lambda version, state: None,
+    )
     server = plan.method.spread.server  # type: ignore[attr-defined]
     return ShardPort(side, shard, memory, GradientExchange(side, 0, memory, server.rule), lock)
 

@@ -69,11 +69,15 @@ class TimedSide:
         graph = self.graph(work.instance)
         operator = graph.calls[work.call].operator
         self.read.setdefault((work.instance, operator), self.versions.get(operator, 0))
-        found = self.machine.done(work)
+        outcome = self.machine.done(work)
         update = self.instances.chunk(work.instance).update
-        applied = self._step(found.step.operator, found.step.instances, update) if found.step is not None else None
+        applied = (
+            self._step(outcome.step.operator, outcome.step.instances, update) if outcome.step is not None else None
+        )
         last = work.call == len(graph.calls) - 1 and work.what == FORWARD
-        return Done([(message, []) for message in found.sends], math.nan if last else None, -1.0, applied, found.ended)
+        return Done(
+            [(message, []) for message in outcome.sends], math.nan if last else None, -1.0, applied, outcome.ended
+        )
 
     def drain(self, update: int) -> list[Applied]:
         return [self._step(step.operator, step.instances, update) for step in self.machine.drain()]

@@ -81,12 +81,12 @@ def _step_by_step(steps: int, source: Indices, clocks: Floats, waited: Floats, p
     """Make every step of a round; adds to `waited`."""
     latency, bandwidth = world.links(source)
     takes, travels = source != np.arange(len(clocks)), part / bandwidth
-    taken = part[source] / bandwidth
+    transfer = part[source] / bandwidth
     for _ in range(steps):
         other = clocks[source]
         waited += np.maximum(other - clocks, 0.0)
         begins = np.maximum(clocks, other + latency)
-        clocks = np.maximum(clocks + travels, np.where(takes, begins + taken, 0.0))
+        clocks = np.maximum(clocks + travels, np.where(takes, begins + transfer, 0.0))
     return clocks
 
 
@@ -103,11 +103,11 @@ def _gathered(arrived: Floats, message: float, world: World) -> tuple[Floats, Fl
     return begins + travel, np.maximum(begins - arrived - world.latency, 0.0), sent
 
 
-def _is_ring(made: Round) -> bool:
+def _is_ring(candidate: Round) -> bool:
     """Whether every worker takes an equal part from the one before it."""
-    workers = len(made.sources)
-    sources = np.array(made.sources)
-    return bool((sources == (np.arange(workers) - 1) % workers).all()) and len(set(made.sends)) == 1
+    workers = len(candidate.sources)
+    sources = np.array(candidate.sources)
+    return bool((sources == (np.arange(workers) - 1) % workers).all()) and len(set(candidate.sends)) == 1
 
 
 def _around(arrived: Floats, steps: int, travel: float, latency: float) -> Floats:

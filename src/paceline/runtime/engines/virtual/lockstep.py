@@ -48,9 +48,14 @@ ONE_NUMBER = 8  # bytes of a part of a product
 
 
 def run_synchronous(
-    plan: Plan, method: Synchronous, agenda: Agenda, world: World, size: int, sums: Numbers | None,
+    plan: Plan,
+    method: Synchronous,
+    agenda: Agenda,
+    world: World,
+    size: int,
+    sums: Numbers | None,
     rows: Rows,
-) -> None:  # fmt: skip
+) -> None:
     """Run the program of a method without a server."""
     workers = list(range(plan.workers))
     # Where nothing is exchanged each worker is on its own, and only the numbers of the first are computed.
@@ -99,9 +104,15 @@ class Lockstep:
     """The `Worker` of a program that stands for several, with the answers to its effects."""
 
     def __init__(
-        self, ranks: list[int], plan: Plan, agenda: Agenda, world: World, size: int, rows: Rows,
+        self,
+        ranks: list[int],
+        plan: Plan,
+        agenda: Agenda,
+        world: World,
+        size: int,
+        rows: Rows,
         numbers: Numbers | InTimeOnly,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.ranks, self.rank, self.workers = np.array(ranks), ranks[0], plan.workers
         self.first, self.last = 0, agenda.updates
         self.plan, self.agenda, self.world, self.rows, self.numbers = plan, agenda, world, rows, numbers
@@ -186,12 +197,12 @@ class Lockstep:
         self.numbers.answers[Finish](update, remembers)
         self._apply(update, update + 1)
 
-    def _samples_of(self, update: int, whole: bool) -> Counts:
+    def _samples_of(self, update: int, filled: bool) -> Counts:
         """Return the samples of each worker's share of an update."""
         _, start, stop = self.agenda.span(update)
         if stop - start not in self._samples:
             workers = range(self.workers)
-            shares = [self.agenda.filled(update)] if whole else [self.agenda.mine(update, w) for w in workers]
+            shares = [self.agenda.filled(update)] if filled else [self.agenda.mine(update, w) for w in workers]
             self._samples[stop - start] = np.array([sum(chunk.samples for chunk in chunks) for chunks in shares])
         return self._samples[stop - start]
 

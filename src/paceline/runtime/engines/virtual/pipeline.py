@@ -37,9 +37,14 @@ ACTIVATIONS = 1024  # bytes per sample, where there is no model to measure
 
 
 def run_pipeline(
-    plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, size: int,
-    sums: StagedPipeline | ReplicaArithmetic | None, rows: Rows,
-) -> None:  # fmt: skip
+    plan: Plan,
+    pipeline: Pipeline,
+    agenda: Agenda,
+    world: World,
+    size: int,
+    sums: StagedPipeline | ReplicaArithmetic | None,
+    rows: Rows,
+) -> None:
     """Run a pipeline; `size` is that of all gradients, which replicas add up, or push."""
     if pipeline.spread.server is not None:
         assert not isinstance(sums, StagedPipeline)
@@ -53,9 +58,15 @@ class PipelineOnClock:
     """Says how long every effect takes, and writes the rows."""
 
     def __init__(
-        self, plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, size: int, sums: StagedPipeline | None,
+        self,
+        plan: Plan,
+        pipeline: Pipeline,
+        agenda: Agenda,
+        world: World,
+        size: int,
+        sums: StagedPipeline | None,
         rows: Rows,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.workers, self.pipeline, self.agenda = plan.workers, pipeline, agenda
         self.world, self.size, self.sums, mesh = world, size, sums, pipeline.mesh(plan.workers)
         self.data, self.depth, self.inside = (mesh.size(axis) for axis in (DATA, LAYERS, INSIDE))

@@ -106,10 +106,10 @@ class Totals:
     @staticmethod
     def of(trace: Trace) -> Totals:
         """Sum up a trace."""
-        found = Totals()
+        totals = Totals()
         for row in trace.rows.tolist():
-            found.add(row)
-        return found
+            totals.add(row)
+        return totals
 
     @property
     def seconds(self) -> float:
@@ -119,8 +119,8 @@ class Totals:
     @property
     def mean_staleness(self) -> float:
         """The mean staleness of a push, in updates."""
-        whole = sum(self.staleness.values())
-        return sum(value * count for value, count in self.staleness.items()) / whole if whole else 0.0
+        total = sum(self.staleness.values())
+        return sum(value * count for value, count in self.staleness.items()) / total if total else 0.0
 
     @property
     def wait_share(self) -> float:
@@ -129,19 +129,27 @@ class Totals:
 
     def quantile(self, share: float) -> int:
         """Return the staleness that this share of pushes does not exceed."""
-        whole, seen = sum(self.staleness.values()), 0
+        total, cumulative = sum(self.staleness.values()), 0
         for value in sorted(self.staleness):
-            seen += self.staleness[value]
-            if seen >= share * whole:
+            cumulative += self.staleness[value]
+            if cumulative >= share * total:
                 return value
         return 0
 
 
 def row(
-    kind: Kind, worker: int, update: int, shard: int = -1, base: int = -1, version: int = -1,
-    times: Sequence[int] = (0, 0, 0), samples: int = 0, sent: int = 0, value: float = math.nan,
+    kind: Kind,
+    worker: int,
+    update: int,
+    shard: int = -1,
+    base: int = -1,
+    version: int = -1,
+    times: Sequence[int] = (0, 0, 0),
+    samples: int = 0,
+    sent: int = 0,
+    value: float = math.nan,
     weight: float = -1.0,
-) -> tuple[float, ...]:  # fmt: skip
+) -> tuple[float, ...]:
     """Return the fields of a `Row`: a tuple, which is made in a quarter of the time of a `Row`."""
     start, end, *waited = times
     before = waited[0] if waited else 0

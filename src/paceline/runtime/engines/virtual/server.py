@@ -100,10 +100,15 @@ class ServerOnClock:
     """Answers the commands of all workers' programs, each at its time."""
 
     def __init__(
-        self, plan: Plan, method: Server, agenda: Agenda, world: World, size: int,
+        self,
+        plan: Plan,
+        method: Server,
+        agenda: Agenda,
+        world: World,
+        size: int,
         arithmetic: ServerArithmetic | ReplicaArithmetic | None,
         rows: Rows,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.plan, self.method, self.agenda, self.world, self.arithmetic = plan, method, agenda, world, arithmetic
         pushed = estimate(plan.codec, size)
         self.clock, self.compute_times, self.rows = Clock(), ComputeTimes(world, range(plan.workers)), rows

@@ -55,7 +55,7 @@ def train(setup: Setup, world: World) -> Outcome:
     with threads(setup.plan.threads):
         plan, layout = setup.plan, setup.layout
         arithmetic = _arithmetic(setup)
-        size = Payload.length(layout) * layout.bytes_per_number if plan.traits.keeps_step else layout.bytes
+        size = Payload.length(layout) * layout.bytes_per_number if plan.traits.synchronous else layout.bytes
         rows = TraceRows()
         _run(plan, setup.agenda, world, size, arithmetic, rows)
         trace = rows.trace()
@@ -82,7 +82,7 @@ def simulate_totals(plan: Plan, agenda: Agenda, world: World, parameter_bytes: i
 
 def _size(plan: Plan, parameter_bytes: int) -> int:
     """Return about how many bytes a worker sends of so many bytes of parameters; servers tell pushes from pulls."""
-    return round(estimate(plan.codec, parameter_bytes)) if plan.traits.keeps_step else parameter_bytes
+    return round(estimate(plan.codec, parameter_bytes)) if plan.traits.synchronous else parameter_bytes
 
 
 def _arithmetic(setup: Setup) -> Arithmetic:

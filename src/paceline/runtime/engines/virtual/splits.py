@@ -41,9 +41,15 @@ class SplitTeam:
     rank = first = 0
 
     def __init__(
-        self, plan: Plan, method: SplitLayers, agenda: Agenda, world: World, size: int, sums: SplitArithmetic | None,
+        self,
+        plan: Plan,
+        method: SplitLayers,
+        agenda: Agenda,
+        world: World,
+        size: int,
+        sums: SplitArithmetic | None,
         rows: Rows,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.method, self.agenda, self.world, self.size, self.sums = method, agenda, world, size, sums
         self.mesh = method.mesh(plan.workers)
         self.compute_times, self.rows = ComputeTimes(world, range(plan.workers)), rows
@@ -85,13 +91,13 @@ class SplitTeam:
 
     def _chunks(self, update: int, group: tuple[int, ...], loss: float, weight: float) -> None:
         """Time the chunks of one replica: all of its workers wait for the slowest in every movement."""
-        own, shared = self.method.stage > 0, len(group) > 1
+        separate, shared = self.method.stage > 0, len(group) > 1
         chunks = [self.method.chunks(self.mesh, self.agenda, update, worker) for worker in group]
         samples = [sum(chunk.samples for chunk in mine) for mine in chunks]
         starts = [self.ready[worker] for worker in group]
         ends = []
-        for worker, start, seen in zip(group, starts, samples, strict=True):
-            ends.append(start + self.compute_times.draw(worker, seen) / (1 if own else len(group)))
+        for worker, start, count in zip(group, starts, samples, strict=True):
+            ends.append(start + self.compute_times.draw(worker, count) / (1 if separate else len(group)))
             if self.world.deaths.get(worker, math.inf) < ends[-1]:
                 advice = "the plan cannot continue without it"
                 raise WorkerDied(Failure(worker, "died, as its world says", Position(update), advice=advice))
@@ -100,7 +106,7 @@ class SplitTeam:
         together = max(ends) + exchanges * self.world.latency + max(sent) / self.world.bandwidth
         for place, worker in enumerate(group):
             times = nanoseconds(starts[place]), nanoseconds(ends[place])
-            counted = samples[place] if own or not place else 0
+            counted = samples[place] if separate or not place else 0
             row = (worker, update, -1, update, -1, *times)
             self.rows.add(Row(Kind.COMPUTE, *row, samples=counted, value=loss, weight=weight))
             if shared:

@@ -85,8 +85,8 @@ class World:
         In each step of a ring one message crosses between two racks; where more do, they are taken not to slow each
         other down.
         """
-        own = np.arange(len(sources))
-        far = (sources // self.rack != own // self.rack) if self.rack else np.zeros(len(sources), bool)
+        targets = np.arange(len(sources))
+        far = (sources // self.rack != targets // self.rack) if self.rack else np.zeros(len(sources), bool)
         return (
             np.where(far, max(self.far_latency, self.latency), self.latency),
             np.where(far, min(self.uplink, self.bandwidth), self.bandwidth),
@@ -108,13 +108,13 @@ class World:
         if spread not in SPREADS or not width >= 0:
             raise UsageError(f"speeds {spread!r} of width {width}; allowed: {', '.join(SPREADS)}, of at least 0")
         draw = np.random.Generator(np.random.Philox(key=[self.seed, 1 << 61]))
-        made = {
+        speeds = {
             "uniform": lambda: draw.uniform(1 - width, 1 + width, workers),
             "normal": lambda: draw.normal(1.0, width, workers),
             "lognormal": lambda: draw.lognormal(0.0, width, workers),
             "exponential": lambda: 1 / np.maximum(draw.exponential(1.0, workers), 0.05),
         }[spread]()
-        return replace(self, speeds=tuple(np.maximum(made, 0.05).tolist()))
+        return replace(self, speeds=tuple(np.maximum(speeds, 0.05).tolist()))
 
 
 class ComputeTimes:

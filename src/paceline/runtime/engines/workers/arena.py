@@ -85,7 +85,7 @@ class ArenaShape:
     #: The contents of every version of each shard.
     versions: tuple[VersionShape, ...] = ()
     #: Leases that were under way when an earlier part of the run ended.
-    ghosts: int = 0
+    pending_owners: int = 0
     #: What the desk and the shards call workers: the workers themselves, or replicas of several.
     clients: int = 0
     mail: tuple[MailShape, ...] = ()
@@ -106,7 +106,7 @@ class ArenaShape:
         named: dict[str, nn.Parameter],
         optimizer: Optimizer,
         tables: Sequence[str],
-        ghosts: int = 0,
+        pending_owners: int = 0,
         blueprint: Blueprint | None = None,
         split: SplitBlueprint | None = None,
         operators: OperatorBlueprint | None = None,
@@ -118,15 +118,22 @@ class ArenaShape:
             data, inside = mesh.size(DATA), mesh.size(INSIDE)
             desk = Desk(data, leases, server.gate) if server is not None else None
             return ArenaShape(
-                workers, layout, "pipeline", plan.results, mail=tuple(mail_of(blueprint, data * inside)),
+                workers,
+                layout,
+                "pipeline",
+                plan.results,
+                mail=tuple(mail_of(blueprint, data * inside)),
                 payload=Payload.length(layout) if data > 1 and server is None else 0,
                 parts=bytes_sent(blueprint, layout) if inside > 1 else 0,
-                server=server, desk=desk, versions=tuple(stages), clients=data,
-            )  # fmt: skip
+                server=server,
+                desk=desk,
+                versions=tuple(stages),
+                clients=data,
+            )
         if server is not None:
-            desk = Desk(workers, leases, server.gate, ghosts)
+            desk = Desk(workers, leases, server.gate, pending_owners)
             versions = tuple(version_shapes(server, layout, named, optimizer, tables))
-            return ArenaShape(workers, layout, "shards", plan.results, server, desk, versions, ghosts, workers)
+            return ArenaShape(workers, layout, "shards", plan.results, server, desk, versions, pending_owners, workers)
         if split is not None:
             payload = Payload.length(layout)  # of the whole: parts of a few workers are larger than others
             return ArenaShape(workers, layout, "parts", plan.results, payload=payload, parts=split.bytes_sent(layout))
@@ -171,8 +178,8 @@ class Arena:
             SharedVectors(memory, workers, count, kind) for count, kind in (shape.vector, (1, torch.float64))
         ]
         self.parts = SharedVectors(memory, workers, shape.parts, torch.uint8)
-        kept = sum(shard.machine.slots for shard in self.shards)
-        self.slots = [memory.tensor(Payload.length(shape.layout), shape.layout.dtype) for _ in range(kept)]
+        slot_count = sum(shard.machine.slots for shard in self.shards)
+        self.slots = [memory.tensor(Payload.length(shape.layout), shape.layout.dtype) for _ in range(slot_count)]
         #: Per replica of a server whose replicas have several workers: how many batches it was given, the last of them,
         #: whether that was given out before, and whether it was the last. Per worker: how many it has pushed.
         self.leases, self.pushed = memory.ints(4 * shape.clients), memory.ints(workers)
@@ -183,9 +190,13 @@ class Arena:
         """Return what one worker shares with its parent alone."""
         result = self.results[number] if number < len(self.results) else None
         return WorkerMemory(
-            self.traces[number], self.doing[number : number + 1], self.reach[number : number + 1],
-            self.checkpoints, self.control[ABORT : ABORT + 1], result,
-        )  # fmt: skip
+            self.traces[number],
+            self.doing[number : number + 1],
+            self.reach[number : number + 1],
+            self.checkpoints,
+            self.control[ABORT : ABORT + 1],
+            result,
+        )
 
     def waiter(self, number: int, cancelled: Callable[[], bool], deadline: float, threads: int) -> Waiter:
         """Return how a worker waits, which computes with so many threads."""
@@ -239,8 +250,8 @@ class Arena:
         """Return the trained tensors of these names, when every worker has finished."""
         collect = self.shape.layout.collect
         flats = newest_values(self.shards) if self.shards else [[result] for result in self.results]
-        found = mean_of([collect(each, names) for each in flats])
-        return [value.clone() for value in found]
+        means = mean_of([collect(each, names) for each in flats])
+        return [value.clone() for value in means]
 
     def result_views(self) -> dict[str, Tensor]:
         """Return the result by names, where several workers write what each holds of the model."""
@@ -251,14 +262,14 @@ class Arena:
 
     def remembered(self, named: dict[str, nn.Parameter]) -> dict[Tensor, dict[str, Any]]:
         """Return the state that the optimizer at the shards keeps for these parameters."""
-        found: dict[Tensor, dict[str, Any]] = {}
+        memories: dict[Tensor, dict[str, Any]] = {}
         for layout, memory in zip(self.shape.layout.shards, self.shards, strict=True):
             state = memory.newest.state
             for number, present in enumerate(state.present.tolist()):
                 if present:
                     copies = {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.recall(number).items()}
-                    found[named[layout.parameters[number].name]] = copies
-        return found
+                    memories[named[layout.parameters[number].name]] = copies
+        return memories
 
     def close(self) -> None:
         """Close every descriptor. The memory is freed with the last tensor that views it."""
@@ -269,7 +280,7 @@ class Arena:
         """Lay out the memory of one shard."""
         memory, shape, server = self.memory, self.shape.versions[number], self.shape.server
         assert server is not None
-        machine = server.machine(self.shape.clients, self.shape.ghosts)
+        machine = server.machine(self.shape.clients, self.shape.pending_owners)
         slots = server.slots(self.shape.clients, at=machine.ints)
         integers = DoubleBuffer(memory, machine.ints + slots.ints)
         versions = [ShardVersion(shape, memory.tensor(shape.size, torch.uint8)) for _ in range(slots.count)]
@@ -306,7 +317,7 @@ def _size(shape: ArenaShape) -> int:
     size = workers * (TraceRing.size() + 64 * 8) + 16 * workers * 4
     if shape.desk and shape.server:
         size += 2 * 8 * shape.desk.ints
-        machine, slots = shape.server.machine(shape.clients, shape.ghosts), shape.server.slots(shape.clients)
+        machine, slots = shape.server.machine(shape.clients, shape.pending_owners), shape.server.slots(shape.clients)
         for version in shape.versions:
             size += slots.count * (version.size + 64)
             size += 2 * 8 * (machine.ints + slots.ints + 8) + 64 * 4

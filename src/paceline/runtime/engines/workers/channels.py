@@ -19,8 +19,8 @@ def mail_of(blueprint: Blueprint, lines: int = 1) -> Iterator[MailShape]:
     """
     holders = blueprint.stage_to_worker
     for line in range(lines):
-        for stage, (here, there) in enumerate(itertools.pairwise(holders)):
-            if here != there:
+        for stage, (source, target) in enumerate(itertools.pairwise(holders)):
+            if source != target:
                 slots, count = blueprint.slots, len(blueprint.needs[stage + 1])
                 on, back = (stage, stage + 1), (stage + 1, stage)
                 yield MailShape(on, count + blueprint.carries_chance, blueprint.bytes_on[stage], slots, line)

@@ -45,8 +45,8 @@ class CodedSums(Sums):
         #: The parts in which messages are summed, each by a walk of its own; none where they are gathered.
         self._parts: list[tuple[Segments, Reduction]] = []
         if encoder.codec.adds:
-            made = segments_of(frames[0].shape, collective.segments(ranks))
-            self._parts = [(part, Reduction(link, collective, ranks, part)) for part in made]
+            segments = segments_of(frames[0].shape, collective.segments(ranks))
+            self._parts = [(part, Reduction(link, collective, ranks, part)) for part in segments]
         #: The messages of the other ranks, by the memory that they were received in.
         self._known: dict[tuple[int, int, int], Message] = {}
 
@@ -61,7 +61,7 @@ class CodedSums(Sums):
             messages = self._gathered(frame, number % TURNS)
             sent = (self.ranks - 1) * frame.message.bytes
         frame.add_up(messages, number)
-        self.encoder.settle()
+        self.encoder.finalize()
         return frame.payload.read(computed.samples), self.link.waited - before, sent
 
     def _summed(self, frame: CodedFrame, number: int) -> None:
@@ -79,16 +79,16 @@ class CodedSums(Sums):
         """Send the own message to all, then take theirs; in the order of ranks."""
         link, shape = self.link, frame.shape
         others = [(link.rank + away) % self.ranks for away in range(1, self.ranks)]
-        whole = Span(turn, 0, shape.fixed)
-        spans = [whole, *_words(turn, shape.fixed, frame.message.sent_words)]
+        fixed_span = Span(turn, 0, shape.fixed)
+        spans = [fixed_span, *_words(turn, shape.fixed, frame.message.sent_words)]
         for other in others:
             for span in spans:
                 link.offer(other, span)
-        found = {link.rank: frame.message}
+        messages = {link.rank: frame.message}
         for other in reversed(others):
-            fixed = link.take(other, whole)
+            fixed = link.take(other, fixed_span)
             if not shape.words:
-                found[other] = self._message(other, turn, fixed, shape.fixed)
+                messages[other] = self._message(other, turn, fixed, shape.fixed)
                 continue
             raw = torch.empty(shape.most, dtype=torch.uint8)
             raw[: shape.fixed] = fixed
@@ -96,10 +96,10 @@ class CodedSums(Sums):
             message.check_words(4 * message.sent_words)
             for span in _words(turn, shape.fixed, message.sent_words):
                 raw[span.start : span.stop] = link.take(other, span)
-            found[other] = message
+            messages[other] = message
         for other in others:
-            found[other].check()
-        return [found[rank] for rank in range(self.ranks)]
+            messages[other].check()
+        return [messages[rank] for rank in range(self.ranks)]
 
     def _message(self, other: int, turn: int, raw: Tensor, size: int) -> Message:
         """Return the message in this memory; its views are made once."""

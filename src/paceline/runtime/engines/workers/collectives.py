@@ -90,16 +90,16 @@ class Reduction:
         """Add up every worker's vector of this number; return the nanoseconds that this worker waited."""
         link, before = self.link, self.link.waited
         offer, take = link.offer, link.take
-        for to, out, peer, taken, combine in self._walks[number % TURNS]:
+        for to, out, peer, span, combine in self._walks[number % TURNS]:
             if out is not None:
                 offer(to, out)
             if combine is not None:
-                combine(take(peer, taken))
+                combine(take(peer, span))
         return link.waited - before
 
     def table(self) -> list[Move]:
         """Return what `sum` does, step by step; the same over both vectors."""
-        found, offered = [], set[int]()
+        moves, offered = [], set[int]()
         for send, receive, reduce in self._steps:
             to, peer = send.other if send else -1, receive.other if receive else -1
             sent = range(send.first, send.stop) if send else range(0)
@@ -108,8 +108,8 @@ class Reduction:
                 first = last
             offered.update(sent)
             offered.difference_update(range(receive.first, receive.stop) if receive else ())
-            found.append(Move(to, first, last, peer, *self._between(receive), reduce))
-        return found
+            moves.append(Move(to, first, last, peer, *self._between(receive), reduce))
+        return moves
 
     def _between(self, part: Part | None) -> tuple[int, int]:
         """Return where a part begins and ends."""

@@ -75,7 +75,7 @@ class CoordinatingAnswers:
         return payload.read(gradient.samples)
 
     def keep(self, gradient: GradientSum) -> float:
-        self.slice.settle(gradient)
+        self.slice.finalize(gradient)
         return gradient.mean
 
     def product(self, update: int, command: Dot) -> float:

@@ -42,27 +42,32 @@ class DataflowWorker(WorkerContext):
     """A worker process with some operators of the model; the first one also admits instances."""
 
     def __init__(
-        self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None,
-        state_buffer: StateBuffer | None, notify: Callable[[], None],
-    ) -> None:  # fmt: skip
+        self,
+        assignment: Assignment,
+        arena: Arena,
+        source: Source,
+        snapshots: SnapshotFile | None,
+        state_buffer: StateBuffer | None,
+        notify: Callable[[], None],
+    ) -> None:
         host = ProcessHost(arena, snapshots)
-        waiter = arena.waiter(given.number, host.cancelled, given.deadline, given.plan.threads)
-        resume_point = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
-        shared = arena.of_worker(given.number)
-        super().__init__(given.number, shared, waiter, given.plan, given.agenda, resume_point, host)
-        method, job, number = given.plan.method, given.job, given.number
+        waiter = arena.waiter(assignment.number, host.cancelled, assignment.deadline, assignment.plan.threads)
+        resume_point = replace(assignment.resume_point, state_buffer=state_buffer, notify=notify)
+        shared = arena.of_worker(assignment.number)
+        super().__init__(assignment.number, shared, waiter, assignment.plan, assignment.agenda, resume_point, host)
+        method, job, number = assignment.plan.method, assignment.job, assignment.number
         assert isinstance(method, Dataflow)  # a typed view: no other plan has such a worker
-        assert given.operators is not None
+        assert assignment.operators is not None
         self.arena, self.snapshots = arena, snapshots
         self.context: WorkerContext = self
-        self.room = given.operators.room
-        self.instances = Instances(given.agenda)
-        order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
+        self.room = assignment.operators.room
+        self.instances = Instances(assignment.agenda)
+        order = Order(assignment.samples, job.seed, job.shuffle, assignment.agenda.cuts)
         reader = Reader(source, order, job.num_workers, die_with_parent)
         module: nn.Module = job.model  # type: ignore[assignment]
-        self.side = OperatorWorker(number, job, module, given.operators, self.instances, reader, method.every)
+        self.side = OperatorWorker(number, job, module, assignment.operators, self.instances, reader, method.every)
         self.admission = Admission(self.instances.passes, method.active)
-        others = [other for other in range(given.plan.workers) if other != number]
+        others = [other for other in range(assignment.plan.workers) if other != number]
         self.boxes_in = {other: self._mailbox(other, number, other) for other in others}
         self.boxes_out = {other: self._mailbox(number, other, other) for other in others}
         #: By receiver: messages that wait for room.
@@ -159,9 +164,9 @@ class DataflowWorker(WorkerContext):
 
     def _send_kept(self) -> None:
         """Send what there is room for, in order."""
-        for other, kept in self.kept.items():
-            while kept and not self.boxes_out[other].full:
-                self.boxes_out[other].put(kept.popleft())
+        for other, queue in self.kept.items():
+            while queue and not self.boxes_out[other].full:
+                self.boxes_out[other].put(queue.popleft())
 
     def _drain(self, passed: int) -> None:
         """Make the updates of what is left of a pass, and write this worker's part of a snapshot if one is due."""

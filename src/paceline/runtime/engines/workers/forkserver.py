@@ -109,8 +109,8 @@ def _ensure_running(
             if server._forkserver_pid != begun:
                 _start = _Start(os.getpid(), preload, environment)
             if str(server._forkserver_address).startswith(folder):
-                held = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
-                server._forkserver_address = f"/proc/self/fd/{held}"
+                descriptor = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
+                server._forkserver_address = f"/proc/self/fd/{descriptor}"
         finally:
             settings.pop("tempdir")
             if before is not None:

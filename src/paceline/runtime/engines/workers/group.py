@@ -59,9 +59,14 @@ class FixedGroup:
     """
 
     def __init__(
-        self, number: int, arena: Arena, agenda: Agenda, waiter: Waiter, library: str = "",
+        self,
+        number: int,
+        arena: Arena,
+        agenda: Agenda,
+        waiter: Waiter,
+        library: str = "",
         device: torch.device | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.number, self.arena, self.agenda, self.waiter = number, arena, agenda, waiter
         self.library, self.device = library, device
 
@@ -91,8 +96,10 @@ class FixedGroup:
             return FragmentSums.of([GroupReduction(workers, layout, self.device) for layout in fragments.each])
         link = self.arena.link(self.arena.payloads, self.number, self.waiter, changes=True)
         if encoder is not None:
-            made = frames_of(link.vectors, encoder, fragments)
-            return FragmentSums.of([CodedSums(link, collective, workers, frames, encoder) for frames in made])
+            fragment_frames = frames_of(link.vectors, encoder, fragments)
+            return FragmentSums.of(
+                [CodedSums(link, collective, workers, frames, encoder) for frames in fragment_frames]
+            )
         payloads = [payloads_of(link.vectors, layout) for layout in fragments.each]
         return FragmentSums.of([reduction_of(link, collective, workers, mine) for mine in payloads])
 

@@ -55,9 +55,15 @@ class LoopWorker:
     snapshots_every = 0
 
     def __init__(
-        self, arena: Arena, plan: Plan, learner: Learner, optimizer: Optimizer, followers: list[Optimizer],
-        others: LocalProcesses, deadline: float,
-    ) -> None:  # fmt: skip
+        self,
+        arena: Arena,
+        plan: Plan,
+        learner: Learner,
+        optimizer: Optimizer,
+        followers: list[Optimizer],
+        others: LocalProcesses,
+        deadline: float,
+    ) -> None:
         self.number, self.arena, self.plan = others.rank, arena, plan
         self.others, self.followers = others, followers
         #: This rank has left the block.
@@ -99,8 +105,8 @@ class LoopWorker:
         optimizer = self.runner.optimizer
         for follower in self.followers:
             if follower is not optimizer:
-                for own, group in zip(optimizer.param_groups, follower.param_groups, strict=True):
-                    group.update({key: value for key, value in own.items() if key != "params"})
+                for source, group in zip(optimizer.param_groups, follower.param_groups, strict=True):
+                    group.update({key: value for key, value in source.items() if key != "params"})
 
     def _computed(self) -> GradientSum:
         """Return this worker's gradient; where gradients are summed, its share of their mean."""
@@ -144,7 +150,7 @@ class LoopWorker:
 
     def _mark_left(self, when: int) -> None:
         self.left = True
-        if not self.plan.traits.keeps_step:
+        if not self.plan.traits.synchronous:
             self._handle_death(self.number)
         self.arena.ended[self.number] = when
         for doorbell in self.arena.doorbells:
@@ -152,7 +158,7 @@ class LoopWorker:
 
     def cancelled(self) -> bool:
         """Check the other ranks: if one has died, a plan that cannot continue without it is cancelled."""
-        if not self.plan.traits.keeps_step:
+        if not self.plan.traits.synchronous:
             for change in self.others.changes():
                 if self.arena.ended[change.rank] <= 0 and change.rank not in self.dead_workers:
                     self._handle_death(change.rank)
@@ -162,7 +168,7 @@ class LoopWorker:
         )
         return self.cancel_reason is not None
 
-    def _what_is_wrong(self, gone: set[int]) -> str | None:
+    def _what_is_wrong(self, departed: set[int]) -> str | None:
         """Return why this rank cannot continue; None if it can."""
         doing = self.arena.doing
         where = f"worker {self.number} cannot continue after its step {doing[self.number] + 1}"
@@ -170,7 +176,7 @@ class LoopWorker:
             at = f"in its step {doing[other] + 2}" if doing[other] >= 0 else "in its first step"
             if ended == FAILED:
                 return f"{where}: worker {other} has left with an exception {at}; its own message says which"
-            if other in gone:
+            if other in departed:
                 return f"{where}: the process {self.others.pids[other]} of worker {other} has ended {at}"
             if ended and not self.left and self.plan.traits.exchanges:
                 return (

@@ -38,12 +38,12 @@ class GroupLink:
 
     def take(self, peer: int, span: Span) -> Tensor:
         before = self.link.waited
-        taken = self.link.take(self.group[peer], span)
+        tensor = self.link.take(self.group[peer], span)
         self.waited += self.link.waited - before
-        return taken
+        return tensor
 
-    def call_off(self) -> None:
-        self.link.call_off()
+    def abort(self) -> None:
+        self.link.abort()
 
 
 class MeshGroup:

@@ -62,9 +62,9 @@ class Meter:
         return True
 
     def _record_rate(self, update: int, rate: float | None = None) -> None:
-        known = self.optimizer.param_groups[0].get("lr") if rate is None else rate
-        if known is not None:  # some optimizers of users' have none
-            self._record(Kind.LEARNING_RATE, update, float(known))
+        learning_rate = self.optimizer.param_groups[0].get("lr") if rate is None else rate
+        if learning_rate is not None:  # some optimizers of users' have none
+            self._record(Kind.LEARNING_RATE, update, float(learning_rate))
 
     def _record(self, kind: Kind, update: int, value: float) -> None:
         at = now()

@@ -37,13 +37,18 @@ class NativeServer:
     """One worker's access to the server of a run, as a call of generated code has it."""
 
     def __init__(
-        self, arena: Arena, worker: int, waiter: Waiter, spans: Sequence[np.ndarray], cancelled: memoryview,
+        self,
+        arena: Arena,
+        worker: int,
+        waiter: Waiter,
+        spans: Sequence[np.ndarray],
+        cancelled: memoryview,
         in_place: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Collect the addresses; `in_place` where there is one version, into which all workers write."""
         assert arena.desk is not None
         ring = arena.traces[worker]
-        sent, taken, rows = map(futex.address_of, ring.memory)
+        sent, drained, rows = map(futex.address_of, ring.memory)
         rooms = [[shard.newest] if in_place else shard.versions for shard in arena.shards]
         versions = [addresses([version.raw for version in shard]) for shard in rooms]
         self.shards = (ShardInMemory * len(arena.shards))(
@@ -51,19 +56,35 @@ class NativeServer:
         )
         doorbells = np.array([doorbell.address for doorbell in arena.doorbells], np.int64)
         self.served = Served(
-            shards=ctypes.addressof(self.shards), desk=desk_in_memory(arena.desk.desk, arena.desk.integers),
-            doorbells=doorbells.ctypes.data, sent=sent, taken=taken, rows=rows, cancelled=futex.address_of(cancelled),
-            count=len(self.shards), worker=worker, workers=arena.shape.workers,
-            locks=arena.locks.descriptor, room=TraceRing.ROWS, spin=waiter.spin.nanoseconds,
-            shortest=int(SPIN_SECONDS * 1e9), longest=int(LONGEST_SLEEP * 1e9), deadline=int(waiter.deadline * 1e9),
-        )  # fmt: skip
+            shards=ctypes.addressof(self.shards),
+            desk=desk_in_memory(arena.desk.desk, arena.desk.integers),
+            doorbells=doorbells.ctypes.data,
+            sent=sent,
+            taken=drained,
+            rows=rows,
+            cancelled=futex.address_of(cancelled),
+            count=len(self.shards),
+            worker=worker,
+            workers=arena.shape.workers,
+            locks=arena.locks.descriptor,
+            room=TraceRing.ROWS,
+            spin=waiter.spin.nanoseconds,
+            shortest=int(SPIN_SECONDS * 1e9),
+            longest=int(LONGEST_SLEEP * 1e9),
+            deadline=int(waiter.deadline * 1e9),
+        )
         self._alive = (versions, doorbells, spans)  # the structures have only their addresses
 
 
 def spans_of(
-    layout: ShardLayout, memory: ShardMemory, step: ServedStep | None, rule: ServedRule,
-    gradients: Mapping[str, Tensor], padded: Tensor, groups: Mapping[str, int],
-) -> np.ndarray | None:  # fmt: skip
+    layout: ShardLayout,
+    memory: ShardMemory,
+    step: ServedStep | None,
+    rule: ServedRule,
+    gradients: Mapping[str, Tensor],
+    padded: Tensor,
+    groups: Mapping[str, int],
+) -> np.ndarray | None:
     """Return where each parameter of a shard lies in its versions and in padded memory; None where that is not known.
 
     Args:
@@ -107,23 +128,31 @@ def bound_of(desk: Desk) -> int | None:
 
 def shard_in_memory(number: int, memory: ShardMemory, versions: np.ndarray, spans: np.ndarray) -> ShardInMemory:
     return ShardInMemory(
-        integers=_integers(memory.integers, memory.machine.ints + memory.slots.ints), versions=versions.ctypes.data,
-        spans=spans.ctypes.data, parameters=len(spans), lock=number + 1, bytes=2 * memory.versions[0].values.nbytes,
+        integers=_integers(memory.integers, memory.machine.ints + memory.slots.ints),
+        versions=versions.ctypes.data,
+        spans=spans.ctypes.data,
+        parameters=len(spans),
+        lock=number + 1,
+        bytes=2 * memory.versions[0].values.nbytes,
         slots=memory.machine.ints,
-    )  # fmt: skip
+    )
 
 
 def desk_in_memory(desk: Desk, integers: object) -> DeskInMemory:
     (lease, gate), bound = desk.places, bound_of(desk)
     assert bound is not None
     return DeskInMemory(
-        integers=_integers(integers, desk.ints), lock=DESK_LOCK, batches=desk.batches, lease=lease, gate=gate,
+        integers=_integers(integers, desk.ints),
+        lock=DESK_LOCK,
+        batches=desk.batches,
+        lease=lease,
+        gate=gate,
         bound=bound,
-    )  # fmt: skip
+    )
 
 
-def _integers(kept: object, count: int) -> Integers:
-    flip, *copies = cast(DoubleBuffer, kept).addresses
-    made = Integers(flip=flip, count=count)
-    made.copies[:] = copies
-    return made
+def _integers(double_buffer: object, count: int) -> Integers:
+    flip, *copies = cast(DoubleBuffer, double_buffer).addresses
+    integers = Integers(flip=flip, count=count)
+    integers.copies[:] = copies
+    return integers

@@ -47,9 +47,13 @@ def native_sum(
     if places is None or waiter.doorbell is None:
         return None
     waits = Waits(
-        waiter.doorbell.address, futex.address_of(cancelled), futex.address_of(link.called_off),
-        waiter.spin.nanoseconds, int(NAP_SECONDS * 1e9), int(waiter.deadline * 1e9),
-    )  # fmt: skip
+        waiter.doorbell.address,
+        futex.address_of(cancelled),
+        futex.address_of(link.aborted),
+        waiter.spin.nanoseconds,
+        int(NAP_SECONDS * 1e9),
+        int(waiter.deadline * 1e9),
+    )
     return NativeSum(sums, link, places, shard.length, waiter, waits)
 
 
@@ -57,9 +61,14 @@ class NativeSum:
     """The sum of all workers' gradients, as a call of generated code makes it in every update."""
 
     def __init__(
-        self, sums: PayloadReduction, link: SharedMemoryLink, places: np.ndarray, tail: int, waiter: Waiter,
+        self,
+        sums: PayloadReduction,
+        link: SharedMemoryLink,
+        places: np.ndarray,
+        tail: int,
+        waiter: Waiter,
         waits: Waits,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.link, self.waiter, self.bytes = link, waiter, sums.bytes
         moves = np.array([tuple(move) for move in sums.reduction.table()], MOVE)
         self._peers = np.zeros(len(link.counts), PEER)
@@ -68,9 +77,9 @@ class NativeSum:
             row["offered"], row["awaited"] = futex.address_of(shared.offered), futex.address_of(shared.awaited)
             row["doorbell"] = shared.doorbell.address
             row["vectors"] = [vector.data_ptr() for vector in shared.vectors]
-        own, offered = torch.zeros_like(link.vectors[0]), link.shared_with(link.rank).vectors
-        self.exchange = Exchange.of(places, moves, self._peers, own, offered, tail, waits)
-        self._alive = (places, moves, own)  # the exchange has only their addresses
+        local, offered = torch.zeros_like(link.vectors[0]), link.shared_with(link.rank).vectors
+        self.exchange = Exchange.of(places, moves, self._peers, local, offered, tail, waits)
+        self._alive = (places, moves, local)  # the exchange has only their addresses
         self._first = 0
 
     def begin(self, number: int, weight: float, stop_on_nan: bool) -> None:

@@ -80,8 +80,8 @@ class Answers(Protocol):
 class Performer:
     """The `Worker` of a program, with the answers to all its effects but the gradients."""
 
-    def __init__(self, runner: PlanRunner, own: Answers) -> None:
-        self.runner, self.own, self.answers = runner, own, own.answers
+    def __init__(self, runner: PlanRunner, answers: Answers) -> None:
+        self.runner, self.own, self.answers = runner, answers, answers.answers
         self.rank, self.workers = runner.number, runner.plan.workers
         self.first, self.last = runner.resume_point.updates, runner.agenda.updates
         #: Whether generated code has made the update that the program is at: gradient, sum and step.
@@ -92,21 +92,21 @@ class Performer:
         runner, native = self.runner, self.own.native
         ahead = runner.updates_ahead(self.rank, self.workers) if dealt else runner.updates_ahead()
         while ahead:
-            made = native.make(until(ahead), ahead[0] // ahead.step) if native else ahead[:0]
-            self.generated = bool(made)
-            if native and made:
+            completed = native.make(until(ahead), ahead[0] // ahead.step) if native else ahead[:0]
+            self.generated = bool(completed)
+            if native and completed:
                 self.own.generated(native.means)
-            made = made or ahead[:1]
-            yield made[-1]
+            completed = completed or ahead[:1]
+            yield completed[-1]
             if runner.group.leads:
-                runner.snapshot(made[-1] + 1, self.own.result)
-            runner.state_writer.in_step(made[0], made[-1] + ahead.step, self.own.state)
-            ahead = ahead[len(made) :]
+                runner.snapshot(completed[-1] + 1, self.own.result)
+            runner.state_writer.in_step(completed[0], completed[-1] + ahead.step, self.own.state)
+            ahead = ahead[len(completed) :]
 
     def request(self, gradient: Gradient) -> GradientRequest:
         """Return which chunks a gradient is of, now that it is computed."""
-        update, version, whole, again = gradient
-        chunks = self.runner.agenda.filled(update) if whole else self.runner.group.chunks(update)
+        update, version, filled, again = gradient
+        chunks = self.runner.agenda.filled(update) if filled else self.runner.group.chunks(update)
         return GradientRequest(update, chunks, version, again)
 
 

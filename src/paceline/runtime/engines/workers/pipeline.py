@@ -50,33 +50,39 @@ class PipelineWorker(WorkerContext):
     """A worker process with some stages of the model."""
 
     def __init__(
-        self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None,
+        self, assignment: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None,
         state_buffer: StateBuffer | None, notify: Callable[[], None],
     ) -> None:  # fmt: skip
-        resume_point = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
+        resume_point = replace(assignment.resume_point, state_buffer=state_buffer, notify=notify)
         host = ProcessHost(arena, snapshots)
-        waiter = arena.waiter(given.number, host.cancelled, given.deadline, given.plan.threads)
-        shared = arena.of_worker(given.number)
-        super().__init__(given.number, shared, waiter, given.plan, given.agenda, resume_point, host)
+        waiter = arena.waiter(assignment.number, host.cancelled, assignment.deadline, assignment.plan.threads)
+        shared = arena.of_worker(assignment.number)
+        super().__init__(assignment.number, shared, waiter, assignment.plan, assignment.agenda, resume_point, host)
         self.arena = arena
         self.context: WorkerContext = self
-        assert isinstance(given.plan.method, Pipeline)  # a typed view: no other plan has such a worker
-        self.method = given.plan.method
-        assert given.blueprint is not None
-        self.blueprint, self.snapshots = given.blueprint, snapshots
-        self.job = job = given.job
+        assert isinstance(assignment.plan.method, Pipeline)  # a typed view: no other plan has such a worker
+        self.method = assignment.plan.method
+        assert assignment.blueprint is not None
+        self.blueprint, self.snapshots = assignment.blueprint, snapshots
+        self.job = job = assignment.job
         self.reader = Reader(
-            source, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts), job.num_workers, die_with_parent
+            source,
+            Order(assignment.samples, job.seed, job.shuffle, assignment.agenda.cuts),
+            job.num_workers,
+            die_with_parent,
         )
-        spread, self.mesh = self.method.spread, self.method.mesh(given.plan.workers)
-        number, self.replica = given.number, self.mesh.coordinate(given.number, DATA)
+        spread, self.mesh = self.method.spread, self.method.mesh(assignment.plan.workers)
+        number, self.replica = assignment.number, self.mesh.coordinate(assignment.number, DATA)
         #: The worker's place along the axis `layers`, which tables know, and along `inside`.
         self.layer, self.inside = self.mesh.coordinate(number, LAYERS), self.mesh.coordinate(number, INSIDE)
-        self.depth, self.client = self.mesh.size(LAYERS), Place(*divmod(number, self.method.shards(given.plan.workers)))
+        self.depth, self.client = (
+            self.mesh.size(LAYERS),
+            Place(*divmod(number, self.method.shards(assignment.plan.workers))),
+        )
         self.mover = LinkMover(arena.link(arena.parts, number, waiter), self.mesh.group(number, INSIDE), self.inside)
         module: nn.Module = job.model  # type: ignore[assignment]
-        inside = SplitStages(module, given.blueprint, self.inside) if spread.inside > 1 else None
-        self.segment = Segment(self.layer, job, module, given.blueprint, self.reader, inside)
+        inside = SplitStages(module, assignment.blueprint, self.inside) if spread.inside > 1 else None
+        self.segment = Segment(self.layer, job, module, assignment.blueprint, self.reader, inside)
         self.meter = Meter(self, next(iter(self.segment.stages.values())).weights.store.optimizer)
         self.answers: dict[type, Callable[..., Any]] = {
             Receive: self.receive,
@@ -97,7 +103,7 @@ class PipelineWorker(WorkerContext):
             self.segment.restore(self.state_writer.found)
         mine = self.replica * spread.inside + self.inside
         self.mailboxes = {channel: self._mailbox(mine, channel) for line, channel in arena.mail if line == mine}
-        self.numbers, self.agreements = arena.link(arena.numbers, given.number, waiter), 0
+        self.numbers, self.agreements = arena.link(arena.numbers, assignment.number, waiter), 0
         self.waited = self.sent = 0  # nanoseconds and bytes since the last piece of work
         self.chunk: Chunk | None = None
         self.lines_of: dict[tuple[int, ...], tuple[Work, ...]] = {}  # by the table's numbers of micro-batches
@@ -216,7 +222,7 @@ class PipelineWorker(WorkerContext):
         if self.sums is not None:
             share, waited, sent = self.sums.all_reduce(number, share)
             self.record(Kind.COLLECTIVE, update, -1, update, -1, start, now(), waited, 0, sent, 0.0)
-        stage.settle(share)
+        stage.finalize(share)
 
     def push(self, replica: int, shard: int, batch: int, again: bool) -> None:
         """Push this replica's gradient of the worker's stage to its shard."""

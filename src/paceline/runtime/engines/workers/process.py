@@ -13,15 +13,15 @@ PR_SET_PDEATHSIG, PR_SET_TIMERSLACK = 1, 29
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
-def become_worker(scarce: bool) -> None:
-    """Let this process end with its parent, and leave signals to it; `scarce` says whether memory is bounded."""
+def become_worker(memory_bounded: bool) -> None:
+    """Let this process end with its parent, and leave signals to it; `memory_bounded`: its memory is."""
     for each in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all processes; the parent decides
         signal.signal(each, signal.SIG_IGN)
     # The forkserver ends when the last copy of this pipe is closed, which must be the parent's; a worker ends with the
     # forkserver, and so must have said that first.
     die_with_parent()
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
-    tune_for_memory() if scarce else tune_for_speed()
+    tune_for_memory() if memory_bounded else tune_for_speed()
     trim_heap()
 
 

@@ -28,7 +28,7 @@ AnyWorker = LocalWorker | PipelineWorker | SplitWorker | DataflowWorker
 
 def main(
     box: list[bytes],  # holds the pickled assignment; popped here, since multiprocessing keeps the arguments alive
-    scarce: bool,  # whether memory is bounded
+    memory_bounded: bool,  # whether memory is bounded
     arena: Arena,
     tensors: SharedTensors | None,
     initial: SharedTensors | None,
@@ -37,7 +37,7 @@ def main(
     pipe: Connection,
 ) -> None:
     """Run one worker: prepare, wait for the start, train, and send the outcome. Never returns."""
-    with worker_process(pipe, len(box[0]), scarce) as report:
+    with worker_process(pipe, len(box[0]), memory_bounded) as report:
         assignment: Assignment = pickle.loads(box.pop())
         number, assignment.initial = assignment.number, initial
         report.position = lambda: Position(arena.doing[number])
@@ -58,10 +58,10 @@ def main(
         report.finished(worker.context.peak)
 
 
-def _kind(given: Assignment) -> type[AnyWorker]:
+def _kind(assignment: Assignment) -> type[AnyWorker]:
     """Return the kind of worker for what it holds: a replica, stages, parts of layers, or operators."""
-    if given.operators is not None:
+    if assignment.operators is not None:
         return DataflowWorker
-    if given.split is not None:
+    if assignment.split is not None:
         return SplitWorker
-    return LocalWorker if given.blueprint is None else PipelineWorker
+    return LocalWorker if assignment.blueprint is None else PipelineWorker

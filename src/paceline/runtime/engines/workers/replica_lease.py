@@ -86,7 +86,7 @@ class ReplicaLease:
         The bytes of the messages before it, sent to the stage before, are counted in the row of the push.
         """
         self.sent = sent
-        self.port.push(command, self.port.settle(command.batch, share))
+        self.port.push(command, self.port.finalize(command.batch, share))
 
     def _record(self, kind: Kind, *row: float) -> None:
         *first, pushed, value = row

@@ -26,23 +26,23 @@ from paceline.training.parameters.beginnings import begin_from
 from paceline.training.parameters.layout import Layout, sha256
 
 
-def learner_of(given: Assignment, source: Source, repeats: bool = False) -> Learner:
+def learner_of(assignment: Assignment, source: Source, repeats: bool = False) -> Learner:
     """Make the replica of a worker, with its data.
 
     Raises:
         JobError: the model is another one than the parent's, whose parameters this process does not have.
     """
-    job = given.job
+    job = assignment.job
     module = job.make_model()
-    if sha256(module) != given.initial_sha256:
-        if given.initial is None:
+    if sha256(module) != assignment.initial_sha256:
+        if assignment.initial is None:
             raise JobError(
                 "model= makes another model in this process than in the parent's; let all its random numbers come "
                 "from torch, random or NumPy's global generator, which are seeded, or give the module itself"
             )
-        given.note = begin_from(module, given.initial.open())
-    replica = given.placement.replica(given.number, job, module.train(), given.moving)
-    order = Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
+        assignment.note = begin_from(module, assignment.initial.open())
+    replica = assignment.placement.replica(assignment.number, job, module.train(), assignment.moving)
+    order = Order(assignment.samples, job.seed, job.shuffle, assignment.agenda.cuts)
     return Learner(replica, Reader(source, order, job.num_workers, die_with_parent, repeats))
 
 
@@ -50,14 +50,14 @@ class ReplicaWorker:
     """A replica with its data, its optimizer and its runner."""
 
     def __init__(
-        self, given: Assignment, source: Source, layout: Layout, station: Station, group: Group, repeats: bool
+        self, assignment: Assignment, source: Source, layout: Layout, station: Station, group: Group, repeats: bool
     ) -> None:
-        learner = learner_of(given, source, repeats)
+        learner = learner_of(assignment, source, repeats)
         replica = learner.replica
-        optimizer = given.job.make_optimizer(replica.module, replica.parameters)
+        optimizer = assignment.job.make_optimizer(replica.module, replica.parameters)
         assert learner.reader is not None
         self.reader = learner.reader
-        self.runner = PlanRunner(station, given.plan, given.agenda, learner, optimizer, layout, group)
+        self.runner = PlanRunner(station, assignment.plan, assignment.agenda, learner, optimizer, layout, group)
         learner.observe = self.runner.measure
         #: Computes the sums over some chunks; a cluster's worker may have helpers.
         self.sums: Callable[[list[Chunk]], GradientSum] = learner.compute

@@ -40,17 +40,22 @@ class SplitWorker(PlanRunner):
     """A worker process with its parts of the model's layers."""
 
     def __init__(
-        self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None,
-        state_buffer: StateBuffer | None, notify: Callable[[], None],
-    ) -> None:  # fmt: skip
-        method = given.plan.method
+        self,
+        assignment: Assignment,
+        arena: Arena,
+        source: Source,
+        snapshots: SnapshotFile | None,
+        state_buffer: StateBuffer | None,
+        notify: Callable[[], None],
+    ) -> None:
+        method = assignment.plan.method
         assert isinstance(method, SplitLayers)  # a typed view: no other plan has such a worker
-        assert given.split is not None
-        self.method, self.blueprint, job, number = method, given.split, given.job, given.number
+        assert assignment.split is not None
+        self.method, self.blueprint, job, number = method, assignment.split, assignment.job, assignment.number
         self.snapshots, self.arena = snapshots, arena
         host = ProcessHost(arena, snapshots)
-        waiter = arena.waiter(number, host.cancelled, given.deadline, given.plan.threads)
-        mesh = method.mesh(given.plan.workers)
+        waiter = arena.waiter(number, host.cancelled, assignment.deadline, assignment.plan.threads)
+        mesh = method.mesh(assignment.plan.workers)
         self.place = mesh.coordinate(number, INSIDE)
         self.part = SplitReplica(job, job.model, self.blueprint, self.place)  # type: ignore[arg-type]
         self.link = arena.link(arena.parts, number, waiter)
@@ -59,14 +64,14 @@ class SplitWorker(PlanRunner):
         workers = len(self.mover.group)
         #: A sum of nothing, after which all workers of the group have come so far.
         self.meeting = Request(Step((), "", PARTIAL, WHOLE), (workers,), torch.zeros(workers), (workers,))
-        replica, order = self.part.replica, Order(given.samples, job.seed, job.shuffle, given.agenda.cuts)
+        replica, order = self.part.replica, Order(assignment.samples, job.seed, job.shuffle, assignment.agenda.cuts)
         self.reader = Reader(source, order, job.num_workers, die_with_parent)
-        layout = lay_out(replica.module, 1, given.moving)
-        group = MeshGroup(number, method, mesh, given.agenda, arena.link(arena.payloads, number, waiter), layout)
-        resume = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
+        layout = lay_out(replica.module, 1, assignment.moving)
+        group = MeshGroup(number, method, mesh, assignment.agenda, arena.link(arena.payloads, number, waiter), layout)
+        resume = replace(assignment.resume_point, state_buffer=state_buffer, notify=notify)
         station = Station(number, arena.of_worker(number), waiter, host, resume)
         learner, optimizer = Learner(replica, self.reader), job.make_optimizer(replica.module, replica.parameters)
-        super().__init__(station, given.plan, given.agenda, learner, optimizer, arena.shape.layout, group)
+        super().__init__(station, assignment.plan, assignment.agenda, learner, optimizer, arena.shape.layout, group)
         learner.observe = self.measure
         self.context: WorkerContext = self
 

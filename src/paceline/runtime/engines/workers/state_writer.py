@@ -25,11 +25,11 @@ class StateWriter:
         """
         if self.state_buffer is None:
             return
-        wanted = self.checkpoints[REQUESTED]
+        requested = self.checkpoints[REQUESTED]
         every = self.resume_point.checkpoint_every
         due = done // every * every if every else 0
         if due <= before:
-            due = wanted
+            due = requested
         if self.resume_point.at_end and done >= self.last:
             due = self.last
         elif not before < due <= done or due >= self.last:
@@ -41,7 +41,7 @@ class StateWriter:
         slot.write(due, worker_state() | self._owed())
         self._notify()
 
-    def at_server(self, version: int, worker_state: Callable[[], WorkerState]) -> None:
+    def server_optimizer(self, version: int, worker_state: Callable[[], WorkerState]) -> None:
         """Write the state under the shard's lock, before the commit that gives this worker a version.
 
         The state belongs to a checkpoint if the shard says there that the worker holds this version.

@@ -51,20 +51,25 @@ class LocalWorker:
     """A worker process with a replica of the whole model."""
 
     def __init__(
-        self, given: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None,
-        state_buffer: StateBuffer | None, notify: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self.given, self.arena = given, arena
+        self,
+        assignment: Assignment,
+        arena: Arena,
+        source: Source,
+        snapshots: SnapshotFile | None,
+        state_buffer: StateBuffer | None,
+        notify: Callable[[], None],
+    ) -> None:
+        self.given, self.arena = assignment, arena
         #: An object whose destructor must not run before the process ends.
         self.kept_alive: object = None
-        number, placement = given.number, given.placement
+        number, placement = assignment.number, assignment.placement
         host = ProcessHost(arena, snapshots)
-        waiter = arena.waiter(number, host.cancelled, given.deadline, given.plan.threads)
-        resume = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
+        waiter = arena.waiter(number, host.cancelled, assignment.deadline, assignment.plan.threads)
+        resume = replace(assignment.resume_point, state_buffer=state_buffer, notify=notify)
         station = Station(number, arena.of_worker(number), waiter, host, resume)
-        group = FixedGroup(number, arena, given.agenda, waiter, placement.library, placement.stored_on(number))
-        repeats = given.plan.traits.repeats
-        self.replica = ReplicaWorker(given, source, arena.shape.layout, station, group, repeats)
+        group = FixedGroup(number, arena, assignment.agenda, waiter, placement.library, placement.stored_on(number))
+        repeats = assignment.plan.traits.repeats
+        self.replica = ReplicaWorker(assignment, source, arena.shape.layout, station, group, repeats)
         self.runner = self.replica.runner
         self.context: WorkerContext = self.runner
         #: The gradients that the method requests; None where it decides itself when to compute.
@@ -76,20 +81,26 @@ class LocalWorker:
 
     def train(self) -> None:
         """Train by the method of the plan."""
-        given, reader = self.given, self.replica.reader
+        assignment, reader = self.given, self.replica.reader
         desk = self.arena.desk
         given_out = desk.desk.given_out(desk.integers.current) if desk else None  # not 0 if the run was resumed
         read_ahead = ReadAhead(reader, self.runner, given_out)
-        if given.placement.library:
+        if assignment.placement.library:
             from paceline.runtime.engines.workers.process_group import join
 
-            assert given.scratch is not None
-            join(given.placement.library, given.scratch / "group", given.number, given.plan.workers, given.deadline)
+            assert assignment.scratch is not None
+            join(
+                assignment.placement.library,
+                assignment.scratch / "group",
+                assignment.number,
+                assignment.plan.workers,
+                assignment.deadline,
+            )
         if self.walk is None:
             from paceline.runtime.engines.workers.methods.ddp import (
                 train_by_ddp,  # imports torch.distributed: half a second
             )
 
-            self.kept_alive = train_by_ddp(self.runner, reader, self.arena, given.deadline, given.some_unused)
+            self.kept_alive = train_by_ddp(self.runner, reader, self.arena, assignment.deadline, assignment.some_unused)
         else:
             self.replica.follow(self.walk, read_ahead.computing)

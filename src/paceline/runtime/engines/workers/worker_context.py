@@ -69,9 +69,15 @@ class WorkerContext:
     """One worker's plan, and what it shares with the process that watches it."""
 
     def __init__(
-        self, number: int, shared: WorkerMemory, waiter: Waiter, plan: Plan, agenda: Agenda, resume: ResumePoint,
+        self,
+        number: int,
+        shared: WorkerMemory,
+        waiter: Waiter,
+        plan: Plan,
+        agenda: Agenda,
+        resume: ResumePoint,
         host: Host,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.number, self.plan, self.agenda, self.resume_point = number, plan, agenda, resume
         self.shared, self.waiter, self.host = shared, waiter, host
         self.trace = shared.trace

@@ -32,12 +32,12 @@ class WorkerReport:
 
 
 @contextlib.contextmanager
-def worker_process(pipe: Connection, pickled: int, scarce: bool = False) -> Iterator[WorkerReport]:
+def worker_process(pipe: Connection, pickled: int, memory_bounded: bool = False) -> Iterator[WorkerReport]:
     """Make this process a worker within the block, report what ends it, and end the process; never returns.
 
-    `pickled` is how many bytes the assignment takes, which are freed; `scarce` says whether memory is bounded.
+    `pickled` is how many bytes the assignment takes, which are freed; `memory_bounded` says whether memory is bounded.
     """
-    become_worker(scarce)
+    become_worker(memory_bounded)
     report = WorkerReport(pipe.send, memory("RssAnon") - pickled)
     try:
         yield report

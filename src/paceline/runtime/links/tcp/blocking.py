@@ -31,7 +31,7 @@ class BlockingConnection:
         self._early: Frame | None = None
         self._poller = select.poll()
         self._poller.register(connection, select.POLLIN)
-        self._poller.register(waiter.called_off, select.POLLIN)
+        self._poller.register(waiter.aborted, select.POLLIN)
 
     def send(self, kind: int, ints: Sequence[int] = (), bodies: Sequence[Buffer] = ()) -> None:
         """Send a frame; the buffers may be changed afterwards."""

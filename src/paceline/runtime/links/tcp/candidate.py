@@ -70,14 +70,14 @@ class Candidate:
                 self.events = events
                 return None
             self._secured = True
-            self._say(connection, next(self._handshake))
+            self._post(connection, next(self._handshake))
         connection.flush()
         while (frame := connection.next()) is not None:
             try:
-                self._say(connection, self._handshake.send(frame))
+                self._post(connection, self._handshake.send(frame))
             except StopIteration as end:
                 accepted: Accepted = end.value
-                self._say(connection, accepted.last)
+                self._post(connection, accepted.last)
                 if accepted.keys is not None:
                     connection.seal(accepted.keys)
                 return accepted.peer, connection
@@ -92,7 +92,7 @@ class Candidate:
             raise PeerRefused("was not there yet")
         return Connection(self._credentials.stream(raw, self.dialled is None, self.host), self.host, UNPROVED)
 
-    def _say(self, connection: Connection, message: Message | None) -> None:
+    def _post(self, connection: Connection, message: Message | None) -> None:
         if message is not None:
             connection.post(message.kind, message.ints, [message.body])
 
@@ -105,8 +105,8 @@ def open_socket(address: Address, attempt: int) -> socket.socket:
 
     A name may mean several addresses, of which only one is listened at; each attempt takes the next.
     """
-    found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
-    family, kind, protocol, _, target = found[attempt % len(found)]
+    entries = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    family, kind, protocol, _, target = entries[attempt % len(entries)]
     raw = socket.socket(family, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC, protocol)
     try:
         raw.connect(target)

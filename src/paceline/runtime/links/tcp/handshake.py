@@ -141,8 +141,8 @@ def _same_run(me: Identity, frame: Frame) -> Peer:
 
 def _mac(token: bytes, side: bytes, me: Identity, peer: Peer, nonces: bytes) -> bytes:
     """The proof that `side`, which calls itself `peer`, knows the token. All parts have a fixed length."""
-    said = b"%d %d %d" % peer
-    parts = (b"paceline", bytes([VERSION]), side, me.run, me.job, nonces, said)
+    peer_bytes = b"%d %d %d" % peer
+    parts = (b"paceline", bytes([VERSION]), side, me.run, me.job, nonces, peer_bytes)
     return hmac.new(token, b"|".join(parts), sha256).digest()
 
 

@@ -46,7 +46,7 @@ class _Member(NamedTuple):
     connection: Connection
 
 
-def _tell(text: str) -> None:
+def _report(text: str) -> None:
     print(f"paceline: {text}", file=sys.stderr, flush=True)
 
 
@@ -70,7 +70,7 @@ class Hub:
         rivals: Collection[int] = (),
         pump: Pump | None = None,
         describe: Callable[[Peer], str] = _name,
-        tell: Callable[[str], None] = _tell,
+        report: Callable[[str], None] = _report,
     ) -> None:
         """
         Args:
@@ -94,7 +94,7 @@ class Hub:
             require_safe(self.address, credentials, "listen at")
         self._place, self._limits, self._timing, self._handed_over = place, limits, timing, frozenset(handed_over)
         self._pump, self._describe, self._rivals = pump, describe, frozenset(rivals)
-        self._handshakes = PendingHandshakes(me, credentials, timing, tell)
+        self._handshakes = PendingHandshakes(me, credentials, timing, report)
         self._members: dict[Peer, _Member] = {}
         #: The incarnation that is connected, by role and number.
         self._seats: dict[tuple[int, int], Peer] = {}
@@ -156,7 +156,7 @@ class Hub:
         """Return what has happened, after waiting for at most `timeout` seconds until something has."""
         end = monotonic_ns() + int(timeout * SECOND)
         while True:
-            woken = self._look(end)
+            woken = self._poll(end)
             self._round()
             if self._events or woken or monotonic_ns() >= end:
                 events, self._events = self._events, []
@@ -217,7 +217,7 @@ class Hub:
 
     # --- one turn of the loop ---
 
-    def _look(self, end: int) -> bool:
+    def _poll(self, end: int) -> bool:
         """Wait for what is due first, and serve every socket that is ready; whether `wake` was called."""
         now, woken = monotonic_ns(), False
         due = min(end, self._next_round)
@@ -298,11 +298,11 @@ class Hub:
 
     def _advance(self, candidate: Candidate) -> None:
         descriptor, events = candidate.fileno(), candidate.events
-        found = self._handshakes.advance(candidate)
-        if found is not None:
+        handshake = self._handshakes.advance(candidate)
+        if handshake is not None:
             self._epoll.unregister(descriptor)
             del self._by_descriptor[descriptor]
-            self._arrive(candidate, *found)
+            self._arrive(candidate, *handshake)
         elif candidate.fileno() < 0:
             self._by_descriptor.pop(descriptor, None)
         elif candidate.events != events:
@@ -378,8 +378,8 @@ class Hub:
         self._watch(member)
 
     def _watch(self, member: _Member) -> None:
-        wanted = select.EPOLLIN | (select.EPOLLOUT if member.connection.wants_write else 0)
-        self._epoll.modify(member.connection, wanted)
+        events = select.EPOLLIN | (select.EPOLLOUT if member.connection.wants_write else 0)
+        self._epoll.modify(member.connection, events)
 
     def _gone(self, member: _Member, why: str, left: bool = False) -> None:
         self._forget(member).close()

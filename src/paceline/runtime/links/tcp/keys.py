@@ -51,21 +51,21 @@ def make_keys(folder: Path, hosts: Sequence[str] = (), days: int = 365) -> list[
     except ModuleNotFoundError as error:
         raise UsageError("making keys needs the package cryptography: `pip install 'paceline[tls]'`") from error
     names = [_checked(host) for host in hosts] or [ANY_NODE]
-    made = [folder / name for name in names]
+    folders = [folder / name for name in names]
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for each in made:
+        for each in folders:
             if each.exists():
                 raise UsageError(f"{each} exists: its keys may be in use. Remove it, or name another folder")
         authority = _open(folder, bool(hosts)) if (folder / CA_KEY).exists() else _found(folder, days)
-        for each in made:
+        for each in folders:
             _issue(authority, each, each.name if hosts else None, days)
         if hosts:
             with (folder / HOSTS).open("a", encoding="utf-8") as listed:
                 listed.writelines(f"{name}\n" for name in names)
     except OSError as error:
         raise UsageError(f"keys cannot be written to {folder} ({error.strerror}); name another folder") from error
-    return made
+    return folders
 
 
 def _checked(host: str) -> str:
@@ -174,9 +174,12 @@ def _usage(signs: bool) -> x509.KeyUsage:
 
     names = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign")
     return x509.KeyUsage(
-        digital_signature=not signs, key_cert_sign=signs, encipher_only=False, decipher_only=False,
+        digital_signature=not signs,
+        key_cert_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
         **dict.fromkeys(names, False),
-    )  # fmt: skip
+    )
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

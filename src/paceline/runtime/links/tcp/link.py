@@ -195,10 +195,10 @@ class TcpLink:
             self._over = True
             raise
 
-    def call_off(self) -> None:
+    def abort(self) -> None:
         """End every wait on this link, on all ranks: each raises `Cancelled`."""
         self._over = True
-        self._waiter.called_off.set()
+        self._waiter.aborted.set()
         for connection in self._connections.values():
             with contextlib.suppress(PeerLost):
                 connection.post(CALL_OFF)
@@ -211,7 +211,7 @@ class TcpLink:
         """
         for connection in self._connections.values():
             self._pump.forget(connection)
-        over = self._over or self._waiter.called_off.done
+        over = self._over or self._waiter.aborted.done
         seconds, last = (FAREWELL, CALL_OFF) if over else (self._waiter.deadline, LEAVE)
         leave(list(self._connections.values()), seconds, last)
 
@@ -230,7 +230,7 @@ class TcpLink:
 
     def _poller(self, awaited: int) -> select.poll:
         poller = select.poll()
-        poller.register(self._waiter.called_off, select.POLLIN)
+        poller.register(self._waiter.aborted, select.POLLIN)
         for peer, connection in self._connections.items():
             poller.register(connection, select.POLLIN if peer == awaited else ENDED)
         return poller

@@ -57,16 +57,16 @@ def meet(
     """
     rank, end = me.peer.number, monotonic() + waiter.deadline
     hub = Hub(me, credentials, listener, limits=limits, timing=timing, handed_over=(me.peer.role,), describe=describe)
-    found: dict[int, Connection] = {}
+    connections: dict[int, Connection] = {}
     why: dict[Address, str] = {}
     try:
         for address in addresses[:rank]:
             hub.dial(address, waiter.deadline)
-        while len(found) < len(addresses) - 1:
+        while len(connections) < len(addresses) - 1:
             for event in hub.poll(LOOK_SECONDS):
                 match event:
                     case Arrived(peer) if peer.incarnation == me.peer.incarnation and peer.number < len(addresses):
-                        _keep(hub.take_over(peer), peer.number, found, pump)
+                        _keep(hub.take_over(peer), peer.number, connections, pump)
                     case Arrived(peer):
                         hub.take_over(peer).close()  # of a group that is no more
                     case Unreached(address, reason):
@@ -74,16 +74,16 @@ def meet(
             missing = {
                 describe(me.peer._replace(number=number)): address
                 for number, address in enumerate(addresses)
-                if number != rank and number not in found
+                if number != rank and number not in connections
             }
             _check(waiter, end, missing, why)
     except BaseException:
-        for connection in found.values():
+        for connection in connections.values():
             _drop(connection, pump)
         raise
     finally:
         hub.close()
-    return found
+    return connections
 
 
 def connect(
@@ -106,7 +106,7 @@ def connect(
                         return peer, hub.take_over(peer)
                     case Unreached(_, why):
                         end = 0.0
-            if waiter.called_off.done:
+            if waiter.aborted.done:
                 raise Cancelled
             if monotonic() >= end:
                 awaited = f"the process at {address} ({why})" if why else f"the process at {address}"
@@ -115,10 +115,10 @@ def connect(
         hub.close()
 
 
-def _keep(connection: Connection, rank: int, found: dict[int, Connection], pump: Pump) -> None:
-    if (before := found.pop(rank, None)) is not None:  # it has connected again
+def _keep(connection: Connection, rank: int, connections: dict[int, Connection], pump: Pump) -> None:
+    if (before := connections.pop(rank, None)) is not None:  # it has connected again
         _drop(before, pump)
-    found[rank] = connection
+    connections[rank] = connection
     pump.watch(connection)
 
 
@@ -128,7 +128,7 @@ def _drop(connection: Connection, pump: Pump) -> None:
 
 
 def _check(waiter: SocketWaiter, end: float, missing: dict[str, Address], why: dict[Address, str]) -> None:
-    if waiter.called_off.done:
+    if waiter.aborted.done:
         raise Cancelled
     if missing and monotonic() >= end:
         names = [f"{name} at {at}{f' ({why[at]})' if at in why else ''}" for name, at in missing.items()]

@@ -33,8 +33,8 @@ REMEMBERED = 1000  # machines that were refused, and reported
 class Refusals:
     """Tells of each machine that is refused once, and of so many machines at most."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._tell = report
         self._told: set[str] = set()
         #: How many connections were refused.
         self.count = 0
@@ -66,11 +66,11 @@ class Dial:
 class PendingHandshakes:
     """The handshakes of a process. Its owner polls the candidates, and says which of them are ready."""
 
-    def __init__(self, me: Identity, credentials: Credentials, timing: Timing, tell: Callable[[str], None]) -> None:
-        self._me, self._credentials, self._timing, self._tell = me, credentials, timing, tell
+    def __init__(self, me: Identity, credentials: Credentials, timing: Timing, report: Callable[[str], None]) -> None:
+        self._me, self._credentials, self._timing, self._tell = me, credentials, timing, report
         #: Addresses whose process is not the right one, as was told.
         self._complained: set[Address] = set()
-        self.refusals = Refusals(tell)
+        self.refusals = Refusals(report)
         #: Those that were accepted, the oldest first.
         self._waiting: dict[int, Candidate] = {}
         self._dials: list[Dial] = []
@@ -131,8 +131,12 @@ class PendingHandshakes:
         for dial in self._dials:
             if dial.candidate is not None and now >= dial.candidate.end:
                 self.refuse(dial.candidate, "does not answer")
-            if dial.candidate is None and dial.due <= now < dial.end and (made := self._attempt(dial)) is not None:
-                yield made
+            if (
+                dial.candidate is None
+                and dial.due <= now < dial.end
+                and (new_candidate := self._attempt(dial)) is not None
+            ):
+                yield new_candidate
 
     def given_up(self, now: int) -> Iterator[tuple[Address, str]]:
         """The addresses whose deadline has passed, and why they could not be reached."""
@@ -145,7 +149,7 @@ class PendingHandshakes:
     def advance(self, candidate: Candidate) -> tuple[Peer, Connection] | None:
         """Continue a handshake; return who the peer is as soon as that is known."""
         try:
-            found = candidate.advance()
+            handshake = candidate.advance()
         except PeerLost as error:
             self.refuse(candidate, error.why)
             return None
@@ -157,9 +161,9 @@ class PendingHandshakes:
         except OSError as error:
             self.refuse(candidate, f"cannot be reached ({error.strerror or error})")
             return None
-        if found is not None:
+        if handshake is not None:
             self._drop(candidate)
-        return found
+        return handshake
 
     def refuse(self, candidate: Candidate, why: str) -> None:
         """Close a connection without an answer. One that was dialled is dialled again later."""

@@ -37,7 +37,7 @@ class End(NamedTuple):
     port: int
 
 
-class Owner(NamedTuple):
+class MachineHost(NamedTuple):
     """What the kernel says of a socket; inode 0 while no process has it open."""
 
     state: int
@@ -55,10 +55,10 @@ def require_same_user(raw: socket.socket, listens: bool) -> None:
     Raises:
         OSError: the connection has ended.
     """
-    here, there = _end(raw, raw.getsockname()), _end(raw, raw.getpeername())
+    local, remote = _end(raw, raw.getsockname()), _end(raw, raw.getpeername())
     # First the listener: if the connection waits to be accepted after that, it waited there.
-    listener = None if listens else _owner(there, End(here.address, 0))
-    owner = _owner(there, here)
+    listener = None if listens else _owner(remote, End(local.address, 0))
+    owner = _owner(remote, local)
     if owner is None or owner.state != ESTABLISHED or not _is_connected(raw):
         raise PeerRefused(GONE)
     if not owner.inode and listener is not None and listener.state == LISTENS:
@@ -71,7 +71,7 @@ def require_same_user(raw: socket.socket, listens: bool) -> None:
             f"belongs to another user (uid {owner.user}, and this process to uid {user}): on loopback only processes "
             "of one user meet. Start all of them as the same user, or give --keys or --trusted-network"
         )
-    if _looks_like_others(user):
+    if _matches_others(user):
         raise PeerRefused(
             f"cannot be told from other users: in this user namespace uid {user} stands for all who have no number of "
             "their own. Run as another user, or give --keys or --trusted-network"
@@ -87,12 +87,12 @@ def _is_connected(raw: socket.socket) -> bool:
     return raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == ESTABLISHED
 
 
-def _owner(end: End, other: End) -> Owner | None:
+def _owner(end: End, other: End) -> MachineHost | None:
     """Return the owner of the socket at `end` that is connected to `other`; of the one that listens, at port 0."""
     return (_by_diag if _has_diag() else _by_table)(end, other)
 
 
-def _by_diag(end: End, other: End) -> Owner | None:
+def _by_diag(end: End, other: End) -> MachineHost | None:
     family = socket.AF_INET if len(end.address) == 4 else socket.AF_INET6
     # nlmsghdr; inet_diag_req_v2: family, protocol, extensions, states (all), ports, addresses, interface, cookie (any).
     body = struct.pack("=BBBxI", family, socket.IPPROTO_TCP, 0, 0xFFFFFFFF) + struct.pack("!HH", end.port, other.port)
@@ -104,7 +104,7 @@ def _by_diag(end: End, other: End) -> Owner | None:
         answer = kernel.recv(4096)
     if struct.unpack_from("=H", answer, 4) != (SOCK_DIAG_BY_FAMILY,):
         return None  # there is no such socket
-    return Owner(answer[17], *struct.unpack_from("=II", answer, 16 + 64))
+    return MachineHost(answer[17], *struct.unpack_from("=II", answer, 16 + 64))
 
 
 @cache
@@ -117,15 +117,15 @@ def _has_diag() -> bool:
     return False
 
 
-def _by_table(end: End, other: End) -> Owner | None:
+def _by_table(end: End, other: End) -> MachineHost | None:
     if other.port:
-        wanted = [(_printed(end), _printed(other))]
+        endpoints = [(_printed(end), _printed(other))]
     else:
         hosts = (end.address, bytes(4), bytes(16))  # this one, or all
-        wanted = [(_printed(End(host, end.port)), _printed(End(bytes(len(host)), 0))) for host in hosts]
+        endpoints = [(_printed(End(host, end.port)), _printed(End(bytes(len(host)), 0))) for host in hosts]
     for fields in _rows():
-        if (fields[1], fields[2]) in wanted:
-            return Owner(int(fields[3], 16), int(fields[7]), int(fields[9]))
+        if (fields[1], fields[2]) in endpoints:
+            return MachineHost(int(fields[3], 16), int(fields[7]), int(fields[9]))
     return None
 
 
@@ -146,7 +146,7 @@ def _hex(address: bytes) -> str:
 
 
 @cache
-def _looks_like_others(user: int) -> bool:
+def _matches_others(user: int) -> bool:
     """Whether the kernel shows users that have no number in this user namespace as this one."""
     if user != int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="ascii")):
         return False

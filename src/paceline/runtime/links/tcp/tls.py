@@ -142,18 +142,18 @@ def _first_record(buffers: Sequence[memoryview]) -> bytes | memoryview:
     return b"".join(parts)
 
 
-def _require_host(host: str, own: Sequence[str], shown: Mapping[str, Any]) -> None:
+def _require_host(host: str, local_names: Sequence[str], shown: Mapping[str, Any]) -> None:
     """Raise PeerRefused if a certificate is made out to another host than the one that was dialled.
 
     A host that was dialled by its address may show a name by which this machine finds that address, or this machine's
     own, which may find itself elsewhere.
     """
-    wanted = _canonical(host)
+    canonical = _canonical(host)
     names = [_canonical(name) for _, name in shown.get("subjectAltName", ())]
-    if wanted in names:
+    if canonical in names:
         return
-    mine = {_canonical(name) for name in own}
-    if _is_address(wanted) and any(name in mine or wanted in _addresses_of(name) for name in names):
+    mine = {_canonical(name) for name in local_names}
+    if _is_address(canonical) and any(name in mine or canonical in _addresses_of(name) for name in names):
         return
     raise PeerRefused(
         f"does not come to terms about TLS: it shows the key of {', '.join(names)}, and this machine does not know it "

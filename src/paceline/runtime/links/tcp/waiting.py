@@ -32,7 +32,7 @@ DELAYS = 3
 GRACE = 0.4
 
 
-class CallOff:
+class AbortFlag:
     """A flag that wakes every thread of this process which waits at sockets. It is never taken back."""
 
     def __init__(self) -> None:
@@ -54,12 +54,12 @@ class CallOff:
 
 @dataclass
 class SocketWaiter:
-    """How one process waits for others. What made it closes `called_off`."""
+    """How one process waits for others. What made it closes `aborted`."""
 
     worker: int
     deadline: float = 120.0  # seconds
     where: Callable[[], str] = lambda: ""
-    called_off: CallOff = field(default_factory=CallOff)
+    aborted: AbortFlag = field(default_factory=AbortFlag)
     silence: float = TIMING.silence  # seconds
 
 
@@ -90,7 +90,7 @@ class Wait:
         silence = int(waiter.silence * SECOND) + DELAYS * self._connection.delay
         until = min(self._end, max(self._connection.heard, self._listening) + silence)
         ready = poller.poll(max(0, (until - begun) // 1_000_000 + 1))
-        if waiter.called_off.done:
+        if waiter.aborted.done:
             raise Cancelled
         now = monotonic_ns()
         if now > until + silence // 2:  # this process was stopped itself: what came meanwhile was not looked at yet

@@ -63,8 +63,8 @@ class CoreStack(Members):
         """Return what a member goes on from."""
         values = {name: value.clone() for name, value in self.modules[place].state_dict().items()}
         fused = self.fused[place]
-        (found,) = remembered(fused.compiled(self.x), fused.weights)
-        memory = {name: [view.clone() for view in views] for name, views in found.items()}
+        (named_views,) = remembered(fused.compiled(self.x), fused.weights)
+        memory = {name: [view.clone() for view in views] for name, views in named_views.items()}
         return {"updates": self.updates, "values": values, "memory": memory}
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:

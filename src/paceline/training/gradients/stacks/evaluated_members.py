@@ -32,7 +32,7 @@ class Evaluation:
     def __init__(self) -> None:
         #: The way forward in generated code, once it has been found to pay.
         self.forward: Forward | None = None
-        self._looked = False
+        self._considered = False
 
     def figures(self, jobs: Sequence[Job], modules: Sequence[nn.Module], rounds: int) -> list[Figures | Exception]:
         """Return each member's figures, or what its evaluation raised. `rounds` more evaluations may follow."""
@@ -42,14 +42,14 @@ class Evaluation:
             one_thread(),
             ThreadPoolExecutor(machine.cores(), initializer=torch.set_num_threads, initargs=(1,)) as pool,
         ):
-            found: list[Figures | Exception] = []
-            if not self._looked:
+            outcomes: list[Figures | Exception] = []
+            if not self._considered:
                 begin = time.perf_counter()
-                found.append(self._one(jobs[0], modules[0]))
-                left = (time.perf_counter() - begin) * (len(jobs) * (rounds + 1) - 1) / machine.cores()
-                self._look(jobs[0], modules[0], left)
-            found += pool.map(self._one, jobs[len(found) :], modules[len(found) :])
-        return found
+                outcomes.append(self._one(jobs[0], modules[0]))
+                remaining = (time.perf_counter() - begin) * (len(jobs) * (rounds + 1) - 1) / machine.cores()
+                self._consider_compiling(jobs[0], modules[0], remaining)
+            outcomes += pool.map(self._one, jobs[len(outcomes) :], modules[len(outcomes) :])
+        return outcomes
 
     def _one(self, job: Job, module: nn.Module) -> Figures | Exception:
         assert job.test is not None
@@ -59,10 +59,10 @@ class Evaluation:
         except Exception as error:  # of the user's own: this member fails, and no other
             return error
 
-    def _look(self, job: Job, module: nn.Module, left: float) -> None:
+    def _consider_compiling(self, job: Job, module: nn.Module, remaining: float) -> None:
         """Compile the way forward if it pays and is the module's own."""
-        self._looked = True
-        if left < COMPILING:
+        self._considered = True
+        if remaining < COMPILING:
             return
         assert job.loss is not None
         assert job.test is not None
@@ -97,8 +97,8 @@ def close(ours: Tensor, theirs: Tensor) -> bool:
 
 def _apart(job: Job) -> bool:
     """Whether an evaluation of this job calls nothing of the user's that others may be calling at the same time."""
-    own = (job.evaluate, job.step, job.loss_denominator, job.batch_transform)
-    return not job.metrics and all(each is None for each in own) and _from_torch(job.loss)
+    overrides = (job.evaluate, job.step, job.loss_denominator, job.batch_transform)
+    return not job.metrics and all(each is None for each in overrides) and _from_torch(job.loss)
 
 
 def _from_torch(loss: object) -> bool:

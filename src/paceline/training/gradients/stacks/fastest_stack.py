@@ -75,20 +75,20 @@ class Forms:
     ) -> tuple[type[GeneratedStack], float]:
         """Return the form of generated code that trains so many members first, and its seconds."""
         updates = _agenda(jobs, source).updates
-        known = self.known.setdefault(shape, {})
-        if CoreStack not in known:
+        paces = self.known.setdefault(shape, {})
+        if CoreStack not in paces:
             cores = [jobs[0]] * machine.cores()  # one text, since each would have to be compiled
-            known[CoreStack] = _pace(lambda: CoreStack(cores, source, _agenda(jobs, source), jobs), len(cores))
-        on_cores = known[CoreStack].of(members, updates) + COMPILING * (len({_rates(job) for job in jobs}) - 1)
-        if LaneStack not in known and on_cores > WORTH * COMPILING:
+            paces[CoreStack] = _pace(lambda: CoreStack(cores, source, _agenda(jobs, source), jobs), len(cores))
+        on_cores = paces[CoreStack].of(members, updates) + COMPILING * (len({_rates(job) for job in jobs}) - 1)
+        if LaneStack not in paces and on_cores > WORTH * COMPILING:
             some = jobs[: machine.target("float").lanes]
             try:
-                known[LaneStack] = _pace(lambda: LaneStack(some, source, _agenda(jobs, source)), len(some))
+                paces[LaneStack] = _pace(lambda: LaneStack(some, source, _agenda(jobs, source)), len(some))
             except WrongCode:
                 raise
             except CannotFuse:  # they differ in what lanes have in common
-                known[LaneStack] = Pace(float("inf"), 1)
-        if LaneStack in known and (in_lanes := known[LaneStack].of(members, updates)) < on_cores:
+                paces[LaneStack] = Pace(float("inf"), 1)
+        if LaneStack in paces and (in_lanes := paces[LaneStack].of(members, updates)) < on_cores:
             return LaneStack, in_lanes
         return CoreStack, on_cores
 

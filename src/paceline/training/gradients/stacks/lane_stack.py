@@ -42,10 +42,10 @@ class LaneStack(Members):
             makers = [partial(self.jobs[place].make_optimizer, self.modules[place]) for place in places]
             loss = self.jobs[0].loss
             assert loss is not None
-            made = fuse_replicas([self.modules[p] for p in places], loss, makers, self.jobs[0].batch_size)
+            fused = fuse_replicas([self.modules[p] for p in places], loss, makers, self.jobs[0].batch_size)
             if states:
-                made.remember(self.x, [states[place] for place in places], self.updates)
-            self.blocks.append((places, made))
+                fused.remember(self.x, [states[place] for place in places], self.updates)
+            self.blocks.append((places, fused))
 
     def advance(self, updates: int) -> list[float]:
         """Train until so many updates are made; return the mean loss of the new ones for each member."""

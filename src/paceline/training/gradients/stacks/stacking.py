@@ -9,7 +9,7 @@ from torch import nn
 
 from paceline.training.data.opening import open_source
 from paceline.training.data.source import TensorSource
-from paceline.training.gradients.likeness import of_module, said
+from paceline.training.gradients.likeness import canonical, of_module
 from paceline.training.jobs.job import Job
 
 
@@ -19,9 +19,14 @@ class CannotStack(Exception):
 
 #: Fields of a job that a stack does not know, and the value that asks for nothing.
 PLAIN: dict[str, Any] = {
-    "lr_scheduler": None, "gradient_clip_norm": None, "accumulate_grad_batches": 1, "batch_transform": None,
-    "step": None, "loss_denominator": None, "precision": "32-true",
-}  # fmt: skip
+    "lr_scheduler": None,
+    "gradient_clip_norm": None,
+    "accumulate_grad_batches": 1,
+    "batch_transform": None,
+    "step": None,
+    "loss_denominator": None,
+    "precision": "32-true",
+}
 
 
 def shape_of(job: Job) -> tuple[str, TensorSource]:
@@ -40,9 +45,15 @@ def shape_of(job: Job) -> tuple[str, TensorSource]:
     groups = [len(group["params"]) for group in optimizer.param_groups]
     flags = [{k: v for k, v in group.items() if isinstance(v, bool | str)} for group in optimizer.param_groups]
     parts = (
-        _structure(module), type(optimizer).__name__, groups, flags, said(job.loss), job.batch_size, job.device,
+        _structure(module),
+        type(optimizer).__name__,
+        groups,
+        flags,
+        canonical(job.loss),
+        job.batch_size,
+        job.device,
         source.fingerprint(),
-    )  # fmt: skip
+    )
     return repr(parts), source
 
 

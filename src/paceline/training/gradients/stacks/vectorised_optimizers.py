@@ -45,8 +45,8 @@ class Settings:
             return float(group[name] if place is None else group[name][place])
 
         rows = [[value(group) for group in groups] for groups in self.groups]
-        found = torch.tensor(rows, dtype=torch.float64)
-        return found if found.shape[1] == 1 else found.repeat_interleave(torch.tensor(self.sizes), 1)
+        tensor = torch.tensor(rows, dtype=torch.float64)
+        return tensor if tensor.shape[1] == 1 else tensor.repeat_interleave(torch.tensor(self.sizes), 1)
 
 
 class RowSgd:

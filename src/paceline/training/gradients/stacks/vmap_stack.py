@@ -42,13 +42,15 @@ class VmapStack(Members):
         names = {id(p): name for name, p in self.modules[0].named_parameters()}
         #: Each parameter that is trained: its name and its shape.
         self.trained = [(names[id(p)], p.shape) for group in optimizers[0].param_groups for p in group["params"]]
-        found = [dict(module.named_parameters()) for module in self.modules]
-        self.values = torch.stack([torch.cat([each[n].detach().flatten() for n, _ in self.trained]) for each in found])
-        rest = [name for name in found[0] if name not in dict(self.trained)]
+        parameters = [dict(module.named_parameters()) for module in self.modules]
+        self.values = torch.stack(
+            [torch.cat([each[n].detach().flatten() for n, _ in self.trained]) for each in parameters]
+        )
+        rest = [name for name in parameters[0] if name not in dict(self.trained)]
         buffers = [dict(module.named_buffers()) for module in self.modules]
         #: What is not trained: buffers, and parameters that the optimizer does not have.
         self.fixed = {name: torch.stack([each[name] for each in buffers]) for name in buffers[0]} | {
-            name: torch.stack([each[name].detach() for each in found]) for name in rest
+            name: torch.stack([each[name].detach() for each in parameters]) for name in rest
         }
         self.optimizer = row_optimizer(optimizers, self.values)
         self.gradients = self._vectorised(self._shared())
@@ -63,12 +65,12 @@ class VmapStack(Members):
             raise CannotStack("the job has no loss= of an output and a target")
 
         def value(parameters: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-            found: Tensor = loss(functional_call(skeleton, {**parameters, **fixed}, (x,)), y)
-            return found
+            batch_loss: Tensor = loss(functional_call(skeleton, {**parameters, **fixed}, (x,)), y)
+            return batch_loss
 
         data = None if shared else 0
-        made: Gradients = vmap(grad_and_value(value), in_dims=(0, 0, data, data), randomness="error")
-        return made
+        gradients: Gradients = vmap(grad_and_value(value), in_dims=(0, 0, data, data), randomness="error")
+        return gradients
 
     def _probe(self) -> None:
         """Refuse a network that vmap does not take, or that is more than a function of its parameters."""
@@ -78,8 +80,8 @@ class VmapStack(Members):
                 warnings.filterwarnings("error", "There is a performance drop")
                 self._gradient(0)
         except Exception as error:
-            said = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise CannotStack(f"torch.func does not take the network: {said:.200}") from error
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise CannotStack(f"torch.func does not take the network: {reason:.200}") from error
         changed = [name for name, value in self.fixed.items() if not torch.equal(value, before[name])]
         if changed:
             raise CannotStack(f"the buffer {changed[0]} changes during training")
@@ -95,8 +97,8 @@ class VmapStack(Members):
             self.optimizer.step(self.values, gradient, self.updates)
             total += losses
             self.updates += 1
-        found: list[float] = (total / max(1, updates - begun)).tolist()
-        return found
+        means: list[float] = (total / max(1, updates - begun)).tolist()
+        return means
 
     def _gradient(self, update: int) -> tuple[Tensor, Tensor]:
         """Return the gradients of an update's batches as a matrix, and the losses."""
@@ -106,8 +108,8 @@ class VmapStack(Members):
         else:
             samples = torch.stack([order.span(*span) for order in self.orders])
         with sdpa_kernel(SDPBackend.MATH):  # of scaled dot products, vmap takes the formula alone
-            found, losses = self.gradients(self._parameters(), self.fixed, self.x[samples], self.y[samples])
-        return torch.cat([found[name].flatten(1) for name, _ in self.trained], 1), losses.detach()
+            gradients, losses = self.gradients(self._parameters(), self.fixed, self.x[samples], self.y[samples])
+        return torch.cat([gradients[name].flatten(1) for name, _ in self.trained], 1), losses.detach()
 
     def _parameters(self) -> dict[str, Tensor]:
         """Return views of the matrix, by name."""
@@ -126,8 +128,8 @@ class VmapStack(Members):
             self.module(place)
         self.choose(places)
         self._arrange()
-        for mine, kept in zip(self.optimizer.memory, memory, strict=False):
-            mine.copy_(kept)
+        for mine, source in zip(self.optimizer.memory, memory, strict=False):
+            mine.copy_(source)
 
     def state(self, place: int) -> dict[str, Any]:
         """Return what a member goes on from."""
@@ -139,8 +141,8 @@ class VmapStack(Members):
         self.updates = int(states[0]["updates"])
         for place, state in enumerate(states):
             self.values[place] = state["values"]
-            for part, kept in zip(self.optimizer.memory, state["memory"], strict=False):
-                part[place] = kept
+            for part, source in zip(self.optimizer.memory, state["memory"], strict=False):
+                part[place] = source
 
     def module(self, place: int) -> nn.Module:
         """Return a member's module with its parameters as they are now."""

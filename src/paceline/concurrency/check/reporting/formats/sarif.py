@@ -89,12 +89,12 @@ def _flows(finding: Finding) -> list[dict[str, Any]]:
 
 
 def _location(path: str, line: int, column: int, text: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {
+    location: dict[str, Any] = {
         "physicalLocation": {
             "artifactLocation": {"uri": path.replace(" ", "%20")},
             "region": {"startLine": max(line, 1), "startColumn": max(column, 1)},
         }
     }
     if text:
-        found["message"] = {"text": text}
-    return found
+        location["message"] = {"text": text}
+    return location

@@ -59,7 +59,7 @@ def _kind(call: ast.Call) -> str:
 
 def _sides(fn: Function, facts: Facts) -> list[tuple[ast.If, list[ast.stmt], list[ast.stmt]]]:
     """The two branches of every test of the rank; `if rank == 0: ... elif rank == 1: ...` too."""
-    found = []
+    sides = []
     for test in fn.tests:
         if isinstance(test, ast.If) and test.orelse and condition(test.test, fn, facts.module) is not None:
             other, up = test.orelse, parent(test)
@@ -69,8 +69,8 @@ def _sides(fn: Function, facts: Facts) -> list[tuple[ast.If, list[ast.stmt], lis
                 if other[0].orelse:
                     continue
                 other = other[0].body
-            found.append((test, test.body, other))
-    return found
+            sides.append((test, test.body, other))
+    return sides
 
 
 def _chosen(call: ast.Call, fn: Function, facts: Facts) -> bool:

@@ -26,20 +26,20 @@ def find(facts: Facts) -> Iterator[Finding]:
     outside = next(((fn, c) for fn, c in everywhere if not facts.threads_of(fn)), None)
     if outside is None:
         return
-    for fn, found in everywhere:
+    for fn, collective in everywhere:
         if facts.threads_of(fn) and not any(other is fn for other, event in facts.callers.get(id(fn), ())):
             yield finding(
-                found.call,
+                collective.call,
                 fn,
-                f"{text_of(found.call)} runs in a thread and {text_of(outside[1].call)} at line "
+                f"{text_of(collective.call)} runs in a thread and {text_of(outside[1].call)} at line "
                 f"{outside[1].call.lineno} outside it, both in the default group: their order differs between ranks",
                 [
-                    Step("rank 0", found.call.lineno, f"its thread calls {text_of(found.call)} first"),
+                    Step("rank 0", collective.call.lineno, f"its thread calls {text_of(collective.call)} first"),
                     Step("rank 1", outside[1].call.lineno, f"its main thread calls {text_of(outside[1].call)} first"),
                 ],
                 remedy="give the thread a process group of its own (new_group), created by all ranks before the thread "
                 "starts",
-                about=text_of(found.call),
+                about=text_of(collective.call),
                 confidence=0.6,
             )
             return

@@ -35,8 +35,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             if not difference.exit and difference.items and reported < 3:
                 reported += 1
                 yield _difference(difference)
-        for asked, item, why in facts.sequences.choices(fn):
-            yield _report(fn, item, f"`{ast.unparse(asked)}` decides on {why}", asked.lineno, 0.6)
+        for operand, item, why in facts.sequences.choices(fn):
+            yield _report(fn, item, f"`{ast.unparse(operand)}` decides on {why}", operand.lineno, 0.6)
         for loop, item, why in facts.sequences.turns(fn):
             how = f"the loop at line {loop.lineno} runs as often as {why} says"
             yield _report(fn, item, how, loop.lineno, 0.65)
@@ -45,25 +45,25 @@ def find(facts: Facts) -> Iterator[Finding]:
 def _for_one_rank(fn: Function, facts: Facts) -> bool:
     """Whether a decorator of the file calls the function under a test of the rank alone."""
     for decorator in getattr(fn.node, "decorator_list", ()):
-        made = facts.module.function_named(decorator, facts.module.top)
-        given = next(iter(made.parameters), "") if made is not None else ""
-        for inner in made.nested.values() if made is not None else ():
-            calls = [c for c in inner.calls if isinstance(c.func, ast.Name) and c.func.id == given]
+        function = facts.module.function_named(decorator, facts.module.top)
+        parameter = next(iter(function.parameters), "") if function is not None else ""
+        for inner in function.nested.values() if function is not None else ():
+            calls = [c for c in inner.calls if isinstance(c.func, ast.Name) and c.func.id == parameter]
             tests = [enclosing(c, ast.If) for c in calls]
             if calls and all(isinstance(t, ast.If) and facts.sequences.conditions(t.test, inner) for t in tests):
                 return True
     return False
 
 
-def _difference(found: Difference) -> Finding:
-    asked = ast.unparse(found.test.test)
-    why = found.condition.why
+def _difference(difference: Difference) -> Finding:
+    condition = ast.unparse(difference.test.test)
+    why = difference.condition.why
     return _report(
-        found.fn,
-        found.items[0],
-        f"`if {asked}` at line {found.test.lineno} depends on {why}",
-        found.test.lineno,
-        0.6 if why == DATA else 0.7 if found.condition.local else 0.85,
+        difference.fn,
+        difference.items[0],
+        f"`if {condition}` at line {difference.test.lineno} depends on {why}",
+        difference.test.lineno,
+        0.6 if why == DATA else 0.7 if difference.condition.local else 0.85,
     )
 
 

@@ -80,12 +80,14 @@ def _own_number(test: ast.If | ast.While, loop: ast.AST, fn: Function, facts: Fa
 
 def _computed(name: str, test: ast.AST, loop: ast.AST, fn: Function, facts: Facts) -> bool:
     """Whether a name is given a reduced array of this rank in a loop, and not reduced over the ranks since."""
-    given = [(t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == name and is_within(t, loop)]
+    assignments = [
+        (t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == name and is_within(t, loop)
+    ]
     if not isinstance(test, ast.While):
-        given = [(line, value) for line, value in given if line <= test.lineno]  # type: ignore[attr-defined]
-    if not given:
+        assignments = [(line, value) for line, value in assignments if line <= test.lineno]  # type: ignore[attr-defined]
+    if not assignments:
         return False
-    line, value = max(given, key=lambda pair: pair[0])
+    line, value = max(assignments, key=lambda pair: pair[0])
     limit = last_line(loop) if isinstance(test, ast.While) else test.lineno  # type: ignore[attr-defined]
     spread = (
         line <= call.lineno <= limit

@@ -81,10 +81,10 @@ def _writes(call: ast.Call, facts: Facts) -> str:
 
 def _apart(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether each rank writes to a path of its own, which it may have opened in another function."""
-    given = [fn.bound.get(a.id, a) if isinstance(a, ast.Name) else a for a in call.args]
-    opened = [facts.module.callee(a, fn) for a in given if isinstance(a, ast.Call)]
+    arguments = [fn.bound.get(a.id, a) if isinstance(a, ast.Name) else a for a in call.args]
+    opened = [facts.module.callee(a, fn) for a in arguments if isinstance(a, ast.Call)]
     inner = [(r.value, f) for f in opened if f is not None for r in f.returns if isinstance(r.value, ast.Call)]
-    paths = [(a, fn) for a in given] + [(a, f) for call, f in inner for a in getattr(call, "args", ())]
+    paths = [(a, fn) for a in arguments] + [(a, f) for call, f in inner for a in getattr(call, "args", ())]
     module = facts.module
     return any(module.varying.why(path, scope) or is_own_file(path, scope, module) for path, scope in paths)
 

@@ -21,8 +21,16 @@ from paceline.concurrency.check.syntax.tree import enclosing
 from paceline.narrative import Wait
 
 #: Collectives of a value that each rank has of its own -> its position.
-GATHERS = {"all_gather_object": 1, "gather_object": 0, "all_gather": 1, "gather": 0, "allgather": 0,
-           "gather_for_metrics": 0, "pad_across_processes": 0, "all_gather_into_tensor": 1}  # fmt: skip
+GATHERS = {
+    "all_gather_object": 1,
+    "gather_object": 0,
+    "all_gather": 1,
+    "gather": 0,
+    "allgather": 0,
+    "gather_for_metrics": 0,
+    "pad_across_processes": 0,
+    "all_gather_into_tensor": 1,
+}
 
 
 #: Those of them that take any object, so that ranks may give what they have.
@@ -34,16 +42,20 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         reported: set[ast.If] = set()
         for call in fn.calls:
-            found = facts.sequences.collective(call, fn) if short_name(call.func) in GATHERS else None
-            given = _given(call) if found is not None else ""
-            test = _test_of(given, call, fn) if given else None
+            collective = facts.sequences.collective(call, fn) if short_name(call.func) in GATHERS else None
+            name = _given(call) if collective is not None else ""
+            test = _test_of(name, call, fn) if name else None
             if test is not None and not _also_otherwise(test, call, fn, facts):
-                yield _report(fn, call, test, given)
-            elif found is not None and (left := _left_before(call, fn, facts)) is not None and left[1] not in reported:
-                reported.add(left[1])
-                known = any(difference.test is left[1] for difference in facts.sequences.differences(fn))
-                if not known and not _also_otherwise(left[1], call, fn, facts):
-                    yield _report(fn, call, left[1], left[0])
+                yield _report(fn, call, test, name)
+            elif (
+                collective is not None
+                and (early_exit := _left_before(call, fn, facts)) is not None
+                and early_exit[1] not in reported
+            ):
+                reported.add(early_exit[1])
+                is_difference = any(difference.test is early_exit[1] for difference in facts.sequences.differences(fn))
+                if not is_difference and not _also_otherwise(early_exit[1], call, fn, facts):
+                    yield _report(fn, call, early_exit[1], early_exit[0])
 
 
 def _given(call: ast.Call) -> str:
@@ -67,33 +79,33 @@ def _test_of(name: str, call: ast.Call, fn: Function) -> ast.If | ast.IfExp | No
 
 def _left_before(call: ast.Call, fn: Function, facts: Facts) -> tuple[str, ast.If] | None:
     """What is gathered, or computed from, and the test that leaves the function where this rank has none of it."""
-    given = [*call.args, *(k.value for k in call.keywords)]
-    direct = {dotted(a) for a in given} if short_name(call.func) in OBJECTS else set()
+    arguments = [*call.args, *(k.value for k in call.keywords)]
+    direct = {dotted(a) for a in arguments} if short_name(call.func) in OBJECTS else set()
     for test in fn.tests:
         if not isinstance(test, ast.If) or test.orelse or test.lineno > call.lineno:
             continue
         if not isinstance(test.body[-1], ast.Return) or enclosing(test, ast.If, ast.For, ast.While) is not None:
             continue
-        asked = _empty(test.test)
-        name = dotted(asked) if asked is not None else ""
-        if asked is None or not name or _replaced(name, test, call, fn):
+        container = _empty(test.test)
+        name = dotted(container) if container is not None else ""
+        if container is None or not name or _replaced(name, test, call, fn):
             continue
-        own = name in _sources(given, fn) and facts.sequences.lengths.why(asked, fn)
-        if own or name in direct:
+        differs = name in _sources(arguments, fn) and facts.sequences.lengths.why(container, fn)
+        if differs or name in direct:
             return name, test
     return None
 
 
 def _sources(values: list[ast.expr], fn: Function) -> set[str]:
     """The names from which values are computed, through assignments of the function."""
-    found, todo = set[str](), list(values)
+    names, todo = set[str](), list(values)
     while todo:
         for node in ast.walk(todo.pop()):
             name = dotted(node) if isinstance(node, ast.Name | ast.Attribute) else ""
-            if name and "(" not in name and name not in found:
-                found.add(name)
+            if name and "(" not in name and name not in names:
+                names.add(name)
                 todo += [value for target, value in fn.assigns if dotted(target) == name]
-    return found
+    return names
 
 
 def _empty(test: ast.expr) -> ast.expr | None:
@@ -138,13 +150,17 @@ def _also_otherwise(test: ast.If | ast.IfExp, call: ast.Call, fn: Function, fact
 
 def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str) -> Finding:
     what = short_name(call.func)
-    asked = f"`{ast.unparse(test.test)}` (line {test.lineno})"
+    condition = f"`{ast.unparse(test.test)}` (line {test.lineno})"
     inside = any(n is call for n in ast.walk(test))
     return finding(
         call,
         fn,
         f"{text_of(call)} gathers {name} of every rank, but "
-        + (f"only the ranks call it for which {asked}" if inside else f"a rank returns before it for which {asked}")
+        + (
+            f"only the ranks call it for which {condition}"
+            if inside
+            else f"a rank returns before it for which {condition}"
+        )
         + ": the ranks that call it wait for the others",
         [
             Step("rank 0", test.lineno, f"has {name}, and calls {what}"),

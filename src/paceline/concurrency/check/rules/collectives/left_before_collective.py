@@ -24,8 +24,17 @@ from paceline.concurrency.check.varying.reasons import DATA, FILES, HOST, RANK
 from paceline.narrative import Wait
 
 # Exceptions of the program or its surroundings, which every rank sees alike; any other may be raised on one rank alone.
-THE_SAME = {"ImportError", "ModuleNotFoundError", "AttributeError", "NameError", "TypeError", "NotImplementedError",
-            "KeyboardInterrupt", "SystemExit", "AssertionError"}  # fmt: skip
+THE_SAME = {
+    "ImportError",
+    "ModuleNotFoundError",
+    "AttributeError",
+    "NameError",
+    "TypeError",
+    "NotImplementedError",
+    "KeyboardInterrupt",
+    "SystemExit",
+    "AssertionError",
+}
 
 
 def find(facts: Facts) -> Iterator[Finding]:
@@ -59,17 +68,17 @@ def _raised_in_call(fn: Function, facts: Facts) -> Iterator[Finding]:
         if callee is None or callee is fn or missed is None or enclosing(call, ast.If, ast.Try) is not None:
             continue
         for test in callee.tests:
-            left = test.body[-1]
-            if not isinstance(left, ast.Raise) or _compares_forms(test.test):
+            statement = test.body[-1]
+            if not isinstance(statement, ast.Raise) or _compares_forms(test.test):
                 continue
-            asked = facts.sequences.conditions(test.test, callee)
-            own = len(asked) == 1 and asked[0].local and asked[0].why in (RANK, HOST, FILES)
-            if own and not _is_assertion(left) and enclosing(test, ast.Try) is None:
+            conditions = facts.sequences.conditions(test.test, callee)
+            is_local = len(conditions) == 1 and conditions[0].local and conditions[0].why in (RANK, HOST, FILES)
+            if is_local and not _is_assertion(statement) and enclosing(test, ast.Try) is None:
                 yield _report(
                     callee,
-                    left,
+                    statement,
                     missed,
-                    f"`if {ast.unparse(test.test)}` depends on {asked[0].why} and makes one rank raise in "
+                    f"`if {ast.unparse(test.test)}` depends on {conditions[0].why} and makes one rank raise in "
                     f"{callee.qualname}(), which {fn.qualname} calls (line {call.lineno})",
                     0.5,
                 )
@@ -93,12 +102,12 @@ def _without_loss(fn: Function, facts: Facts) -> Iterator[Finding]:
     if fn.name != "training_step" or fn.cls is None or not fn.cls.is_a("lightning.LightningModule"):
         return
     for test in fn.tests:
-        left = test.body[-1]
-        none = isinstance(left, ast.Return) and (left.value is None or is_constant(left.value, None))
-        asked = facts.sequences.conditions(test.test, fn) if none and isinstance(test, ast.If) else []
-        if asked:
-            why = f"`if {ast.unparse(test.test)}` depends on {asked[0].why}, and one rank returns no loss"
-            yield _report(fn, left, Item("backward", fn.returns[-1]), why, 0.6)
+        statement = test.body[-1]
+        none = isinstance(statement, ast.Return) and (statement.value is None or is_constant(statement.value, None))
+        conditions = facts.sequences.conditions(test.test, fn) if none and isinstance(test, ast.If) else []
+        if conditions:
+            why = f"`if {ast.unparse(test.test)}` depends on {conditions[0].why}, and one rank returns no loss"
+            yield _report(fn, statement, Item("backward", fn.returns[-1]), why, 0.6)
 
 
 def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
@@ -107,17 +116,19 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
     if not sequences.whole(fn).items:
         return
     for test in fn.tests:
-        asked = sequences.conditions(test.test, fn) if isinstance(test, ast.If) else []
-        if not asked or asked[0].local or asked[0].group:
+        conditions = sequences.conditions(test.test, fn) if isinstance(test, ast.If) else []
+        if not conditions or conditions[0].local or conditions[0].group:
             continue
         assert isinstance(test, ast.If)
         for body, other in ((test.body, test.orelse), (test.orelse, test.body)):
             if other and sequences.body(other, fn, None).exit:
                 continue
             for node in sorted(walk_here(*body), key=lambda n: getattr(n, "lineno", 0)):
-                missed = sequences.missed(test, fn, asked[0])
-                if not missed and asked[0].key.endswith(" == 0"):  # one rank alone; of a set of ranks all raise alike
-                    missed = sequences.in_further_turns(test, fn, asked[0])
+                missed = sequences.missed(test, fn, conditions[0])
+                if not missed and conditions[0].key.endswith(
+                    " == 0"
+                ):  # one rank alone; of a set of ranks all raise alike
+                    missed = sequences.in_further_turns(test, fn, conditions[0])
                 if (
                     _leaves(node)
                     and enclosing(node, ast.If) is not test
@@ -212,8 +223,8 @@ def _fallen_out_of(tried: ast.Try, fn: Function, facts: Facts) -> Item | None:
     """The collective in a `try` that a rank misses whose exception is swallowed; it was raised before, on one rank."""
     handler = tried.handlers[0]
     inside = [i for item in facts.sequences.body(tried.body, fn, None).items for i in flattened(item)]
-    said = ast.unparse(handler)
-    memory = "out of memory" in said or "OutOfMemory" in said
+    handler_text = ast.unparse(handler)
+    memory = "out of memory" in handler_text or "OutOfMemory" in handler_text
     goes_on = any(isinstance(n, ast.Continue | ast.Break | ast.Return) for n in walk_here(handler))
     if not inside or (isinstance(handler.body[-1], ast.Raise) and not (memory and goes_on)):
         return None
@@ -233,8 +244,8 @@ def _skips_data(tried: ast.Try, item: Item, fn: Function, facts: Facts) -> bool:
     loop = enclosing(tried, ast.For, ast.AsyncFor)
     if step is None or callee is None or not isinstance(loop, ast.For | ast.AsyncFor):
         return False
-    given = {n.id for argument in step.args for n in ast.walk(argument) if isinstance(n, ast.Name)}
-    of_turn = given & {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
+    arguments = {n.id for argument in step.args for n in ast.walk(argument) if isinstance(n, ast.Name)}
+    of_turn = arguments & {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
     broad = not names or names & {"Exception", "RuntimeError", "BaseException"}
     return bool(of_turn) and (not broad or any(facts.module.varying.why(a, fn) == DATA for a in step.args))
 

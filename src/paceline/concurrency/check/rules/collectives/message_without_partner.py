@@ -26,36 +26,36 @@ from paceline.narrative import Wait
 def find(facts: Facts) -> Iterator[Finding]:
     """Report programs of messages in which a rank waits for ever, whatever the number of ranks."""
     module = facts.module
-    own = [fn for fn in module.functions if any(is_message(call, module) for call in fn.calls)]
-    if not own:
+    functions = [fn for fn in module.functions if any(is_message(call, module) for call in fn.calls)]
+    if not functions:
         return
-    told = {line for found in both_send_first.find(facts) for line in (step.line for step in found.story)}
+    lines = {line for found in both_send_first.find(facts) for line in (step.line for step in found.story)}
     settled: set[int] = set()
     exchanges = Exchanges(module, facts.sequences)
-    for fn in _outermost_first(own, facts):
+    for fn in _outermost_first(functions, facts):
         if id(fn) in settled or not _by_all(fn, facts):
             continue
-        worlds = {size: found for size in WORLDS if (found := _played(fn, size, facts, exchanges)) is not None}
+        worlds = {size: outcome for size in WORLDS if (outcome := _played(fn, size, facts, exchanges)) is not None}
         if not worlds:
             continue
         settled |= {id(each) for each in _reached(fn, facts)}
         if all(stuck for stuck, _ in worlds.values()):  # a program for two ranks may leave the others of a larger world
             stuck, case = worlds[max(worlds)]
-            if not told & {s.operation.line for s in stuck}:
+            if not lines & {s.operation.line for s in stuck}:
                 yield _report(fn, stuck[0], max(worlds), case)
 
 
-def _outermost_first(own: list[Function], facts: Facts) -> list[Function]:
+def _outermost_first(functions: list[Function], facts: Facts) -> list[Function]:
     """The functions with messages and their callers, callers first."""
-    found: dict[int, tuple[int, Function]] = {}
-    todo = [(fn, 0) for fn in own]
+    distances: dict[int, tuple[int, Function]] = {}
+    todo = [(fn, 0) for fn in functions]
     while todo:
         fn, far = todo.pop()
-        if far > DEPTH or found.get(id(fn), (-1, fn))[0] >= far:
+        if far > DEPTH or distances.get(id(fn), (-1, fn))[0] >= far:
             continue
-        found[id(fn)] = (far, fn)
+        distances[id(fn)] = (far, fn)
         todo += [(caller, far + 1) for caller, _ in facts.callers.get(id(fn), ()) if caller is not fn]
-    return [fn for far, fn in sorted(found.values(), key=lambda pair: (-pair[0], pair[1].line))]
+    return [fn for far, fn in sorted(distances.values(), key=lambda pair: (-pair[0], pair[1].line))]
 
 
 def _by_all(fn: Function, facts: Facts, depth: int = 0) -> bool:
@@ -75,13 +75,13 @@ DEPTH = 5
 
 
 def _reached(fn: Function, facts: Facts) -> list[Function]:
-    found, todo = list[Function](), [fn]
+    functions, todo = list[Function](), [fn]
     while todo:
         each = todo.pop()
-        if each not in found:
-            found.append(each)
+        if each not in functions:
+            functions.append(each)
             todo += [c for call in each.calls if (c := facts.module.callee(call, each)) is not None]
-    return found
+    return functions
 
 
 def _played(fn: Function, size: int, facts: Facts, exchanges: Exchanges) -> tuple[list[Stuck], str] | None:
@@ -90,7 +90,7 @@ def _played(fn: Function, size: int, facts: Facts, exchanges: Exchanges) -> tupl
     followed = _followed(fn, size, facts, exchanges, chosen)
     if followed is None:
         return None
-    traces, found = followed
+    traces, asks = followed
     kinds = {op.kind for trace in traces for op in trace}
     if not {"send", "receive"} <= kinds:
         return None
@@ -98,7 +98,7 @@ def _played(fn: Function, size: int, facts: Facts, exchanges: Exchanges) -> tupl
         return always, ""
     if late := World(traces, buffered=False).stuck():
         return late, "once a message does not fit the buffer"
-    other = _followed(fn, size, facts, exchanges, dict.fromkeys(chosen, False)) if chosen and found else None
+    other = _followed(fn, size, facts, exchanges, dict.fromkeys(chosen, False)) if chosen and asks else None
     return (World(other[0], buffered=True).stuck(), "where a rank has found nothing") if other is not None else ([], "")
 
 
@@ -106,7 +106,7 @@ def _followed(
     fn: Function, size: int, facts: Facts, exchanges: Exchanges, chosen: dict[str, bool]
 ) -> tuple[list[list[Operation]], bool] | None:
     """What each rank of a world does, and whether it asks for what a rank may have found or not."""
-    traces, found = list[list[Operation]](), False
+    traces, asks = list[list[Operation]](), False
     for rank in range(size):
         trace = Trace(facts.module, facts.sequences, exchanges, rank, size, chosen)
         try:
@@ -114,8 +114,8 @@ def _followed(
         except (Undecided, Impossible, RecursionError):
             return None
         traces.append(trace.operations)
-        found = found or bool(trace.found)
-    return traces, found
+        asks = asks or bool(trace.found)
+    return traces, asks
 
 
 def _named(operation: Operation) -> str:

@@ -36,19 +36,19 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         for test in fn.tests:
             if isinstance(test, ast.If) and not test.orelse and _one_rank(test, fn, facts):
-                found = _used_after(test, fn, facts)
-                if found is not None:
-                    yield _report(fn, test, *found)
+                witness = _used_after(test, fn, facts)
+                if witness is not None:
+                    yield _report(fn, test, *witness)
                     break
 
 
 def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
     """Whether only the first rank takes a branch, and continues after it."""
     parts = test.test.values if isinstance(test.test, ast.BoolOp) and isinstance(test.test.op, ast.And) else [test.test]
-    asked = [c for part in parts if (c := condition(part, fn, facts.module)) is not None]
+    conditions = [c for part in parts if (c := condition(part, fn, facts.module)) is not None]
     if isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
         return False
-    return any(not c.local and not c.group and (c.sign or not c.key.endswith("== 0")) for c in asked)
+    return any(not c.local and not c.group and (c.sign or not c.key.endswith("== 0")) for c in conditions)
 
 
 def _used_after(test: ast.If, fn: Function, facts: Facts) -> tuple[ast.Call, ast.Call, str] | None:
@@ -56,14 +56,14 @@ def _used_after(test: ast.If, fn: Function, facts: Facts) -> tuple[ast.Call, ast
     inside = [c for c in fn.calls if test.body[0].lineno <= c.lineno <= last_line(test)]
     if any(_waits(c, fn, facts) for c in inside):
         return None
-    made = [(c, path) for c in inside if _makes(c) or _leads_to_making(c, fn, facts) for path in _paths(c, fn, facts)]
-    for call in sorted(fn.calls, key=lambda c: (c.lineno, c.col_offset)) if made else ():
+    makers = [(c, path) for c in inside if _makes(c) or _leads_to_making(c, fn, facts) for path in _paths(c, fn, facts)]
+    for call in sorted(fn.calls, key=lambda c: (c.lineno, c.col_offset)) if makers else ():
         if call.lineno <= last_line(test) or not _every_rank(call, fn, facts):
             continue
         if _waits(call, fn, facts):
             return None
         if _uses(call):
-            for maker, path in made:
+            for maker, path in makers:
                 if path in _paths(call, fn, facts):
                     return maker, call, path
     return None
@@ -83,8 +83,8 @@ def _waits(call: ast.Call, fn: Function, facts: Facts) -> bool:
 def _makes(call: ast.Call) -> bool:
     name = short_name(call.func)
     if name == "open":
-        given = [a for a in (*call.args[1:2], *(k.value for k in call.keywords)) if isinstance(a, ast.Constant)]
-        return any(isinstance(a.value, str) and a.value.startswith(MODES) for a in given)
+        constants = [a for a in (*call.args[1:2], *(k.value for k in call.keywords)) if isinstance(a, ast.Constant)]
+        return any(isinstance(a.value, str) and a.value.startswith(MODES) for a in constants)
     return name in MAKES or name.startswith(("download", "save_", "write_", "prepare_", "create_", "build_"))
 
 
@@ -101,12 +101,12 @@ def _uses(call: ast.Call) -> bool:
 
 def _paths(call: ast.Call, fn: Function, facts: Facts) -> set[str]:
     """The names among the arguments of a call, or of its object, which may be paths that other ranks know, too."""
-    given = [*call.args, *(k.value for k in call.keywords)]
+    arguments = [*call.args, *(k.value for k in call.keywords)]
     if isinstance(call.func, ast.Attribute):
-        given.append(call.func.value)
-    found = {dotted(n): n for g in given for n in ast.walk(g) if isinstance(n, ast.Name | ast.Attribute)}
-    named = (text for text in found if any(word in text.rpartition(".")[2].lower() for word in PATHS))
-    return {text for text in named if not is_own_file(found[text], fn, facts.module)}
+        arguments.append(call.func.value)
+    nodes = {dotted(n): n for g in arguments for n in ast.walk(g) if isinstance(n, ast.Name | ast.Attribute)}
+    named = (text for text in nodes if any(word in text.rpartition(".")[2].lower() for word in PATHS))
+    return {text for text in named if not is_own_file(nodes[text], fn, facts.module)}
 
 
 PATHS = ("path", "dir", "file", "folder", "root", "cache", "dest", "target", "output", "fname", "ckpt", "name")

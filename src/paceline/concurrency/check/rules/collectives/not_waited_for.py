@@ -134,8 +134,8 @@ def _is_dropped(node: ast.AST, fn: Function, facts: Facts, depth: int = 0) -> bo
     if depth > DEPTH:
         return False
     if isinstance(up, ast.List | ast.Tuple | ast.Set | ast.ListComp | ast.IfExp):
-        asked = isinstance(up, ast.IfExp) and up.test is node
-        return not asked and _is_dropped(up, fn, facts, depth + 1)
+        is_test = isinstance(up, ast.IfExp) and up.test is node
+        return not is_test and _is_dropped(up, fn, facts, depth + 1)
     if isinstance(up, ast.Assign) and up.value is node:
         return all(_is_unread(target, fn, facts, depth + 1) for target in up.targets)
     if isinstance(up, ast.Call) and isinstance(up.func, ast.Attribute) and up.func.attr in ADDS and node in up.args:

@@ -40,17 +40,29 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report rooted collectives with the own rank as root, and branches that differ in root or group."""
     for fn in facts.module.functions:
         for call in fn.calls:
-            found = facts.sequences.collective(call, fn)
-            if found is not None and found.name in ROOTED and found.root and not found.group and _own(found, fn, facts):
+            collective = facts.sequences.collective(call, fn)
+            if (
+                collective is not None
+                and collective.name in ROOTED
+                and collective.root
+                and not collective.group
+                and _own(collective, fn, facts)
+            ):
                 yield _report(
                     fn,
                     call,
-                    f"{text_of(call)} names the calling rank as its root ({found.root}): each rank names another one",
+                    f"{text_of(call)} names the calling rank as its root ({collective.root}): each rank names "
+                    "another one",
                     call,
                 )
-            if found is not None and found.name in ROOTED and found.root and (why := _outside(found, fn, facts)):
-                yield _report(fn, call, f"{text_of(call)} names {found.root} as its root, {why}", call)
-            members = _members(call, found)
+            if (
+                collective is not None
+                and collective.name in ROOTED
+                and collective.root
+                and (why := _outside(collective, fn, facts))
+            ):
+                yield _report(fn, call, f"{text_of(call)} names {collective.root} as its root, {why}", call)
+            members = _members(call, collective)
             if members is not None and facts.module.varying.why(members, fn) == RANK and not _chosen(members, fn):
                 yield _report_group(fn, call, call, f"depends on the rank ({ast.unparse(members)})")
         for test in fn.tests:
@@ -81,11 +93,11 @@ def find(facts: Facts) -> Iterator[Finding]:
                     )
 
 
-def _outside(found: Collective, fn: Function, facts: Facts) -> str:
+def _outside(collective: Collective, fn: Function, facts: Facts) -> str:
     """Why the root of a collective of a group is no member of it: the root is a rank of the world."""
-    group = keyword(found.call, "group")
-    root = keyword(found.call, "src", 1) or keyword(found.call, "dst")
-    if group is None or root is None or keyword(found.call, "group_src") or keyword(found.call, "group_dst"):
+    group = keyword(collective.call, "group")
+    root = keyword(collective.call, "src", 1) or keyword(collective.call, "dst")
+    if group is None or root is None or keyword(collective.call, "group_src") or keyword(collective.call, "group_dst"):
         return ""
     divides = isinstance(root, ast.BinOp) and isinstance(root.op, ast.FloorDiv)
     if divides and of_rank(root.left, fn, facts.module) is not None:  # type: ignore[attr-defined]
@@ -118,15 +130,15 @@ def _one_of_several(group: ast.expr, fn: Function, facts: Facts, depth: int = 0)
         )
         used = {n.id for v in values if v is not None for n in ast.walk(v) if isinstance(n, ast.Name)}
         return bool(chosen & used)
-    given: list[tuple[ast.expr, Function]] = []
+    bindings: list[tuple[ast.expr, Function]] = []
     if isinstance(group, ast.Name):
-        given = [(v, fn) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == group.id]
-        if not given and group.id in fn.parameters:
-            given = [(a.value, a.caller) for a in facts.module.objects.arguments(fn, group.id)]
-        if not given:
+        bindings = [(v, fn) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == group.id]
+        if not bindings and group.id in fn.parameters:
+            bindings = [(a.value, a.caller) for a in facts.module.objects.arguments(fn, group.id)]
+        if not bindings:
             top = facts.module.top
             scopes = [f for f in facts.module.functions if group.id in f.globals] + [top]
-            given = [
+            bindings = [
                 (v, f)
                 for f in scopes
                 if f is not fn
@@ -134,9 +146,9 @@ def _one_of_several(group: ast.expr, fn: Function, facts: Facts, depth: int = 0)
                 if isinstance(t, ast.Name) and t.id == group.id
             ]
     elif isinstance(group, ast.Attribute) and (owner := facts.module.type_of(group.value, fn)) is not None:
-        given = [pair for cls in owner.ancestry for pair in cls.values.get(group.attr, ())]
-    made = [(v, scope) for v, scope in given if not isinstance(v, ast.Constant) and v is not group]
-    return bool(made) and any(_one_of_several(v, scope, facts, depth + 1) for v, scope in made)
+        bindings = [pair for cls in owner.ancestry for pair in cls.values.get(group.attr, ())]
+    groups = [(v, scope) for v, scope in bindings if not isinstance(v, ast.Constant) and v is not group]
+    return bool(groups) and any(_one_of_several(v, scope, facts, depth + 1) for v, scope in groups)
 
 
 def _otherwise(test: ast.If, fn: Function, facts: Facts) -> list[ast.stmt]:
@@ -156,9 +168,9 @@ def _plain(text: str) -> bool:
 _SUM = re.compile(r"[\w.]+ [-+] [\w.]+")
 
 
-def _members(call: ast.AST, found: Collective | None) -> ast.expr | None:
+def _members(call: ast.AST, collective: Collective | None) -> ast.expr | None:
     """The members that a call of `new_group` names, if all ranks have to make it."""
-    if not isinstance(call, ast.Call) or found is None or found.name != "new_group":
+    if not isinstance(call, ast.Call) or collective is None or collective.name != "new_group":
         return None
     return None if keyword(call, "use_local_synchronization") is not None else keyword(call, "ranks", 0)
 
@@ -195,13 +207,13 @@ def _report_group(fn: Function, at: ast.Call, other: ast.Call, where: str) -> Fi
     )
 
 
-def _own(found: Collective, fn: Function, facts: Facts) -> bool:
+def _own(collective: Collective, fn: Function, facts: Facts) -> bool:
     """Whether the root is the own rank, on every rank."""
-    root = ast.parse(found.root, mode="eval").body
+    root = ast.parse(collective.root, mode="eval").body
     who = of_rank(root, fn, facts.module) if isinstance(root, ast.Name | ast.Call | ast.Attribute) else None
     if who is None or who[2] or (isinstance(root, ast.Name) and root.id in fn.parameters):
         return False
-    return enclosing(found.call, ast.If) is None  # under a condition it may be the call of one rank only
+    return enclosing(collective.call, ast.If) is None  # under a condition it may be the call of one rank only
 
 
 def _report(fn: Function, at: ast.Call, message: str, other: ast.Call) -> Finding:

@@ -30,10 +30,15 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report broadcasts of a tensor made from data on one branch and of a fixed size on the other."""
     for fn in facts.module.functions:
         for call in fn.calls:
-            found = facts.sequences.collective(call, fn)
-            if found is not None and found.name in GATHERS:
+            collective = facts.sequences.collective(call, fn)
+            if collective is not None and collective.name in GATHERS:
                 yield from _of_own_length(call, fn, facts)
-            if found is None or found.name not in SENT or not call.args or not isinstance(call.args[0], ast.Name):
+            if (
+                collective is None
+                or collective.name not in SENT
+                or not call.args
+                or not isinstance(call.args[0], ast.Name)
+            ):
                 continue
             name = call.args[0].id
             for test in fn.tests:
@@ -53,8 +58,20 @@ def find(facts: Facts) -> Iterator[Finding]:
 GATHERS = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}
 KEEPS = {"to", "cuda", "cpu", "float", "long", "int", "half", "double", "contiguous", "detach", "clone", "view",
          "squeeze", "unsqueeze", "numpy", "type"}  # fmt: skip
-JOINS = {"cat", "stack", "tensor", "as_tensor", "concatenate", "array", "from_numpy", "LongTensor", "FloatTensor",
-         "hstack", "vstack", "concat"}  # fmt: skip
+JOINS = {
+    "cat",
+    "stack",
+    "tensor",
+    "as_tensor",
+    "concatenate",
+    "array",
+    "from_numpy",
+    "LongTensor",
+    "FloatTensor",
+    "hstack",
+    "vstack",
+    "concat",
+}
 FILLED = {"randn", "rand", "zeros", "ones", "empty", "full", "arange"}
 
 
@@ -105,11 +122,11 @@ def _length(node: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> str:
     if isinstance(node, ast.Subscript):
         return lengths.why(node, fn)
     if isinstance(node, ast.Name):
-        given = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id and t.lineno < node.lineno]
-        if not given and node.id in fn.parameters:
+        bindings = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id and t.lineno < node.lineno]
+        if not bindings and node.id in fn.parameters:
             passed = facts.module.objects.arguments(fn, node.id)
             return next((w for a in passed if (w := _length(a.value, a.caller, facts, depth + 1))), "")
-        return _length(given[-1], fn, facts, depth + 1) if given else ""
+        return _length(bindings[-1], fn, facts, depth + 1) if bindings else ""
     if isinstance(node, ast.Attribute):
         owner = facts.module.type_of(node.value, fn)
         values = [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())] if owner is not None else []
@@ -128,7 +145,7 @@ DEPTH = 6
 
 def _made(name: str, body: list[ast.stmt]) -> ast.Call | None:
     """The call that creates the tensor of this name in a body."""
-    found = None
+    call = None
     for statement in body:
         if (
             isinstance(statement, ast.Assign)
@@ -142,8 +159,8 @@ def _made(name: str, body: list[ast.stmt]) -> ast.Call | None:
                 and isinstance(value.func.value, ast.Call)
             ):
                 value = value.func.value  # .view(-1), .to(device)
-            found = value if isinstance(value, ast.Call) else None
-    return found
+            call = value if isinstance(value, ast.Call) else None
+    return call
 
 
 def _of_list(call: ast.Call) -> bool:
@@ -154,9 +171,9 @@ def _of_size(call: ast.Call) -> bool:
     return short_name(call.func) in MADE_OF_SIZE
 
 
-def _padded(made: ast.Call, test: ast.If) -> bool:
+def _padded(call: ast.Call, test: ast.If) -> bool:
     """Whether the list is padded to a fixed size: `x += [0] * (n - len(x))`."""
-    name = made.args[0].id  # type: ignore[attr-defined]
+    name = call.args[0].id  # type: ignore[attr-defined]
     for node in ast.walk(test):
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and isinstance(node.right, ast.Call):
             padding = node.right

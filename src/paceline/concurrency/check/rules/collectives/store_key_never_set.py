@@ -36,8 +36,8 @@ class Use(NamedTuple):
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report keys that are waited for and never set, or only under a condition of the rank that sets them."""
-    made = [c for fn in facts.module.functions for c in fn.calls if facts.module.canonical(c.func) in STORES]
-    if not made:
+    stores = [c for fn in facts.module.functions for c in fn.calls if facts.module.canonical(c.func) in STORES]
+    if not stores:
         return
     uses = [_use(call, fn) for fn in facts.module.functions for call in fn.calls if _of_store(call, fn, facts)]
     sets = [use for use in uses if short_name(use.call.func) in SETS]
@@ -98,11 +98,11 @@ def _own_condition(setting: Use, waiting: Use, facts: Facts) -> ast.If | None:
         return None  # either side sets it
     if not both and not (nested and not facts.sequences.conditions(test.test, setting.fn)):
         return None
-    asked = enclosing(waiting.call, ast.If)
-    while isinstance(asked, ast.If):
-        if ast.unparse(asked.test) == ast.unparse(test.test):
+    branch = enclosing(waiting.call, ast.If)
+    while isinstance(branch, ast.If):
+        if ast.unparse(branch.test) == ast.unparse(test.test):
             return None
-        asked = enclosing(asked, ast.If)
+        branch = enclosing(branch, ast.If)
     return test
 
 

@@ -33,9 +33,9 @@ def find(facts: Facts) -> Iterator[Finding]:
         for loop in fn.loops:
             why = "" if isinstance(loop, ast.While) else _unordered(loop.iter, fn, facts)
             inside = _inside(loop, fn, facts) if why else []  # type: ignore[arg-type]
-            told = next((item for item in inside if item.name not in ALIKE), None)
-            if told is not None and isinstance(told.at, ast.Call):
-                yield _report(fn, loop.iter, told.at, why)  # type: ignore[union-attr]
+            collective = next((item for item in inside if item.name not in ALIKE), None)
+            if collective is not None and isinstance(collective.at, ast.Call):
+                yield _report(fn, loop.iter, collective.at, why)  # type: ignore[union-attr]
 
 
 def _inside(loop: ast.For | ast.AsyncFor | ast.comprehension, fn: Function, facts: Facts) -> list[Item]:
@@ -135,12 +135,12 @@ def _is_set(node: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> bool:
     if isinstance(node, ast.Set | ast.SetComp):
         return True
     if isinstance(node, ast.Call):
-        kept = short_name(node.func) in ("list", "tuple", "enumerate", "reversed") and len(node.args) == 1
+        keeps_order = short_name(node.func) in ("list", "tuple", "enumerate", "reversed") and len(node.args) == 1
         if facts.module.callee(node, fn) is not None and depth < DEPTH:
             callee = facts.module.callee(node, fn)
             returned = [r.value for r in callee.returns if r.value is not None] if callee is not None else []
             return bool(returned) and all(_is_set(v, callee, facts, depth + 1) for v in returned)  # type: ignore[arg-type]
-        return dotted(node.func) in ("set", "frozenset") or (kept and _is_set(node.args[0], fn, facts, depth))
+        return dotted(node.func) in ("set", "frozenset") or (keeps_order and _is_set(node.args[0], fn, facts, depth))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.Sub):
         return _is_set(node.left, fn, facts, depth) or _is_set(node.right, fn, facts, depth)
     values = _values(node, fn, facts) if depth < DEPTH else []
@@ -152,14 +152,14 @@ def _is_set(node: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> bool:
 def _values(node: ast.expr, fn: Function, facts: Facts) -> list[tuple[ast.expr, Function]]:
     """What a name or an attribute of the own object was given last, by each that gives it."""
     if isinstance(node, ast.Name) and node.id in fn.bound:
-        given = [(t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
-        before = [(line, value) for line, value in given if line < node.lineno]
-        return [(max(before or given, key=lambda pair: pair[0])[1], fn)] if given else []
+        assignments = [(t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
+        before = [(line, value) for line, value in assignments if line < node.lineno]
+        return [(max(before or assignments, key=lambda pair: pair[0])[1], fn)] if assignments else []
     if isinstance(node, ast.Name) and node.id in fn.parameters:
         return [(given.value, given.caller) for given in facts.module.objects.arguments(fn, node.id)]
     if isinstance(node, ast.Attribute) and dotted(node.value) == fn.self_name and fn.cls is not None:
-        found = [pair for cls in fn.cls.ancestry for pair in cls.values.get(node.attr, ())]
-        return [(value, scope) for value, scope in found if not is_constant(value, None)]
+        values = [pair for cls in fn.cls.ancestry for pair in cls.values.get(node.attr, ())]
+        return [(value, scope) for value, scope in values if not is_constant(value, None)]
     return []
 
 

@@ -35,8 +35,8 @@ def find(facts: Facts) -> Iterator[Finding]:
         if fn.name != "forward" or fn.cls is None or not fn.cls.is_model:
             continue
         for test in fn.tests:
-            asked = facts.sequences.conditions(test.test, fn) if isinstance(test, ast.If) else []
-            why = asked[0].why if asked else _counts_input(test, fn) if isinstance(test, ast.If) else ""
+            conditions = facts.sequences.conditions(test.test, fn) if isinstance(test, ast.If) else []
+            why = conditions[0].why if conditions else _counts_input(test, fn) if isinstance(test, ast.If) else ""
             layer = _on_one_side(test, fn) if why else None  # type: ignore[arg-type]
             if layer is not None and average is not None:
                 yield _report(fn, test, layer, why, average)  # type: ignore[arg-type]
@@ -51,8 +51,10 @@ def _averaged(facts: Facts) -> ast.Call | None:
             if short_name(call.func) in WRAPPERS and not (unused is not None and not is_constant(unused, False)):
                 return call
             around = enclosing(call, ast.If)
-            found = facts.sequences.collective(call, fn) if isinstance(around, ast.If) else None
-            if found is not None and found.name == "all_reduce" and "grad is not None" in ast.unparse(around.test):  # type: ignore[union-attr]
+            if not isinstance(around, ast.If) or "grad is not None" not in ast.unparse(around.test):
+                continue
+            collective = facts.sequences.collective(call, fn)
+            if collective is not None and collective.name == "all_reduce":
                 return call
     return None
 
@@ -97,10 +99,10 @@ def _has_parameters(value: ast.expr, cls: Class) -> bool:
     if not isinstance(value, ast.Call):
         return isinstance(value, ast.Name)  # an encoder that the constructor was given
     name = short_name(value.func)
-    own = cls.module.classes.get(name)
+    layer_class = cls.module.classes.get(name)
     plain = ("Dropout", "ReLU", "GELU", "Softmax", "Identity", "MaxPool", "AvgPool", "Flatten", "Upsample", "Sigmoid")
-    known = cls.module.canonical(value.func).startswith(LAYERS) and not name.startswith(plain)
-    return known or (own is not None and own.is_model)
+    is_layer = cls.module.canonical(value.func).startswith(LAYERS) and not name.startswith(plain)
+    return is_layer or (layer_class is not None and layer_class.is_model)
 
 
 def _report(fn: Function, test: ast.If, layer: ast.Call, why: str, average: ast.Call) -> Finding:

@@ -32,10 +32,10 @@ def find(facts: Facts) -> Iterator[Finding]:
             started = keyword(call, "nprocs", 2) if name != "Process" else _turns(call)
             target = keyword(call, "fn", 0) if name != "Process" else keyword(call, "target", 1)
             worker = facts.module.function_named(target, fn) if target is not None and started is not None else None
-            given = keyword(call, "args", 1 if name != "Process" else 3)
-            if worker is None or started is None or not isinstance(given, ast.Tuple):
+            arguments = keyword(call, "args", 1 if name != "Process" else 3)
+            if worker is None or started is None or not isinstance(arguments, ast.Tuple):
                 continue
-            met = _world(worker, list(given.elts), 0 if name == "Process" else 1)
+            met = _world(worker, list(arguments.elts), 0 if name == "Process" else 1)
             more = facts.sequences.lengths.more(met[1], started, fn) if met is not None else 0
             if met is not None and more:
                 yield _report(fn, call, met, started, more)
@@ -49,7 +49,7 @@ def _turns(call: ast.Call) -> ast.expr | None:
     return over.args[0] if ranged else None  # type: ignore[union-attr]
 
 
-def _world(worker: Function, given: list[ast.expr], first: int) -> tuple[ast.Call, ast.expr] | None:
+def _world(worker: Function, arguments: list[ast.expr], first: int) -> tuple[ast.Call, ast.expr] | None:
     """The call of the worker that joins a group, and the number of ranks as the caller writes it."""
     for call in worker.calls:
         size = keyword(call, "world_size", STARTS.get(short_name(call.func)))
@@ -58,8 +58,8 @@ def _world(worker: Function, given: list[ast.expr], first: int) -> tuple[ast.Cal
         if isinstance(size, ast.Constant):
             return call, size
         place = list(worker.parameters).index(size.id) - first if _is_parameter(size, worker) else -1  # type: ignore[attr-defined]
-        if 0 <= place < len(given):
-            return call, given[place]
+        if 0 <= place < len(arguments):
+            return call, arguments[place]
     return None
 
 

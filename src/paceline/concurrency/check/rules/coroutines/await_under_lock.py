@@ -26,11 +26,11 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         reported: set[str] = set()
         yield from _implicit(fn, facts, reported)
-        for effect, held in facts.events(fn):
+        for effect, locks_held in facts.events(fn):
             at = parent(effect.node)
             if not isinstance(at, ast.Await) or effect.kind == "take":
                 continue
-            for lock, line, *_ in held:
+            for lock, line, *_ in locks_held:
                 if (
                     lock.kind not in ASYNC_LOCKS
                     and lock.id not in reported
@@ -42,13 +42,13 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _implicit(fn: Function, facts: Facts, reported: set[str]) -> Iterator[Finding]:
     """The awaits of `async for` and `async with`, and the yields of an asynchronous generator."""
-    taken = {m.resource.id: m for m, _ in facts.events(fn) if m.kind == "take" and m.resource is not None}
+    takes = {m.resource.id: m for m, _ in facts.events(fn) if m.kind == "take" and m.resource is not None}
     inner: list[tuple[ast.stmt | ast.expr, ast.expr]] = [(n, n.iter) for n in fn.loops if isinstance(n, ast.AsyncFor)]
     inner += [(n, n.items[0].context_expr) for n in fn.withs if isinstance(n, ast.AsyncWith)]
     inner += [(y, y) for y in fn.yields]  # an asynchronous generator waits there for its consumer
-    for node, at in inner if taken else ():
-        for name in sorted(facts.held_at(node, fn) & set(taken) - reported):
-            lock, line = taken[name].resource, taken[name].line
+    for node, at in inner if takes else ():
+        for name in sorted(facts.held_at(node, fn) & set(takes) - reported):
+            lock, line = takes[name].resource, takes[name].line
             if lock is not None and lock.kind not in ASYNC_LOCKS and lock.sure and line < node.lineno:
                 reported.add(name)
                 yield _report(fn, at, name, line, 0.9)

@@ -21,8 +21,19 @@ from paceline.concurrency.check.summaries import Facts, call_steps
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import parent
 
-KINDS = ("Thread", "Process", "Queue", "ProcessQueue", "SimpleQueue", "Event", "ProcessEvent", "Barrier", "Future",
-         "Executor", "Pool")  # fmt: skip
+KINDS = (
+    "Thread",
+    "Process",
+    "Queue",
+    "ProcessQueue",
+    "SimpleQueue",
+    "Event",
+    "ProcessEvent",
+    "Barrier",
+    "Future",
+    "Executor",
+    "Pool",
+)
 
 
 def find(facts: Facts) -> Iterator[Finding]:

@@ -29,11 +29,11 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _bridges(fn, (), facts, set())
 
 
-def _bridges(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[Finding]:
+def _bridges(fn: Function, way: Steps, facts: Facts, visited: set[int]) -> Iterator[Finding]:
     """Follow the calls of a coroutine, up to DEPTH deep."""
-    if len(way) > DEPTH or id(fn) in seen:
+    if len(way) > DEPTH or id(fn) in visited:
         return
-    seen.add(id(fn))
+    visited.add(id(fn))
     for call in fn.calls:
         if _waits_for_loop(call, fn, way[0][0] if way else fn, facts):
             steps = (*way, (fn, call))
@@ -53,7 +53,7 @@ def _bridges(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator
     for effect in facts.runs(fn):
         awaited = isinstance(parent(effect.node), ast.Await)  # so that what runs is a coroutine after all
         if effect.callee is not None and not effect.callee.asynchronous and not awaited:
-            yield from _bridges(effect.callee, (*way, (fn, effect.node)), facts, seen)
+            yield from _bridges(effect.callee, (*way, (fn, effect.node)), facts, visited)
 
 
 def _runs(fn: Function) -> str:
@@ -80,25 +80,25 @@ def _waits_for_loop(call: ast.Call, fn: Function, start: Function, facts: Facts)
     if loop is not None and _of_a_coroutine(loop, fn, facts, 0):
         return True
     if isinstance(loop, ast.Attribute) and fn.cls is not None and fn.self_name and dotted(loop.value) == fn.self_name:
-        given = value.args[0]
-        if isinstance(given, ast.Name) and given.id in fn.parameters:  # whose loop it is, its callers say
-            return any(each is start for each in _passed(given.id, fn, facts))
-        own = given.func if isinstance(given, ast.Call) else None
+        argument = value.args[0]
+        if isinstance(argument, ast.Name) and argument.id in fn.parameters:  # whose loop it is, its callers say
+            return any(each is start for each in _passed(argument.id, fn, facts))
+        callee = argument.func if isinstance(argument, ast.Call) else None
         return (
-            own is not None and facts.module.function_named(own, fn) is not None
+            callee is not None and facts.module.function_named(callee, fn) is not None
         )  # its own coroutine, on its own loop
     if isinstance(loop, ast.Name):
-        made = fn.bound.get(loop.id)
-        return isinstance(made, ast.Call) and short_name(made.func) in ("get_event_loop", "get_running_loop")
+        binding = fn.bound.get(loop.id)
+        return isinstance(binding, ast.Call) and short_name(binding.func) in ("get_event_loop", "get_running_loop")
     return isinstance(loop, ast.Call)
 
 
 def _passed(name: str, fn: Function, facts: Facts) -> Iterator[Function]:
     """The coroutines of which callers pass a call for a parameter."""
-    for given in facts.module.objects.arguments(fn, name):
-        made = facts.module.callee(given.value, given.caller) if isinstance(given.value, ast.Call) else None
-        if made is not None and made.asynchronous:
-            yield made
+    for argument in facts.module.objects.arguments(fn, name):
+        callee = facts.module.callee(argument.value, argument.caller) if isinstance(argument.value, ast.Call) else None
+        if callee is not None and callee.asynchronous:
+            yield callee
 
 
 def _of_a_coroutine(loop: ast.expr, fn: Function, facts: Facts, depth: int) -> bool:

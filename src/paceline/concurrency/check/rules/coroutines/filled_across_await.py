@@ -65,8 +65,8 @@ def _empties(access: Access) -> bool:
 
 def _fills(access: Access, fn: Function) -> bool:
     """Whether this adds to the collection: in the coroutine, in a function inside it, or in one that it awaits."""
-    own = f"{fn.self_name}.{access.fn.name}"
-    awaited = any(isinstance(a.value, ast.Call) and dotted(a.value.func) == own for a in fn.awaits)
+    method = f"{fn.self_name}.{access.fn.name}"
+    awaited = any(isinstance(a.value, ast.Call) and dotted(a.value.func) == method for a in fn.awaits)
     return access.kind == "grow" and (access.fn is fn or access.fn.outer is fn or (awaited and access.fn.asynchronous))
 
 

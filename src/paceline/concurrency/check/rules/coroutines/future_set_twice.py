@@ -58,9 +58,11 @@ def _waits(node: ast.expr, fn: Function) -> bool:
 def _completed_by_others(node: ast.expr, fn: Function) -> bool:
     """Whether a future stays in its container when it is completed, and another method completes those in there."""
     attribute = attribute_of(node, fn)
-    own = f"{fn.self_name}.{attribute}"
-    takes = [c for c in fn.calls if dotted(c.func) in (f"{own}.pop", f"{own}.popleft", f"{own}.remove")]
-    deletes = [s for s in fn.subscripts if dotted(s.value) == own and isinstance(s.ctx, ast.Del)]
+    container = f"{fn.self_name}.{attribute}"
+    takes = [
+        c for c in fn.calls if dotted(c.func) in (f"{container}.pop", f"{container}.popleft", f"{container}.remove")
+    ]
+    deletes = [s for s in fn.subscripts if dotted(s.value) == container and isinstance(s.ctx, ast.Del)]
     if not attribute or takes or deletes or fn.cls is None:
         return False
     others = [(m, c) for m in fn.cls.methods.values() if m is not fn for c in m.calls]
@@ -88,9 +90,9 @@ def _awaited(node: ast.expr, fn: Function) -> bool:
 
 def _keeps(attribute: str, fn: Function) -> bool:
     """Whether a method makes a future and stores it in this attribute, possibly beside something else."""
-    made = {dotted(t) for t, v in fn.assigns if makes_future(v)}
+    futures = {dotted(t) for t, v in fn.assigns if makes_future(v)}
     stored = [v for t, v in fn.assigns if dotted(t) == f"{fn.self_name}.{attribute}"]
-    return any(dotted(part) in made or makes_future(part) for v in stored for part in parts(v))
+    return any(dotted(part) in futures or makes_future(part) for v in stored for part in parts(v))
 
 
 def _gives_up(attribute: str, fn: Function) -> bool:
@@ -102,14 +104,16 @@ def _gives_up(attribute: str, fn: Function) -> bool:
 
 def _awaits(attribute: str, fn: Function) -> bool:
     """Whether a coroutine makes a future, keeps it in this attribute, and awaits it."""
-    own = f"{fn.self_name}.{attribute}"
+    container = f"{fn.self_name}.{attribute}"
     values = fn.cls.values.get(attribute, ()) if fn.cls is not None else ()
-    names = {dotted(t) for t, v in fn.assigns if makes_future(v)} | {own for v, _ in values if makes_future(v)}
-    names |= {dotted(t) for t, v in fn.assigns if dotted(v) == own and own in names}
-    stored = [v for t, v in fn.assigns if dotted(t) in (own, f"{own}[]")]
+    names = {dotted(t) for t, v in fn.assigns if makes_future(v)} | {container for v, _ in values if makes_future(v)}
+    names |= {dotted(t) for t, v in fn.assigns if dotted(v) == container and container in names}
+    stored = [v for t, v in fn.assigns if dotted(t) in (container, f"{container}[]")]
     put = {dotted(part) for v in stored for part in parts(v)}
-    put |= {dotted(c.args[0]) for c in fn.calls if c.args and dotted(c.func) in (f"{own}.append", f"{own}.add")}
-    if own not in names and not names & put:
+    put |= {
+        dotted(c.args[0]) for c in fn.calls if c.args and dotted(c.func) in (f"{container}.append", f"{container}.add")
+    }
+    if container not in names and not names & put:
         return False
     return any(dotted(a.value) in names or _timed(a.value, names) for a in fn.awaits)
 
@@ -121,11 +125,11 @@ def _timed(node: ast.expr, names: set[str]) -> bool:
 
 def _asked(name: str, call: ast.Call, fn: Function) -> bool:
     """Whether the function asks before the call whether the future is done."""
-    asked = any(
+    is_checked = any(
         short_name(c.func) in ASKS and dotted(getattr(c.func, "value", c.func)) == name and c.lineno <= call.lineno
         for c in fn.calls
     )
-    return asked or _suppressed(call)
+    return is_checked or _suppressed(call)
 
 
 def _suppressed(call: ast.Call) -> bool:

@@ -55,9 +55,9 @@ def _awaited_in_vain(fn: Function, facts: Facts) -> Iterator[Finding]:
         text = ast.unparse(wait.value)
         if not isinstance(wait.value, ast.Name | ast.Attribute | ast.Subscript):
             continue
-        made = [(v, f) for f in facts.module.functions for t, v in f.assigns if ast.unparse(t) == text]
+        values = [(v, f) for f in facts.module.functions for t, v in f.assigns if ast.unparse(t) == text]
         started = [
-            (v.args[0], f) for v, f in made if isinstance(v, ast.Call) and v.args and short_name(v.func) in STARTS
+            (v.args[0], f) for v, f in values if isinstance(v, ast.Call) and v.args and short_name(v.func) in STARTS
         ]
         run = [each for given, f in started if (each := _runs(given, f, facts)) is not None]
         ended = any(
@@ -107,13 +107,13 @@ def _of_group(
     at: ast.AsyncWith | ast.Await, starts: list[tuple[ast.Call, ast.expr]], fn: Function, facts: Facts
 ) -> Iterator[Finding]:
     run = [(call, _runs(given, fn, facts)) for call, given in starts]
-    known = [(call, each) for call, each in run if each is not None]
-    lasting = [(call, each) for call, each in known if _never_ends(each, facts)]
-    ending = [(call, each) for call, each in known if _surely_ends(each, facts)]
+    callees = [(call, each) for call, each in run if each is not None]
+    lasting = [(call, each) for call, each in callees if _never_ends(each, facts)]
+    ending = [(call, each) for call, each in callees if _surely_ends(each, facts)]
     works = isinstance(at, ast.AsyncWith) and _works(at, fn)
-    if not lasting or not (ending or works) or len(known) < len(run) or not _goes_on(at, fn):
+    if not lasting or not (ending or works) or len(callees) < len(run) or not _goes_on(at, fn):
         return
-    if any(short_name(c.func) in ENDS for each in (fn, *(e for _, e in known)) for c in each.calls):
+    if any(short_name(c.func) in ENDS for each in (fn, *(e for _, e in callees)) for c in each.calls):
         return
     yield _report(fn, at, *lasting[0], ending[0][1] if ending else fn)
 
@@ -126,23 +126,23 @@ def _works(block: ast.AsyncWith, fn: Function) -> bool:
     return bool(inside) and not any(LASTS.search(name) for name in named) and next(loops, None) is None
 
 
-def _runs(given: ast.expr, fn: Function, facts: Facts) -> Function | None:
+def _runs(value: ast.expr, fn: Function, facts: Facts) -> Function | None:
     """The coroutine of the file that a task runs."""
-    found = facts.module.callee(given, fn) if isinstance(given, ast.Call) else facts.module.function_named(given, fn)
-    return found if found is not None and found.asynchronous and not found.generator else None
+    callee = facts.module.callee(value, fn) if isinstance(value, ast.Call) else facts.module.function_named(value, fn)
+    return callee if callee is not None and callee.asynchronous and not callee.generator else None
 
 
 def _never_ends(fn: Function, facts: Facts, depth: int = 0) -> bool:
     """Whether a coroutine is not left but by an exception that it does not raise itself."""
     if fn.graph is None or depth > DEPTH or any(isinstance(n, ast.Raise) for n in ast.walk(fn.node)):
         return False
-    todo, seen = [fn.graph.entry], set[int]()
+    todo, visited = [fn.graph.entry], set[int]()
     while todo:
         node = todo.pop()
-        if id(node) not in seen:
-            seen.add(id(node))
+        if id(node) not in visited:
+            visited.add(id(node))
             todo += node.following()
-    if id(fn.graph.end) not in seen:
+    if id(fn.graph.end) not in visited:
         return True
     last = fn.body[-1]
     call = last.value.value if isinstance(last, ast.Expr) and isinstance(last.value, ast.Await) else None

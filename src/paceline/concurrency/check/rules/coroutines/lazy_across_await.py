@@ -42,19 +42,21 @@ def find(facts: Facts) -> Iterator[Finding]:
                 or _locked(test, fn, facts)
             ):
                 continue
-            made = next((s for s in test.body if isinstance(s, ast.Assign) and _stores(s, name)), None)
+            assignment = next((s for s in test.body if isinstance(s, ast.Assign) and _stores(s, name)), None)
             inner = (s for s in _nested(test) if isinstance(s.value, ast.Await) and _stores(s, name))
-            made = made or next((s for s in inner if not _locked(s, fn, facts)), None)
-            if made is not None and isinstance(made.value, ast.Await):
-                if not facts.lets_others_run(made.value, fn):
+            assignment = assignment or next((s for s in inner if not _locked(s, fn, facts)), None)
+            if assignment is not None and isinstance(assignment.value, ast.Await):
+                if not facts.lets_others_run(assignment.value, fn):
                     continue
-                yield _report(fn, test.lineno, made, name, 0.65 if _opens(made.value) else 0.4)
-            elif made is None and (opened := _through_method(test, name, fn, facts)) is not None:
+                yield _report(fn, test.lineno, assignment, name, 0.65 if _opens(assignment.value) else 0.4)
+            elif assignment is None and (opened := _through_method(test, name, fn, facts)) is not None:
                 yield _report(fn, test.lineno, opened, name, 0.6)
-            elif made is not None and _waits(test.body[: test.body.index(made)], fn) and not is_teardown(fn):
-                constant = isinstance(made.value, ast.Constant)
-                if absent(test.test) or (constant and not made.value.value):  # type: ignore[attr-defined]
-                    yield _report_flag(fn, test, made, name)
+            elif (
+                assignment is not None and _waits(test.body[: test.body.index(assignment)], fn) and not is_teardown(fn)
+            ):
+                constant = isinstance(assignment.value, ast.Constant)
+                if absent(test.test) or (constant and not assignment.value.value):  # type: ignore[attr-defined]
+                    yield _report_flag(fn, test, assignment, name)
         yield from _ended_twice(fn, facts)
         yield from _taken_late(fn, facts)
     everything = [a for cls in facts.module.classes.values() for a in accesses_of_class(cls, facts).values()]
@@ -84,11 +86,11 @@ def _claims(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
 
 def _gives_up(test: ast.If, access: Access) -> bool:
     """Whether the task that comes second does nothing, rather than take what is stored: that would be a cache."""
-    taken, own = dotted(access.node), parent(access.node)
+    name, subscript = dotted(access.node), parent(access.node)
     if access.line <= last_line(test):
-        reads = (s for s in access.fn.subscripts if s is not own and dotted(s.value) == taken)
+        reads = (s for s in access.fn.subscripts if s is not subscript and dotted(s.value) == name)
         return not test.orelse and next(reads, None) is None
-    return not any(dotted(n) == taken for s in test.body for n in ast.walk(s) if isinstance(n, ast.Attribute))
+    return not any(dotted(n) == name for s in test.body for n in ast.walk(s) if isinstance(n, ast.Attribute))
 
 
 def _on_the_way(pause: ast.AST, access: Access) -> bool:
@@ -125,19 +127,19 @@ def _taken_late(fn: Function, facts: Facts) -> Iterator[Finding]:
     for test in fn.tests:
         if not isinstance(test, ast.If) or not isinstance(test.body[-1], ast.Raise | ast.Return) or test.orelse:
             continue
-        asked = {dotted(n) for n in ast.walk(test.test) if isinstance(n, ast.Attribute)}
+        attributes = {dotted(n) for n in ast.walk(test.test) if isinstance(n, ast.Attribute)}
         rest = following(test)
         if _locked(test, fn, facts):
             continue
         for index, statement in enumerate(rest):
             name = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
-            own = (
+            on_self = (
                 name.startswith(f"{fn.self_name}.")
                 and isinstance(test.test, ast.Attribute)
                 and _called_twice(fn, facts)
             )
-            shared = own or (_is_shared(name, fn) and not is_teardown(fn))
-            if name in asked and name.count(".") == 1 and _waits(rest[:index], fn) and shared:
+            shared = on_self or (_is_shared(name, fn) and not is_teardown(fn))
+            if name in attributes and name.count(".") == 1 and _waits(rest[:index], fn) and shared:
                 assert isinstance(statement, ast.Assign)
                 between = any(dotted(t) == name and test.lineno < t.lineno < statement.lineno for t, _ in fn.assigns)
                 if not between and not is_constant(statement.value, None):
@@ -154,13 +156,13 @@ def _called_twice(fn: Function, facts: Facts) -> bool:
 
 def _is_shared(name: str, fn: Function) -> bool:
     """Whether an object comes out of a container of the own object, where other tasks find it, too."""
-    made = fn.bound.get(name.partition(".")[0])
-    if isinstance(made, ast.Call) and isinstance(made.func, ast.Attribute) and made.func.attr == "get":
-        made = made.func.value
-    while isinstance(made, ast.Subscript | ast.Attribute):
-        if isinstance(made, ast.Attribute) and fn.self_name and dotted(made.value) == fn.self_name:
+    binding = fn.bound.get(name.partition(".")[0])
+    if isinstance(binding, ast.Call) and isinstance(binding.func, ast.Attribute) and binding.func.attr == "get":
+        binding = binding.func.value
+    while isinstance(binding, ast.Subscript | ast.Attribute):
+        if isinstance(binding, ast.Attribute) and fn.self_name and dotted(binding.value) == fn.self_name:
             return True
-        made = made.value
+        binding = binding.value
     return False
 
 
@@ -204,8 +206,8 @@ def _through_method(test: ast.If | ast.While, name: str, fn: Function, facts: Fa
 
 def _is_lock(context: ast.expr, fn: Function, facts: Facts) -> bool:
     """Whether an `async with` enters a lock, or something that may be one, rather than a request or a timeout."""
-    found = facts.module.resource(context, fn)
-    return found is not None or not isinstance(context, ast.Call)
+    resource = facts.module.resource(context, fn)
+    return resource is not None or not isinstance(context, ast.Call)
 
 
 def _checks(test: ast.If | ast.While, name: str) -> bool:
@@ -216,24 +218,24 @@ def _checks(test: ast.If | ast.While, name: str) -> bool:
 def _entries(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     """`if key not in d: d[key] = await connect(key)`: an entry of a dictionary that is an object of its own."""
     for access, line in filled_if_missing(accesses):
-        made = enclosing(access.node, ast.Assign)
+        assignment = enclosing(access.node, ast.Assign)
         if _locked(access.node, access.fn, facts):
             continue
-        kept = made.value if isinstance(made, ast.Assign) else None
-        values = _behind(kept, access.fn)
-        if isinstance(made, ast.Assign) and any(_opens(value) for value in values):
-            yield _report(access.fn, line, made, f"an entry of {access.thing}", 0.6)
+        entry = assignment.value if isinstance(assignment, ast.Assign) else None
+        values = _behind(entry, access.fn)
+        if isinstance(assignment, ast.Assign) and any(_opens(value) for value in values):
+            yield _report(access.fn, line, assignment, f"an entry of {access.thing}", 0.6)
             return
 
 
-def _behind(kept: ast.expr | None, fn: Function) -> list[ast.expr]:
+def _behind(value: ast.expr | None, fn: Function) -> list[ast.expr]:
     """What a stored value is made of: itself, what its name was given, and what an object is made with."""
     values = (
-        [v for t, v in fn.assigns if dotted(t) == kept.id] if isinstance(kept, ast.Name) else [kept] if kept else []
+        [v for t, v in fn.assigns if dotted(t) == value.id] if isinstance(value, ast.Name) else [value] if value else []
     )
-    made = [v for v in values if isinstance(v, ast.Call)]
-    given = {a.id for call in made for a in call.args if isinstance(a, ast.Name)}
-    return [*values, *(v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id in given)]
+    calls = [v for v in values if isinstance(v, ast.Call)]
+    names = {a.id for call in calls for a in call.args if isinstance(a, ast.Name)}
+    return [*values, *(v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id in names)]
 
 
 def _stores_what_it_opens(test: ast.If | ast.While, name: str) -> bool:
@@ -290,15 +292,15 @@ def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
     return bool(facts.held_at(test, fn))
 
 
-def _report(fn: Function, tested: int, made: ast.Assign | ast.Await, name: str, confidence: float) -> Finding:
+def _report(fn: Function, tested: int, node: ast.Assign | ast.Await, name: str, confidence: float) -> Finding:
     return finding(
-        made,
+        node,
         fn,
         f"{name} is created across an await after line {tested} found it missing: a second task finds it "
         "missing too and creates another one",
         [
             Step("task A", tested, f"{fn.qualname} finds no {name}"),
-            Step("task A", made.lineno, "awaits: the loop runs other tasks"),
+            Step("task A", node.lineno, "awaits: the loop runs other tasks"),
             Step("task B", tested, "finds none either, and creates another one"),
         ],
         remedy="hold an asyncio.Lock over both, or store the task that creates it and await that",

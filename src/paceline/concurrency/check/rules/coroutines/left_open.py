@@ -30,16 +30,22 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report senders that nothing closes, of streams that a loop receives from."""
     for fn in facts.module.functions:
         for target, value in fn.assigns:
-            made = value if isinstance(value, ast.Call) else value.value if isinstance(value, ast.Subscript) else None
-            called = made.func.value if isinstance(made, ast.Call) and isinstance(made.func, ast.Subscript) else None
-            name = short_name(called if called is not None else getattr(made, "func", value))
+            construction = (
+                value if isinstance(value, ast.Call) else value.value if isinstance(value, ast.Subscript) else None
+            )
+            called = (
+                construction.func.value
+                if isinstance(construction, ast.Call) and isinstance(construction.func, ast.Subscript)
+                else None
+            )
+            name = short_name(called if called is not None else getattr(construction, "func", value))
             pair = target.elts if isinstance(target, ast.Tuple) and len(target.elts) == 2 else ()
             if name not in MAKES or not all(isinstance(each, ast.Name) for each in pair) or not pair:
                 continue
             sender, receiver = (each.id for each in pair if isinstance(each, ast.Name))
             loop = _received(receiver, fn, facts, 0)
-            if loop is not None and (left := _left_open(sender, fn, facts, 0)) is not None:
-                yield _report(fn, left, sender, loop)
+            if loop is not None and (leak := _left_open(sender, fn, facts, 0)) is not None:
+                yield _report(fn, leak, sender, loop)
 
 
 def _uses(name: str, fn: Function) -> list[ast.Name]:
@@ -53,9 +59,12 @@ def _received(name: str, fn: Function, facts: Facts, depth: int) -> tuple[Functi
         up = parent(use)
         if isinstance(up, ast.AsyncFor) and up.iter is use:
             return fn, up
-        given = _given(use, fn, facts) if depth < DEPTH else None
-        if given is not None and (found := _received(given[1], given[0], facts, depth + 1)) is not None:
-            return found
+        destination = _given(use, fn, facts) if depth < DEPTH else None
+        if (
+            destination is not None
+            and (loop := _received(destination[1], destination[0], facts, depth + 1)) is not None
+        ):
+            return loop
     return None
 
 
@@ -88,8 +97,8 @@ def _left_open(name: str, fn: Function, facts: Facts, depth: int) -> ast.expr | 
                 return None
             last = last or use
             continue
-        given = _given(use, fn, facts)
-        if given is None or _left_open(given[1], given[0], facts, depth + 1) is None:
+        destination = _given(use, fn, facts)
+        if destination is None or _left_open(destination[1], destination[0], facts, depth + 1) is None:
             return None
         last = last or use
     return last

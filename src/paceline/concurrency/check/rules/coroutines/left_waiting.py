@@ -43,17 +43,17 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _kept_and_awaited(attribute: str, fn: Function) -> tuple[Function, ast.AST] | None:
     """Where a coroutine awaits, without a timeout, a future that it has put into an attribute of its object."""
-    own = f"{fn.self_name}.{attribute}"
-    made = {dotted(t) for t, v in fn.assigns if makes_future(v)}
-    kept = {dotted(part) for t, v in fn.assigns if dotted(t) == f"{own}[]" for part in parts(v)}
-    kept |= {
+    container = f"{fn.self_name}.{attribute}"
+    futures = {dotted(t) for t, v in fn.assigns if makes_future(v)}
+    entries = {dotted(part) for t, v in fn.assigns if dotted(t) == f"{container}[]" for part in parts(v)}
+    entries |= {
         dotted(part)
         for call in fn.calls
-        if isinstance(call.func, ast.Attribute) and call.func.attr in GROWS and dotted(call.func.value) == own
+        if isinstance(call.func, ast.Attribute) and call.func.attr in GROWS and dotted(call.func.value) == container
         for argument in call.args
         for part in parts(argument)
     }
-    waits = (w for w in fn.awaits if dotted(w.value) in made & kept - {""} and not is_limited(w))
+    waits = (w for w in fn.awaits if dotted(w.value) in futures & entries - {""} and not is_limited(w))
     return next(((fn, wait) for wait in waits), None)
 
 
@@ -66,8 +66,8 @@ def _sees_all(attribute: str, fn: Function) -> bool:
         if isinstance(up, ast.Subscript) and up.value is node:
             continue
         call = parent(up) if isinstance(up, ast.Attribute) else None
-        taken = isinstance(up, ast.Attribute) and isinstance(call, ast.Call) and call.func is up
-        if taken and (up.attr in BY_KEY or (up.attr == "pop" and call.args)):  # type: ignore[union-attr]
+        is_method = isinstance(up, ast.Attribute) and isinstance(call, ast.Call) and call.func is up
+        if is_method and (up.attr in BY_KEY or (up.attr == "pop" and call.args)):  # type: ignore[union-attr]
             assert call is not None
             looped = enclosing(call, ast.While)
             if isinstance(looped, ast.While) and any(dotted(n) == dotted(node) for n in ast.walk(looped.test)):
@@ -98,8 +98,8 @@ def _ends(fn: Function, cls: Class, facts: Facts) -> tuple[Function, ast.AST] | 
             if not caller.asynchronous or not isinstance(loop, ast.While | ast.AsyncFor):
                 continue
             leaves = (n for n in ast.walk(loop) if isinstance(n, ast.Break | ast.Return))
-            if (left := next(leaves, None)) is not None:
-                return caller, left
+            if (exit_node := next(leaves, None)) is not None:
+                return caller, exit_node
             if isinstance(loop, ast.AsyncFor) or not _holds(loop):
                 return caller, loop
     return None
@@ -114,16 +114,16 @@ def _holds(loop: ast.While) -> bool:
 def _report(fn: Function, at: ast.AST, attribute: str, cls: Class, waiter: tuple[Function, ast.AST]) -> Finding:
     other, wait = waiter
     line = getattr(at, "lineno", fn.line)
-    told = getattr(wait, "lineno", other.line)
+    wait_line = getattr(wait, "lineno", other.line)
     return finding(
         at,
         fn,
         f"{fn.qualname} completes the futures in {cls.name}.{attribute}, and none of those that are left when it ends: "
-        f"{other.qualname} awaits one for ever (line {told})",
+        f"{other.qualname} awaits one for ever (line {wait_line})",
         [
-            Step("task A", told, f"{other.qualname} awaits a future that it has put into {cls.name}.{attribute}"),
+            Step("task A", wait_line, f"{other.qualname} awaits a future that it has put into {cls.name}.{attribute}"),
             Step("task B", line, f"{fn.qualname} ends: the connection is closed, or an answer cannot be read"),
-            Step("task A", told, "waits for ever: nothing else completes its future"),
+            Step("task A", wait_line, "waits for ever: nothing else completes its future"),
         ],
         remedy=f"in a `finally`, call set_exception on every future that is left in {attribute}",
         about=f"{cls.name}.{attribute}",

@@ -129,11 +129,11 @@ def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:
         return "cancels a task"
     if name in ("set_result", "set_exception") and _is_future(call.func.value, fn, facts):
         return "completes a future of asyncio"
-    found = facts.module.resource(call.func.value, fn)
-    if found is not None and found.sure:
-        if found.kind == "AsyncEvent" and name == "set":
+    resource = facts.module.resource(call.func.value, fn)
+    if resource is not None and resource.sure:
+        if resource.kind == "AsyncEvent" and name == "set":
             return "sets an asyncio.Event"
-        if found.kind == "AsyncQueue" and name == "put_nowait":
+        if resource.kind == "AsyncQueue" and name == "put_nowait":
             return "puts an item into an asyncio.Queue"
     return ""
 
@@ -147,9 +147,10 @@ def _is_future(node: ast.expr, fn: Function, facts: Facts) -> bool:
                 values = [scope.bound[node.id]]
                 break
             if node.id in scope.parameters:
-                given = facts.module.objects.arguments(scope, node.id)
+                arguments = facts.module.objects.arguments(scope, node.id)
                 values = [
-                    a.caller.bound.get(a.value.id, a.value) if isinstance(a.value, ast.Name) else a.value for a in given
+                    a.caller.bound.get(a.value.id, a.value) if isinstance(a.value, ast.Name) else a.value
+                    for a in arguments
                 ]
                 break
     elif isinstance(node, ast.Attribute) and fn.cls is not None and dotted(node.value) == fn.self_name:
@@ -159,8 +160,8 @@ def _is_future(node: ast.expr, fn: Function, facts: Facts) -> bool:
 
 def _is_task(node: ast.expr, fn: Function) -> bool:
     """Whether an attribute of the object is a task of asyncio."""
-    own = isinstance(node, ast.Attribute) and dotted(node.value) == fn.self_name and fn.cls is not None
-    values = fn.cls.values.get(node.attr, ()) if own and fn.cls is not None else ()  # type: ignore[attr-defined]
+    on_self = isinstance(node, ast.Attribute) and dotted(node.value) == fn.self_name and fn.cls is not None
+    values = fn.cls.values.get(node.attr, ()) if on_self and fn.cls is not None else ()  # type: ignore[attr-defined]
     return any(isinstance(v, ast.Call) and short_name(v.func) in ("create_task", "ensure_future") for v, _ in values)
 
 

@@ -52,10 +52,10 @@ def _fails(call: ast.Call, fn: Function, facts: Facts) -> str:
         return "" if is_caught(call, "ValueError") else "raises a ValueError"
     if name != "asyncio.get_event_loop" or fn.asynchronous or is_caught(call, "RuntimeError"):
         return ""
-    given = any(
+    has_loop = any(
         short_name(c.func) in MAKES_LOOP for f in facts.module.functions for c in f.calls if facts.threads_of(f)
     )
-    return "" if given else "raises a RuntimeError"
+    return "" if has_loop else "raises a RuntimeError"
 
 
 def _only_in_threads(fn: Function, facts: Facts) -> bool:

@@ -33,18 +33,18 @@ def find(facts: Facts) -> Iterator[Finding]:
         for call in fn.calls:
             if call.args and (queue := queue_of(call, PUTS, fn, facts)):
                 puts.setdefault(queue, []).append((fn, call))
-    for fn, queue, mark, taken in readers:
+    for fn, queue, mark, get in readers:
         filled = puts.get(queue, [])
         if not filled or not _is_awaited(fn, facts):
             continue
         marks = [(f, c) for f, c in filled if _may_be(c.args[0], mark, f)]
         if not marks:
-            yield _report(fn, taken, filled[0], queue, mark)
+            yield _report(fn, get, filled[0], queue, mark)
         elif fn.cls is not None and _hands_on(fn, mark, filled):
             others = [(f, c) for f, c in marks if f is not fn]
             if len(others) == 1 and not in_loop(others[0][1], others[0][0]):
-                kept = next(c for f, c in filled if f is fn)
-                yield _report_kept(fn, taken, kept, others[0], queue, mark)
+                put = next(c for f, c in filled if f is fn)
+                yield _report_kept(fn, get, put, others[0], queue, mark)
 
 
 def _is_awaited(fn: Function, facts: Facts) -> bool:
@@ -57,19 +57,21 @@ def _may_be(value: ast.expr, mark: str, fn: Function) -> bool:
     """Whether what is put may be the mark: itself, or a value that is not known."""
     if ast.unparse(value) == mark:
         return True
-    made = fn.bound.get(value.id, value) if isinstance(value, ast.Name) else value
-    made = made.value if isinstance(made, ast.Await) else made
+    binding = fn.bound.get(value.id, value) if isinstance(value, ast.Name) else value
+    binding = binding.value if isinstance(binding, ast.Await) else binding
     looped = isinstance(value, ast.Name) and value.id in fn.looped
     if mark != "None":
-        return isinstance(value, ast.Name) and not looped and made is value
-    plain = isinstance(made, ast.Tuple | ast.List | ast.Dict | ast.JoinedStr | ast.BinOp | ast.Compare)
-    return not (plain or looped or (isinstance(made, ast.Constant) and not is_constant(made, None)))
+        return isinstance(value, ast.Name) and not looped and binding is value
+    plain = isinstance(binding, ast.Tuple | ast.List | ast.Dict | ast.JoinedStr | ast.BinOp | ast.Compare)
+    return not (plain or looped or (isinstance(binding, ast.Constant) and not is_constant(binding, None)))
 
 
 def _hands_on(fn: Function, mark: str, filled: list[Put]) -> bool:
     """Whether a stage puts what it makes of an item into the queue of the next stage, which runs the same code."""
-    own = [call for f, call in filled if f is fn]
-    return bool(own) and all(ast.unparse(call.args[0]) != mark for call in own) and all(_of_other(c, fn) for c in own)
+    puts = [call for f, call in filled if f is fn]
+    return (
+        bool(puts) and all(ast.unparse(call.args[0]) != mark for call in puts) and all(_of_other(c, fn) for c in puts)
+    )
 
 
 def _of_other(call: ast.Call, fn: Function) -> bool:
@@ -78,16 +80,16 @@ def _of_other(call: ast.Call, fn: Function) -> bool:
     return isinstance(owner, ast.Attribute) and isinstance(owner.value, ast.Attribute) and parent(owner) is call.func
 
 
-def _report(fn: Function, taken: ast.Call, put: Put, queue: str, mark: str) -> Finding:
+def _report(fn: Function, get: ast.Call, put: Put, queue: str, mark: str) -> Finding:
     other, call = put
     return finding(
         call,
         other,
-        f"{fn.qualname} takes items out of {queue} until it gets {mark} (line {taken.lineno}), and nothing puts {mark} "
+        f"{fn.qualname} takes items out of {queue} until it gets {mark} (line {get.lineno}), and nothing puts {mark} "
         "into it: it waits for ever after the last item",
         [
             Step("task A", call.lineno, f"{other.qualname} puts the last item by {text_of(call)}"),
-            Step("task B", taken.lineno, f"{fn.qualname} takes it, and waits for the next one for ever"),
+            Step("task B", get.lineno, f"{fn.qualname} takes it, and waits for the next one for ever"),
         ],
         remedy=f"put {mark} into {queue} after the last item, in a `finally`",
         about=queue,
@@ -96,16 +98,16 @@ def _report(fn: Function, taken: ast.Call, put: Put, queue: str, mark: str) -> F
     )
 
 
-def _report_kept(fn: Function, taken: ast.Call, kept: ast.Call, mark: Put, queue: str, text: str) -> Finding:
+def _report_kept(fn: Function, get: ast.Call, put: ast.Call, mark: Put, queue: str, text: str) -> Finding:
     return finding(
-        taken,
+        get,
         fn,
         f"{fn.qualname} ends when it takes {text} out of {queue}, and does not pass it on to the next stage, which "
-        f"gets its items by {text_of(kept)} (line {kept.lineno}): the next stage waits for ever",
+        f"gets its items by {text_of(put)} (line {put.lineno}): the next stage waits for ever",
         [
             Step("task A", mark[1].lineno, f"{mark[0].qualname} puts {text} into the first queue"),
-            Step("task B", taken.lineno, f"{fn.qualname} takes it, and ends"),
-            Step("task C", taken.lineno, f"{fn.qualname} of the next stage waits for an item, and none comes"),
+            Step("task B", get.lineno, f"{fn.qualname} takes it, and ends"),
+            Step("task C", get.lineno, f"{fn.qualname} of the next stage waits for an item, and none comes"),
         ],
         remedy=f"put {text} into the next queue before the end",
         about=queue,

@@ -19,8 +19,13 @@ from paceline.concurrency.check.syntax.names import short_name
 from paceline.concurrency.check.syntax.tree import enclosing, on_different_branches
 from paceline.narrative import Wait as Waits
 
-DOES = {"AsyncEvent": ("set",), "AsyncQueue": ("put", "put_nowait"), "Event": ("set",), "Queue": ("put", "put_nowait"),
-        "SimpleQueue": ("put",)}  # fmt: skip
+DOES = {
+    "AsyncEvent": ("set",),
+    "AsyncQueue": ("put", "put_nowait"),
+    "Event": ("set",),
+    "Queue": ("put", "put_nowait"),
+    "SimpleQueue": ("put",),
+}
 GETS = ("get", "wait")
 
 
@@ -32,9 +37,9 @@ def find(facts: Facts) -> Iterator[Finding]:
             loop = enclosing(effect.node, ast.While, ast.AsyncFor, ast.For)
             if effect.callee is None or loop is None:
                 continue
-            found = next(((w, d) for w in facts.waits(effect.callee).values() if (d := _does(w, fn, facts))), None)
-            if found is not None and any(_later(effect.node, does) for does in found[1]):
-                yield _report(fn, effect.node, *found)
+            witness = next(((w, d) for w in facts.waits(effect.callee).values() if (d := _does(w, fn, facts))), None)
+            if witness is not None and any(_later(effect.node, does) for does in witness[1]):
+                yield _report(fn, effect.node, *witness)
                 return
 
 
@@ -44,17 +49,17 @@ def _does(wait: Wait, fn: Function, facts: Facts) -> list[ast.Call]:
     method = short_name(getattr(wait.effect.node, "func", wait.effect.node))
     if resource is None or not resource.sure or resource.one_of_several or method not in GETS:
         return []
-    own: list[ast.Call] = []
+    calls: list[ast.Call] = []
     for other in facts.module.functions:
         for call in other.calls:
             if not isinstance(call.func, ast.Attribute) or call.func.attr not in DOES.get(resource.kind, ()):
                 continue
-            found = facts.module.resource(call.func.value, other)
-            if found is not None and found.id == resource.id:
+            receiver = facts.module.resource(call.func.value, other)
+            if receiver is not None and receiver.id == resource.id:
                 if other is not fn:
                     return []
-                own.append(call)
-    return own
+                calls.append(call)
+    return calls
 
 
 def _later(waits: ast.expr, does: ast.Call) -> bool:

@@ -30,23 +30,24 @@ def find(facts: Facts) -> Iterator[Finding]:
         for loop in fn.loops if fn.asynchronous else ():
             if (
                 isinstance(loop, ast.While)
-                and (asked := _asks(loop.test, fn, facts))
+                and (condition := _asks(loop.test, fn, facts))
                 and not _does_something(loop, fn, facts)
             ):
                 yield finding(
                     loop,
                     fn,
-                    f"this loop of {fn.qualname} waits until {asked} changes, without an await that lets anything else "
+                    f"this loop of {fn.qualname} waits until {condition} changes, without an await that lets "
+                    "anything else "
                     "run: no other task can change it",
                     [
-                        Step("task A", loop.lineno, f"{fn.qualname} asks for {asked} again and again"),
+                        Step("task A", loop.lineno, f"{fn.qualname} asks for {condition} again and again"),
                         Step("other tasks", loop.lineno, "cannot run: task A never awaits"),
                     ],
                     remedy="wait for an asyncio.Event that is set with the change, or await asyncio.sleep() in the "
                     "loop",
-                    about=asked,
+                    about=condition,
                     confidence=0.75,
-                    waits=[Wait("task A", f"asks for {asked}", "change it", "another task, which cannot run")],
+                    waits=[Wait("task A", f"asks for {condition}", "change it", "another task, which cannot run")],
                 )
 
 
@@ -77,9 +78,9 @@ def _asks(test: ast.expr, fn: Function, facts: Facts) -> str:
 
 def _of_file(name: ast.Name, fn: Function, facts: Facts) -> bool:
     """Whether a name is a global that other functions change."""
-    own = {n.id for scope in fn.scopes() for n in scope.stores if scope is not facts.module.top}
+    local_names = {n.id for scope in fn.scopes() for n in scope.stores if scope is not facts.module.top}
     changed = any(name.id in f.globals for f in facts.module.functions if f is not fn)
-    return changed and name.id not in own and all(name.id not in s.parameters for s in fn.scopes())
+    return changed and name.id not in local_names and all(name.id not in s.parameters for s in fn.scopes())
 
 
 def _does_something(loop: ast.While, fn: Function, facts: Facts) -> bool:

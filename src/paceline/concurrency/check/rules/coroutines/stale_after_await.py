@@ -37,9 +37,9 @@ def find(facts: Facts) -> Iterator[Finding]:
         tasks = [fn for fn in facts.module.functions if fn.cls is cls and _pauses(fn)]
         if not tasks:
             continue
-        for name, own in accesses_of_class(cls, facts).items():
+        for name, class_accesses in accesses_of_class(cls, facts).items():
             inherited = (accesses_of_class(base, facts).get(name, ()) for base in cls.ancestry[1:])
-            accesses = [*own, *(a for each in inherited for a in each)]
+            accesses = [*class_accesses, *(a for each in inherited for a in each)]
             for fn in tasks:
                 yield from _in(fn, accesses, facts)
                 yield from _items(fn, accesses)
@@ -54,18 +54,18 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _pauses(fn: Function) -> list[Pause]:
     """The points at which a coroutine lets other tasks run, in order of lines."""
-    found: list[Pause] = [*fn.awaits]
-    found += [w for w in fn.withs if isinstance(w, ast.AsyncWith)]
-    found += [loop for loop in fn.loops if isinstance(loop, ast.AsyncFor)]
+    pauses: list[Pause] = [*fn.awaits]
+    pauses += [w for w in fn.withs if isinstance(w, ast.AsyncWith)]
+    pauses += [loop for loop in fn.loops if isinstance(loop, ast.AsyncFor)]
     if fn.decorated("coroutine"):
-        found += [n for n in ast.walk(fn.node) if isinstance(n, ast.YieldFrom)]
-    return sorted(found, key=lambda node: node.lineno)
+        pauses += [n for n in ast.walk(fn.node) if isinstance(n, ast.YieldFrom)]
+    return sorted(pauses, key=lambda node: node.lineno)
 
 
 def _in(fn: Function, accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     mine = [a for a in accesses if a.fn is fn]
-    gone = [a for a in accesses if a.kind == "none" and a.fn is not fn and a.fn.name != "__init__"]
-    if not mine or not gone:
+    resets = [a for a in accesses if a.kind == "none" and a.fn is not fn and a.fn.name != "__init__"]
+    if not mine or not resets:
         return
     pauses = _pauses(fn)
     for use in mine:
@@ -78,7 +78,7 @@ def _in(fn: Function, accesses: list[Access], facts: Facts) -> Iterator[Finding]
         stored = parent(last.node) if last.kind == "write" else None
         after = [p for p in pauses if stored is None or not is_within(p, [stored])]  # type: ignore[list-item]
         pause = next((p for p in after if last.line <= _end(p) < use.line and _same_path(p, use.node)), None)
-        other = next((g for g in gone if not g.locks & use.locks), None)
+        other = next((g for g in resets if not g.locks & use.locks), None)
         if pause is not None and other is not None:
             yield _report(use, before[-1], pause, other)
             return
@@ -92,13 +92,13 @@ def _items(fn: Function, accesses: list[Access]) -> Iterator[Finding]:
         pauses = [p for p in _pauses(fn) if _same_path(p, use.node)] if check is not None else []
         if isinstance(check, ast.For):
             pause = next((p for p in pauses if is_within(p, check.body)), None)
-            gone = next((r for r in removals if r.fn is not fn), None)
+            removal = next((r for r in removals if r.fn is not fn), None)
         elif check is not None:
             after = check.lineno if use.line in lines_of(check) else last_line(check)
             pause = next((p for p in pauses if after < p.lineno and _end(p) < use.line), None)
-            gone = removals[0]
-        if check is not None and pause is not None and gone is not None:
-            yield _report_item(use, check, pause, gone)
+            removal = removals[0]
+        if check is not None and pause is not None and removal is not None:
+            yield _report_item(use, check, pause, removal)
             return
 
 
@@ -173,13 +173,17 @@ def _read_before(write: Access, accesses: list[Access], pauses: list[Pause]) -> 
         return statement.lineno if any(isinstance(n, ast.Await) for n in ast.walk(statement.value)) else 0
     used = {n.id for n in ast.walk(statement.value) if isinstance(n, ast.Name)}
     for read in accesses:
-        kept = parent(read.node)
+        assignment = parent(read.node)
         if read.fn is not write.fn or read.kind != "read" or read.locks & write.locks:
             continue
-        if not isinstance(kept, ast.Assign):
+        if not isinstance(assignment, ast.Assign):
             continue
-        named = isinstance(kept.targets[0], ast.Name) and kept.targets[0].id in used and kept.value is read.node
-        between = any(_end(kept) < p.lineno and _end(p) < write.line for p in pauses)
+        named = (
+            isinstance(assignment.targets[0], ast.Name)
+            and assignment.targets[0].id in used
+            and assignment.value is read.node
+        )
+        between = any(_end(assignment) < p.lineno and _end(p) < write.line for p in pauses)
         if named and between and not isinstance(statement.value, ast.Name):
             return read.line
     return 0
@@ -196,8 +200,18 @@ def _several_tasks(fn: Function, facts: Facts) -> bool:
 
 def _handles(fn: Function, facts: Facts) -> bool:
     """Whether a coroutine answers requests: others call it, each with its own, and nothing in the file does."""
-    given = set(fn.parameters) & {"request", "message", "msg", "event", "ctx", "websocket", "ws", "packet", "reader"}
-    return bool(given) and not facts.callers.get(id(fn)) and not fn.name.startswith("__")
+    parameters = set(fn.parameters) & {
+        "request",
+        "message",
+        "msg",
+        "event",
+        "ctx",
+        "websocket",
+        "ws",
+        "packet",
+        "reader",
+    }
+    return bool(parameters) and not facts.callers.get(id(fn)) and not fn.name.startswith("__")
 
 
 def _is_keyed(access: Access, accesses: list[Access], facts: Facts) -> bool:
@@ -207,10 +221,10 @@ def _is_keyed(access: Access, accesses: list[Access], facts: Facts) -> bool:
     cls, _, name = access.thing.removesuffix("[...]").rpartition(".")
     owner = facts.module.classes.get(cls)
     values = [v for v, _ in owner.values.get(name, ())] if owner else [facts.module.top.bound.get(name)]
-    made = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values if v is not None}
+    kinds = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values if v is not None}
     if access.thing.endswith("[...]"):  # an element of a container: of `defaultdict(set)`
-        made = {short_name(a) for v in values if isinstance(v, ast.Call) for a in v.args[:1]}
-    return bool(made & {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "Set", "Dict"})
+        kinds = {short_name(a) for v in values if isinstance(v, ast.Call) for a in v.args[:1]}
+    return bool(kinds & {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "Set", "Dict"})
 
 
 def _report_late(access: Access, since: int, then: str, so: str) -> Finding:
@@ -230,21 +244,22 @@ def _report_late(access: Access, since: int, then: str, so: str) -> Finding:
     )
 
 
-def _report_item(use: Access, check: ast.If | ast.For, pause: Pause, gone: Access) -> Finding:
+def _report_item(use: Access, check: ast.If | ast.For, pause: Pause, removal: Access) -> Finding:
     looped = isinstance(check, ast.For)
-    asked = f"{use.thing} is asked for a key at line {check.lineno} and used here after an await"
+    reason = f"{use.thing} is asked for a key at line {check.lineno} and used here after an await"
     copied = (
         f"the keys of {use.thing} are copied at line {check.lineno}, and an item is used here in a loop that awaits"
     )
     return finding(
         use.node,
         use.fn,
-        f"{copied if looped else asked} (line {pause.lineno}); {gone.fn.qualname} may remove the key meanwhile (line "
-        f"{gone.line})",
+        f"{copied if looped else reason} (line {pause.lineno}); {removal.fn.qualname} may remove the key meanwhile "
+        "(line "
+        f"{removal.line})",
         [
             Step("task A", check.lineno, f"{use.fn.qualname} {'copies the keys' if looped else 'finds the key'}"),
             Step("task A", pause.lineno, "awaits: the loop runs other tasks"),
-            Step("task B", gone.line, f"{gone.fn.qualname} removes it"),
+            Step("task B", removal.line, f"{removal.fn.qualname} removes it"),
             Step("task A", use.line, "uses it: KeyError"),
         ],
         remedy="use .get() or .pop(key, None) and check the result, or iterate over a copy of the items",
@@ -290,7 +305,7 @@ def _guarded(use: Access, facts: Facts) -> bool:
         return True
     around = enclosing(use.node, ast.AsyncWith)
     while isinstance(around, ast.AsyncWith):
-        if any((found := facts.module.resource(i.context_expr, use.fn)) and found.kind for i in around.items):
+        if any((resource := facts.module.resource(i.context_expr, use.fn)) and resource.kind for i in around.items):
             return True
         around = enclosing(around, ast.AsyncWith)
     text = dotted(use.node)

@@ -39,8 +39,8 @@ def _of_asyncio(call: ast.Call, facts: Facts) -> bool:
 
 
 def _report(call: ast.Call, fn: Function) -> Finding:
-    given = call.args[0] if call.args else call
-    what = text_of(given) or "the coroutine"
+    coroutine = call.args[0] if call.args else call
+    what = text_of(coroutine) or "the coroutine"
     return finding(
         call,
         fn,

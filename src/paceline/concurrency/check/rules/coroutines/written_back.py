@@ -32,9 +32,9 @@ def find(facts: Facts) -> Iterator[Finding]:
         reads = [(t.id, v.value) for t, v in fn.assigns if _reads(t, v)]  # type: ignore[attr-defined]
         for write in (a.value for a in fn.awaits if isinstance(a.value, ast.Call)):
             name = WRITTEN.match(short_name(write.func))
-            found = next(((n, r) for n, r in reads if name and _belongs(n, r, write, name[2], fn)), None)
-            if found is not None and not _guarded(write, fn, facts):
-                yield _report(fn, found[0], found[1], write)
+            witness = next(((n, r) for n, r in reads if name and _belongs(n, r, write, name[2], fn)), None)
+            if witness is not None and not _guarded(write, fn, facts):
+                yield _report(fn, witness[0], witness[1], write)
                 return
 
 
@@ -49,14 +49,18 @@ def _belongs(name: str, read: ast.Call, write: ast.Call, what: str | None, fn: F
     same = READ.match(short_name(read.func))
     if same is None or same[2] != what or read.lineno >= write.lineno or _owner(read) != _owner(write):
         return False
-    given, asked = _given(write), _given(read)
-    keys = [text for text in asked if text in given]
-    if not asked:  # there is one value only, which is changed here
+    write_keys, read_keys = _given(write), _given(read)
+    keys = [text for text in read_keys if text in write_keys]
+    if not read_keys:  # there is one value only, which is changed here
         changed = any(dotted(t).startswith(f"{name}[") for t, _ in fn.assigns) or any(
             dotted(a.target).partition("[")[0] == name for a in fn.augmented
         )
-        return given == [name] and changed
-    return bool(keys) and keys[0] != name and any(re.search(rf"\b{name}\b", text) for text in given if text not in keys)
+        return write_keys == [name] and changed
+    return (
+        bool(keys)
+        and keys[0] != name
+        and any(re.search(rf"\b{name}\b", text) for text in write_keys if text not in keys)
+    )
 
 
 def _owner(call: ast.Call) -> str:

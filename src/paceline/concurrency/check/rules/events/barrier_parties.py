@@ -30,13 +30,13 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             for barrier, wait in _waits(runs, facts).items():
                 parties = _parties(barrier, facts)
-                own = [c for c in fn.calls if _waits_at(c, fn, facts) == barrier and not in_loop(c, fn)]
+                waits = [c for c in fn.calls if _waits_at(c, fn, facts) == barrier and not in_loop(c, fn)]
                 others = [f for f in facts.module.functions if f not in (fn, runs) and barrier in _waits(f, facts)]
-                if parties is None or others or any(has_timeout(c, "wait") for c in (*own, wait)):
+                if parties is None or others or any(has_timeout(c, "wait") for c in (*waits, wait)):
                     continue
-                if own and _same(parties, count, fn):
-                    yield _report(own[0], fn, barrier, "one party more comes than it has", runs)
-                elif not own and _one_more(parties, count, fn):
+                if waits and _same(parties, count, fn):
+                    yield _report(waits[0], fn, barrier, "one party more comes than it has", runs)
+                elif not waits and _one_more(parties, count, fn):
                     yield _report(wait, runs, barrier, "one party less comes than it has", runs)
 
 
@@ -61,20 +61,20 @@ def _waits(fn: Function, facts: Facts) -> dict[str, ast.Call]:
 
 
 def _waits_at(call: ast.Call, fn: Function, facts: Facts) -> str:
-    found = resource_of(call, ("wait",), fn, facts)
-    return found.id if found is not None and found.kind == "Barrier" and not found.one_of_several else ""
+    resource = resource_of(call, ("wait",), fn, facts)
+    return resource.id if resource is not None and resource.kind == "Barrier" and not resource.one_of_several else ""
 
 
 def _parties(barrier: str, facts: Facts) -> ast.expr | None:
     """The number of parties of a barrier, where one place makes it."""
-    made = [
+    constructions = [
         value
         for fn in facts.module.functions
         for target, value in fn.assigns
         if isinstance(value, ast.Call) and short_name(value.func) == "Barrier" and value.args
-        if (found := facts.module.resource(target, fn)) is not None and found.id == barrier
+        if (resource := facts.module.resource(target, fn)) is not None and resource.id == barrier
     ]
-    return made[0].args[0] if len(made) == 1 else None
+    return constructions[0].args[0] if len(constructions) == 1 else None
 
 
 def _same(one: ast.expr, other: ast.expr | None, fn: Function) -> bool:

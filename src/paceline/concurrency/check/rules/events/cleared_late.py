@@ -47,15 +47,15 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _flags(cls: Class, facts: Facts) -> Iterator[Finding]:
     """`self.send(request)` and then `self.answered = False`, where the thread that receives sets it to True."""
-    own = [fn for fn in facts.module.functions if fn.cls is cls]
-    for fn in own:
+    methods = [fn for fn in facts.module.functions if fn.cls is cls]
+    for fn in methods:
         for target, value in fn.assigns:
             name = dotted(target)
             flag = name.startswith(f"{fn.self_name}.") and name.count(".") == 1 and is_constant(value, False)
             sent = _sent_before(target, fn) if flag and not facts.held_at(target, fn) else None
-            if sent is None or facts.threads_of(fn) or not _polled(name, own):
+            if sent is None or facts.threads_of(fn) or not _polled(name, methods):
                 continue
-            others = ((f, t) for f in own if facts.threads_of(f) for t, v in f.assigns if is_constant(v, True))
+            others = ((f, t) for f in methods if facts.threads_of(f) for t, v in f.assigns if is_constant(v, True))
             other = next(((f, t) for f, t in others if dotted(t) == name), None)
             if other is not None:
                 yield _report_flag(target, fn, name, sent, *other)
@@ -77,9 +77,9 @@ def _sent_before(target: ast.expr, fn: Function) -> ast.Call | None:
 SENDS = re.compile(r"(send|write|put|request|publish|post|query|ask|emit|transmit)(_|$)")
 
 
-def _polled(name: str, own: list[Function]) -> bool:
+def _polled(name: str, methods: list[Function]) -> bool:
     """Whether a loop waits for a flag to become true."""
-    loops = (loop for fn in own for loop in fn.loops if isinstance(loop, ast.While))
+    loops = (loop for fn in methods for loop in fn.loops if isinstance(loop, ast.While))
     negated = (n.operand for w in loops for n in ast.walk(w.test) if isinstance(n, ast.UnaryOp))
     return any(dotted(operand) == name for operand in negated)
 
@@ -103,20 +103,20 @@ def _report_flag(at: ast.expr, fn: Function, name: str, sent: ast.Call, other: F
 
 def _setters(facts: Facts) -> dict[str, list[tuple[Function, ast.Call]]]:
     """Event -> the functions that set it."""
-    found: dict[str, list[tuple[Function, ast.Call]]] = {}
+    setters: dict[str, list[tuple[Function, ast.Call]]] = {}
     for fn in facts.module.functions:
         for call in fn.calls:
             if event := _event(call, "set", fn, facts):
-                found.setdefault(event, []).append((fn, call))
-    return found
+                setters.setdefault(event, []).append((fn, call))
+    return setters
 
 
 def _event(call: ast.Call, method: str, fn: Function, facts: Facts) -> str:
     """The event of which a call is this method; empty where it is none."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != method:
         return ""
-    found = facts.module.resource(call.func.value, fn)
-    return found.id if found is not None and found.kind in EVENTS else ""
+    resource = facts.module.resource(call.func.value, fn)
+    return resource.id if resource is not None and resource.kind in EVENTS else ""
 
 
 def _starts(fn: Function, facts: Facts) -> Iterator[tuple[ast.Call, Function]]:
@@ -125,18 +125,18 @@ def _starts(fn: Function, facts: Facts) -> Iterator[tuple[ast.Call, Function]]:
         name = short_name(call.func)
         if name in AT_ONCE:
             position = 0 if name == "run_coroutine_threadsafe" else STARTS[name][2]
-            given = keyword(call, "coro" if name == "run_coroutine_threadsafe" else STARTS[name][1], position)
-            given = given.func if isinstance(given, ast.Call) else given
-            runs = facts.module.function_named(given, fn) if given is not None else None
+            target = keyword(call, "coro" if name == "run_coroutine_threadsafe" else STARTS[name][1], position)
+            target = target.func if isinstance(target, ast.Call) else target
+            runs = facts.module.function_named(target, fn) if target is not None else None
             begun = _begun(call, fn) if name in ("Thread", "Timer", "Process") else call
             if runs is not None and begun is not None:
                 yield begun, runs
 
 
-def _begun(made: ast.Call, fn: Function) -> ast.Call | None:
+def _begun(construction: ast.Call, fn: Function) -> ast.Call | None:
     """The `start()` of a thread that is made here."""
-    names = [dotted(target) for target, value in fn.assigns if value is made]
-    direct = enclosing(made, ast.Call)
+    names = [dotted(target) for target, value in fn.assigns if value is construction]
+    direct = enclosing(construction, ast.Call)
     if isinstance(direct, ast.Call) and short_name(direct.func) == "start":
         return direct
     return next((c for c in fn.calls if names and dotted(c.func) == f"{names[0]}.start"), None)
@@ -163,22 +163,22 @@ def _after_work(
 ) -> Iterator[Finding]:
     """The events that a loop waits for, and clears or replaces only after a further await."""
     waits = [(c, e) for c in fn.calls if is_within(c, loop) and (e := _event(c, "wait", fn, facts)) in setters]
-    made = [
-        (value, found.id)
+    replacements = [
+        (value, resource.id)
         for target, value in fn.assigns
         if isinstance(value, ast.Call)
         and loop.lineno < value.lineno <= last_line(loop)
         and facts.module.constructed_kind(value, fn) in EVENTS
-        and (found := facts.module.resource(target, fn)) is not None
+        and (resource := facts.module.resource(target, fn)) is not None
     ]
     for wait, event in waits:
         others = [s for s in setters[event] if s[0] is not fn]
-        if not others or has_timeout(wait, "wait") or (fn.asynchronous is False and not made):
+        if not others or has_timeout(wait, "wait") or (fn.asynchronous is False and not replacements):
             continue
-        for at, which in [*(pair for pair in clears if fn.asynchronous), *made]:
+        for at, which in [*(pair for pair in clears if fn.asynchronous), *replacements]:
             inside = which == event and loop.lineno < at.lineno <= last_line(loop)
             gives_way = any(wait.lineno < a.lineno and last_line(a) <= at.lineno for a in fn.awaits)
-            replaced = (at, which) in made
+            replaced = (at, which) in replacements
             if inside and (gives_way if fn.asynchronous and at.lineno > wait.lineno else replaced):
                 yield _report(at, fn, event, wait.lineno, "waits for it, and works", others, 0.65 if replaced else 0.55)
                 return

@@ -146,9 +146,9 @@ def _after_work(fn: Function, facts: Facts) -> Iterator[Finding]:
             }
             done = {name for name, line in used if line < clear.lineno} - {n for n, line in used if line > clear.lineno}
             done -= {dotted(n) for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)}
-            found = next((c for c in _changes(event, done, fn, facts)), None)
-            if found is not None:
-                yield _forgotten(fn, waits[0], clear, event, *found)
+            change = next((c for c in _changes(event, done, fn, facts)), None)
+            if change is not None:
+                yield _forgotten(fn, waits[0], clear, event, *change)
 
 
 def _changes(event: str, names: set[str], fn: Function, facts: Facts) -> Iterator[tuple[Function, ast.Call, str]]:
@@ -225,8 +225,8 @@ def _is(call: ast.Call, method: str) -> bool:
 
 def _event(call: ast.Call, fn: Function, facts: Facts) -> str | None:
     assert isinstance(call.func, ast.Attribute)
-    found = facts.module.resource(call.func.value, fn)
-    return found.id if found is not None and found.kind in EVENTS else None
+    resource = facts.module.resource(call.func.value, fn)
+    return resource.id if resource is not None and resource.kind in EVENTS else None
 
 
 def _setter(event: str, flags: set[str], facts: Facts) -> tuple[Function, str, ast.Call] | None:

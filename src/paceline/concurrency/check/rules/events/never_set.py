@@ -59,13 +59,13 @@ def _waited_for(facts: Facts) -> tuple[dict[str, tuple[str, Waiter]], dict[str, 
     gets: dict[str, Waiter] = {}
     for fn in facts.module.functions:
         for call in fn.calls:
-            found = resource_of(call, ("wait", "get"), fn, facts)
-            if found is None or has_timeout(call, short_name(call.func)) or is_limited(call):
+            resource = resource_of(call, ("wait", "get"), fn, facts)
+            if resource is None or has_timeout(call, short_name(call.func)) or is_limited(call):
                 continue
-            if short_name(call.func) == "wait" and found.kind in KINDS:
-                waits.setdefault(found.id, (found.kind, (fn, call)))
-            elif found.kind in QUEUES and not found.one_of_several and in_loop(call, fn):
-                gets.setdefault(found.id, (fn, call))
+            if short_name(call.func) == "wait" and resource.kind in KINDS:
+                waits.setdefault(resource.id, (resource.kind, (fn, call)))
+            elif resource.kind in QUEUES and not resource.one_of_several and in_loop(call, fn):
+                gets.setdefault(resource.id, (fn, call))
     return waits, gets
 
 
@@ -124,9 +124,9 @@ def _at_last(call: ast.Call) -> bool:
     return isinstance(tried, ast.Try) and any(n is call for s in tried.finalbody for n in ast.walk(s))
 
 
-def _is(value: ast.expr, made: ast.Call, name: str) -> bool:
+def _is(value: ast.expr, construction: ast.Call, name: str) -> bool:
     """Whether a value is what was made, by its name or by the same assignment."""
-    return value is made or (isinstance(value, ast.Name) and value.id == name)
+    return value is construction or (isinstance(value, ast.Name) and value.id == name)
 
 
 def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[Finding]:
@@ -145,9 +145,9 @@ def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[
 def _skipped(fn: Function, met_by: list[ast.Call], what: str, waiter: Waiter) -> Iterator[Finding]:
     """The first step whose exception skips what others wait for."""
     duty = Duty(fn, one_of(met_by))
-    made = fn.bound.get(what.rpartition(".")[2])
-    there = made.lineno if made is not None and what.startswith(fn.qualname + ".") else 0  # a local event
-    ways = [s for s in duty.skipped_by_exceptions() if s.node.line > there and not _met_in_handler(s, met_by)]
+    binding = fn.bound.get(what.rpartition(".")[2])
+    line = binding.lineno if binding is not None and what.startswith(fn.qualname + ".") else 0  # a local event
+    ways = [s for s in duty.skipped_by_exceptions() if s.node.line > line and not _met_in_handler(s, met_by)]
     ways += [s for s in duty.returns_without() if _in_handler(s)] if not ways else []
     for skipped in ways[:1]:
         yield _report(fn, met_by[0], skipped, what, waiter)
@@ -187,8 +187,8 @@ def _all_return(skipped: Skipped, fn: Function) -> bool:
 
 def _subject(call: ast.Call, methods: tuple[str, ...], kinds: Container[str], fn: Function, facts: Facts) -> str:
     """The event or barrier of which a call is such a method; empty where it is none."""
-    found = resource_of(call, methods, fn, facts)
-    return found.id if found is not None and found.kind in kinds else ""
+    resource = resource_of(call, methods, fn, facts)
+    return resource.id if resource is not None and resource.kind in kinds else ""
 
 
 def _set_elsewhere(event: str, fn: Function, facts: Facts) -> bool:

@@ -26,18 +26,18 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report functions that end something and notify one waiter, where the waiters are several."""
     for fn in facts.module.functions:
         for call in fn.calls:
-            found = resource_of(call, ("notify",), fn, facts)
-            if found is None or found.kind not in CONDITIONS or call.args or call.keywords:
+            resource = resource_of(call, ("notify",), fn, facts)
+            if resource is None or resource.kind not in CONDITIONS or call.args or call.keywords:
                 continue
             flags = {dotted(t) for t, v in fn.assigns if isinstance(v, ast.Constant) and t.lineno <= call.lineno}
             if not is_teardown(fn):
                 flags = {flag for flag in flags if _stays(flag, fn, facts)}
-            waits = list(_waits(found.id, facts))
+            waits = list(_waits(resource.id, facts))
             asking = [(f, w) for f, w in waits if _asks(w, flags, fn, f)]
             if not asking and (kinds := _of_two_kinds(call, waits)) is not None:
-                yield _report_kinds(call, fn, found.id, *kinds)
+                yield _report_kinds(call, fn, resource.id, *kinds)
             if asking and (len({id(f) for f, _ in waits}) > 1 or _in_several(asking[0][0], facts)):
-                yield _report(call, fn, found.id, *asking[0])
+                yield _report(call, fn, resource.id, *asking[0])
 
 
 def _of_two_kinds(
@@ -46,9 +46,9 @@ def _of_two_kinds(
     """Two waits for the notified condition that ask for different things, in functions that both notify one waiter."""
     name = short_name(call.func.value)  # type: ignore[attr-defined]
     same = [(f, w) for f, w in waits if short_name(w.func.value) == name]  # type: ignore[attr-defined]
-    asked = {id(f): ast.dump(loop.test) for f, w in same if isinstance(loop := enclosing(w, ast.While), ast.While)}
-    notifying = [(f, w) for f, w in same if any(short_name(c.func) == "notify" for c in f.calls) and id(f) in asked]
-    both = [pair for pair in notifying if asked[id(pair[0])] != asked[id(notifying[0][0])]]
+    tests = {id(f): ast.dump(loop.test) for f, w in same if isinstance(loop := enclosing(w, ast.While), ast.While)}
+    notifying = [(f, w) for f, w in same if any(short_name(c.func) == "notify" for c in f.calls) and id(f) in tests]
+    both = [pair for pair in notifying if tests[id(pair[0])] != tests[id(notifying[0][0])]]
     return (notifying[0], both[0]) if both and notifying[0][1].lineno < call.lineno < both[0][1].lineno else None
 
 
@@ -84,17 +84,17 @@ def _waits(condition: str, facts: Facts) -> Iterator[tuple[Function, ast.Call]]:
     """Where a condition is waited for without a timeout."""
     for fn in facts.module.functions:
         for call in fn.calls:
-            found = resource_of(call, ("wait", "wait_for"), fn, facts)
-            if found is not None and found.id == condition and not has_timeout(call, short_name(call.func)):
+            resource = resource_of(call, ("wait", "wait_for"), fn, facts)
+            if resource is not None and resource.id == condition and not has_timeout(call, short_name(call.func)):
                 yield fn, call
 
 
 def _asks(wait: ast.Call, flags: set[str], ends: Function, fn: Function) -> bool:
     """Whether a waiter asks for one of the flags, in a test around the wait or in its predicate."""
     around = (enclosing(wait, ast.While), enclosing(wait, ast.If))
-    asked: list[ast.AST] = [*wait.args, *(test for test in around if test is not None)]
-    own = {f"{fn.self_name}.{flag.removeprefix(ends.self_name + '.')}" for flag in flags}
-    return any(dotted(n) in own for part in asked for n in ast.walk(part))
+    expressions: list[ast.AST] = [*wait.args, *(test for test in around if test is not None)]
+    names = {f"{fn.self_name}.{flag.removeprefix(ends.self_name + '.')}" for flag in flags}
+    return any(dotted(n) in names for part in expressions for n in ast.walk(part))
 
 
 def _in_several(fn: Function, facts: Facts) -> bool:

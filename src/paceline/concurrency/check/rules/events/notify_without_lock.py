@@ -20,22 +20,23 @@ def find(facts: Facts) -> Iterator[Finding]:
         if fn.name.startswith("_") or "notify" in fn.name or fn.name.endswith("locked"):
             continue  # the callers may hold it
         for call in fn.calls:
-            found = resource_of(call, ("notify", "notify_all", "notifyAll"), fn, facts)
-            if found is None or found.kind not in ("Condition", "AsyncCondition") or not found.sure:
+            resource = resource_of(call, ("notify", "notify_all", "notifyAll"), fn, facts)
+            if resource is None or resource.kind not in ("Condition", "AsyncCondition") or not resource.sure:
                 continue
             called = any(event.held for _, event in facts.callers.get(id(fn), ()))
             if not facts.held_at(call, fn) and not called:
                 yield finding(
                     call,
                     fn,
-                    f"{text_of(call)} is called without {found.id}, which raises RuntimeError; the waiting threads are "
+                    f"{text_of(call)} is called without {resource.id}, which raises RuntimeError; the waiting "
+                    "threads are "
                     "not woken up",
                     [
-                        Step("thread A", call.lineno, f"waits for {found.id}"),
+                        Step("thread A", call.lineno, f"waits for {resource.id}"),
                         Step("thread B", call.lineno, f"{fn.qualname} notifies without holding it: RuntimeError"),
                     ],
                     remedy=f"change the state and notify under `with {text_of(call).rpartition('.')[0]}:`",
-                    about=found.id,
+                    about=resource.id,
                     confidence=0.8,
                 )
 

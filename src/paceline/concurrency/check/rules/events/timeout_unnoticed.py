@@ -39,18 +39,18 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _joined(fn: Function, facts: Facts) -> Iterator[Finding]:
     """`child.join(60)`, and then a use of what the child was given, whether or not it has ended."""
-    for target, made in fn.assigns:
-        if not isinstance(target, ast.Name) or not isinstance(made, ast.Call):
+    for target, value in fn.assigns:
+        if not isinstance(target, ast.Name) or not isinstance(value, ast.Call):
             continue
-        if facts.module.constructed_kind(made, fn) not in ("Process", "Thread"):
+        if facts.module.constructed_kind(value, fn) not in ("Process", "Thread"):
             continue
-        parts = (n for argument in start_arguments(made, fn) for n in ast.walk(argument))
-        given = {n.id for n in parts if isinstance(n, ast.Name)} - {fn.self_name}
+        parts = (n for argument in start_arguments(value, fn) for n in ast.walk(argument))
+        names = {n.id for n in parts if isinstance(n, ast.Name)} - {fn.self_name}
         join = next((c for c in fn.calls if dotted(c.func) == f"{target.id}.join" and has_timeout(c, "join")), None)
-        asked = any(dotted(a) in [f"{target.id}.{how}" for how in ASKS] for a in fn.attributes)
-        if join is None or asked or not isinstance(parent(join), ast.Expr):
+        is_checked = any(dotted(a) in [f"{target.id}.{how}" for how in ASKS] for a in fn.attributes)
+        if join is None or is_checked or not isinstance(parent(join), ast.Expr):
             continue
-        later = (n for n in fn.names if n.id in given and n.lineno > join.lineno and n.id != target.id)
+        later = (n for n in fn.names if n.id in names and n.lineno > join.lineno and n.id != target.id)
         used = next((n for n in later if isinstance(enclosing(n, ast.Call), ast.Call)), None)
         if used is not None:
             yield _report_joined(fn, join, used)
@@ -79,19 +79,19 @@ def _unnoticed(call: ast.Call, fn: Function, facts: Facts) -> bool:
         return False
     dropped = isinstance(parent(call), ast.Expr) and enclosing(call, ast.While, ast.For) is None
     event = call.func.value
-    known = facts.module.resource(event, fn) if dropped else None
-    if known is not None:
-        return known.kind in THREAD_EVENTS
+    resource = facts.module.resource(event, fn) if dropped else None
+    if resource is not None:
+        return resource.kind in THREAD_EVENTS
     key = event.slice if isinstance(event, ast.Subscript) else None
     return dropped and isinstance(key, ast.Constant) and _is_event(key.value, facts)
 
 
 def _is_event(key: object, facts: Facts) -> bool:
     """Whether some dictionary of this file has an event under a key."""
-    made = (n for fn in facts.module.functions for c in fn.calls if isinstance(n := parent(c), ast.Dict))
+    dicts = (n for fn in facts.module.functions for c in fn.calls if isinstance(n := parent(c), ast.Dict))
     return any(
         is_constant(k, key) and isinstance(v, ast.Call) and short_name(v.func) == "Event"
-        for n in made
+        for n in dicts
         for k, v in zip(n.keys, n.values, strict=True)
     )
 
@@ -105,8 +105,8 @@ def _used(call: ast.Call, fn: Function) -> ast.expr | None:
     text = ast.unparse(read)
     tests = [t.test for t in fn.tests if t.lineno > call.lineno]
     event = ast.unparse(call.func.value)  # type: ignore[attr-defined]
-    asked = any(part in ast.unparse(test) for test in tests for part in (text, event))
-    return None if asked or enclosing(later[0], ast.If) is not enclosing(call, ast.If) else read
+    is_checked = any(part in ast.unparse(test) for test in tests for part in (text, event))
+    return None if is_checked or enclosing(later[0], ast.If) is not enclosing(call, ast.If) else read
 
 
 def _stores(read: ast.expr, call: ast.Call, fn: Function, facts: Facts) -> Function | None:

@@ -32,13 +32,13 @@ def find(facts: Facts) -> Iterator[Finding]:
     if not waits:
         return
     notifying = _notifying(facts)
-    seen: set[tuple[int, str]] = set()
+    reported: set[tuple[int, str]] = set()
     for fn, call, condition in waits:
         for part, holds in _asked(fn, call):
             for node, way in _directions(part, holds):
                 for access in _accesses(node, fn, facts):
                     key = id(access.fn), access.thing
-                    if key in seen or not _ends(access, way) or access.fn.name in BEGINNINGS:
+                    if key in reported or not _ends(access, way) or access.fn.name in BEGINNINGS:
                         continue
                     if condition.id in access.locks:
                         late = _silent(access.fn, condition, notifying, facts)
@@ -46,7 +46,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                         late = _notified_before(access, condition, facts)
                     if not late:
                         continue
-                    seen.add(key)
+                    reported.add(key)
                     yield _report(access, fn, call, condition.id)
 
 
@@ -54,10 +54,12 @@ def _waits(facts: Facts) -> Iterator[tuple[Function, ast.Call, Resource]]:
     """The waits for a condition of this file that have no timeout."""
     for fn in facts.module.functions:
         for call in fn.calls:
-            found = resource_of(call, ("wait", "wait_for"), fn, facts)
-            known = found is not None and found.kind in CONDITIONS and found.sure and not found.one_of_several
-            if found is not None and known and not has_timeout(call, short_name(call.func)):
-                yield fn, call, found
+            resource = resource_of(call, ("wait", "wait_for"), fn, facts)
+            is_condition = (
+                resource is not None and resource.kind in CONDITIONS and resource.sure and not resource.one_of_several
+            )
+            if resource is not None and is_condition and not has_timeout(call, short_name(call.func)):
+                yield fn, call, resource
 
 
 def _asked(fn: Function, call: ast.Call) -> Iterator[tuple[ast.expr, bool]]:
@@ -126,22 +128,22 @@ def _ends(access: Access, way: str) -> bool:
 
 def _notifying(facts: Facts) -> dict[int, set[str]]:
     """Function -> the conditions that it notifies, itself or by a call."""
-    found: dict[int, set[str]] = {}
+    conditions: dict[int, set[str]] = {}
     for fn in facts.module.functions:
         for call in fn.calls:
             woken = resource_of(call, ("notify", "notify_all", "notifyAll"), fn, facts)
             if woken is not None:
-                found.setdefault(id(fn), set()).add(woken.id)
-    changed = bool(found)
+                conditions.setdefault(id(fn), set()).add(woken.id)
+    changed = bool(conditions)
     while changed:
         changed = False
         for fn in facts.module.functions:
             for effect in facts.walker.effects(fn):
-                new = found.get(id(effect.callee), set()) if effect.callee is not None else set()
-                if new - found.get(id(fn), set()):
-                    found.setdefault(id(fn), set()).update(new)
+                new = conditions.get(id(effect.callee), set()) if effect.callee is not None else set()
+                if new - conditions.get(id(fn), set()):
+                    conditions.setdefault(id(fn), set()).update(new)
                     changed = True
-    return found
+    return conditions
 
 
 def _silent(fn: Function, condition: Resource, notifying: dict[int, set[str]], facts: Facts) -> bool:

@@ -28,10 +28,10 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report calls of unknown callbacks under a lock that a public method takes."""
     for fn in facts.module.functions:
         reported: set[str] = set()
-        for effect, held in facts.events(fn):
+        for effect, locks_held in facts.events(fn):
             locks = [
                 h
-                for h in held
+                for h in locks_held
                 if h.resource.sure and h.resource.kind in ("Lock", "RLock") and not h.resource.one_of_several
             ]
             if not locks or effect.kind != "call" or not isinstance(effect.node, ast.Call):
@@ -69,8 +69,8 @@ def _way_back(effect: Effect, lock: str, fn: Function, facts: Facts) -> list[Ste
     That some of the callbacks are known makes the call no less open: others may be registered. Empty where the call
     names one function, which does not take the lock.
     """
-    known = (e.callee for e in facts.walker.effects(fn) if e.node is effect.node and e.callee is not None)
-    takes = next((t for callee in known if (t := facts.takes(callee).get(lock)) is not None), None)
+    callees = (e.callee for e in facts.walker.effects(fn) if e.node is effect.node and e.callee is not None)
+    takes = next((t for callee in callees if (t := facts.takes(callee).get(lock)) is not None), None)
     if takes is not None:
         return call_steps("thread A", takes.steps, f"waits for {lock}, which it holds")
     named = effect.callee is not None and facts.module.callee(effect.node, fn) is not None  # type: ignore[arg-type]
@@ -87,16 +87,16 @@ def _added(effect: Effect, locks: list[Held], fn: Function, facts: Facts) -> Ite
         return
     callback = facts.module.function_named(call.args[0], fn)
     takes = facts.takes(callback) if callback is not None and not fn.asynchronous else {}
-    for held in locks:
-        lock = held.resource
+    for lock_held in locks:
+        lock = lock_held.resource
         if lock.non_reentrant and lock.id in takes:
             yield finding(
                 call,
                 fn,
                 f"{text_of(call)} runs the callback at once if the future is done already, and the callback takes "
-                f"{lock.id}, which is held (since line {held.line}): the thread waits for itself",
+                f"{lock.id}, which is held (since line {lock_held.line}): the thread waits for itself",
                 [
-                    Step("thread A", held.line, f"{fn.qualname} takes {lock.id}"),
+                    Step("thread A", lock_held.line, f"{fn.qualname} takes {lock.id}"),
                     Step("thread A", call.lineno, f"calls {text_of(call)} on a future that is done"),
                     *call_steps("thread A", takes[lock.id].steps, f"waits for {lock.id}, which it holds"),
                 ],

@@ -44,14 +44,14 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _starts(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether a call starts a thread that was made elsewhere."""
-    found = resource_of(call, ("start",), fn, facts)
-    return found is not None and found.kind == "Thread"
+    resource = resource_of(call, ("start",), fn, facts)
+    return resource is not None and resource.kind == "Thread"
 
 
 def _runs_in_threads(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether a call gives a task to an executor of threads, which starts one for it."""
-    found = resource_of(call, ("submit", "map"), fn, facts)
-    executor = call.func.value if found is not None and isinstance(call.func, ast.Attribute) else None
+    resource = resource_of(call, ("submit", "map"), fn, facts)
+    executor = call.func.value if resource is not None and isinstance(call.func, ast.Attribute) else None
     return executor is not None and type_name(executor, fn, facts.module).endswith("ThreadPoolExecutor")
 
 
@@ -62,10 +62,12 @@ def _forks(call: ast.Call, fn: Function, facts: Facts) -> bool:
     if facts.module.constructed_kind(call, fn) == "Popen" or facts.module.canonical(call.func) in RUNS:
         code = keyword(call, "preexec_fn")
         return code is not None and not is_constant(code, None)
-    made = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("Pool", "Process") else None
-    if isinstance(made, ast.Name):
-        made = next((scope.bound[made.id] for scope in fn.scopes() if made.id in scope.bound), None)
-    context = made if isinstance(made, ast.Call) and short_name(made.func) == "get_context" else None
+    receiver = (
+        call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("Pool", "Process") else None
+    )
+    if isinstance(receiver, ast.Name):
+        receiver = next((scope.bound[receiver.id] for scope in fn.scopes() if receiver.id in scope.bound), None)
+    context = receiver if isinstance(receiver, ast.Call) and short_name(receiver.func) == "get_context" else None
     return context is not None and is_constant(keyword(context, "method", 0), "fork")
 
 

@@ -53,12 +53,12 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield from _counts(fn, facts)
         if fn is facts.module.top or fn.name.strip("_").lower().startswith(tuple(take for take, _ in PAIRS)):
             continue
-        for taken in _taken(fn, facts):
-            duty = Duty(fn, partial(_is_same_function, taken.back))
-            starts = duty.steps(one_of([taken.call]))
+        for slot in _taken(fn, facts):
+            duty = Duty(fn, partial(_is_same_function, slot.back))
+            starts = duty.steps(one_of([slot.call]))
             ways = sorted(duty.left_after(starts), key=lambda s: (s.raised, s.node.line))
             for skipped in ways[:1]:
-                yield _report(fn, taken, skipped)
+                yield _report(fn, slot, skipped)
         if fn.name not in BEGINNINGS and fn.cls is not None:
             yield from _marks(fn, facts)
 
@@ -95,13 +95,13 @@ def _kept(call: ast.Call) -> str:
     return dotted(up.targets[0]) if isinstance(up, ast.Assign) else ""
 
 
-def _gives_back(call: ast.Call, pair: tuple[str, ...], owner: str, kept: str) -> bool:
+def _gives_back(call: ast.Call, pair: tuple[str, ...], owner: str, name: str) -> bool:
     """Whether a call releases what was taken of an owner; what was kept under a name must be named."""
     if not isinstance(call.func, ast.Attribute) or not call.func.attr.lower().strip("_").startswith(pair):
         return False
-    if kept:
-        given = any(dotted(argument) == kept for argument in call.args)
-        return (dotted(call.func.value) == owner and given) or dotted(call.func.value) == kept
+    if name:
+        is_argument = any(dotted(argument) == name for argument in call.args)
+        return (dotted(call.func.value) == owner and is_argument) or dotted(call.func.value) == name
     return dotted(call.func.value) == owner
 
 
@@ -123,11 +123,11 @@ def _marks(fn: Function, facts: Facts) -> Iterator[Finding]:
         rest = following(statement) if mark else []
         reset = next((i for i, s in enumerate(rest) if _resets(s, mark, statement)), 0)
         work = next((s for s in rest[:reset] if _may_fail(s)), None)
-        asked = _asked(mark, statement, fn, facts) if work is not None else None
-        if work is not None and asked is not None:
+        check = _asked(mark, statement, fn, facts) if work is not None else None
+        if work is not None and check is not None:
             if not fn.asynchronous and of_threads(fn.cls, facts) < IMPORTS:
                 continue
-            yield _report_mark(fn, mark, statement, work, rest[reset], asked)
+            yield _report_mark(fn, mark, statement, work, rest[reset], check)
             return
 
 
@@ -147,9 +147,9 @@ def _counts(fn: Function, facts: Facts) -> Iterator[Finding]:
         rest = following(change)
         work = next((s for s in rest if _may_fail(s) and any(isinstance(n, ast.Await) for n in ast.walk(s))), None)
         hands_out = any(isinstance(s, ast.Return) and s.value is not None for s in rest)
-        asked = _asked(mark, change, fn, facts) if work is not None else None
-        if back and all(m is not fn for m, _ in back) and hands_out and work is not None and asked is not None:
-            yield _report_mark(fn, mark, change, work, back[0][1], asked)
+        check = _asked(mark, change, fn, facts) if work is not None else None
+        if back and all(m is not fn for m, _ in back) and hands_out and work is not None and check is not None:
+            yield _report_mark(fn, mark, change, work, back[0][1], check)
             return
 
 
@@ -172,8 +172,8 @@ def _set_mark(statement: ast.stmt, fn: Function) -> str:
         target = statement.target
     else:
         return ""
-    own = isinstance(target, ast.Attribute) and dotted(target.value) == fn.self_name
-    return dotted(target) if own else ""
+    on_self = isinstance(target, ast.Attribute) and dotted(target.value) == fn.self_name
+    return dotted(target) if on_self else ""
 
 
 def _resets(statement: ast.stmt, mark: str, start: ast.stmt) -> bool:
@@ -203,40 +203,40 @@ def _asked(mark: str, start: ast.stmt, fn: Function, facts: Facts) -> ast.AST | 
     """A test by which others return, raise or wait while the mark is set, or compare the count with a limit."""
     counted = isinstance(start, ast.AugAssign)
     for method in fn.cls.methods.values() if fn.cls is not None else ():
-        own = f"{method.self_name}.{mark.rpartition('.')[2]}"
+        attribute = f"{method.self_name}.{mark.rpartition('.')[2]}"
         for test in method.tests:
             if counted:
                 compares = [n for n in ast.walk(test.test) if isinstance(n, ast.Compare)]
-                if any(dotted(part) == own for n in compares for part in (n.left, *n.comparators)):
+                if any(dotted(part) == attribute for n in compares for part in (n.left, *n.comparators)):
                     return test
                 continue
             leaves = isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue)
-            if dotted(test.test) == own and (leaves or isinstance(test, ast.While)):
+            if dotted(test.test) == attribute and (leaves or isinstance(test, ast.While)):
                 return test
     return None
 
 
-def _report(fn: Function, taken: Taken, skipped: Skipped) -> Finding:
+def _report(fn: Function, slot: Taken, skipped: Skipped) -> Finding:
     line = skipped.node.line
     way = f"line {line} raises" if skipped.raised else f"the function leaves at line {line}"
     return finding(
-        taken.call,
+        slot.call,
         fn,
-        f"{text_of(taken.call)} is not followed by {text_of(taken.back)} (line {taken.back.lineno}) if {way}: what it "
-        f"took from {taken.of} stays taken",
+        f"{text_of(slot.call)} is not followed by {text_of(slot.back)} (line {slot.back.lineno}) if {way}: what it "
+        f"took from {slot.of} stays taken",
         [
-            Step("thread A", taken.call.lineno, f"{fn.qualname} takes it by {text_of(taken.call)}"),
+            Step("thread A", slot.call.lineno, f"{fn.qualname} takes it by {text_of(slot.call)}"),
             Step("thread A", line, "raises, and does not release it" if skipped.raised else "leaves without it"),
-            Step("thread B", taken.call.lineno, f"waits for {taken.of}, once all are lost for ever"),
+            Step("thread B", slot.call.lineno, f"waits for {slot.of}, once all are lost for ever"),
         ],
-        remedy=f"call {text_of(taken.back)} in a `finally`, or use a context manager",
-        about=taken.of,
+        remedy=f"call {text_of(slot.back)} in a `finally`, or use a context manager",
+        about=slot.of,
         confidence=0.55 if skipped.raised else 0.7,
     )
 
 
-def _report_mark(fn: Function, mark: str, start: ast.stmt, work: ast.stmt, reset: ast.stmt, asked: ast.AST) -> Finding:
-    line = getattr(asked, "lineno", fn.line)
+def _report_mark(fn: Function, mark: str, start: ast.stmt, work: ast.stmt, reset: ast.stmt, check: ast.AST) -> Finding:
+    line = getattr(check, "lineno", fn.line)
     return finding(
         start,
         fn,

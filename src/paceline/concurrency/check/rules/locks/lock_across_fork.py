@@ -38,13 +38,13 @@ def find(facts: Facts) -> Iterator[Finding]:
         if not asks or not any(isinstance(n, ast.Compare) and _has_pid(n) for fn in asks for n in ast.walk(fn.node)):
             continue
         for attribute, values in cls.values.items():
-            made = [(m, fn) for value, fn in values if (m := module.constructed(value, fn))]
-            if not made or made[0][0][0] not in ("Lock", "RLock", "Condition"):
+            constructions = [(m, fn) for value, fn in values if (m := module.constructed(value, fn))]
+            if not constructions or constructions[0][0][0] not in ("Lock", "RLock", "Condition"):
                 continue
-            (_kind, call), maker = made[0]
+            (_kind, call), maker = constructions[0]
             if (
                 not module.canonical(call.func).startswith(("threading.", "_thread."))
-                or len(made) > 1
+                or len(constructions) > 1
                 or _again(maker, cls)
             ):
                 continue
@@ -61,19 +61,26 @@ def _globals(facts: Facts) -> Iterator[Finding]:
         if not _asks(fn, facts) or not any(isinstance(n, ast.Compare) and _has_pid(n) for n in ast.walk(fn.node)):
             continue
         for lock, take in facts.takes(fn).items():
-            made = facts.module.constructed(top.bound[lock], top) if lock in top.bound else None
+            construction = facts.module.constructed(top.bound[lock], top) if lock in top.bound else None
             again = any(lock in other.globals for other in facts.module.functions if other is not top)
-            if made is None or again or not take.resource.sure or not same_file(made[1].lineno, fn.line):
+            if (
+                construction is None
+                or again
+                or not take.resource.sure
+                or not same_file(construction[1].lineno, fn.line)
+            ):
                 continue
-            if facts.module.canonical(made[1].func).startswith(("threading.", "_thread.")):
-                yield _report(made[1], top, fn, fn, lock, facts)
+            if facts.module.canonical(construction[1].func).startswith(("threading.", "_thread.")):
+                yield _report(construction[1], top, fn, fn, lock, facts)
 
 
 def _held(facts: Facts) -> Iterator[Finding]:
     """Locks of threads that are held where a child is forked which takes them."""
     for fn in facts.module.functions:
-        for effect, held in facts.events(fn):
-            locks = [h for h in held if h.resource.non_reentrant and h.resource.sure and not h.resource.one_of_several]
+        for effect, locks_held in facts.events(fn):
+            locks = [
+                h for h in locks_held if h.resource.non_reentrant and h.resource.sure and not h.resource.one_of_several
+            ]
             call = effect.node
             if not locks and isinstance(call, ast.Call) and short_name(call.func) in STARTS and facts.has_threads:
                 yield from _held_elsewhere(call, fn, facts)
@@ -105,8 +112,10 @@ def _held_elsewhere(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Find
 def _forks(facts: Facts) -> bool:
     """Whether nothing in the file asks for another way to start processes than a fork."""
     words = {"spawn", "forkserver"}
-    given = (a for fn in facts.module.functions for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords)))
-    return not any(isinstance(a, ast.Constant) and a.value in words for a in given)
+    arguments = (
+        a for fn in facts.module.functions for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords))
+    )
+    return not any(isinstance(a, ast.Constant) and a.value in words for a in arguments)
 
 
 def _forked_beside(
@@ -149,8 +158,8 @@ def _in_child(call: ast.Call, fn: Function, facts: Facts) -> Iterator[dict[str, 
         process = module.resource(call.func.value, fn)
         if process is None or process.kind != "Process":
             return
-        made = next((c for f in module.functions for c in f.calls if _makes(c, process.line)), None)
-        target = made and keyword(made, "target", 1)
+        construction = next((c for f in module.functions for c in f.calls if _makes(c, process.line)), None)
+        target = construction and keyword(construction, "target", 1)
         child = module.function_named(target, fn) if target else None
         if child is not None:
             yield {name: take.steps for name, take in facts.takes(child).items()}

@@ -30,8 +30,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             if again is None:
                 continue
             for caller, event in facts.callers.get(id(fn), ()):
-                held = next((h for h in event.held if h.resource.id == lock and h.by_with), None)
-                if held is None:
+                lock_held = next((h for h in event.held if h.resource.id == lock and h.by_with), None)
+                if lock_held is None:
                     continue
                 yield finding(
                     free.node,
@@ -39,10 +39,10 @@ def find(facts: Facts) -> Iterator[Finding]:
                     f"{lock} is released here and taken again at line {again.line}, but {caller.qualname} "
                     f"holds it around the call at line {event.effect.line}",
                     [
-                        Step("thread A", held.line, f"{caller.qualname} takes {lock} for a whole block"),
+                        Step("thread A", lock_held.line, f"{caller.qualname} takes {lock} for a whole block"),
                         Step("thread A", event.effect.line, f"calls {text_of(event.effect.node)}"),
                         Step("thread A", free.line, f"{fn.qualname} releases {lock}"),
-                        Step("thread B", held.line, "takes it, and changes what thread A is working on"),
+                        Step("thread B", lock_held.line, "takes it, and changes what thread A is working on"),
                     ],
                     remedy="do the work that needs the lock released after the block, or make the lock re-entrant and "
                     "keep it",

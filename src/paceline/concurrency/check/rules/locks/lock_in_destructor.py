@@ -29,8 +29,8 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         for take in facts.takes(root.function).values():
             lock = take.resource
-            own = root.function.name == "__del__" and take.same and not _shared(lock.id, facts)
-            if lock.non_reentrant and lock.sure and not lock.one_of_several and not own:
+            is_private = root.function.name == "__del__" and take.same and not _shared(lock.id, facts)
+            if lock.non_reentrant and lock.sure and not lock.one_of_several and not is_private:
                 other = _elsewhere(lock.id, root.function, facts)
                 if other is not None:
                     yield _report(root, take.steps, lock.id, other)
@@ -69,37 +69,39 @@ def _shared(lock: str, facts: Facts) -> bool:
 
 def _elsewhere(lock: str, fn: Function, facts: Facts) -> tuple[Function, Event] | None:
     """Another function that holds the lock, preferably where it calls something."""
-    found: tuple[Function, Event] | None = None
+    witness: tuple[Function, Event] | None = None
     for other in facts.module.functions:
         for event in facts.events(other) if other is not fn else ():
             if any(h.resource.id == lock for h in event.held):
                 return other, event
-            taken = event.effect.resource
-            if event.effect.kind == "take" and taken is not None and taken.id == lock:
-                found = found or (other, event)
-    return found
+            resource = event.effect.resource
+            if event.effect.kind == "take" and resource is not None and resource.id == lock:
+                witness = witness or (other, event)
+    return witness
 
 
 def _queues(root: Root, facts: Facts) -> Iterator[Finding]:
     """Uses of a shared queue.Queue."""
     for call in root.function.calls:
         if short_name(call.func) in ("put", "get", "put_nowait", "get_nowait") and isinstance(call.func, ast.Attribute):
-            found = facts.module.resource(call.func.value, root.function)
-            own = root.function.name == "__del__" and found is not None and not _shared(found.id, facts)
-            if found is not None and found.kind == "Queue" and not own:
+            resource = facts.module.resource(call.func.value, root.function)
+            is_private = root.function.name == "__del__" and resource is not None and not _shared(resource.id, facts)
+            if resource is not None and resource.kind == "Queue" and not is_private:
                 yield finding(
                     call,
                     root.function,
-                    f"{RUNS[root.kind]} uses {found.id}, a queue.Queue: if the collector runs inside one of "
+                    f"{RUNS[root.kind]} uses {resource.id}, a queue.Queue: if the collector runs inside one of "
                     "the queue's methods, its internal lock is already held",
                     [
                         Step(
-                            "thread A", call.lineno, f"is inside {found.id}, whose lock it holds, when an object dies"
+                            "thread A",
+                            call.lineno,
+                            f"is inside {resource.id}, whose lock it holds, when an object dies",
                         ),
                         Step("thread A", call.lineno, f"{root.function.qualname} waits for the same lock"),
                     ],
                     remedy="use queue.SimpleQueue, whose put() is re-entrant",
-                    about=found.id,
+                    about=resource.id,
                     confidence=0.8,
                 )
 

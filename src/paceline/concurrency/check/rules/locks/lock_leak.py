@@ -57,8 +57,8 @@ def _entered(fn: Function, facts: Facts) -> Iterator[Finding]:
     walk = None if frees else facts.walk(fn)
     for leak in sorted(walk.leaks, key=lambda leak: leak.line) if walk is not None and not walk.cut else ():
         freed = facts.drops(leaves).get(leak.held.resource.id) if leaves is not None else None
-        taken = (m for m, _ in walk.events if m.kind == "take" and m.line == leak.held.line)  # type: ignore[union-attr]
-        take = next(taken, None)
+        takes = (m for m, _ in walk.events if m.kind == "take" and m.line == leak.held.line)  # type: ignore[union-attr]
+        take = next(takes, None)
         if leak.raised and leak.line > leak.held.line and freed is not None and take is not None:
             yield _report(fn, leak, take, freed.line)
             return

@@ -24,8 +24,15 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in module.functions:
         for statement in fn.withs:
             for item in statement.items:
-                made = module.constructed(item.context_expr, fn) if isinstance(item.context_expr, ast.Call) else None
-                if made is not None and made[0] in LOCKS and item.optional_vars is None and not made[1].args:
+                construction = (
+                    module.constructed(item.context_expr, fn) if isinstance(item.context_expr, ast.Call) else None
+                )
+                if (
+                    construction is not None
+                    and construction[0] in LOCKS
+                    and item.optional_vars is None
+                    and not construction[1].args
+                ):
                     yield _report(
                         fn,
                         item.context_expr,
@@ -35,8 +42,12 @@ def find(facts: Facts) -> Iterator[Finding]:
         if fn is module.top:
             continue
         for target, value in fn.assigns:
-            made = module.constructed(value, fn)
-            if made is None or made[0] not in ("Lock", "RLock", "AsyncLock") or not isinstance(target, ast.Name):
+            construction = module.constructed(value, fn)
+            if (
+                construction is None
+                or construction[0] not in ("Lock", "RLock", "AsyncLock")
+                or not isinstance(target, ast.Name)
+            ):
                 continue
             if len(getattr(parent(target), "targets", ())) > 1:
                 continue  # `self.locks[key] = lock = Lock()`

@@ -27,8 +27,8 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         reported: set[tuple[str, int]] = set()
         yield from _between_items(fn, facts)
-        for effect, held in facts.events(fn):
-            for first in held:
+        for effect, locks_held in facts.events(fn):
+            for first in locks_held:
                 lock = first.resource
                 alone = lock.non_reentrant or lock.kind == "Semaphore"
                 if not alone or not lock.sure or lock.one_of_several:
@@ -70,34 +70,36 @@ def _between_items(fn: Function, facts: Facts) -> Iterator[Finding]:
         maker = facts.module.callee(call, fn) if isinstance(call, ast.Call) else None
         if not isinstance(loop, ast.For) or maker is None or not maker.generator:
             continue
-        held = {h.resource.id: h for h in facts.walk(maker).at_yield if h.resource.non_reentrant and h.resource.sure}
-        for effect in facts.walker.effects(fn) if held else ():
+        locks_held = {
+            h.resource.id: h for h in facts.walk(maker).at_yield if h.resource.non_reentrant and h.resource.sure
+        }
+        for effect in facts.walker.effects(fn) if locks_held else ():
             if not is_within(effect.node, loop.body) or effect.callee is None or not runs_now(effect):
                 continue
-            take = next((t for name, t in facts.takes(effect.callee).items() if name in held), None)
+            take = next((t for name, t in facts.takes(effect.callee).items() if name in locks_held), None)
             if take is not None:
-                yield _report_between(fn, loop, held[take.resource.id], maker, ((fn, effect.node), *take.steps))
+                yield _report_between(fn, loop, locks_held[take.resource.id], maker, ((fn, effect.node), *take.steps))
                 return
 
 
 def _report_between(
-    fn: Function, loop: ast.For, held: Held, maker: Function, steps: tuple[tuple[Function, ast.expr], ...]
+    fn: Function, loop: ast.For, lock_held: Held, maker: Function, steps: tuple[tuple[Function, ast.expr], ...]
 ) -> Finding:
-    lock = held.resource.id
+    lock = lock_held.resource.id
     return finding(
         steps[0][1],
         fn,
         f"{lock} is taken by {text_of(steps[0][1])} in a loop over {maker.qualname}, which holds it while the loop "
-        f"works (since line {held.line}): the thread waits for itself",
+        f"works (since line {lock_held.line}): the thread waits for itself",
         [
             Step("thread A", loop.lineno, f"{fn.qualname} asks {maker.qualname} for an item"),
-            Step("thread A", held.line, f"{maker.qualname} takes {lock}, and yields the item"),
+            Step("thread A", lock_held.line, f"{maker.qualname} takes {lock}, and yields the item"),
             *call_steps("thread A", steps, f"waits for {lock}, which the generator holds"),
         ],
         remedy=f"copy the items under {lock}, and yield them after it is released",
         about=lock,
         confidence=0.85,
-        waits=[Wait("thread A", f"took {lock} at line {held.line}", f"release {lock}", "thread A")],
+        waits=[Wait("thread A", f"took {lock} at line {lock_held.line}", f"release {lock}", "thread A")],
     )
 
 
@@ -112,12 +114,12 @@ def _of_the_same(effect: Effect, first: Held, fn: Function, facts: Facts) -> boo
         return True
     for block in fn.withs:
         for item in block.items:  # `with ledger.transaction() as tx`, which yields the ledger itself
-            made = item.context_expr
+            context = item.context_expr
             named = item.optional_vars is not None and dotted(item.optional_vars) == called
-            callee = facts.module.callee(made, fn) if named and isinstance(made, ast.Call) else None
-            given = [dotted(y.value) for y in callee.yields if y.value is not None] if callee is not None else []
-            of_owner = isinstance(made, ast.Call) and dotted(getattr(made.func, "value", made)) == owner
-            if callee is not None and of_owner and given == [callee.self_name]:
+            callee = facts.module.callee(context, fn) if named and isinstance(context, ast.Call) else None
+            yields = [dotted(y.value) for y in callee.yields if y.value is not None] if callee is not None else []
+            of_owner = isinstance(context, ast.Call) and dotted(getattr(context.func, "value", context)) == owner
+            if callee is not None and of_owner and yields == [callee.self_name]:
                 return True
     return False
 

@@ -24,19 +24,19 @@ LEVELS = ("debug", "info", "warning", "warn", "error", "exception", "critical", 
 
 def find(facts: Facts) -> Iterator[Finding]:
     """Report log calls, direct ones and those of callees, under a lock that a handler of the program takes."""
-    taken = {take.resource.id: (emit, take) for emit in _handlers(facts) for take in facts.takes(emit).values()}
-    taken = {lock: found for lock, found in taken.items() if found[1].resource.non_reentrant and found[1].resource.sure}
-    if not taken:
+    takes = {take.resource.id: (emit, take) for emit in _handlers(facts) for take in facts.takes(emit).values()}
+    takes = {lock: found for lock, found in takes.items() if found[1].resource.non_reentrant and found[1].resource.sure}
+    if not takes:
         return
     logs = {id(fn): call for fn in facts.module.functions for call in fn.calls if _is_log_call(call)}
     for fn in facts.module.functions:
-        for effect, held in facts.events(fn):
-            first = next((h for h in held if h.resource.id in taken), None)
+        for effect, locks_held in facts.events(fn):
+            first = next((h for h in locks_held if h.resource.id in takes), None)
             if first is None or not isinstance(effect.node, ast.Call):
                 continue
             via = None if effect.callee is None else logs.get(id(effect.callee))
-            if _is_log_call(effect.node) or (via is not None and effect.callee is not taken[first.resource.id][0]):
-                yield _report(fn, first, effect.node, *taken[first.resource.id])
+            if _is_log_call(effect.node) or (via is not None and effect.callee is not takes[first.resource.id][0]):
+                yield _report(fn, first, effect.node, *takes[first.resource.id])
                 break
 
 

@@ -36,10 +36,10 @@ def _frees(effect: Effect, lock: str) -> bool:
     return effect.kind == "free" and effect.resource is not None and effect.resource.id == lock
 
 
-def _works(taken: Effect, freed: Effect, fn: Function) -> bool:
+def _works(take: Effect, freed: Effect, fn: Function) -> bool:
     """Whether anything is done in between, rather than a lock set free by all means."""
-    return any(taken.line < call.lineno < freed.line for call in fn.calls) or any(
-        taken.line < target.lineno < freed.line for target, _ in fn.assigns
+    return any(take.line < call.lineno < freed.line for call in fn.calls) or any(
+        take.line < target.lineno < freed.line for target, _ in fn.assigns
     )
 
 

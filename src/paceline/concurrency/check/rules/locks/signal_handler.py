@@ -57,8 +57,8 @@ def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
             call.func, ast.Attribute
         ):
             continue
-        found = facts.module.resource(call.func.value, fn)
-        if found is not None and found.kind == "Queue" and found.sure:
+        resource = facts.module.resource(call.func.value, fn)
+        if resource is not None and resource.kind == "Queue" and resource.sure:
             yield finding(
                 call,
                 fn,
@@ -67,8 +67,8 @@ def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
                 [
                     Step(
                         "main thread",
-                        found.line or call.lineno,
-                        f"is inside a method of {found.id} when the signal arrives",
+                        resource.line or call.lineno,
+                        f"is inside a method of {resource.id} when the signal arrives",
                     ),
                     Step(
                         "main thread",
@@ -77,7 +77,7 @@ def _queues(fn: Function, facts: Facts) -> Iterator[Finding]:
                     ),
                 ],
                 remedy="use queue.SimpleQueue, or write a byte to a descriptor that the main loop reads",
-                about=found.id,
+                about=resource.id,
                 confidence=0.8,
             )
 
@@ -90,11 +90,11 @@ def _ends(fn: Function) -> bool:
     return isinstance(final, ast.Expr) and isinstance(final.value, ast.Call) and short_name(final.value.func) in ENDS
 
 
-def _writes(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[Finding]:
+def _writes(fn: Function, way: Steps, facts: Facts, visited: set[int]) -> Iterator[Finding]:
     """The first write to a buffered stream, in the handler or its callees."""
-    if len(way) >= DEPTH or id(fn) in seen:
+    if len(way) >= DEPTH or id(fn) in visited:
         return
-    seen.add(id(fn))
+    visited.add(id(fn))
     for call in fn.calls:
         name = dotted(call.func)
         buffered = name in ("sys.stdout.write", "sys.stderr.write", "sys.stdout.flush", "sys.stderr.flush")
@@ -123,7 +123,7 @@ def _writes(fn: Function, way: Steps, facts: Facts, seen: set[int]) -> Iterator[
             return
     for effect in facts.runs(fn):
         assert effect.callee is not None
-        yield from _writes(effect.callee, (*way, (fn, effect.node)), facts, seen)
+        yield from _writes(effect.callee, (*way, (fn, effect.node)), facts, visited)
 
 
 RULE = Rule(

@@ -24,8 +24,15 @@ from paceline.concurrency.check.threads.shared_state import accesses_of_class
 from paceline.narrative import Wait
 
 Steps = tuple[tuple[Function, ast.expr], ...]
-DOES = {"Event": "set", "ProcessEvent": "set", "Queue": "put", "SimpleQueue": "put", "ProcessQueue": "put",
-        "AsyncEvent": "set", "AsyncQueue": "put"}  # fmt: skip
+DOES = {
+    "Event": "set",
+    "ProcessEvent": "set",
+    "Queue": "put",
+    "SimpleQueue": "put",
+    "ProcessQueue": "put",
+    "AsyncEvent": "set",
+    "AsyncQueue": "put",
+}
 STARTS = ("create_task", "ensure_future", "start_soon")
 #: Functions that wait for the coroutines and tasks that they are given.
 GATHERS = ("gather", "wait", "shield")
@@ -35,11 +42,11 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report waits under a lock that the awaited thread takes first."""
     for fn in facts.module.functions:
         reported: set[str] = set()
-        for effect, held in facts.events(fn):
-            if not held:
+        for effect, locks_held in facts.events(fn):
+            if not locks_held:
                 continue
             for wait, steps in _waits(effect, fn, facts):
-                for first in held:
+                for first in locks_held:
                     lock = first.resource.id
                     if lock in reported or (wait.resource is not None and wait.resource.id == lock):
                         continue
@@ -68,9 +75,9 @@ def _awaited_tasks(value: ast.expr, fn: Function, facts: Facts) -> Iterator[tupl
     if any(short_name(c.func) == "cancel" and c.lineno <= value.lineno for c in fn.calls):
         return
     if isinstance(value, ast.Call) and short_name(value.func) in GATHERS and keyword(value, "timeout") is None:
-        for given in value.args:
-            made = given.value if isinstance(given, ast.Starred) else given
-            yield from _made(made, fn, facts, 0)
+        for argument in value.args:
+            task = argument.value if isinstance(argument, ast.Starred) else argument
+            yield from _made(task, fn, facts, 0)
     elif isinstance(value, ast.Name | ast.Attribute):
         yield from _made(value, fn, facts, 0)
 
@@ -82,10 +89,10 @@ def _made(value: ast.expr, fn: Function, facts: Facts, depth: int) -> Iterator[t
     if isinstance(value, ast.ListComp | ast.GeneratorExp | ast.SetComp):
         yield from _made(value.elt, fn, facts, depth + 1)
     elif isinstance(value, ast.Call):
-        made = value.args[0] if short_name(value.func) in STARTS and value.args else value
-        run = facts.module.callee(made, fn) if isinstance(made, ast.Call) else None
-        if run is not None and run.asynchronous and isinstance(made, ast.Call):
-            yield run, made
+        coroutine = value.args[0] if short_name(value.func) in STARTS and value.args else value
+        run = facts.module.callee(coroutine, fn) if isinstance(coroutine, ast.Call) else None
+        if run is not None and run.asynchronous and isinstance(coroutine, ast.Call):
+            yield run, coroutine
     elif isinstance(value, ast.Name | ast.Attribute):
         elements = facts.module.objects.elements(value, fn)
         values: list[tuple[ast.expr, Function]] = [
@@ -139,10 +146,10 @@ def _polls(fn: Function, facts: Facts) -> Iterator[Finding]:
             continue
         if any(m.kind == "free" and m.line >= loop.lineno for m in facts.walker.effects(fn)):
             continue
-        asked = {
+        attributes = {
             n.attr for n in ast.walk(loop.test) if isinstance(n, ast.Attribute) and dotted(n.value) == fn.self_name
         }
-        for name in sorted(asked):
+        for name in sorted(attributes):
             changes = [a for a in accesses_of_class(fn.cls, facts).get(name, ()) if a.changes and a.fn is not fn]
             other = next((a for a in changes if a.locks & locks), None)
             if other is not None:
@@ -188,8 +195,8 @@ def _maps(call: ast.expr, fn: Function, facts: Facts) -> bool:
     """Whether this is `executor.map`, whose results or `with` block end only when all tasks have ended."""
     if not isinstance(call, ast.Call) or short_name(call.func) != "map" or not isinstance(call.func, ast.Attribute):
         return False
-    found = facts.module.resource(call.func.value, fn)
-    return found is not None and found.kind == "Executor"
+    resource = facts.module.resource(call.func.value, fn)
+    return resource is not None and resource.kind == "Executor"
 
 
 def _shuts_down(call: ast.expr) -> bool:
@@ -215,14 +222,14 @@ def _needed(wait: Effect, lock: str, fn: Function, facts: Facts) -> tuple[str, S
         return None
     does = "notify" if kind == "Condition" else "get" if wait.waits_for == TAKE_ITEM else DOES.get(kind, "")
     for other in facts.module.functions if does else ():
-        for effect, held in facts.events(other):
+        for effect, locks_held in facts.events(other):
             call = effect.node
             if not isinstance(call, ast.Call) or not short_name(call.func).startswith(does) or other is fn:
                 continue
-            found = facts.module.resource(call.func.value, other) if isinstance(call.func, ast.Attribute) else None
-            if found is None or found.id != wait.resource.id:
+            resource = facts.module.resource(call.func.value, other) if isinstance(call.func, ast.Attribute) else None
+            if resource is None or resource.id != wait.resource.id:
                 continue
-            mine = next((h for h in held if h.resource.id == lock), None)
+            mine = next((h for h in locks_held if h.resource.id == lock), None)
             if mine is not None:
                 return other.qualname, ((other, _at(mine, call)),)
             take = facts.takes(other).get(lock) if kind != "Condition" else None
@@ -237,12 +244,12 @@ def _called_under(wait: Effect, lock: str, waiter: Function, facts: Facts) -> tu
         return None
     for other in facts.module.functions:
         notifies = (c for c in other.calls if short_name(c.func).startswith("notify") and other is not waiter)
-        known = (facts.module.resource(c.func.value, other) for c in notifies if isinstance(c.func, ast.Attribute))
-        calls = facts.callers.get(id(other), []) if any(r and r.id == wait.resource.id for r in known) else []
+        resources = (facts.module.resource(c.func.value, other) for c in notifies if isinstance(c.func, ast.Attribute))
+        calls = facts.callers.get(id(other), []) if any(r and r.id == wait.resource.id for r in resources) else []
         under = [(caller, h, e.effect) for caller, e in calls for h in e.held if h.resource.id == lock]
         if under and len(under) == len(calls):
-            caller, held, effect = under[0]
-            return caller.qualname, ((caller, ast.copy_location(ast.Name(held.receiver or lock), effect.node)),)
+            caller, lock_held, effect = under[0]
+            return caller.qualname, ((caller, ast.copy_location(ast.Name(lock_held.receiver or lock), effect.node)),)
     return None
 
 
@@ -254,12 +261,12 @@ def _all_need(resource: str, kind: str, lock: str, fn: Function, facts: Facts) -
             c for c in other.calls if short_name(c.func).startswith(DOES[kind]) and isinstance(c.func, ast.Attribute)
         ]
         for call in calls if other is not fn and other.name != "__init__" else ():
-            found = facts.module.resource(call.func.value, other)  # type: ignore[attr-defined]
-            if found is not None and found.id == resource:
+            receiver = facts.module.resource(call.func.value, other)  # type: ignore[attr-defined]
+            if receiver is not None and receiver.id == resource:
                 others.append((other, call))
     needs = ((facts.takes(o).get(lock), o, c) for o, c in others)
-    held = (lock in facts.held_at(c, o) or (t is not None and _comes_first(t.steps[0][1], c, o)) for t, o, c in needs)
-    return bool(others) and all(held)
+    holds = (lock in facts.held_at(c, o) or (t is not None and _comes_first(t.steps[0][1], c, o)) for t, o, c in needs)
+    return bool(others) and all(holds)
 
 
 def _comes_first(take: ast.expr, call: ast.Call, fn: Function) -> bool:
@@ -269,8 +276,8 @@ def _comes_first(take: ast.expr, call: ast.Call, fn: Function) -> bool:
     return around or (take.lineno < call.lineno and enclosing(take, ast.If) is None)
 
 
-def _at(held: Held, call: ast.Call) -> ast.expr:
-    name = ast.Name(held.receiver or held.resource.id)
+def _at(lock_held: Held, call: ast.Call) -> ast.expr:
+    name = ast.Name(lock_held.receiver or lock_held.resource.id)
     return ast.copy_location(name, call)
 
 

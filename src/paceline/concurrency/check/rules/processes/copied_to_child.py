@@ -24,12 +24,22 @@ from paceline.concurrency.check.values.library_types import type_name
 
 #: Methods of a pool that have its processes run a function, and what makes such pools.
 TASKS = {
-    "map", "imap", "imap_unordered", "starmap", "apply", "map_async", "starmap_async", "apply_async", "submit",
-}  # fmt: skip
+    "map",
+    "imap",
+    "imap_unordered",
+    "starmap",
+    "apply",
+    "map_async",
+    "starmap_async",
+    "apply_async",
+    "submit",
+}
 POOLS = {
-    "multiprocessing.Pool", "multiprocessing.pool.Pool", "concurrent.futures.ProcessPoolExecutor",
+    "multiprocessing.Pool",
+    "multiprocessing.pool.Pool",
+    "concurrent.futures.ProcessPoolExecutor",
     "concurrent.futures.process.ProcessPoolExecutor",
-}  # fmt: skip
+}
 OF_PROCESSES = (
     *("Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition", "Event", "Barrier"),
     *("Queue", "JoinableQueue", "SimpleQueue", "Value", "Array"),
@@ -66,11 +76,11 @@ def _is_target(call: ast.Call, fn: Function) -> bool:
 def _assigned_late(runs: Function, task: ast.Call, fn: Function) -> Iterator[Finding]:
     """A global that is assigned after the processes of a pool were forked, which read it."""
     pool = task.func.value if isinstance(task.func, ast.Attribute) else None
-    made = fn.bound.get(pool.id) if isinstance(pool, ast.Name) else None
+    binding = fn.bound.get(pool.id) if isinstance(pool, ast.Name) else None
     read = {n.id for n in runs.names if isinstance(n.ctx, ast.Load)} - {n.id for n in runs.stores} - {*runs.parameters}
-    for store in fn.stores if isinstance(made, ast.Call) else ():
-        if store.id in fn.globals and store.id in read and made.lineno < store.lineno <= task.lineno:  # type: ignore[union-attr]
-            yield _report_late(store, runs, made, fn)  # type: ignore[arg-type]
+    for store in fn.stores if isinstance(binding, ast.Call) else ():
+        if store.id in fn.globals and store.id in read and binding.lineno < store.lineno <= task.lineno:  # type: ignore[union-attr]
+            yield _report_late(store, runs, binding, fn)  # type: ignore[arg-type]
             return
 
 
@@ -78,11 +88,11 @@ def _in_task(task: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
     """A lock or queue of multiprocessing among the arguments of a task: only a new process can be given one."""
     if short_name(task.func) not in TASKS:
         return
-    given = [*task.args[1:], *(k.value for k in task.keywords)]
-    given += [fn.bound[a.id] for a in given if isinstance(a, ast.Name) and a.id in fn.bound]
-    for name in (n for value in given for n in ast.walk(value) if isinstance(n, ast.Name)):
-        made = fn.bound.get(name.id)
-        origin = facts.module.canonical(made.func) if isinstance(made, ast.Call) else ""
+    arguments = [*task.args[1:], *(k.value for k in task.keywords)]
+    arguments += [fn.bound[a.id] for a in arguments if isinstance(a, ast.Name) and a.id in fn.bound]
+    for name in (n for value in arguments for n in ast.walk(value) if isinstance(n, ast.Name)):
+        binding = fn.bound.get(name.id)
+        origin = facts.module.canonical(binding.func) if isinstance(binding, ast.Call) else ""
         if origin.startswith("multiprocessing.") and origin.rpartition(".")[2] in OF_PROCESSES:
             yield _report_in_task(name, fn, origin)
             return
@@ -140,15 +150,15 @@ def _run_in_child(call: ast.Call, fn: Function, facts: Facts) -> Function | None
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in TASKS or not call.args:
         return None
     pool = call.func.value
-    made = fn.bound.get(pool.id) if isinstance(pool, ast.Name) else pool
-    name = module.canonical(made.func) if isinstance(made, ast.Call) else ""
+    binding = fn.bound.get(pool.id) if isinstance(pool, ast.Name) else pool
+    name = module.canonical(binding.func) if isinstance(binding, ast.Call) else ""
     return module.function_named(call.args[0], fn) if name in POOLS else None
 
 
 def _assigned(runs: Function, start: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
     """The globals that a child process assigns, and that the function which starts it reads afterwards."""
-    own = {n.id for n in fn.stores} - fn.globals if fn is not facts.module.top else set()
-    after = [n for n in fn.names if isinstance(n.ctx, ast.Load) and n.lineno > start.lineno and n.id not in own]
+    local_names = {n.id for n in fn.stores} - fn.globals if fn is not facts.module.top else set()
+    after = [n for n in fn.names if isinstance(n.ctx, ast.Load) and n.lineno > start.lineno and n.id not in local_names]
     for store in (n for n in runs.stores if n.id in runs.globals):
         read = next((n for n in after if n.id == store.id), None)
         if read is not None:
@@ -160,13 +170,13 @@ def _given(call: ast.Call, fn: Function, runs: Function | None, facts: Facts) ->
     """What one process is given as its arguments."""
     names = [p for p in runs.parameters if runs.cls is None or p != runs.self_name] if runs is not None else []
     for position, value in enumerate(start_arguments(call, fn)):
-        found = facts.module.resource(value, fn)
-        if found is not None and found.sure and found.kind in OF_THREADS:
-            yield _report(value, fn, found.id, OF_THREADS[found.kind])
+        resource = facts.module.resource(value, fn)
+        if resource is not None and resource.sure and resource.kind in OF_THREADS:
+            yield _report(value, fn, resource.id, OF_THREADS[resource.kind])
             return
-        made = fn.bound.get(value.id) if isinstance(value, ast.Name) else None
+        binding = fn.bound.get(value.id) if isinstance(value, ast.Name) else None
         fills = runs is not None and position < len(names) and _fills(runs, names[position])
-        if isinstance(value, ast.Name) and is_container(made) and fills and _used_after(value, fn):
+        if isinstance(value, ast.Name) and is_container(binding) and fills and _used_after(value, fn):
             yield _report_filled(value, fn, runs)  # type: ignore[arg-type]
             return
 
@@ -174,15 +184,15 @@ def _given(call: ast.Call, fn: Function, runs: Function | None, facts: Facts) ->
 def _kept(cls: Class, runs: Function, facts: Facts) -> Iterator[Finding]:
     """Events and queues of threads in an object of which a process runs a method, and that other methods use."""
     for name in cls.values:
-        found = facts.module.attribute(cls, name)
-        if found is None or not found.sure or found.kind not in OF_THREADS:
+        resource = facts.module.attribute(cls, name)
+        if resource is None or not resource.sure or resource.kind not in OF_THREADS:
             continue
         users = [fn for fn in cls.methods.values() if any(_is(n, name, fn) for n in fn.attributes)]
         maker = next((fn for value, fn in cls.values[name] if fn.cls is cls and fn.name == "__init__"), None)
         outside = [fn for fn in users if fn.name != "__init__" and fn is not runs and not facts.reached.get(id(fn))]
         if maker is not None and runs in users and outside:
             at = next(n for n in maker.attributes if _is(n, name, maker))
-            yield _report(at, maker, found.id, OF_THREADS[found.kind])
+            yield _report(at, maker, resource.id, OF_THREADS[resource.kind])
 
 
 def _is(node: ast.Attribute, name: str, fn: Function) -> bool:
@@ -216,14 +226,15 @@ def _report(at: ast.expr, fn: Function, what: str, kind: str) -> Finding:
     )
 
 
-def _report_late(store: ast.Name, runs: Function, made: ast.Call, fn: Function) -> Finding:
+def _report_late(store: ast.Name, runs: Function, construction: ast.Call, fn: Function) -> Finding:
     return finding(
         store,
         fn,
-        f"{store.id} is assigned after the pool has started its processes (line {made.lineno}): {runs.qualname}, which "
+        f"{store.id} is assigned after the pool has started its processes (line {construction.lineno}): "
+        f"{runs.qualname}, which "
         "they run, reads the value of before",
         [
-            Step("the parent", made.lineno, "starts the processes, each with its copy of all globals"),
+            Step("the parent", construction.lineno, "starts the processes, each with its copy of all globals"),
             Step("the parent", store.lineno, f"{fn.qualname} assigns {store.id}, for itself"),
             Step("the child", runs.line, f"{runs.qualname} reads its copy"),
         ],

@@ -46,12 +46,14 @@ def _reads(call: ast.Call) -> bool:
 
 def _endless(loop: ast.While, call: ast.Call, fn: Function) -> bool:
     """Whether nothing but what was read ends a loop, in which an empty read changes nothing."""
-    kept = parent(call)
-    kept = parent(kept) if isinstance(kept, ast.Await) else kept
-    while isinstance(kept, ast.Attribute | ast.Call) and short_name(getattr(kept, "func", kept)) in HARMLESS:
-        kept = parent(kept)
-    target = kept.targets[0] if isinstance(kept, ast.Assign) and len(kept.targets) == 1 else None
-    target = kept.target if isinstance(kept, ast.AugAssign) and isinstance(kept.op, ast.Add) else target
+    consumer = parent(call)
+    consumer = parent(consumer) if isinstance(consumer, ast.Await) else consumer
+    while (
+        isinstance(consumer, ast.Attribute | ast.Call) and short_name(getattr(consumer, "func", consumer)) in HARMLESS
+    ):
+        consumer = parent(consumer)
+    target = consumer.targets[0] if isinstance(consumer, ast.Assign) and len(consumer.targets) == 1 else None
+    target = consumer.target if isinstance(consumer, ast.AugAssign) and isinstance(consumer.op, ast.Add) else target
     if not isinstance(target, ast.Name | ast.Attribute) or enclosing(call, ast.Try) is not enclosing(loop, ast.Try):
         return False
     names = {dotted(target)}
@@ -61,7 +63,7 @@ def _endless(loop: ast.While, call: ast.Call, fn: Function) -> bool:
         tests = tests[1:]
         if not any(isinstance(n, ast.Break | ast.Return) for s in loop.body for n in ast.walk(s)):
             return False  # is meant to continue for ever
-    grows = isinstance(kept, ast.AugAssign)
+    grows = isinstance(consumer, ast.AugAssign)
     if not all(_by_content(test, {*names, *grown}, names if not grows else set()) for test in tests):
         return False
     return not any(_may_raise(n, names, fn) for s in loop.body for n in ast.walk(s))
@@ -102,8 +104,8 @@ def _may_raise(node: ast.AST, names: set[str], fn: Function) -> bool:
     if not isinstance(node, ast.Call):
         return False
     name = short_name(node.func)
-    given = any(dotted(n) in names for a in [*node.args, *(k.value for k in node.keywords)] for n in ast.walk(a))
-    return given and name not in HARMLESS and name not in ("len", *READS)
+    is_argument = any(dotted(n) in names for a in [*node.args, *(k.value for k in node.keywords)] for n in ast.walk(a))
+    return is_argument and name not in HARMLESS and name not in ("len", *READS)
 
 
 def _report(fn: Function, call: ast.Call, loop: ast.While) -> Finding:

@@ -25,10 +25,10 @@ WRITES = ("write", "writelines")
 def find(facts: Facts) -> Iterator[Finding]:
     """Report waits for a child to whose input the function has written, and which it has not closed."""
     for fn in facts.module.functions:
-        for target, made in fn.assigns:
+        for target, value in fn.assigns:
             name = dotted(target)
-            piped = isinstance(made, ast.Call) and short_name(keyword(made, "stdin") or made) == "PIPE"
-            if not name or not piped or facts.module.constructed_kind(made, fn) != "Popen":  # type: ignore[arg-type]
+            piped = isinstance(value, ast.Call) and short_name(keyword(value, "stdin") or value) == "PIPE"
+            if not name or not piped or facts.module.constructed_kind(value, fn) != "Popen":  # type: ignore[arg-type]
                 continue
             writes = [c for c in fn.calls if dotted(c.func) in [f"{name}.stdin.{how}" for how in WRITES]]
             wait = next((c for c in fn.calls if dotted(c.func) == f"{name}.wait" and not has_timeout(c, "wait")), None)

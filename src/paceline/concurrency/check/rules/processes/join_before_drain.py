@@ -27,8 +27,8 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report joins of a child before the first read of the queue or pipe that it writes to."""
     for fn in facts.module.functions:
         started = [c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process"]
-        for queue, made in _given(started, fn, facts).items():
-            join = next((c for c in fn.calls if c.lineno > made.lineno and _joins(c, fn, facts)), None)
+        for queue, start in _given(started, fn, facts).items():
+            join = next((c for c in fn.calls if c.lineno > start.lineno and _joins(c, fn, facts)), None)
             if join is None:
                 continue
             uses = [c for c in fn.calls if c not in started and _touches(c, queue)]
@@ -36,30 +36,30 @@ def find(facts: Facts) -> Iterator[Finding]:
             if any(c.lineno <= join.lineno for c in uses if c.lineno not in reads and short_name(c.func) not in WRITES):
                 continue
             if reads and min(reads) > join.lineno:
-                yield _report(fn, join, queue, made, min(reads))
+                yield _report(fn, join, queue, start, min(reads))
 
 
 def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast.Call]:
     """The parent's queue or pipe end -> the call that passes it, or the other end, to a child process."""
-    found: dict[str, ast.Call] = {}
+    by_queue: dict[str, ast.Call] = {}
     for call in started:
         for value in start_arguments(call, fn):
             resource = facts.module.resource(value, fn)
             if resource is not None and resource.kind == "ProcessQueue":
-                found[dotted(value)] = call
+                by_queue[dotted(value)] = call
             if resource is not None and resource.kind == "Pipe" and isinstance(value, ast.Name):
                 ends = [n for n, v in fn.bound.items() if v is fn.bound.get(value.id) and n != value.id]
-                found.update(dict.fromkeys(ends, call))
-    return found
+                by_queue.update(dict.fromkeys(ends, call))
+    return by_queue
 
 
 def _joins(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether a call joins a process without a timeout."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr != "join" or has_timeout(call, "join") or call.args:
         return False
-    found = facts.module.resource(call.func.value, fn)
-    if found is not None:
-        return found.kind == "Process"
+    resource = facts.module.resource(call.func.value, fn)
+    if resource is not None:
+        return resource.kind == "Process"
     if not isinstance(call.func.value, ast.Name):
         return False
     for loop in fn.loops:
@@ -75,11 +75,11 @@ def _holds_processes(name: str, fn: Function, facts: Facts) -> bool:
     inside = [n for n in ast.walk(start) if isinstance(n, ast.Call)] if start is not None else []
     for call in fn.calls:
         if dotted(call.func) == f"{name}.append" and call.args:
-            given = call.args[0]
-            found = facts.module.resource(given, fn)
-            if found is not None and found.kind == "Process":
+            argument = call.args[0]
+            resource = facts.module.resource(argument, fn)
+            if resource is not None and resource.kind == "Process":
                 return True
-            inside += [given] if isinstance(given, ast.Call) else []
+            inside += [argument] if isinstance(argument, ast.Call) else []
     return any(facts.module.constructed_kind(call, fn) == "Process" for call in inside)
 
 
@@ -96,8 +96,8 @@ def _reads(call: ast.Call, queue: str, fn: Function, facts: Facts) -> bool:
         return True
     callee = facts.module.callee(call, fn)
     for name in callee.parameters if callee is not None else ():
-        given = facts.module.objects.argument_at(callee, name, call)  # type: ignore[arg-type]
-        if given is not None and dotted(given.value) == queue:
+        argument = facts.module.objects.argument_at(callee, name, call)  # type: ignore[arg-type]
+        if argument is not None and dotted(argument.value) == queue:
             return any(dotted(c.func) in [f"{name}.{read}" for read in READS] for c in callee.calls)  # type: ignore[union-attr]
     return False
 

@@ -39,15 +39,15 @@ def _waits(facts: Facts) -> Iterator[Finding]:
             does = {"Queue": "task_done", "Event": "set"}.get(thing.kind) if thing is not None else None
             if does is None or (does == "task_done" and short_name(getattr(node, "func", node)) != "join"):
                 continue
-            found = [
+            waiters = [
                 f
                 for f in facts.module.functions
                 for c in f.calls
                 if (r := resource_of(c, (does,), f, facts)) is not None and r.id == thing.id  # type: ignore[union-attr]
             ]
-            threads = [r for r in facts.roots if r.kind == "thread" and r.function in found]
+            threads = [r for r in facts.roots if r.kind == "thread" and r.function in waiters]
             makers = [f for t in threads for f in facts.module.functions if any(c.lineno == t.line for c in f.calls)]
-            if len(threads) >= len(found) > 0 and not any(tag in facts.reached.get(id(m), ()) for m in makers):
+            if len(threads) >= len(waiters) > 0 and not any(tag in facts.reached.get(id(m), ()) for m in makers):
                 yield _report(fn, node, thing.id, threads[0].function, threads[0].line)  # type: ignore[union-attr]
 
 

@@ -27,8 +27,8 @@ RECEIVES = ("recv", "recv_bytes")
 def find(facts: Facts) -> Iterator[Finding]:
     """Report loops that end with the end of a pipe whose writing end the same process never closes."""
     for fn in facts.module.functions:
-        for reading, writing, made in _pipes(fn, facts):
-            if dotted(made.func) == "os.pipe":
+        for reading, writing, pipe in _pipes(fn, facts):
+            if dotted(pipe.func) == "os.pipe":
                 fork = next((c for c in fn.calls if facts.module.canonical(c.func) in FORKS), None)
                 read = _read_to_end(reading, fn) if fork is not None else None
                 closes = [c for c in fn.calls if _closes(c, writing)]
@@ -45,22 +45,22 @@ def find(facts: Facts) -> Iterator[Finding]:
 def _pipes(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:
     """The pairs of ends that a function makes: the name of either end as the reading one."""
     for node in {id(t): t for t in (parent(n) for n in fn.stores) if isinstance(t, ast.Tuple)}.values():
-        made = getattr(parent(node), "value", None)
+        pipe = getattr(parent(node), "value", None)
         names = [n.id for n in node.elts if isinstance(n, ast.Name)]
-        if not isinstance(made, ast.Call) or len(names) != 2 or len(node.elts) != 2:
+        if not isinstance(pipe, ast.Call) or len(names) != 2 or len(node.elts) != 2:
             continue
-        if facts.module.canonical(made.func) == "os.pipe":
-            yield names[0], names[1], made
-        elif facts.module.constructed_kind(made, fn) == "Pipe":
-            yield names[0], names[1], made
-            if not made.args and not made.keywords:
-                yield names[1], names[0], made
+        if facts.module.canonical(pipe.func) == "os.pipe":
+            yield names[0], names[1], pipe
+        elif facts.module.constructed_kind(pipe, fn) == "Pipe":
+            yield names[0], names[1], pipe
+            if not pipe.args and not pipe.keywords:
+                yield names[1], names[0], pipe
 
 
 def _given(writing: str, fn: Function, facts: Facts) -> ast.Call | None:
     """The child process that a function gives the writing end."""
-    made = (c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process")
-    return next((c for c in made if any(dotted(a) == writing for a in start_arguments(c, fn))), None)
+    processes = (c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process")
+    return next((c for c in processes if any(dotted(a) == writing for a in start_arguments(c, fn))), None)
 
 
 def _received_to_end(reading: str, fn: Function) -> ast.Call | None:

@@ -41,36 +41,38 @@ def find(facts: Facts) -> Iterator[Finding]:
                 piped = " and ".join(_pipes(call.func.value, fn))  # type: ignore[arg-type]
                 yield _report(call, call.func.value, fn, piped, "communicate()")  # type: ignore[arg-type]
         for target, value in fn.assigns:
-            made = awaited(value)
-            if isinstance(made, ast.Call) and _makes(made, fn, facts):
-                yield from _child(target, made, fn, facts)
-                yield from _fed_first(dotted(target), made, made, fn)
-            elif isinstance(made, ast.Call) and (child := _returned(made, fn, facts)) is not None:
-                yield from _fed_first(dotted(target), made, child, fn)
+            construction = awaited(value)
+            if isinstance(construction, ast.Call) and _makes(construction, fn, facts):
+                yield from _child(target, construction, fn, facts)
+                yield from _fed_first(dotted(target), construction, construction, fn)
+            elif isinstance(construction, ast.Call) and (child := _returned(construction, fn, facts)) is not None:
+                yield from _fed_first(dotted(target), construction, child, fn)
                 if len(_pipes(child, fn)) == 2 and isinstance(target, ast.Name):
-                    yield from _one_of_two(target.id, made, child, fn)
+                    yield from _one_of_two(target.id, construction, child, fn)
 
 
 def _returned(call: ast.Call, fn: Function, facts: Facts) -> ast.Call | None:
     """The child process with pipes that a function of this file starts and returns."""
     callee = facts.module.callee(call, fn)
-    for given in callee.returns if callee is not None and callee.name != "__init__" else ():
-        value = callee.bound.get(given.value.id) if isinstance(given.value, ast.Name) else given.value  # type: ignore[union-attr]
+    for statement in callee.returns if callee is not None and callee.name != "__init__" else ():
+        value = callee.bound.get(statement.value.id) if isinstance(statement.value, ast.Name) else statement.value  # type: ignore[union-attr]
         if isinstance(value, ast.Call) and _makes(value, callee, facts):  # type: ignore[arg-type]
             return value
     return None
 
 
-def _fed_first(name: str, made: ast.Call, child: ast.Call, fn: Function) -> Iterator[Finding]:
+def _fed_first(name: str, construction: ast.Call, child: ast.Call, fn: Function) -> Iterator[Finding]:
     """`p.stdin.write(data)`, `p.stdin.close()`, and only then `p.stdout.read()`."""
     if not _is_pipe(keyword(child, "stdin"), fn) or not _is_pipe(keyword(child, "stdout"), fn):
         return
-    later = [c for c in fn.calls if c.lineno >= made.lineno]
+    later = [c for c in fn.calls if c.lineno >= construction.lineno]
     write = next((c for c in later if dotted(c.func) == f"{name}.stdin.write"), None)
     if write is None or not write.args or isinstance(write.args[0], ast.Constant):
         return
     ends = next((c for c in later if dotted(c.func) == f"{name}.stdin.close" and c.lineno >= write.lineno), None)
-    reads = [a for a in fn.attributes if a.attr == "stdout" and dotted(a.value) == name and a.lineno >= made.lineno]
+    reads = [
+        a for a in fn.attributes if a.attr == "stdout" and dotted(a.value) == name and a.lineno >= construction.lineno
+    ]
     if ends is None or not reads or any(a.lineno < ends.lineno for a in reads):
         return
     yield finding(
@@ -107,14 +109,14 @@ def _pipes(call: ast.Call, fn: Function) -> list[str]:
     return [name for name in ("stdout", "stderr") if _is_pipe(keyword(call, name), fn)]
 
 
-def _is_pipe(given: ast.expr | None, fn: Function) -> bool:
+def _is_pipe(argument: ast.expr | None, fn: Function) -> bool:
     """Whether an argument is `PIPE`, or a variable that may be: `sink = None if verbose else PIPE`."""
-    if isinstance(given, ast.IfExp):
-        return _is_pipe(given.body, fn) or _is_pipe(given.orelse, fn)
-    if isinstance(given, ast.Name) and given.id != "PIPE":
-        value = next((scope.bound[given.id] for scope in fn.scopes() if given.id in scope.bound), None)
+    if isinstance(argument, ast.IfExp):
+        return _is_pipe(argument.body, fn) or _is_pipe(argument.orelse, fn)
+    if isinstance(argument, ast.Name) and argument.id != "PIPE":
+        value = next((scope.bound[argument.id] for scope in fn.scopes() if argument.id in scope.bound), None)
         return isinstance(value, ast.Attribute | ast.IfExp) and _is_pipe(value, fn)
-    return given is not None and short_name(given) == "PIPE"
+    return argument is not None and short_name(argument) == "PIPE"
 
 
 def _in_turn(fn: Function) -> Iterator[Finding]:
@@ -124,9 +126,9 @@ def _in_turn(fn: Function) -> Iterator[Finding]:
         loop = enclosing(first, ast.While, ast.For)
         other = of.removesuffix("stdout") + "stderr" if of.endswith(".stdout") else ""
         second = next((c for c in lines if enclosing(c, ast.While, ast.For) is loop and lines[c] == other), None)
-        asked = any(short_name(c.func) in ("select", "poll", "set_blocking") and c.args for c in fn.calls)
-        asked = asked or (second is not None and enclosing(first, ast.If) is not enclosing(second, ast.If))
-        if loop is None or second is None or asked or isinstance(parent(first), ast.Await):
+        is_guarded = any(short_name(c.func) in ("select", "poll", "set_blocking") and c.args for c in fn.calls)
+        is_guarded = is_guarded or (second is not None and enclosing(first, ast.If) is not enclosing(second, ast.If))
+        if loop is None or second is None or is_guarded or isinstance(parent(first), ast.Await):
             continue
         now, next_ = sorted((first, second), key=lambda c: c.lineno)
         yield finding(
@@ -145,9 +147,9 @@ def _in_turn(fn: Function) -> Iterator[Finding]:
         return
 
 
-def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _child(target: ast.expr, construction: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
     """Report the waits for one child process."""
-    name, pipes = dotted(target), _pipes(made, fn)
+    name, pipes = dotted(target), _pipes(construction, fn)
     if not name:
         return
     local = isinstance(target, ast.Name)
@@ -165,28 +167,28 @@ def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iter
         for call in f.calls:
             if not isinstance(call.func, ast.Attribute) or call.func.attr != "wait" or dotted(call.func.value) != name:
                 continue
-            if local and call.lineno < made.lineno:
+            if local and call.lineno < construction.lineno:
                 continue
-            here = [a for a, at in places if at is f is fn and _earlier(a, call, made)]
+            local_reads = [a for a, at in places if at is f is fn and _earlier(a, call, construction)]
             elsewhere = [a for a, at in places if not local and (f is not fn or (at is not fn and _beside(at, facts)))]
-            before = here + elsewhere
+            before = local_reads + elsewhere
             if not before and not _ended(name, call, f):
-                yield _report(call, made, f, " and ".join(pipes), f"{name}.communicate()")
+                yield _report(call, construction, f, " and ".join(pipes), f"{name}.communicate()")
                 return
     until = _until(reads) if not local else None
     if until is not None:
-        yield _left_unread(until, made, next(f for a, f in places if a is until), name)
-    polled = _polled(name, fn, made, reads) if local else None
+        yield _left_unread(until, construction, next(f for a, f in places if a is until), name)
+    polled = _polled(name, fn, construction, reads) if local else None
     if polled is not None:
-        yield _report(polled, made, fn, " and ".join(pipes), f"{name}.communicate()")
+        yield _report(polled, construction, fn, " and ".join(pipes), f"{name}.communicate()")
     if local and len(pipes) == 2:
-        yield from _one_of_two(name, made, made, fn)
+        yield from _one_of_two(name, construction, construction, fn)
 
 
-def _one_of_two(name: str, made: ast.Call, child: ast.Call, fn: Function) -> Iterator[Finding]:
+def _one_of_two(name: str, construction: ast.Call, child: ast.Call, fn: Function) -> Iterator[Finding]:
     """One of two pipes is read to its end while nothing reads the other one, a nested function included."""
     reads = [a for a in fn.attributes if dotted(a.value) == name and a.attr in ("stdout", "stderr", "communicate")]
-    first = _one_only(reads, made)
+    first = _one_only(reads, construction)
     beside = [n for n in ast.walk(fn.node) if isinstance(n, ast.Attribute) and dotted(n.value) == name]
     other = "stderr" if first is not None and first.attr == "stdout" else "stdout"
     if first is not None and not any(n.attr == other and n not in fn.attributes for n in beside):
@@ -198,12 +200,12 @@ def _read_afterwards(fn: Function) -> Iterator[Finding]:
     for wait in fn.calls:
         child = dotted(wait.func).removesuffix(".wait") if short_name(wait.func) == "wait" else ""
         reads = [a for a in fn.attributes if child and a.attr in ("stdout", "stderr") and dotted(a.value) == child]
-        whole = [a for a in reads if dotted(parent(a) or a).endswith(".read")]
-        if not whole or whole[0].lineno < wait.lineno or any(a.lineno < wait.lineno for a in reads):
+        full_reads = [a for a in reads if dotted(parent(a) or a).endswith(".read")]
+        if not full_reads or full_reads[0].lineno < wait.lineno or any(a.lineno < wait.lineno for a in reads):
             continue
-        made = fn.bound.get(child) if child.isidentifier() else None
-        if made is None and not _timeout(wait) and not _ended(child, wait, fn):
-            yield _report_read_late(wait, whole[0], fn, child)
+        binding = fn.bound.get(child) if child.isidentifier() else None
+        if binding is None and not _timeout(wait) and not _ended(child, wait, fn):
+            yield _report_read_late(wait, full_reads[0], fn, child)
             return
 
 
@@ -247,15 +249,16 @@ def _until(reads: list[ast.Attribute]) -> ast.Attribute | None:
     return None
 
 
-def _left_unread(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Finding:
+def _left_unread(read: ast.Attribute, construction: ast.Call, fn: Function, name: str) -> Finding:
     return finding(
         read,
         fn,
-        f"{name}.{read.attr}, a pipe (line {made.lineno}), is read until a certain line and then no more: the child "
+        f"{name}.{read.attr}, a pipe (line {construction.lineno}), is read until a certain line and then no more: "
+        "the child "
         "blocks once it has written as much as the pipe holds",
         [
             Step("the parent", read.lineno, f"{fn.qualname} finds its line, and stops to read"),
-            Step("the child", made.lineno, "fills the pipe, and blocks until it is read"),
+            Step("the child", construction.lineno, "fills the pipe, and blocks until it is read"),
         ],
         remedy="read on in a task or thread, or send the output to a file",
         about=name,
@@ -264,13 +267,13 @@ def _left_unread(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -
     )
 
 
-def _polled(name: str, fn: Function, made: ast.Call, reads: list[ast.Attribute]) -> ast.Call | None:
+def _polled(name: str, fn: Function, construction: ast.Call, reads: list[ast.Attribute]) -> ast.Call | None:
     """`while p.poll() is None:` where the pipe is read neither before nor inside."""
     for loop in fn.loops:
-        if isinstance(loop, ast.While) and loop.lineno > made.lineno:
+        if isinstance(loop, ast.While) and loop.lineno > construction.lineno:
             for node in ast.walk(loop.test):
                 if isinstance(node, ast.Call) and dotted(node.func) == f"{name}.poll":
-                    return None if any(made.lineno <= a.lineno <= last_line(loop) for a in reads) else node
+                    return None if any(construction.lineno <= a.lineno <= last_line(loop) for a in reads) else node
     return None
 
 
@@ -278,8 +281,8 @@ def _is(node: ast.expr, name: str) -> bool:
     return dotted(node).startswith(name) and dotted(node) in (name, name + ".stdout", name + ".stderr")
 
 
-def _earlier(read: ast.Attribute, wait: ast.Call, made: ast.Call) -> bool:
-    return made.lineno <= read.lineno <= wait.lineno
+def _earlier(read: ast.Attribute, wait: ast.Call, construction: ast.Call) -> bool:
+    return construction.lineno <= read.lineno <= wait.lineno
 
 
 def _beside(fn: Function, facts: Facts) -> bool:
@@ -296,9 +299,9 @@ def _ended(name: str, wait: ast.Call, fn: Function) -> bool:
     return any(dotted(c.func) in (f"{name}.{how}" for how in ENDS) for c in fn.calls if c.lineno <= wait.lineno)
 
 
-def _one_only(reads: list[ast.Attribute], made: ast.Call) -> ast.Attribute | None:
+def _one_only(reads: list[ast.Attribute], construction: ast.Call) -> ast.Attribute | None:
     """The first read of a pipe to its end, where the other pipe is not read before; else None."""
-    after = sorted((a for a in reads if a.lineno >= made.lineno), key=lambda a: (a.lineno, a.col_offset))
+    after = sorted((a for a in reads if a.lineno >= construction.lineno), key=lambda a: (a.lineno, a.col_offset))
     if not after or any(a.attr == "communicate" for a in after):
         return None
     around = parent(after[0])
@@ -318,15 +321,16 @@ def _one_only(reads: list[ast.Attribute], made: ast.Call) -> ast.Attribute | Non
     return None
 
 
-def _one(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Finding:
+def _one(read: ast.Attribute, construction: ast.Call, fn: Function, name: str) -> Finding:
     other = "stderr" if read.attr == "stdout" else "stdout"
     return finding(
         read,
         fn,
-        f"{name}.{read.attr} is read to its end while {other}, which is a pipe too (line {made.lineno}), is not "
+        f"{name}.{read.attr} is read to its end while {other}, which is a pipe too (line {construction.lineno}), is "
+        "not "
         "read: a child that fills it never exits",
         [
-            Step("the child", made.lineno, f"fills the pipe of {other}, and blocks until it is read"),
+            Step("the child", construction.lineno, f"fills the pipe of {other}, and blocks until it is read"),
             Step("the parent", read.lineno, f"reads {read.attr} until the child closes it"),
         ],
         remedy=f"use {name}.communicate(), or send {other} elsewhere (STDOUT, DEVNULL, a file)",
@@ -339,18 +343,18 @@ def _one(read: ast.Attribute, made: ast.Call, fn: Function, name: str) -> Findin
     )
 
 
-def _report(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str) -> Finding:
+def _report(at: ast.Call, construction: ast.Call, fn: Function, pipes: str, instead: str) -> Finding:
     return finding(
         at,
         fn,
-        f"waits for the child without reading its {pipes} (piped at line {made.lineno}): once a pipe is full, "
+        f"waits for the child without reading its {pipes} (piped at line {construction.lineno}): once a pipe is full, "
         f"parent and child wait for each other{', until the timeout' if _timeout(at) else ''}",
         [
-            Step("the child", made.lineno, f"fills the pipe of {pipes}, and blocks until it is read"),
+            Step("the child", construction.lineno, f"fills the pipe of {pipes}, and blocks until it is read"),
             Step("the parent", at.lineno, "waits for the child to exit, and does not read"),
         ],
         remedy=f"use {instead}, which reads while it waits",
-        about=dotted(made.func) + str(_order(made, fn)),
+        about=dotted(construction.func) + str(_order(construction, fn)),
         confidence=0.6 if _timeout(at) else 0.85,
         waits=[
             Wait("the child", f"filled {pipes}", "read the pipe", "the parent"),
@@ -359,9 +363,9 @@ def _report(at: ast.Call, made: ast.Call, fn: Function, pipes: str, instead: str
     )
 
 
-def _order(made: ast.Call, fn: Function) -> int:
+def _order(construction: ast.Call, fn: Function) -> int:
     """The index among the function's calls of that name, which changes less often than the line."""
-    return sum(dotted(c.func) == dotted(made.func) and c.lineno < made.lineno for c in fn.calls)
+    return sum(dotted(c.func) == dotted(construction.func) and c.lineno < construction.lineno for c in fn.calls)
 
 
 RULE = Rule(

@@ -37,18 +37,18 @@ def find(facts: Facts) -> Iterator[Finding]:
 def _results(block: ast.With | ast.AsyncWith, pool: str, fn: Function) -> set[str]:
     """The names that hold a result, or several, of tasks that the block gives to its pool."""
     later = {f"{pool}.{method}" for method in LATER}
-    found = set()
+    results = set()
     for target, value in fn.assigns:
         if is_within(target, block) and any(
             isinstance(n, ast.Call) and dotted(n.func) in later for n in ast.walk(value)
         ):
-            found.add(dotted(target))
+            results.add(dotted(target))
     for call in fn.calls:
         added = short_name(call.func) in ("append", "add") and isinstance(call.func, ast.Attribute) and call.args
         parts = ast.walk(call.args[0]) if added and is_within(call, block) else ()
         if any(isinstance(n, ast.Call) and dotted(n.func) in later for n in parts):
-            found.add(dotted(call.func.value))  # type: ignore[attr-defined]
-    return found - {""}
+            results.add(dotted(call.func.value))  # type: ignore[attr-defined]
+    return results - {""}
 
 
 def _gets(call: ast.Call, names: set[str], fn: Function) -> bool:

@@ -29,9 +29,9 @@ def find(facts: Facts) -> Iterator[Finding]:
         for call in fn.calls:
             if module.constructed_kind(call, fn) == "Process":
                 for value in start_arguments(call, fn):
-                    found = module.resource(value, fn)
-                    if found is not None and found.kind in ("ProcessEvent", "ProcessQueue"):
-                        shared[found.id] = call
+                    resource = module.resource(value, fn)
+                    if resource is not None and resource.kind in ("ProcessEvent", "ProcessQueue"):
+                        shared[resource.id] = call
     if not shared:
         return
     for fn in module.functions:
@@ -41,19 +41,19 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         reported: set[str] = set()
         for effect in facts.walker.effects(fn):
-            found = effect.resource
+            resource = effect.resource
             if (
                 effect.kind != "wait"
                 or effect.timeout
-                or found is None
-                or found.id not in shared
-                or found.id in reported
+                or resource is None
+                or resource.id not in shared
+                or resource.id in reported
             ):
                 continue
             if not dotted(effect.node).endswith(("get()", "wait()")):
                 continue
-            reported.add(found.id)
-            yield _report(fn, effect.node, found.id, effect.waits_for, shared[found.id])
+            reported.add(resource.id)
+            yield _report(fn, effect.node, resource.id, effect.waits_for, shared[resource.id])
 
 
 def _report(fn: Function, at: ast.expr, resource: str, what: str, started: ast.Call) -> Finding:

@@ -79,8 +79,8 @@ def _asked(effect: Effect, fn: Function, facts: Facts) -> int | None:
                 and short_name(node.func) in ("empty", "qsize", "full")
                 and isinstance(node.func, ast.Attribute)
             ):
-                found = facts.module.resource(node.func.value, fn)
-                if found is not None and effect.resource is not None and found.id == effect.resource.id:
+                resource = facts.module.resource(node.func.value, fn)
+                if resource is not None and effect.resource is not None and resource.id == effect.resource.id:
                     return around.lineno
         around = enclosing(around, ast.While, ast.If)
     return None

@@ -25,23 +25,23 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report loops over a queue that end where it was found empty and no producer is alive."""
     for fn in facts.module.functions:
         for test in fn.tests:
-            if not isinstance(test, ast.If) or (asked := _asks_for_life(test, fn)) is None:
+            if not isinstance(test, ast.If) or (check := _asks_for_life(test, fn)) is None:
                 continue
             empty = _found_empty(test, fn, facts)
-            if empty is not None and not _looks_again(test, fn, facts):
-                yield _report(fn, test, asked, *empty)
+            if empty is not None and not _checks_again(test, fn, facts):
+                yield _report(fn, test, check, *empty)
                 break
 
 
 def _asks_for_life(test: ast.If, fn: Function) -> ast.Call | None:
     """The `is_alive()` of a test that ends the loop where nothing is alive any more."""
     value = fn.bound.get(test.test.id, test.test) if isinstance(test.test, ast.Name) else test.test
-    asked = [n for n in ast.walk(value) if isinstance(n, ast.Call) and short_name(n.func) in ALIVE]
+    checks = [n for n in ast.walk(value) if isinstance(n, ast.Call) and short_name(n.func) in ALIVE]
     negated = any(isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.Not) for n in ast.walk(value))
     last = test.body[-1]
     stops = isinstance(last, ast.Raise) and last.exc is not None and "StopIteration" in ast.unparse(last.exc)
     ends = stops or isinstance(last, ast.Break | ast.Return)
-    return asked[0] if len(asked) == 1 and negated and ends and enclosing(test, ast.While, ast.For) else None
+    return checks[0] if len(checks) == 1 and negated and ends and enclosing(test, ast.While, ast.For) else None
 
 
 def _found_empty(test: ast.If, fn: Function, facts: Facts) -> tuple[str, int] | None:
@@ -58,7 +58,7 @@ def _found_empty(test: ast.If, fn: Function, facts: Facts) -> tuple[str, int] | 
     return None
 
 
-def _looks_again(test: ast.If, fn: Function, facts: Facts) -> bool:
+def _checks_again(test: ast.If, fn: Function, facts: Facts) -> bool:
     """Whether the queue is asked in the test or in its body, or emptied after the loop."""
     loop = enclosing(test, ast.While, ast.For)
     last = last_line(loop) if loop is not None else 0
@@ -69,8 +69,8 @@ def _looks_again(test: ast.If, fn: Function, facts: Facts) -> bool:
     return False
 
 
-def _report(fn: Function, test: ast.If, asked: ast.Call, queue: str, line: int) -> Finding:
-    producer = dotted(asked.func.value)  # type: ignore[attr-defined]
+def _report(fn: Function, test: ast.If, check: ast.Call, queue: str, line: int) -> Finding:
+    producer = dotted(check.func.value)  # type: ignore[attr-defined]
     return finding(
         test,
         fn,

@@ -57,8 +57,10 @@ def _fills(fn: Function, facts: Facts) -> Iterator[tuple[ast.Call, ast.Call, str
 
 def _has_room(fn: Function, queue: str) -> bool:
     """Whether a queue was made for all that is put into it."""
-    made = fn.bound.get(queue.rpartition(".")[2])
-    return made is not None and any(isinstance(n, ast.Call) and short_name(n.func) == "len" for n in ast.walk(made))
+    binding = fn.bound.get(queue.rpartition(".")[2])
+    return binding is not None and any(
+        isinstance(n, ast.Call) and short_name(n.func) == "len" for n in ast.walk(binding)
+    )
 
 
 def _started_after(
@@ -79,8 +81,8 @@ def _started_after(
         last = last_line(fn.node) or max((r.line for r in roots), default=0)
         if not roots or any(not fn.line <= r.line <= last for r in roots) or _called(taker, facts):
             return None
-        made = [r.line for r in roots]
-        lines = made if roots[0].kind == "task" else [c.lineno for c in fn.calls if _starts(c)] or made
+        root_lines = [r.line for r in roots]
+        lines = root_lines if roots[0].kind == "task" else [c.lineno for c in fn.calls if _starts(c)] or root_lines
         if min(lines) <= fill.lineno:
             return None
         begins.append((taker, min(lines)))

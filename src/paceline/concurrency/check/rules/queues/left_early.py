@@ -30,11 +30,11 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             handlers = tried.handlers if isinstance(tried, ast.Try) else []
             empty = [h for h in handlers if h.type is not None and short_name(h.type) in ("Empty", "Exception")]
-            left = [h for h in empty if _leaves(h)]
+            exits = [h for h in empty if _leaves(h)]
             endless = isinstance(loop.test, ast.Constant)
             put = _put(queue, fn, facts)
-            if left and endless and put is not None and not _ends(loop, left[0]):
-                yield _report(fn, left[0], queue, *put)
+            if exits and endless and put is not None and not _ends(loop, exits[0]):
+                yield _report(fn, exits[0], queue, *put)
 
 
 def _leaves(handler: ast.ExceptHandler) -> bool:

@@ -23,8 +23,8 @@ from paceline.concurrency.check.threads.roots import in_loop
 def find(facts: Facts) -> Iterator[Finding]:
     """Report objects that a function takes from a queue and puts back, though not if it raises in between."""
     for fn in facts.module.functions:
-        for target, given in fn.assigns:
-            value = awaited(given)
+        for target, expression in fn.assigns:
+            value = awaited(expression)
             if not isinstance(value, ast.Call) or not isinstance(target, ast.Name) or in_loop(value, fn):
                 continue
             queue = queue_of(value, ("get",), fn, facts)
@@ -39,8 +39,8 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _puts(call: ast.Call, queue: str, name: str, fn: Function, facts: Facts) -> bool:
-    given = call.args[0] if call.args else None
-    return isinstance(given, ast.Name) and given.id == name and queue_of(call, PUTS, fn, facts) == queue
+    argument = call.args[0] if call.args else None
+    return isinstance(argument, ast.Name) and argument.id == name and queue_of(call, PUTS, fn, facts) == queue
 
 
 def _report(fn: Function, take: ast.Call, back: ast.Call, skipped: Skipped, queue: str) -> Finding:

@@ -102,18 +102,18 @@ def _is_beside(fn: Function, started: set[int], facts: Facts) -> bool:
 
 def _uses(fn: Function, facts: Facts, depth: int) -> list[Use]:
     """The blocking puts and gets of a function and of what it calls."""
-    found = []
+    uses = []
     for effect in facts.walker.effects(fn):
         call = effect.node
         if effect.callee is not None and effect.callee is not fn and depth and runs_now(effect):
-            found += _uses(effect.callee, facts, depth - 1)
+            uses += _uses(effect.callee, facts, depth - 1)
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
             continue
         if call.func.attr in ("put", "get") and not has_timeout(call, call.func.attr):
             queue = facts.module.resource(call.func.value, fn)
             if queue is not None and queue.kind in QUEUES and not queue.one_of_several:
-                found.append(Use(queue, call.func.attr == "put", call, fn))
-    return found
+                uses.append(Use(queue, call.func.attr == "put", call, fn))
+    return uses
 
 
 def _passed(use: Use, owner: Function, site: ast.Call, facts: Facts) -> Use | None:
@@ -121,8 +121,8 @@ def _passed(use: Use, owner: Function, site: ast.Call, facts: Facts) -> Use | No
     formal: Formal | None = use.queue.formal
     if formal is None or formal.function is not owner:
         return use
-    given = facts.module.objects.argument_at(owner, formal.name, site)
-    queue = given and facts.module.resource(given.value, given.caller)
+    argument = facts.module.objects.argument_at(owner, formal.name, site)
+    queue = argument and facts.module.resource(argument.value, argument.caller)
     return use._replace(queue=queue) if queue else None
 
 
@@ -153,12 +153,12 @@ def _loop(use: Use) -> int:
 
 def _conditions(use: Use) -> set[int]:
     """The tests around a call within its loop."""
-    found: set[int] = set()
+    conditions: set[int] = set()
     at = enclosing(use.call, ast.If, ast.For, ast.AsyncFor, ast.While)
     while isinstance(at, ast.If):
-        found.add(id(at))
+        conditions.add(id(at))
         at = enclosing(at, ast.If, ast.For, ast.AsyncFor, ast.While)
-    return found
+    return conditions
 
 
 def _report(circle: list[tuple[Actor, Use, Use]]) -> Finding:

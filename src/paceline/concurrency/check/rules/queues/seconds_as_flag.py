@@ -29,64 +29,65 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         for call in fn.calls:
             method = short_name(call.func)
-            given = call.args[FLAGS[method]] if len(call.args) == FLAGS.get(method, -2) + 1 else None
-            if given is None or keyword(call, "timeout") is not None or not _is_time(given, fn):
+            argument = call.args[FLAGS[method]] if len(call.args) == FLAGS.get(method, -2) + 1 else None
+            if argument is None or keyword(call, "timeout") is not None or not _is_time(argument, fn):
                 continue
             resource = resource_of(call, (method,), fn, facts)
             if resource is not None and resource.sure and resource.kind in KINDS:
-                yield _report(call, given, fn, resource.id)
+                yield _report(call, argument, fn, resource.id)
 
 
-def _is_time(given: ast.expr, fn: Function) -> bool:
+def _is_time(argument: ast.expr, fn: Function) -> bool:
     """Whether a value is a number of seconds: by its value where that is known, else by its name."""
-    value = _value(given, fn)
+    value = _value(argument, fn)
     if isinstance(value, ast.Constant):
         number = value.value
         return isinstance(number, int | float) and not isinstance(number, bool) and number not in (0, 1)
-    return value is given and NAMED.search(short_name(given)) is not None
+    return value is argument and NAMED.search(short_name(argument)) is not None
 
 
-def _value(given: ast.expr, fn: Function) -> ast.expr:
+def _value(argument: ast.expr, fn: Function) -> ast.expr:
     """What a name or an attribute was set to, or a parameter's default; the expression itself where that is unknown."""
-    name = short_name(given)
-    if isinstance(given, ast.Name):
+    name = short_name(argument)
+    if isinstance(argument, ast.Name):
         for scope in fn.scopes():
             if name in scope.bound:
                 return scope.bound[name]
             if name in scope.parameters:
-                return _default(name, scope) or given
-    if isinstance(given, ast.Attribute) and fn.cls is not None and short_name(given.value) == fn.self_name:
+                return _default(name, scope) or argument
+    if isinstance(argument, ast.Attribute) and fn.cls is not None and short_name(argument.value) == fn.self_name:
         values = fn.cls.values.get(name, ())
-        return values[0][0] if len(values) == 1 and isinstance(values[0][0], ast.Constant) else given
-    return given
+        return values[0][0] if len(values) == 1 and isinstance(values[0][0], ast.Constant) else argument
+    return argument
 
 
 def _default(name: str, fn: Function) -> ast.expr | None:
     """The default of a parameter."""
-    given = getattr(fn.node, "args", None)
-    if given is None:
+    arguments = getattr(fn.node, "args", None)
+    if arguments is None:
         return None
-    positional = [*given.posonlyargs, *given.args]
+    positional = [*arguments.posonlyargs, *arguments.args]
     pairs = [
-        *zip(positional[::-1], given.defaults[::-1], strict=False),
-        *zip(given.kwonlyargs, given.kw_defaults, strict=True),
+        *zip(positional[::-1], arguments.defaults[::-1], strict=False),
+        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
     ]
-    found = next((default for argument, default in pairs if argument.arg == name), None)
-    return found if isinstance(found, ast.Constant) and found.value is not None else None
+    value = next((default for argument, default in pairs if argument.arg == name), None)
+    return value if isinstance(value, ast.Constant) and value.value is not None else None
 
 
-def _report(call: ast.Call, given: ast.expr, fn: Function, resource: str) -> Finding:
+def _report(call: ast.Call, argument: ast.expr, fn: Function, resource: str) -> Finding:
     method = short_name(call.func)
     return finding(
         call,
         fn,
-        f"{text_of(call)} takes {ast.unparse(given)} as `{'blocking' if method == 'acquire' else 'block'}`, not as a "
+        f"{text_of(call)} takes {ast.unparse(argument)} as `{'blocking' if method == 'acquire' else 'block'}`, not "
+        "as a "
         "timeout: any number but 0 means that it waits for ever",
         [
             Step("thread A", call.lineno, f"{fn.qualname} calls {text_of(call)}, which has no timeout"),
             Step("thread A", call.lineno, f"waits for {resource} for ever, if no other thread acts"),
         ],
-        remedy=f"pass the number by name: timeout={ast.unparse(given)}",
+        remedy=f"pass the number by name: timeout={ast.unparse(argument)}",
         about=resource,
         confidence=0.85,
     )

@@ -91,8 +91,8 @@ def _marks(node: ast.expr, queue: str, fn: Function, facts: Facts) -> bool:
 
 def _given(call: ast.Call, name: str) -> bool:
     """Whether a call gets the item, or is a method of it."""
-    given = [*call.args, *(k.value for k in call.keywords), getattr(call.func, "value", call.func)]
-    return any(isinstance(n, ast.Name) and n.id == name for value in given for n in ast.walk(value))
+    arguments = [*call.args, *(k.value for k in call.keywords), getattr(call.func, "value", call.func)]
+    return any(isinstance(n, ast.Name) and n.id == name for value in arguments for n in ast.walk(value))
 
 
 def _skipped(fn: Function, queue: str, join: ast.Call, facts: Facts) -> Iterator[Finding]:

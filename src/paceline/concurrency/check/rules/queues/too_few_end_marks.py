@@ -27,7 +27,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         starts = [other for other in facts.roots if other.function is root.function]
         once_in = root.once_in.qualname if root.once_in is not None and len(starts) == 1 else ""
-        for queue, mark, taken in ends_by(root.function, facts):
+        for queue, mark, get in ends_by(root.function, facts):
             if once_in and queue.startswith(f"{once_in}."):
                 continue  # one worker for each queue that this function makes
             if any(queue_of(c, PUTS, root.function, facts) == queue for c in root.function.calls):
@@ -39,20 +39,20 @@ def find(facts: Facts) -> Iterator[Finding]:
                 if queue_of(call, PUTS, fn, facts) == queue and call.args and ast.unparse(call.args[0]) == mark
             ]
             if len(puts) == 1 and puts[0][0] is not root.function and not in_loop(puts[0][1], puts[0][0]):
-                yield _report(*puts[0], root, queue, mark, taken)
+                yield _report(*puts[0], root, queue, mark, get)
 
 
-def _report(fn: Function, put: ast.Call, root: Root, queue: str, mark: str, taken: ast.Call) -> Finding:
+def _report(fn: Function, put: ast.Call, root: Root, queue: str, mark: str, get: ast.Call) -> Finding:
     name = root.function.qualname
     return finding(
         put,
         fn,
         f"one {mark} is put into {queue}, but each of the workers that run {name} needs one to end (line "
-        f"{taken.lineno}): the others wait for an item for ever",
+        f"{get.lineno}): the others wait for an item for ever",
         [
             Step("thread A", put.lineno, f"{fn.qualname} puts one {mark} into {queue}"),
-            Step("thread B", taken.lineno, f"{name} takes it, and ends"),
-            Step("thread C", taken.lineno, f"{name} waits for an item, and none comes"),
+            Step("thread B", get.lineno, f"{name} takes it, and ends"),
+            Step("thread C", get.lineno, f"{name} waits for an item, and none comes"),
         ],
         remedy=f"put one {mark} per worker, or let each worker put it back before it ends",
         about=queue,

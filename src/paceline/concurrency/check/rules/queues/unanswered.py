@@ -48,28 +48,28 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _waits(facts: Facts) -> dict[str, tuple[Function, ast.AST]]:
     """How an answer is given -> where one is waited for without a timeout."""
-    found: dict[str, tuple[Function, ast.AST]] = {}
+    waits: dict[str, tuple[Function, ast.AST]] = {}
     for fn in facts.module.functions:
         for call in fn.calls:
             name = short_name(call.func)
             if name == "wait" and not call.args and not has_timeout(call, "wait"):
                 resource = facts.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
                 if resource is not None and resource.kind in EVENTS:
-                    found.setdefault("set", (fn, call))
+                    waits.setdefault("set", (fn, call))
             elif name == "result" and not call.args and not call.keywords:
-                found.setdefault("set_result", (fn, call))
+                waits.setdefault("set_result", (fn, call))
         for wait in fn.awaits:
             if isinstance(wait.value, ast.Name) and makes_future(fn.bound.get(wait.value.id)):
-                found.setdefault("set_result", (fn, wait))
-    return found
+                waits.setdefault("set_result", (fn, wait))
+    return waits
 
 
 def _made_here(facts: Facts, answer: str) -> bool:
     """Whether this file makes the event or future of a request, and passes it on."""
     for fn in facts.module.functions:
         for target, value in fn.assigns:
-            made = facts.module.constructed_kind(value, fn) if isinstance(value, ast.Call) else None
-            fits = makes_future(value) if answer == "set_result" else made in EVENTS
+            kind = facts.module.constructed_kind(value, fn) if isinstance(value, ast.Call) else None
+            fits = makes_future(value) if answer == "set_result" else kind in EVENTS
             if fits and isinstance(target, ast.Name | ast.Attribute):
                 name = dotted(target)
                 if any(dotted(n) == name and _passed(n) for n in (*fn.names, *fn.attributes)):
@@ -121,8 +121,8 @@ def _meets(call: ast.Call, names: set[str]) -> bool:
     name = short_name(call.func)
     if isinstance(call.func, ast.Attribute) and name in (*FAILS, *ASKS):
         return dotted(call.func.value).partition(".")[0] in names
-    given = {dotted(a).partition(".")[0] for a in (*call.args, *(k.value for k in call.keywords))}
-    return bool(given & names) and (name in HANDS_ON or name.startswith(("_", "handle", "process", "on_")))
+    arguments = {dotted(a).partition(".")[0] for a in (*call.args, *(k.value for k in call.keywords))}
+    return bool(arguments & names) and (name in HANDS_ON or name.startswith(("_", "handle", "process", "on_")))
 
 
 def _report(

@@ -26,20 +26,20 @@ def find(facts: Facts) -> Iterator[Finding]:
     sets, waits = _calls("set", facts), _calls("wait", facts)
     for event in sets.keys() & waits.keys():
         for fn, call in sets[event]:
-            found = next((f for w in waits[event] if (f := _late(fn, call, *w)) is not None), None)
-            if found is not None and not facts.held_at(call, fn):
-                yield _report(fn, call, event, *found)
+            witness = next((f for w in waits[event] if (f := _late(fn, call, *w)) is not None), None)
+            if witness is not None and not facts.held_at(call, fn):
+                yield _report(fn, call, event, *witness)
 
 
 def _calls(method: str, facts: Facts) -> dict[str, list[Place]]:
     """Event -> where it is set, or waited for."""
-    found: dict[str, list[Place]] = {}
+    places: dict[str, list[Place]] = {}
     for fn in facts.module.functions:
         for call in fn.calls:
             event = resource_of(call, (method,), fn, facts)
             if event is not None and event.kind in THREAD_EVENTS and not event.one_of_several:
-                found.setdefault(event.id, []).append((fn, call))
-    return found
+                places.setdefault(event.id, []).append((fn, call))
+    return places
 
 
 def _late(
@@ -59,8 +59,8 @@ def _late(
         if dotted(target.value) != fn.self_name or dotted(target) in early:
             continue
         for read in waiter.attributes:
-            own = dotted(read.value) == waiter.self_name and isinstance(read.ctx, ast.Load)
-            if own and read.attr == target.attr and read.lineno > wait.lineno:
+            on_self = dotted(read.value) == waiter.self_name and isinstance(read.ctx, ast.Load)
+            if on_self and read.attr == target.attr and read.lineno > wait.lineno:
                 return target, waiter, read
     return None
 

@@ -50,8 +50,8 @@ def _iterated(loop: ast.AST) -> ast.Attribute | ast.Name | None:
 
 def _removed_from(fn: Function) -> set[str]:
     """The containers from which a function removes."""
-    found = {dotted(s.value) for s in fn.subscripts if isinstance(s.ctx, ast.Del)}
-    return found | {dotted(a.value) for a in fn.attributes if a.attr in ("pop", "discard", "remove")}
+    containers = {dotted(s.value) for s in fn.subscripts if isinstance(s.ctx, ast.Del)}
+    return containers | {dotted(a.value) for a in fn.attributes if a.attr in ("pop", "discard", "remove")}
 
 
 def _by_its_body(loop: ast.For, name: str, fn: Function) -> Iterator[Finding]:

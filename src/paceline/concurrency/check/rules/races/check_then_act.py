@@ -122,7 +122,7 @@ def _removed_between(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     """A key that another thread removes after it was found."""
     for access, check, other in list(removed_at_once(accesses, facts))[:1]:
         looped = isinstance(check, ast.For)
-        found = f"copies the keys of {access.thing}" if looped else "finds the key"
+        action = f"copies the keys of {access.thing}" if looped else "finds the key"
         copied = f"the keys of {access.thing} are copied at line {check.lineno}, and an item"
         what = (
             f"{copied} is used here"
@@ -134,7 +134,7 @@ def _removed_between(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             access.fn,
             f"{what}; {other.fn.qualname}, in another thread, may remove it in between (line {other.line})",
             [
-                Step("thread A", check.lineno, f"{access.fn.qualname} {found}"),
+                Step("thread A", check.lineno, f"{access.fn.qualname} {action}"),
                 Step("thread B", other.line, f"{other.fn.qualname} removes it"),
                 Step("thread A", access.line, "uses it, and it is gone: an exception"),
             ],
@@ -167,12 +167,12 @@ def _locked(facts: Facts) -> Iterator[Finding]:
     """`if not lock.locked(): lock.acquire()`."""
     for fn in facts.module.functions:
         for test in fn.tests:
-            asked = next(
+            call = next(
                 (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) == "locked"), None
             )
-            if asked is None or not isinstance(test, ast.If) or not isinstance(asked.func, ast.Attribute):
+            if call is None or not isinstance(test, ast.If) or not isinstance(call.func, ast.Attribute):
                 continue
-            lock = facts.module.resource(asked.func.value, fn)
+            lock = facts.module.resource(call.func.value, fn)
             if lock is None or lock.kind in ASYNC_LOCKS:
                 continue
             for effect in facts.walker.effects(fn):
@@ -227,8 +227,8 @@ def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
 
 def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     """`if x: x.use()` while another thread may set `x` to None."""
-    gone = [a for a in accesses if a.kind == "none" and "fork" not in a.fn.name]
-    if not gone:
+    resets = [a for a in accesses if a.kind == "none" and "fork" not in a.fn.name]
+    if not resets:
         return
     reported: set[bool] = set()  # at most one report inside threads and one outside
     for access in accesses:
@@ -239,7 +239,7 @@ def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         if use is None or is_caught(use.node, "AttributeError", "TypeError"):
             continue
         other = next(
-            (a for a in gone if _concurrent(a.fn, access.fn, facts) and not a.locks & access.locks & use.locks), None
+            (a for a in resets if _concurrent(a.fn, access.fn, facts) and not a.locks & access.locks & use.locks), None
         )
         if other is not None:
             reported.add(bool(facts.threads_of(access.fn)))

@@ -32,10 +32,10 @@ def find(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         for test in fn.tests:
             lock = _lock_after(test, fn, facts) if isinstance(test, ast.If) and not facts.held_at(test, fn) else None
-            made = _makes(test, lock, fn) if lock is not None and isinstance(test, ast.If) else None
-            if lock is None or not isinstance(test, ast.If) or made is None or _checks(test, lock, made, fn):
+            change = _makes(test, lock, fn) if lock is not None and isinstance(test, ast.If) else None
+            if lock is None or not isinstance(test, ast.If) or change is None or _checks(test, lock, change, fn):
                 continue
-            yield _report(test, lock, made, fn)
+            yield _report(test, lock, change, fn)
 
 
 def _lock_after(test: ast.If, fn: Function, facts: Facts) -> ast.With | ast.AsyncWith | None:
@@ -55,40 +55,40 @@ def _lock_after(test: ast.If, fn: Function, facts: Facts) -> ast.With | ast.Asyn
 def _is_lock(block: ast.With | ast.AsyncWith, fn: Function, facts: Facts) -> bool:
     """Whether this takes a lock of threads, of files or of tasks, for which the task may have to wait."""
     node = block.items[0].context_expr
-    found = facts.module.resource(node, fn)
-    if found is not None:
-        return found.kind in LOCKS and (found.kind in ASYNC_LOCKS) is isinstance(block, ast.AsyncWith)
+    lock = facts.module.resource(node, fn)
+    if lock is not None:
+        return lock.kind in LOCKS and (lock.kind in ASYNC_LOCKS) is isinstance(block, ast.AsyncWith)
     return isinstance(node, ast.Call) and short_name(node.func).lower().endswith(("lock", "lock_file", "locked"))
 
 
-def _checks(test: ast.If, lock: ast.With | ast.AsyncWith, made: ast.AST, fn: Function) -> bool:
+def _checks(test: ast.If, lock: ast.With | ast.AsyncWith, change: ast.AST, fn: Function) -> bool:
     """Whether something that the check asked for is asked for under the lock, before the change, or assigned again."""
-    asked = {ast.unparse(n) for n in ast.walk(test.test) if isinstance(n, ast.Call | ast.Attribute | ast.Name)}
-    asked -= {ast.unparse(n.func) for n in ast.walk(test.test) if isinstance(n, ast.Call)}
-    last = getattr(made, "lineno", 0)
+    expressions = {ast.unparse(n) for n in ast.walk(test.test) if isinstance(n, ast.Call | ast.Attribute | ast.Name)}
+    expressions -= {ast.unparse(n.func) for n in ast.walk(test.test) if isinstance(n, ast.Call)}
+    last = getattr(change, "lineno", 0)
     nodes = (node for statement in lock.body for node in ast.walk(statement))
-    return any(_asks_again(node, asked, fn) for node in nodes if getattr(node, "lineno", 0) <= last)
+    return any(_asks_again(node, expressions, fn) for node in nodes if getattr(node, "lineno", 0) <= last)
 
 
-def _asks_again(node: ast.AST, asked: set[str], fn: Function) -> bool:
+def _asks_again(node: ast.AST, expressions: set[str], fn: Function) -> bool:
     if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
-        return any(ast.unparse(n) in asked for n in ast.walk(node.test) if isinstance(n, ast.expr))
+        return any(ast.unparse(n) in expressions for n in ast.walk(node.test) if isinstance(n, ast.expr))
     if isinstance(node, ast.Name):
-        return isinstance(node.ctx, ast.Store) and node.id in asked - fn.globals
+        return isinstance(node.ctx, ast.Store) and node.id in expressions - fn.globals
     return isinstance(node, ast.Call) and short_name(node.func) in (*_ASKS_FOR_FILES, "setdefault", "get")
 
 
 def _makes(test: ast.If, lock: ast.With | ast.AsyncWith, fn: Function) -> ast.AST | None:
     """What is made under the lock, of which the check asked whether it exists, or what it asked about is changed."""
-    asked = absent(test.test) or _wanted(test, fn)
+    subject = absent(test.test) or _wanted(test, fn)
     operands = test.test.values if isinstance(test.test, ast.BoolOp) else [test.test]
     shared = set.intersection(*(_own(operand, fn) for operand in operands))
     files = any(isinstance(n, ast.Call) and short_name(n.func) in _ASKS_FOR_FILES for n in ast.walk(test.test))
     for node in (n for statement in lock.body for n in ast.walk(statement)):
-        if isinstance(node, ast.Assign) and asked:
+        if isinstance(node, ast.Assign) and subject:
             target = node.targets[0]
-            made = target.value if isinstance(target, ast.Subscript) else target
-            if dotted(made) == asked:
+            base = target.value if isinstance(target, ast.Subscript) else target
+            if dotted(base) == subject:
                 return node
         name = _changed(node)
         if name in shared and not (isinstance(node, ast.Assign) and name in _own(node.value, fn)):
@@ -102,8 +102,8 @@ def _own(node: ast.expr, fn: Function) -> set[str]:
     """The attributes of the own object that an expression asks for; none in a test for a fork, which PC113 reports."""
     if any(isinstance(n, ast.Call) and short_name(n.func) == "getpid" for n in ast.walk(node)):
         return set()
-    found = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and dotted(n.value) == fn.self_name)
-    return {dotted(n) for n in found} if fn.cls is not None else set()
+    attributes = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and dotted(n.value) == fn.self_name)
+    return {dotted(n) for n in attributes} if fn.cls is not None else set()
 
 
 def _changed(node: ast.AST) -> str:
@@ -125,29 +125,29 @@ def _wanted(test: ast.If, fn: Function) -> str:
     """What a branch that returns has found: the `x` of `if x: return x`, or the `d` of `if key in d: return d[key]`."""
     if not isinstance(test.body[-1], ast.Return):
         return ""
-    asked: ast.expr = test.test
-    if isinstance(asked, ast.Compare) and isinstance(asked.ops[0], ast.In):
-        return dotted(asked.comparators[0])
-    if isinstance(asked, ast.Compare) and isinstance(asked.ops[0], ast.IsNot):
-        asked = asked.left
-    value = fn.bound.get(asked.id) if isinstance(asked, ast.Name) else None
+    condition: ast.expr = test.test
+    if isinstance(condition, ast.Compare) and isinstance(condition.ops[0], ast.In):
+        return dotted(condition.comparators[0])
+    if isinstance(condition, ast.Compare) and isinstance(condition.ops[0], ast.IsNot):
+        condition = condition.left
+    value = fn.bound.get(condition.id) if isinstance(condition, ast.Name) else None
     if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr == "get":
         return dotted(value.func.value)
-    name = dotted(asked)
+    name = dotted(condition)
     return name if "." in name or name in fn.globals else ""
 
 
-def _report(test: ast.If, lock: ast.With | ast.AsyncWith, made: ast.AST, fn: Function) -> Finding:
-    asked, what = ast.unparse(test.test), ast.unparse(lock.items[0].context_expr)
-    line = getattr(made, "lineno", lock.lineno)
-    again = "makes it once more" if isinstance(made, ast.Assign) else "relies on what may have changed since"
+def _report(test: ast.If, lock: ast.With | ast.AsyncWith, change: ast.AST, fn: Function) -> Finding:
+    condition, what = ast.unparse(test.test), ast.unparse(lock.items[0].context_expr)
+    line = getattr(change, "lineno", lock.lineno)
+    again = "makes it once more" if isinstance(change, ast.Assign) else "relies on what may have changed since"
     return finding(
         lock,
         fn,
-        f"`{asked}` is checked before {what} is taken (line {test.lineno}), and not again under it: a thread that "
+        f"`{condition}` is checked before {what} is taken (line {test.lineno}), and not again under it: a thread that "
         f"waited for the lock {again} (line {line})",
         [
-            Step("thread A", test.lineno, f"{fn.qualname} checks `{asked}`, and takes {what}"),
+            Step("thread A", test.lineno, f"{fn.qualname} checks `{condition}`, and takes {what}"),
             Step("thread B", test.lineno, "checks it too, and waits for the lock"),
             Step("thread A", line, "changes it, and releases the lock"),
             Step("thread B", line, again),

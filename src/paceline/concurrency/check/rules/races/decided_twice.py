@@ -57,9 +57,9 @@ def _between_calls(facts: Facts) -> Iterator[Finding]:
     for fn in facts.module.functions:
         calls = {id(e.node): e for e in facts.walker.effects(fn) if e.callee is not None and e.callee.cls is not None}
         for test in fn.tests if len(calls) > 1 and not fn.asynchronous else ():
-            asked = [calls[id(n)] for n in ast.walk(test.test) if id(n) in calls]
+            checks = [calls[id(n)] for n in ast.walk(test.test) if id(n) in calls]
             inside = [calls[id(n)] for s in _branch(test) for n in ast.walk(s) if id(n) in calls]
-            for one in asked:
+            for one in checks:
                 for other in inside:
                     shared = _same_state(one, other, fn, facts)
                     if shared is not None and not facts.held_at(test.test, fn) and may_overlap(fn, fn, facts):
@@ -118,8 +118,8 @@ def _decided(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
 def _replaced(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     """`self.timer.cancel()` and then `self.timer = Timer(...)`: of two that are made at once, one is not cancelled."""
     for change in accesses:
-        made = parent(change.node)
-        makes = change.kind == "write" and isinstance(made, ast.Assign) and isinstance(made.value, ast.Call)
+        statement = parent(change.node)
+        makes = change.kind == "write" and isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
         if (
             not makes
             or change.locks
@@ -170,8 +170,8 @@ def _change(
 ) -> tuple[Access | None, Function | None]:
     """A change without a lock on a branch, or in a method of the same object that it calls."""
     inside = {id(node) for statement in branch for node in ast.walk(statement)}
-    own = [a for a in accesses if a.changes and not a.locks and a.fn is read.fn and id(a.node) in inside]
-    for change in own:
+    changes = [a for a in accesses if a.changes and not a.locks and a.fn is read.fn and id(a.node) in inside]
+    for change in changes:
         if dotted(change.node) == dotted(read.node):
             return change, None
     for effect in facts.walker.effects(read.fn):

@@ -54,14 +54,14 @@ def find(facts: Facts) -> Iterator[Finding]:
         for test in fn.tests:
             if not isinstance(test, ast.If):
                 continue
-            asked = next(
+            check = next(
                 (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS), None
             )
-            if asked is None or _one_rank(test, fn, facts) or facts.held_at(test, fn) or _in_turn(fn, facts):
+            if check is None or _one_rank(test, fn, facts) or facts.held_at(test, fn) or _in_turn(fn, facts):
                 continue
             if ranks is None:
                 ranks = _ranks(facts)
-            path = ast.unparse(asked.args[0]) if asked.args else dotted(getattr(asked.func, "value", asked))
+            path = ast.unparse(check.args[0]) if check.args else dotted(getattr(check.func, "value", check))
             for call in fn.calls:
                 if _decided_by(call, test) and _makes(call, path, fn, ranks) and not foreseen(call):
                     yield _report(fn, test, call, path, _confidence(path, fn, ranks or _meets_others(fn, facts)))
@@ -92,10 +92,10 @@ def _temporary_name(facts: Facts) -> Iterator[Finding]:
 def _recreated(facts: Facts) -> Iterator[Finding]:
     """`rmtree(folder)` and then `folder.mkdir()`: another program may have created the folder in between."""
     for fn in facts.module.functions:
-        gone = {path: c for c in fn.calls if short_name(c.func) == "rmtree" and (path := _path_of(c))}
-        for call in fn.calls if gone else ():
+        calls = {path: c for c in fn.calls if short_name(c.func) == "rmtree" and (path := _path_of(c))}
+        for call in fn.calls if calls else ():
             path = _path_of(call)
-            if short_name(call.func) not in MAKES or path not in gone or gone[path].lineno > call.lineno:
+            if short_name(call.func) not in MAKES or path not in calls or calls[path].lineno > call.lineno:
                 continue
             if is_constant(keyword(call, "exist_ok"), True) or foreseen(call) or _one_rank_only(call, fn, facts):
                 continue
@@ -103,10 +103,10 @@ def _recreated(facts: Facts) -> Iterator[Finding]:
                 yield finding(
                     call,
                     fn,
-                    f"{path} is removed at line {gone[path].lineno} and created again here: another thread or program "
+                    f"{path} is removed at line {calls[path].lineno} and created again here: another thread or program "
                     "that does the same may have created it in between",
                     [
-                        Step("this program", gone[path].lineno, f"removes {path}"),
+                        Step("this program", calls[path].lineno, f"removes {path}"),
                         Step("another one", call.lineno, "removes it too, and creates it"),
                         Step("this program", call.lineno, "creates it: FileExistsError"),
                     ],
@@ -160,10 +160,10 @@ def _lock_files(facts: Facts) -> Iterator[Finding]:
     """A file that tells of a running program, and is opened for writing after a look whether there is one."""
     for fn in facts.module.functions:
         for test in fn.tests:
-            asked = next(
+            check = next(
                 (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS), None
             )
-            path = ast.unparse(asked.args[0]) if asked is not None and asked.args else ""
+            path = ast.unparse(check.args[0]) if check is not None and check.args else ""
             if not path or not any(word in f"{fn.qualname} {path}".lower() for word in ("lock", "pid")):
                 continue
             if isinstance(test, ast.If) and not _leaves(test):
@@ -238,25 +238,25 @@ def _confidence(path: str, fn: Function, several: bool) -> float:
     if several:
         return 0.65
     named = path.partition("(")[0].partition(".")[0]
-    made = _origin(named, fn)
-    if SHARED.search(" ".join([fn.name, path, *(ast.unparse(value) for value in made)])):
+    origins = _origin(named, fn)
+    if SHARED.search(" ".join([fn.name, path, *(ast.unparse(value) for value in origins)])):
         return 0.6
-    parts = {named} | {n.id for value in made for n in ast.walk(value) if isinstance(n, ast.Name)}
-    given = any(not parts.isdisjoint(scope.parameters) for scope in fn.scopes() if scope.parameters)
-    if given and MAKER.search(fn.name):
+    parts = {named} | {n.id for value in origins for n in ast.walk(value) if isinstance(n, ast.Name)}
+    from_parameter = any(not parts.isdisjoint(scope.parameters) for scope in fn.scopes() if scope.parameters)
+    if from_parameter and MAKER.search(fn.name):
         return 0.55
-    return 0.5 if given else 0.45
+    return 0.5 if from_parameter else 0.45
 
 
 def _origin(name: str, fn: Function) -> list[ast.expr]:
     """What a variable is computed from, in this function and those around it, over a few assignments."""
-    found: list[ast.expr] = []
+    origins: list[ast.expr] = []
     names = {name}
     for _ in range(3):
         values = [scope.bound[n] for n in names for scope in fn.scopes() if n in scope.bound]
-        found += values
+        origins += values
         names = {n.id for value in values for n in ast.walk(value) if isinstance(n, ast.Name)} - names
-    return found
+    return origins
 
 
 def _in_turn(fn: Function, facts: Facts) -> bool:
@@ -268,8 +268,8 @@ def _in_turn(fn: Function, facts: Facts) -> bool:
 def _lets_one_go_first(node: ast.With, facts: Facts) -> bool:
     managers = [item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call)]
     named = any(short_name(m.func) in RANK_ZERO_FIRST for m in managers)
-    own = (facts.module.function_named(m.func, facts.module.top) for m in managers)
-    return named or any(fn is not None and fn.generator and facts.sequences.operations(fn) for fn in own)
+    functions = (facts.module.function_named(m.func, facts.module.top) for m in managers)
+    return named or any(fn is not None and fn.generator and facts.sequences.operations(fn) for fn in functions)
 
 
 def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
@@ -289,8 +289,8 @@ def _makes(call: ast.Call, path: str, fn: Function, ranks: bool) -> bool:
     places = [ast.unparse(a) for a in call.args] + [dotted(getattr(call.func, "value", call.func))]
     if name in MAKES:
         return path in places and not is_constant(keyword(call, "exist_ok"), True)
-    known = f"{fn.name} {path}".lower()
-    between = any(word in path.lower() for word in BETWEEN_PROGRAMS) or "cache" in known
+    words = f"{fn.name} {path}".lower()
+    between = any(word in path.lower() for word in BETWEEN_PROGRAMS) or "cache" in words
     if not ranks and not (between and name in REMOVES):
         return False
     if name in REMOVES:

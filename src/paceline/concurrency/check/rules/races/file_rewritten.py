@@ -35,8 +35,8 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _mode(call: ast.Call) -> str:
-    given = keyword(call, "mode", 1)
-    return str(given.value) if isinstance(given, ast.Constant) else "" if given is None else "?"
+    mode = keyword(call, "mode", 1)
+    return str(mode.value) if isinstance(mode, ast.Constant) else "" if mode is None else "?"
 
 
 def _locked(fn: Function, write: ast.Call, facts: Facts) -> bool:

@@ -36,10 +36,10 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             sign = of_threads(fn.cls if "." in name else None, facts, fn.line)
             assert isinstance(test, ast.If)
-            found = _set_early(name, test, fn, facts)
+            assignments = _set_early(name, test, fn, facts)
             everywhere = name in fn.globals or name.split(".")[0] in facts.module.classes
-            if found is not None and (sign >= IMPORTS or everywhere) and not facts.held_at(found[0], fn):
-                yield _report(fn, test, name, *found, 0.6 if sign >= OWNS_OTHER else 0.5)
+            if assignments is not None and (sign >= IMPORTS or everywhere) and not facts.held_at(assignments[0], fn):
+                yield _report(fn, test, name, *assignments, 0.6 if sign >= OWNS_OTHER else 0.5)
                 break
 
 
@@ -50,12 +50,16 @@ def _half_made(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
         return
     locked = (s for s in test.body if isinstance(s, ast.With))
     for again in (s for block in locked for s in block.body if isinstance(s, ast.If) and absent(s.test) == name):
-        made = next((s for s in again.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
-        if made is None or not isinstance(made.value, ast.Call | ast.Dict | ast.List) or not facts.held_at(made, fn):
+        assignment = next((s for s in again.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
+        if (
+            assignment is None
+            or not isinstance(assignment.value, ast.Call | ast.Dict | ast.List)
+            or not facts.held_at(assignment, fn)
+        ):
             continue
-        for later in again.body[again.body.index(made) + 1 :]:
+        for later in again.body[again.body.index(assignment) + 1 :]:
             if _completes(later, name):
-                yield _report_half_made(fn, test, name, made, later)
+                yield _report_half_made(fn, test, name, assignment, later)
                 return
 
 
@@ -69,14 +73,14 @@ def _completes(statement: ast.stmt, name: str) -> bool:
     return target.startswith((f"{name}.", f"{name}["))
 
 
-def _report_half_made(fn: Function, test: ast.If, name: str, made: ast.Assign, later: ast.stmt) -> Finding:
+def _report_half_made(fn: Function, test: ast.If, name: str, assignment: ast.Assign, later: ast.stmt) -> Finding:
     return finding(
-        made,
+        assignment,
         fn,
         f"{name} is assigned before it is complete (line {later.lineno}): another thread that finds it at line "
         f"{test.lineno}, where no lock is held, uses it half made",
         [
-            Step("thread A", made.lineno, f"{fn.qualname} assigns {name}, under the lock"),
+            Step("thread A", assignment.lineno, f"{fn.qualname} assigns {name}, under the lock"),
             Step("thread B", test.lineno, "finds it, without the lock, and uses it"),
             Step("thread A", later.lineno, "only now completes it"),
         ],
@@ -96,8 +100,8 @@ def _flag(test: ast.If, fn: Function, facts: Facts) -> str:
 
 def _is_shared(name: str, fn: Function, facts: Facts) -> bool:
     """Whether this is a global, an attribute of the own object, or state of a class of the file."""
-    own = bool(fn.self_name) and name.startswith(f"{fn.self_name}.") and name.count(".") == 1
-    return own or name in fn.globals or ("." in name and name.split(".")[0] in facts.module.classes)
+    on_self = bool(fn.self_name) and name.startswith(f"{fn.self_name}.") and name.count(".") == 1
+    return on_self or name in fn.globals or ("." in name and name.split(".")[0] in facts.module.classes)
 
 
 def _set_early(name: str, test: ast.If, fn: Function, facts: Facts) -> tuple[ast.Assign, ast.Assign] | None:
@@ -107,8 +111,8 @@ def _set_early(name: str, test: ast.If, fn: Function, facts: Facts) -> tuple[ast
         return None
     for later in _assigns(fn):
         target = dotted(later.targets[0])
-        own = bool(fn.self_name) and target.startswith(f"{fn.self_name}.")
-        shared = own or _is_shared(target, fn, facts)
+        on_self = bool(fn.self_name) and target.startswith(f"{fn.self_name}.")
+        shared = on_self or _is_shared(target, fn, facts)
         works = any(isinstance(n, ast.Call) for n in ast.walk(later.value))
         if later.lineno > flag.lineno and shared and target != name and works:
             return flag, later

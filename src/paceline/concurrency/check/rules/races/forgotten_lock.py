@@ -112,11 +112,11 @@ def _changes(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterato
     filled = {id(a.node) for a, _ in filled_if_missing(accesses)}  # reported as PC401
     filled |= {id(a.node) for a in accesses if a.kind == "grow" and not a.locks and stored_if_missing(a)}
     changes = [a for a in accesses if a.kind in ("grow", "shrink") and id(a.node) not in filled]
-    found = _bare(changes, cls, facts)
-    if found is None and (decided := _decided_under_lock(accesses)):
-        found = _bare([*decided, *(a for a in accesses if a.kind in ("write", "none") and not a.locks)], cls, facts)
-    if found is not None:
-        access, guarded, lock = found
+    witness = _bare(changes, cls, facts)
+    if witness is None and (decided := _decided_under_lock(accesses)):
+        witness = _bare([*decided, *(a for a in accesses if a.kind in ("write", "none") and not a.locks)], cls, facts)
+    if witness is not None:
+        access, guarded, lock = witness
         most = 2 * sum(bool(a.locks) for a in changes) >= len(changes) + 2
         yield _report(access, guarded, lock, 0.6 if most else 0.5)
     elif (minority := _minority([a for a in accesses if id(a.node) not in filled], cls, facts)) is not None:
@@ -139,8 +139,8 @@ def _minority(accesses: list[Access], cls: Class | None, facts: Facts) -> tuple[
     users: dict[str, dict[Function, Access]] = {}
     for access in accesses:
         for lock in own_locks(access.locks, cls):
-            known = users.setdefault(lock, {}).setdefault(access.fn, access)
-            if access.changes and not known.changes:
+            first = users.setdefault(lock, {}).setdefault(access.fn, access)
+            if access.changes and not first.changes:
                 users[lock][access.fn] = access
     if not users:
         return None

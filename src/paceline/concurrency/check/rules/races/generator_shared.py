@@ -39,14 +39,16 @@ def _is_generator(value: ast.expr | None, fn: Function, facts: Facts) -> bool:
     """Whether a value is a generator of Python code."""
     if isinstance(value, ast.GeneratorExp):
         return True
-    made = facts.module.callee(value, fn) if isinstance(value, ast.Call) else None
-    return made is not None and made.generator and not made.asynchronous and not made.decorated("contextmanager")
+    callee = facts.module.callee(value, fn) if isinstance(value, ast.Call) else None
+    return (
+        callee is not None and callee.generator and not callee.asynchronous and not callee.decorated("contextmanager")
+    )
 
 
 def _of_one(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
-    taken = [a for a in accesses if _takes(a.node) and not a.locks]
-    for access in taken:
-        other = next((o for o in taken if may_coincide(access, o, facts)), None)
+    takes = [a for a in accesses if _takes(a.node) and not a.locks]
+    for access in takes:
+        other = next((o for o in takes if may_coincide(access, o, facts)), None)
         if other is not None:
             yield finding(
                 access.node,

@@ -34,7 +34,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _made_at_once(test, fn, facts)
             yield from _flagged(test, fn, facts)
             yield from _own_lock(test, fn, facts)
-            yield from _told_by_thread(test, fn, facts)
+            yield from _signalled_by_thread(test, fn, facts)
             yield from _event_as_lock(test, fn, facts)
         yield from _unless_there(fn, facts)
 
@@ -50,10 +50,10 @@ def _unless_there(fn: Function, facts: Facts) -> Iterator[Finding]:
         tried = parent(handler)
         asks = (n for s in tried.body for n in ast.walk(s)) if isinstance(tried, ast.Try) else ()
         read = any(isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load) and dotted(n) == name for n in asks)
-        own = name.startswith(f"{fn.self_name}.") and name.count(".") == 1 and "local" not in name
-        if short_name(handler.type) == "AttributeError" and read and own and not facts.held_at(target, fn):
-            asked = f"`{ast.unparse(handler.type)}` of {name}"
-            yield _report(target, fn, f"{name} is created on first use by several threads", asked, name, 0.55)
+        on_self = name.startswith(f"{fn.self_name}.") and name.count(".") == 1 and "local" not in name
+        if short_name(handler.type) == "AttributeError" and read and on_self and not facts.held_at(target, fn):
+            condition = f"`{ast.unparse(handler.type)}` of {name}"
+            yield _report(target, fn, f"{name} is created on first use by several threads", condition, name, 0.55)
             return
 
 
@@ -85,18 +85,18 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
 def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """An attribute or global that several threads create on first use."""
     name = absent(test.test)
-    own = fn.cls is not None and name.startswith(fn.self_name + ".") and name.count(".") == 1
-    if not name or fn.asynchronous or not (own or name in fn.globals) or is_teardown(fn):
+    on_self = fn.cls is not None and name.startswith(fn.self_name + ".") and name.count(".") == 1
+    if not name or fn.asynchronous or not (on_self or name in fn.globals) or is_teardown(fn):
         return
     together = may_overlap(fn, fn, facts)
-    sign = of_threads(fn.cls if own else None, facts, fn.line)
-    least = IMPORTS if own and of_all_objects(fn) else OWNS_OTHER
+    sign = of_threads(fn.cls if on_self else None, facts, fn.line)
+    least = IMPORTS if on_self and of_all_objects(fn) else OWNS_OTHER
     if not together and (sign < least or facts.guards(fn) or starts_or_ends(fn)):
         return
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
-            made = _creates(statement.value, fn)
-            if made and not facts.held_at(statement, fn):
+            creates = _creates(statement.value, fn)
+            if creates and not facts.held_at(statement, fn):
                 tested = f"`{ast.unparse(test.test)}`"
                 sure = 0.6 if together else 0.55
                 yield _report(statement, fn, f"{name} is created on first use by several threads", tested, name, sure)
@@ -120,7 +120,7 @@ def _flagged(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
                 return
 
 
-def _told_by_thread(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _signalled_by_thread(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """`if self.connected: return`, then a thread is started that sets the flag once it has connected."""
     flag = dotted(test.test) if isinstance(test.body[-1], ast.Return) else ""
     if fn.cls is None or not flag.startswith(f"{fn.self_name}.") or flag.count(".") != 1:
@@ -140,33 +140,33 @@ def _told_by_thread(test: ast.If, fn: Function, facts: Facts) -> Iterator[Findin
 def _own_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """`if not self.busy: self.busy = True; work(); self.busy = False`: a lock of its own, of a test and a change."""
     leaves = isinstance(test.body[-1], ast.Return | ast.Continue)
-    asked = test.test.values if isinstance(test.test, ast.BoolOp) else [test.test]
-    names = {dotted(value) for value in asked} if leaves else {absent(value) for value in asked}
-    held = [name for name in names if _BUSY.search(name) and (name in fn.globals or name.startswith("self."))]
-    if not held or fn.asynchronous or of_threads(fn.cls, facts, fn.line) < IMPORTS:
+    operands = test.test.values if isinstance(test.test, ast.BoolOp) else [test.test]
+    names = {dotted(value) for value in operands} if leaves else {absent(value) for value in operands}
+    flags = [name for name in names if _BUSY.search(name) and (name in fn.globals or name.startswith("self."))]
+    if not flags or fn.asynchronous or of_threads(fn.cls, facts, fn.line) < IMPORTS:
         return
-    changes = [(t, v) for t, v in fn.assigns if dotted(t) == held[0] and t.lineno > test.lineno]
-    taken = next((t for t, v in changes if is_constant(v, True)), None)
-    freed = any(is_constant(v, False) and taken is not None and t.lineno > taken.lineno for t, v in changes)
-    if taken is not None and freed and not facts.held_at(taken, fn):
+    changes = [(t, v) for t, v in fn.assigns if dotted(t) == flags[0] and t.lineno > test.lineno]
+    target = next((t for t, v in changes if is_constant(v, True)), None)
+    freed = any(is_constant(v, False) and target is not None and t.lineno > target.lineno for t, v in changes)
+    if target is not None and freed and not facts.held_at(target, fn):
         tested = f"`{ast.unparse(test.test)}`"
-        yield _report(taken, fn, f"{held[0]} serves as a lock, but is tested and set apart", tested, held[0], 0.55)
+        yield _report(target, fn, f"{flags[0]} serves as a lock, but is tested and set apart", tested, flags[0], 0.55)
 
 
 def _event_as_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     """`if self.busy.is_set(): return`, `self.busy.set()`, the work, and `self.busy.clear()`: an event is no lock."""
-    asked = resource_of(test.test, ("is_set", "isSet"), fn, facts) if isinstance(test.test, ast.Call) else None
+    event = resource_of(test.test, ("is_set", "isSet"), fn, facts) if isinstance(test.test, ast.Call) else None
     leaves = isinstance(test.body[-1], ast.Return | ast.Continue)
-    if asked is None or asked.kind != "Event" or not leaves or fn.asynchronous or facts.held_at(test, fn):
+    if event is None or event.kind != "Event" or not leaves or fn.asynchronous or facts.held_at(test, fn):
         return
     changes = [
         (c, r) for c in fn.calls if c.lineno > test.lineno and (r := resource_of(c, ("set", "clear"), fn, facts))
     ]
-    own = [c for c, r in changes if r.id == asked.id]
-    names = [short_name(c.func) for c in own]
+    calls = [c for c, r in changes if r.id == event.id]
+    names = [short_name(c.func) for c in calls]
     if names[:1] == ["set"] and "clear" in names[1:]:
         tested = f"`{ast.unparse(test.test)}`"
-        yield _report(own[0], fn, f"{asked.id} serves as a lock, but is tested and set apart", tested, asked.id, 0.55)
+        yield _report(calls[0], fn, f"{event.id} serves as a lock, but is tested and set apart", tested, event.id, 0.55)
 
 
 _BUSY = re.compile(r"busy|running|working|in_progress|inprogress|locked|processing|flushing|syncing|reconnecting", re.I)
@@ -176,8 +176,8 @@ def _creates(value: ast.expr, fn: Function) -> bool:
     """Whether an object is made rather than a plain value: by a class, or by a function that is named so."""
     if isinstance(value, ast.ListComp):
         return _creates(value.elt, fn)
-    if isinstance(value, ast.Name) and isinstance(made := fn.bound.get(value.id), ast.Call):
-        return _creates(made, fn)
+    if isinstance(value, ast.Name) and isinstance(call := fn.bound.get(value.id), ast.Call):
+        return _creates(call, fn)
     if not isinstance(value, ast.Call):
         return False
     name = short_name(value.func)
@@ -203,8 +203,8 @@ def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
     )
     for statement in test.body:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name and has_lock:
-            made = facts.module.constructed(statement.value, fn)
-            if made is not None and made[0] == "Thread":
+            construction = facts.module.constructed(statement.value, fn)
+            if construction is not None and construction[0] == "Thread":
                 yield _report(
                     statement,
                     fn,
@@ -215,14 +215,14 @@ def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def _report(at: ast.AST, fn: Function, what: str, asked: str, about: str, confidence: float) -> Finding:
+def _report(at: ast.AST, fn: Function, what: str, condition: str, about: str, confidence: float) -> Finding:
     line = getattr(at, "lineno", fn.line)
     return finding(
         at,
         fn,
-        f"{what}: two threads may find {asked} true at the same time, and then both do it",
+        f"{what}: two threads may find {condition} true at the same time, and then both do it",
         [
-            Step("thread A", line, f"{fn.qualname} finds {asked} true"),
+            Step("thread A", line, f"{fn.qualname} finds {condition} true"),
             Step("thread B", line, "finds it true as well, before thread A has changed it"),
             Step("both", line, "create or start it"),
         ],

@@ -26,11 +26,11 @@ def find(facts: Facts) -> Iterator[Finding]:
             elsewhere = [fn for fn in facts.module.functions if fn is not top and name not in fn.bound]
             yield from _of_one(name, [top], elsewhere)
     for cls in facts.module.classes.values():
-        own = [fn for fn in facts.module.functions if fn.cls is cls and fn.self_name]
+        methods = [fn for fn in facts.module.functions if fn.cls is cls and fn.self_name]
         for name, values in cls.values.items():
             if any(facts.module.canonical(value).startswith("threading.local") for value, _ in values):
-                first = [fn for fn in own if fn.name in BEGINNINGS]
-                yield from _of_one(f"self.{name}", first, [fn for fn in own if fn not in first])
+                first = [fn for fn in methods if fn.name in BEGINNINGS]
+                yield from _of_one(f"self.{name}", first, [fn for fn in methods if fn not in first])
 
 
 def _of_one(name: str, first: list[Function], others: list[Function]) -> Iterator[Finding]:
@@ -42,9 +42,9 @@ def _of_one(name: str, first: list[Function], others: list[Function]) -> Iterato
     for attribute, (at, fn) in set_once.items():
         of_it = [(node, other) for node, other in uses if node.attr == attribute]
         stored = any(_stored_first(other, [n for n, o in of_it if o is other]) for _, other in of_it)
-        asked = any(_asks(other, attribute) for _, other in of_it)
+        is_tested = any(_asks(other, attribute) for _, other in of_it)
         read = next((u for u in of_it if not is_caught(u[0], "AttributeError")), None)
-        if read is not None and not stored and not asked:
+        if read is not None and not stored and not is_tested:
             yield _report(at, fn, dotted(at), *read)
 
 

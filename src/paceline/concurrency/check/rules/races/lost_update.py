@@ -35,8 +35,8 @@ def find(facts: Facts) -> Iterator[Finding]:
         locked = owns_lock(cls, facts) or claims_safety(cls)
         served = not locked and _has_queue(cls, facts)
         for accesses in accesses_of_class(cls, facts).values() if locked or served or facts.has_threads else ():
-            found = list(_attribute(accesses, facts)) if locked else list(_balance(accesses)) if served else []
-            yield from found or _in_threads(accesses, facts)
+            findings = list(_attribute(accesses, facts)) if locked else list(_balance(accesses)) if served else []
+            yield from findings or _in_threads(accesses, facts)
     if facts.has_threads:
         for accesses in accesses_of_globals(facts).values():
             yield from _global(accesses, facts)
@@ -50,17 +50,21 @@ def find(facts: Facts) -> Iterator[Finding]:
 def _last_number(fn: Function, facts: Facts) -> Iterator[Finding]:
     """`if number <= last: number = last + 1` and `last = number`: numbers that must differ, made by two threads."""
     for test in fn.tests if not fn.asynchronous else ():
-        made = test.body[0] if isinstance(test, ast.If) and len(test.body) == 1 else None
-        if not isinstance(made, ast.Assign) or not isinstance(made.value, ast.BinOp) or facts.held_at(test, fn):
+        statement = test.body[0] if isinstance(test, ast.If) and len(test.body) == 1 else None
+        if (
+            not isinstance(statement, ast.Assign)
+            or not isinstance(statement.value, ast.BinOp)
+            or facts.held_at(test, fn)
+        ):
             continue
-        last, number = dotted(made.value.left), dotted(made.targets[0])
-        adds = isinstance(made.value.op, ast.Add) and isinstance(made.value.right, ast.Constant)
-        kept = last in fn.globals or (bool(fn.self_name) and last.startswith(f"{fn.self_name}."))
+        last, number = dotted(statement.value.left), dotted(statement.targets[0])
+        adds = isinstance(statement.value.op, ast.Add) and isinstance(statement.value.right, ast.Constant)
+        persists = last in fn.globals or (bool(fn.self_name) and last.startswith(f"{fn.self_name}."))
         compared = {
             dotted(n) for c in ast.walk(test.test) if isinstance(c, ast.Compare) for n in (c.left, *c.comparators)
         }
         stored = next((t for t, v in fn.assigns if dotted(t) == last and dotted(v) == number), None)
-        if adds and kept and {last, number} <= compared and stored is not None and stored.lineno > test.lineno:
+        if adds and persists and {last, number} <= compared and stored is not None and stored.lineno > test.lineno:
             access = Access(last, "update", stored, fn, frozenset())
             yield _report(access, None)
             return
@@ -132,8 +136,8 @@ def _without_lock(access: Access, guarded: list[Access]) -> bool:
     """Whether a test has found that there is no lock: `if self.lock is not None: ... else: self.total += n`."""
     locks = {lock.rpartition(".")[2] for other in guarded for lock in other.locks if other.fn is access.fn}
     around = enclosing(access.node, ast.If)
-    asked = (n for n in ast.walk(around.test)) if isinstance(around, ast.If) else ()
-    return any(isinstance(n, ast.Name | ast.Attribute) and short_name(n) in locks for n in asked)
+    nodes = (n for n in ast.walk(around.test)) if isinstance(around, ast.If) else ()
+    return any(isinstance(n, ast.Name | ast.Attribute) and short_name(n) in locks for n in nodes)
 
 
 def _from_before(access: Access) -> set[str]:

@@ -95,20 +95,20 @@ def _ends_block(first: Access, last: Access) -> bool:
 
 def _changes(fn: Function, facts: Facts) -> dict[ast.expr, str]:
     """Where a function changes state of the process, and which."""
-    found: dict[ast.expr, str] = {}
+    changes: dict[ast.expr, str] = {}
     for call in fn.calls:
         name = facts.module.canonical(call.func)
         if name in SETTERS:
-            found[call] = SETTERS[name]
+            changes[call] = SETTERS[name]
         elif name.startswith(ENVIRONMENT + ".") and name.endswith((".pop", ".update", ".clear")):
-            found[call] = "the environment"
+            changes[call] = "the environment"
     for target, _ in fn.assigns:
         if facts.module.canonical(target) in STREAMS:
-            found[target] = facts.module.canonical(target)
+            changes[target] = facts.module.canonical(target)
     for item in fn.subscripts:
         if not isinstance(item.ctx, ast.Load) and facts.module.canonical(item.value) == ENVIRONMENT:
-            found[item] = "the environment"
-    return found
+            changes[item] = "the environment"
+    return changes
 
 
 def _variable(change: ast.expr) -> str:
@@ -123,11 +123,11 @@ def _puts_back(last: ast.expr, fn: Function) -> bool:
     """Whether the last change puts an old value back: one that the function saved, or where it removes what it set."""
     if isinstance(last, ast.Subscript) and isinstance(last.ctx, ast.Del):
         return True
-    given = last.args if isinstance(last, ast.Call) else [v for t, v in fn.assigns if t is last]
-    old = [name for value in given for n in ast.walk(value) if (name := dotted(n)) in fn.bound]
+    values = last.args if isinstance(last, ast.Call) else [v for t, v in fn.assigns if t is last]
+    old = [name for value in values for n in ast.walk(value) if (name := dotted(n)) in fn.bound]
     saved = any(fn.bound[name].lineno < last.lineno for name in old)
     removes = isinstance(last, ast.Call) and dotted(last.func).endswith((".pop", "unsetenv"))
-    return saved or removes or any(dotted(value).startswith("sys.__") or is_constant(value, None) for value in given)
+    return saved or removes or any(dotted(value).startswith("sys.__") or is_constant(value, None) for value in values)
 
 
 def _meets(fn: Function, facts: Facts) -> bool:

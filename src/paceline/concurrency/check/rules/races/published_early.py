@@ -73,7 +73,7 @@ def _start(fn: Function, cls: Class, facts: Facts, depth: int = 0) -> Start | No
 
 def _hands_on(call: ast.Call, fn: Function) -> bool:
     """Whether the object itself is passed to a call that makes or sets up a server, a connection or the like."""
-    given = any(
+    passes_self = any(
         isinstance(a, ast.Name) and a.id == fn.self_name for a in (*call.args, *(k.value for k in call.keywords))
     )
     name = short_name(call.func).lower()
@@ -81,7 +81,7 @@ def _hands_on(call: ast.Call, fn: Function) -> bool:
         isinstance(value, ast.Call) and dotted(target) == dotted(call.func.value) for target, value in fn.assigns
     ):
         return False  # it was made here, and is not started yet
-    return given and any(word in name or word in dotted(call.func).lower() for word in OUTSIDE)
+    return passes_self and any(word in name or word in dotted(call.func).lower() for word in OUTSIDE)
 
 
 def _run_by(node: ast.expr, fn: Function, cls: Class, facts: Facts) -> Function | None:
@@ -89,12 +89,12 @@ def _run_by(node: ast.expr, fn: Function, cls: Class, facts: Facts) -> Function 
     if dotted(node) == fn.self_name and cls.is_a("threading.Thread"):
         return cls.method("run")
     text = dotted(node)
-    made = next((v for t, v in fn.assigns if dotted(t) == text and isinstance(v, ast.Call)), node)
-    if not isinstance(made, ast.Call) or short_name(made.func) not in STARTS:
+    call = next((v for t, v in fn.assigns if dotted(t) == text and isinstance(v, ast.Call)), node)
+    if not isinstance(call, ast.Call) or short_name(call.func) not in STARTS:
         return None
-    word, position = STARTS[short_name(made.func)][1:]
-    given = [k.value for k in made.keywords if k.arg == word] + made.args[position : position + 1]
-    target = _method(given[0], fn, facts) if given else None
+    word, position = STARTS[short_name(call.func)][1:]
+    arguments = [k.value for k in call.keywords if k.arg == word] + call.args[position : position + 1]
+    target = _method(arguments[0], fn, facts) if arguments else None
     return target if target is not None and target.cls is cls else None
 
 
@@ -110,8 +110,8 @@ def _late(fn: Function, cls: Class, start: Start, facts: Facts) -> Iterator[Find
     late = [t for t in _targets(fn) if t.lineno > start.call.lineno and t.attr not in early and t.attr in reads]
     free = [t for t in late if not _follows(t, fn)]
     locks = [t for t in free if facts.module.attribute(cls, t.attr) is not None]
-    given = [t for t in free if isinstance(_value(t, fn), ast.Name | ast.Constant)]
-    for target in [*locks[:1], *given[:1]] or late[:1]:
+    plain_targets = [t for t in free if isinstance(_value(t, fn), ast.Name | ast.Constant)]
+    for target in [*locks[:1], *plain_targets[:1]] or late[:1]:
         yield _report(fn, cls, start, target, reads[target.attr])
 
 
@@ -127,8 +127,8 @@ def _follows(target: ast.Attribute, fn: Function) -> bool:
 
 def _targets(fn: Function) -> list[ast.Attribute]:
     """The attributes of the object that a constructor sets, in order."""
-    found = [t for t, _ in fn.assigns if isinstance(t, ast.Attribute) and dotted(t.value) == fn.self_name]
-    return sorted(found, key=lambda t: t.lineno)
+    targets = [t for t, _ in fn.assigns if isinstance(t, ast.Attribute) and dotted(t.value) == fn.self_name]
+    return sorted(targets, key=lambda t: t.lineno)
 
 
 def _class_level(cls: Class) -> list[ast.expr]:
@@ -137,30 +137,30 @@ def _class_level(cls: Class) -> list[ast.expr]:
 
 def _reads(fn: Function, cls: Class, facts: Facts) -> dict[str, tuple[Function, int]]:
     """Attribute -> where the function, or a method that it calls, first reads it."""
-    found: dict[str, tuple[Function, int]] = {}
-    todo, seen = [fn], {id(fn)}
+    reads: dict[str, tuple[Function, int]] = {}
+    todo, visited = [fn], {id(fn)}
     while todo:
         at = todo.pop(0)
         for node in at.attributes if at.name not in CONSTRUCTORS else ():
             if isinstance(node.ctx, ast.Load) and dotted(node.value) == at.self_name and at.cls in cls.ancestry:
                 up = parent(node)
                 if not (isinstance(up, ast.Call) and up.func is node and cls.method(node.attr)):
-                    found.setdefault(node.attr, (at, node.lineno))
+                    reads.setdefault(node.attr, (at, node.lineno))
         for effect in facts.runs(at):
-            if effect.callee is not None and id(effect.callee) not in seen and effect.callee.cls in cls.ancestry:
-                seen.add(id(effect.callee))
+            if effect.callee is not None and id(effect.callee) not in visited and effect.callee.cls in cls.ancestry:
+                visited.add(id(effect.callee))
                 todo.append(effect.callee)
-    return found
+    return reads
 
 
 def _read_by_any(cls: Class, facts: Facts) -> dict[str, tuple[Function, int]]:
     """Attribute -> where a public method reads it."""
-    found: dict[str, tuple[Function, int]] = {}
+    reads: dict[str, tuple[Function, int]] = {}
     for method in cls.methods.values():
         if not method.name.startswith("_"):
             for name, where in _reads(method, cls, facts).items():
-                found.setdefault(name, where)
-    return found
+                reads.setdefault(name, where)
+    return reads
 
 
 def _report(fn: Function, cls: Class, start: Start, target: ast.Attribute, read: tuple[Function, int]) -> Finding:

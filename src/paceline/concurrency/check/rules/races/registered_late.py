@@ -38,12 +38,12 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 
 def _stored_late(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
-    taken = [a for a in accesses if _takes(a)]
+    takes = [a for a in accesses if _takes(a)]
     yield from _queued_first(accesses, facts)
-    for store in accesses if taken else ():
+    for store in accesses if takes else ():
         if store.kind != "grow":
             continue
-        other = next((t for t in taken if t.fn is not store.fn), None)
+        other = next((t for t in takes if t.fn is not store.fn), None)
         sent = _sent_before(store, facts) if other is not None else None
         if (
             other is None
@@ -68,7 +68,7 @@ def _pauses_between(sent: ast.Call, store: Access) -> bool:
 def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Finding]:
     """A flag without which a thread of the class ends, and which is set only after the thread was started."""
     for run in {id(r.function): r.function for r in facts.roots if r.kind == "thread"}.values():
-        needed = {dotted(asked): asked for test in run.tests if (asked := _needed(test)) is not None}
+        needed = {dotted(flag): flag for test in run.tests if (flag := _needed(test)) is not None}
         for fn in cls.methods.values() if run.cls is cls else ():
             starts = [
                 c for c in fn.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "start" and not c.args
@@ -86,11 +86,13 @@ def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Finding]:
 
 def _needed(test: ast.AST) -> ast.expr | None:
     """What has to be true for a thread to continue: `while self.running`, `if not self.running: return`."""
-    asked = getattr(test, "test", None)
-    if isinstance(test, ast.If) and isinstance(asked, ast.UnaryOp) and isinstance(asked.op, ast.Not):
+    condition = getattr(test, "test", None)
+    if isinstance(test, ast.If) and isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
         ends = not test.orelse and isinstance(test.body[-1], ast.Return | ast.Break)
-        return asked.operand if ends and isinstance(asked.operand, ast.Attribute) else None
-    first = asked.values[0] if isinstance(asked, ast.BoolOp) and isinstance(asked.op, ast.And) else asked
+        return condition.operand if ends and isinstance(condition.operand, ast.Attribute) else None
+    first = (
+        condition.values[0] if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And) else condition
+    )
     return first if isinstance(test, ast.While) and isinstance(first, ast.Attribute) else None
 
 
@@ -106,11 +108,11 @@ def _queued_first(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
     for store in accesses if lookups else ():
         other = next((a for a in lookups if a.fn is not store.fn and not is_caught(a.node, "KeyError")), None)
         key = _key(store) if store.kind == "grow" else None
-        given = None if key is None or other is None else _given_before(key, store, facts)
-        if other is None or given is None or on_different_branches(given, store.node):
+        call = None if key is None or other is None else _given_before(key, store, facts)
+        if other is None or call is None or on_different_branches(call, store.node):
             continue
-        if not _together(store, given, other, facts):
-            yield _report(store, given, other)
+        if not _together(store, call, other, facts):
+            yield _report(store, call, other)
             return
 
 
@@ -118,15 +120,15 @@ def _given_before(key: str, store: Access, facts: Facts) -> ast.Call | None:
     """The call that starts a thread with a key, or gives the key to one."""
     fn = store.fn
     for call in fn.calls:
-        name, made = short_name(call.func), call
+        name, constructor = short_name(call.func), call
         if name == "start" and isinstance(call.func, ast.Attribute):
             owner = call.func.value
             value = fn.bound.get(owner.id) if isinstance(owner, ast.Name) else owner
-            made = value if isinstance(value, ast.Call) else call
+            constructor = value if isinstance(value, ast.Call) else call
         elif name not in ("submit", "start_new_thread", "apply_async") and not queue_of(call, PUTS, fn, facts):
             continue
-        given = (n for a in (*made.args, *(k.value for k in made.keywords)) for n in ast.walk(a))
-        if call.lineno < store.line and any(isinstance(n, ast.Name) and n.id == key for n in given):
+        nodes = (n for a in (*constructor.args, *(k.value for k in constructor.keywords)) for n in ast.walk(a))
+        if call.lineno < store.line and any(isinstance(n, ast.Name) and n.id == key for n in nodes):
             return call if _leads(call, store) else None
     return None
 
@@ -178,8 +180,8 @@ def _sent_in_bulk(name: str, store: Access) -> ast.Call | None:
     """The call that sends all elements of a list, where a loop over it then stores them: `d[task.uid] = task`."""
     many = store.fn.looped.get(name)
     for call in store.fn.calls if isinstance(many, ast.Name) else ():
-        given = [store.fn.bound.get(a.id, a) if isinstance(a, ast.Name) else a for a in call.args]
-        sent = any(isinstance(n, ast.Name) and n.id == many.id for a in given for n in ast.walk(a))  # type: ignore[union-attr]
+        arguments = [store.fn.bound.get(a.id, a) if isinstance(a, ast.Name) else a for a in call.args]
+        sent = any(isinstance(n, ast.Name) and n.id == many.id for a in arguments for n in ast.walk(a))  # type: ignore[union-attr]
         if sent and short_name(call.func) in (*MESSAGES, "submit", "put") and call.lineno < store.line:
             return call if _leads(call, store) else None
     return None
@@ -227,16 +229,16 @@ def _report(store: Access, sent: ast.Call, other: Access) -> Finding:
     )
 
 
-def _report_flag(target: ast.expr, started: ast.Call, asked: ast.expr, fn: Function, run: Function) -> Finding:
+def _report_flag(target: ast.expr, started: ast.Call, flag: ast.expr, fn: Function, run: Function) -> Finding:
     name = dotted(target)
     return finding(
         target,
         fn,
         f"{name} is set here, after the thread was started at line {started.lineno}: {run.qualname} may ask for it "
-        f"before (line {asked.lineno}), and ends",
+        f"before (line {flag.lineno}), and ends",
         [
             Step("thread A", started.lineno, f"{fn.qualname} starts the thread"),
-            Step("thread B", asked.lineno, f"{run.qualname} finds {name} not set, and ends"),
+            Step("thread B", flag.lineno, f"{run.qualname} finds {name} not set, and ends"),
             Step("thread A", target.lineno, "sets it, and no thread runs any more"),
         ],
         remedy="set it before the thread is started",

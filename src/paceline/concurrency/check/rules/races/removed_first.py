@@ -34,9 +34,9 @@ def find(facts: Facts) -> Iterator[Finding]:
             test = enclosing(removal, ast.If)
             if not path or not isinstance(test, ast.If) or _of_one_system(removal) or foreseen(removal):
                 continue
-            asked = any(isinstance(n, ast.Call) and short_name(n.func) in ASKS for n in ast.walk(test.test))
+            is_tested = any(isinstance(n, ast.Call) and short_name(n.func) in ASKS for n in ast.walk(test.test))
             move = next((m for m in moves if m.lineno > removal.lineno and _follows(m, test) and _to(m, path)), None)
-            if asked and move is not None and path in ast.unparse(test.test) and not facts.held_at(removal, fn):
+            if is_tested and move is not None and path in ast.unparse(test.test) and not facts.held_at(removal, fn):
                 yield _report(fn, removal, move, path)
                 break
 
@@ -81,11 +81,11 @@ _SYSTEM = re.compile(r"os\.name|platform|windows|win32|\bnt\b", re.I)
 
 def _report(fn: Function, removal: ast.Call, move: ast.Call, path: str) -> Finding:
     links = short_name(move.func) in ("symlink", "link")
-    made = "linked" if links else "moved there"
+    action = "linked" if links else "moved there"
     return finding(
         removal,
         fn,
-        f"{path} is removed here, and the new one {made} only at line {move.lineno}: another thread or program finds "
+        f"{path} is removed here, and the new one {action} only at line {move.lineno}: another thread or program finds "
         "none in between, or is the second one to remove it",
         [
             Step("this program", removal.lineno, f"removes {path}"),

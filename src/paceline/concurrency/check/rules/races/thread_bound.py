@@ -44,9 +44,9 @@ def _of_one(name: str, accesses: list[Access], cls: Class, facts: Facts) -> Iter
         if any(facts.threads_of(fn) and fn.name != "__init__" for _, fn in values):
             return
         at = next((a for a in used if facts.threads_of(a.fn)), None)
-        made = min(value.lineno for value, _ in values)
+        line = min(value.lineno for value, _ in values)
         if at is not None:
-            yield _report(at, f"was opened by another thread (line {made}), and refuses this one", made, 0.7)
+            yield _report(at, f"was opened by another thread (line {line}), and refuses this one", line, 0.7)
     elif kinds == {"one"}:
         for at in used:
             other = next(

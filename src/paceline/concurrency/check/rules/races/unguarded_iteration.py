@@ -87,8 +87,8 @@ def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator
         why = None if quiet else _meets(loop, changes, facts, cls)
         if why is None and quiet and (removes := _by_element(loop, changes, facts)) is not None:
             why = (removes, f"{removes.fn.qualname}, a callback of what the loop ends,", 0.55)
-        if why is None and (given := _given_away(loop, accesses)) is not None:
-            why = (given, "a callback of what the loop ends", 0.55)
+        if why is None and (callback := _given_away(loop, accesses)) is not None:
+            why = (callback, "a callback of what the loop ends", 0.55)
         if why is None and not quiet and cls is not None and (other := _kept_for_others(loop, changes, facts, cls)):
             why = (other, f"{other.fn.qualname}, which other threads may call,", 0.5)
         if why is not None and id(loop.fn) not in reported:
@@ -226,8 +226,8 @@ def _kept_for_others(loop: Access, changes: list[Access], facts: Facts, cls: Cla
 def _is_keyed(loop: Access, cls: Class) -> bool:
     """Whether a loop goes over a dictionary or set, which cannot change meanwhile."""
     values = [value for value, _ in cls.values.get(loop.thing.rpartition(".")[2], ())]
-    made = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values}
-    return loop.kind == "view" or not made.isdisjoint(KEYED)
+    kinds = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values}
+    return loop.kind == "view" or not kinds.isdisjoint(KEYED)
 
 
 KEYED = {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "WeakValueDictionary", "Set", "Dict"}
@@ -241,8 +241,8 @@ def _given_away(loop: Access, accesses: list[Access]) -> Access | None:
     for access in accesses:
         method = parent(access.node)
         call = parent(method) if isinstance(method, ast.Attribute) and method.attr in SHRINKS else None
-        given = isinstance(call, ast.Call) and call.func is not method
-        if given and short_name(call.func) != "add_done_callback":  # type: ignore[union-attr]
+        is_argument = isinstance(call, ast.Call) and call.func is not method
+        if is_argument and short_name(call.func) != "add_done_callback":  # type: ignore[union-attr]
             return access
     return None
 

@@ -50,14 +50,14 @@ def find(facts: Facts) -> Iterator[Finding]:
 
 def _uses(cls: Class, facts: Facts) -> dict[str, list[Use]]:
     """What is called -> the calls: the own private methods, and objects that the class keeps, by attribute."""
-    found: dict[str, list[Use]] = {}
+    uses: dict[str, list[Use]] = {}
     for fn in facts.module.functions:
         if fn.cls is not cls or not fn.self_name or fn.name in BEGINNINGS:
             continue
         for call in fn.calls:
             if (called := _called(call, fn, facts)) is not None:
-                found.setdefault(called, []).append(Use(call, fn, facts.held_at(call, fn)))
-    return found
+                uses.setdefault(called, []).append(Use(call, fn, facts.held_at(call, fn)))
+    return uses
 
 
 def _called(call: ast.Call, fn: Function, facts: Facts) -> str | None:
@@ -75,15 +75,15 @@ def _called(call: ast.Call, fn: Function, facts: Facts) -> str | None:
         return None
     if name in SAFE:
         return None
-    known = facts.module.resource(owner, fn) is not None or any(word in owner.attr.lower() for word in NOT_STATE)
-    return None if known or not isinstance(parent(call), ast.Expr) else f"{owner.attr}.{name}"
+    is_exempt = facts.module.resource(owner, fn) is not None or any(word in owner.attr.lower() for word in NOT_STATE)
+    return None if is_exempt or not isinstance(parent(call), ast.Expr) else f"{owner.attr}.{name}"
 
 
 def _changes(method: Function, facts: Facts) -> bool:
     """Whether a method changes its object, and takes no lock of its own."""
-    own = any(isinstance(t, ast.Attribute) and dotted(t.value) == method.self_name for t, _ in method.assigns)
+    assigns = any(isinstance(t, ast.Attribute) and dotted(t.value) == method.self_name for t, _ in method.assigns)
     counts = any(dotted(a.target).startswith(f"{method.self_name}.") for a in method.augmented)
-    return (own or counts) and not any(m.kind in ("take", "try") for m in facts.walker.effects(method))
+    return (assigns or counts) and not any(m.kind in ("take", "try") for m in facts.walker.effects(method))
 
 
 def _without(called: str, uses: list[Use], cls: Class, facts: Facts) -> Iterator[Finding]:
@@ -101,14 +101,14 @@ def _without(called: str, uses: list[Use], cls: Class, facts: Facts) -> Iterator
         return
 
 
-def _report(bare: Use, held: Use, holders: int, called: str, lock: str) -> Finding:
+def _report(bare: Use, guarded: Use, holders: int, called: str, lock: str) -> Finding:
     return finding(
         bare.call,
         bare.fn,
         f"{text_of(bare.call)} is called without {lock}, which {holders} other functions hold for it (line "
-        f"{held.call.lineno})",
+        f"{guarded.call.lineno})",
         [
-            Step("thread A", held.call.lineno, f"{held.fn.qualname} calls it under {lock}"),
+            Step("thread A", guarded.call.lineno, f"{guarded.fn.qualname} calls it under {lock}"),
             Step("thread B", bare.call.lineno, f"{bare.fn.qualname} calls it at the same time, without {lock}"),
         ],
         remedy=f"hold {lock} here too",

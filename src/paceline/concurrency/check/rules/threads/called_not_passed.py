@@ -25,18 +25,18 @@ def find(facts: Facts) -> Iterator[Finding]:
     """Report calls, of functions that return nothing, in the place of the function that a thread or callback is."""
     for fn in facts.module.functions:
         for call in fn.calls:
-            given = _function_of(call, facts)
-            if isinstance(given, ast.Call) and _returns_nothing(facts.module.callee(given, fn)):
+            target = _function_of(call, facts)
+            if isinstance(target, ast.Call) and _returns_nothing(facts.module.callee(target, fn)):
                 yield finding(
-                    given,
+                    target,
                     fn,
-                    f"{text_of(given)} is called here, before {short_name(call.func)} gets what it returns: nothing",
+                    f"{text_of(target)} is called here, before {short_name(call.func)} gets what it returns: nothing",
                     [
-                        Step("thread A", given.lineno, f"{fn.qualname} runs {text_of(given)} itself"),
+                        Step("thread A", target.lineno, f"{fn.qualname} runs {text_of(target)} itself"),
                         Step("thread A", call.lineno, f"gives None to {short_name(call.func)}, which runs nothing"),
                     ],
-                    remedy=f"pass the function: {text_of(given).removesuffix('()')}, and its arguments apart",
-                    about=text_of(given),
+                    remedy=f"pass the function: {text_of(target).removesuffix('()')}, and its arguments apart",
+                    about=text_of(target),
                     confidence=0.85,
                 )
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import has_timeout, text_of
 from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.endings import done_before, ends_of, never_told, tells
+from paceline.concurrency.check.rules.endings import done_before, ends_of, never_told, signals
 from paceline.concurrency.check.rules.rule import Rule, blocks_that_make, finding, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
@@ -28,33 +28,33 @@ READS = ("get", "get_nowait")
 def find(facts: Facts) -> Iterator[Finding]:
     """Report joins before what ends the thread, and joins of threads that may wait for room in a queue."""
     for fn in facts.module.functions:
-        told = (_told_after(*task, fn, facts) for task in _tasks(fn, facts))
-        yield from [f for f in told if f is not None][:1]
+        findings = (_signalled_after(*task, fn, facts) for task in _tasks(fn, facts))
+        yield from [f for f in findings if f is not None][:1]
         for join in fn.calls:
             if _left_open(join, fn, facts):
                 yield _report_open(fn, join)
             started = _joined(join, fn, facts)
             if started is None:
                 continue
-            made, maker, runs = started
-            ends = ends_of(made, maker, runs, fn)
+            constructor, maker, runs = started
+            ends = ends_of(constructor, maker, runs, fn)
             signal = _signalled(fn, join, ends)
             register = _only_at_exit(fn, facts)
             if (
                 register is not None
-                and not _is_daemon(made, maker)
-                and any(tells(c, ends, fn) for c in done_before(fn, join, facts))
+                and not _is_daemon(constructor, maker)
+                and any(signals(c, ends, fn) for c in done_before(fn, join, facts))
             ):
                 yield _report_exit(fn, join, register, runs)
                 continue
-            if signal is not None and not any(tells(c, ends, fn) for c in done_before(fn, join, facts)):
+            if signal is not None and not any(signals(c, ends, fn) for c in done_before(fn, join, facts)):
                 yield _report(fn, join, signal, runs)
                 continue
-            get = never_told(made, maker, runs, fn, join, facts)
+            get = never_told(constructor, maker, runs, fn, join, facts)
             if get is not None:
                 yield _report_asleep(fn, join, runs, *get)
                 continue
-            put = _full(made, maker, runs, facts)
+            put = _full(constructor, maker, runs, facts)
             if put is not None and not _drained(fn, join, put[1], facts):
                 yield _report_full(fn, join, runs, *put)
 
@@ -81,14 +81,14 @@ def _only_at_exit(fn: Function, facts: Facts) -> ast.Call | None:
     return None
 
 
-def _is_daemon(made: ast.Call, maker: Function) -> bool:
+def _is_daemon(constructor: ast.Call, maker: Function) -> bool:
     """Whether a thread does not keep the interpreter from its exit."""
-    given = keyword(made, "daemon")
+    daemon = keyword(constructor, "daemon")
     later = any(isinstance(t, ast.Attribute) and t.attr == "daemon" for t, _ in maker.assigns)
     return (
         later
         or any(short_name(c.func) == "setDaemon" for c in maker.calls)
-        or not (given is None or is_constant(given, False))
+        or not (daemon is None or is_constant(daemon, False))
     )
 
 
@@ -138,18 +138,22 @@ def _tasks(fn: Function, facts: Facts) -> Iterator[tuple[ast.stmt, ast.Call, Fun
                 yield block.body[-1], call, runs
 
 
-def _told_after(end: ast.stmt, made: ast.Call, runs: Function, fn: Function, facts: Facts) -> Finding | None:
+def _signalled_after(
+    end: ast.stmt, constructor: ast.Call, runs: Function, fn: Function, facts: Facts
+) -> Finding | None:
     """What would end a task comes after the block of its executor, which waits for it."""
-    ends = ends_of(made, fn, runs, fn)
+    ends = ends_of(constructor, fn, runs, fn)
     last = ast.copy_location(ast.Name("end"), end)
     last.lineno = last_line(end)
     within = [c for f in fn.nested.values() for c in f.calls]
-    if any(tells(c, ends, fn) for c in (*done_before(fn, last, facts), *within)):
+    if any(signals(c, ends, fn) for c in (*done_before(fn, last, facts), *within)):
         return None
-    later = [c for c in fn.calls if c.lineno > last.lineno and tells(c, ends, fn)]
+    later = [c for c in fn.calls if c.lineno > last.lineno and signals(c, ends, fn)]
     flags = [t for t, v in fn.assigns if t.lineno > last.lineno and isinstance(v, ast.Constant) and dotted(t) in ends]
     signal = min([*later, *flags], key=lambda n: n.lineno, default=None)
-    return None if signal is None or in_loop(end, fn) else _report(fn, made, signal, runs, "the end of the block")
+    return (
+        None if signal is None or in_loop(end, fn) else _report(fn, constructor, signal, runs, "the end of the block")
+    )
 
 
 def _joined(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.Call, Function, Function] | None:
@@ -157,14 +161,14 @@ def _joined(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.Call, Funct
     func = call.func
     if not isinstance(func, ast.Attribute) or func.attr != "join" or call.args or has_timeout(call, "join"):
         return None
-    found = facts.module.resource(func.value, fn)
-    if found is not None and found.kind not in ("Thread", "Process"):
+    resource = facts.module.resource(func.value, fn)
+    if resource is not None and resource.kind not in ("Thread", "Process"):
         return None
     for maker, value in _values(func.value, fn):
         if isinstance(value, ast.Call) and facts.module.constructed_kind(value, maker) in ("Thread", "Process"):
             name = short_name(value.func)
-            given = keyword(value, STARTS[name][1], STARTS[name][2]) if name in STARTS else None
-            runs = facts.module.function_named(given, maker) if given is not None else None
+            target = keyword(value, STARTS[name][1], STARTS[name][2]) if name in STARTS else None
+            runs = facts.module.function_named(target, maker) if target is not None else None
             if runs is not None:
                 return value, maker, runs
     return None
@@ -176,9 +180,9 @@ def _values(node: ast.expr, fn: Function) -> Iterator[tuple[Function, ast.expr]]
         over = fn.looped[node.id]
         owners = fn.cls.methods.values() if fn.cls is not None else [fn]
         for other in owners:
-            own = dotted(over).replace(f"{fn.self_name}.", f"{other.self_name}.", 1)
+            receiver = dotted(over).replace(f"{fn.self_name}.", f"{other.self_name}.", 1)
             for call in other.calls:
-                if call.args and dotted(call.func) == f"{own}.append":
+                if call.args and dotted(call.func) == f"{receiver}.append":
                     yield from ((other, v) for v in [other.bound.get(dotted(call.args[0])), call.args[0]] if v)
     elif isinstance(node, ast.Name) and node.id in fn.bound:
         yield fn, fn.bound[node.id]
@@ -190,12 +194,14 @@ def _signalled(fn: Function, join: ast.Call, ends: set[str]) -> ast.AST | None:
     """What the function does after the join that would have ended the thread."""
     if in_loop(join, fn):
         return None
-    later = [c for c in fn.calls if c.lineno > join.lineno and tells(c, ends, fn)]
+    later = [c for c in fn.calls if c.lineno > join.lineno and signals(c, ends, fn)]
     flags = [t for t, v in fn.assigns if t.lineno > join.lineno and isinstance(v, ast.Constant) and dotted(t) in ends]
     return min([*later, *flags], key=lambda n: n.lineno, default=None)
 
 
-def _report_asleep(fn: Function, join: ast.Call, runs: Function, wait: ast.Call, what: str, told: ast.expr) -> Finding:
+def _report_asleep(
+    fn: Function, join: ast.Call, runs: Function, wait: ast.Call, what: str, signal: ast.expr
+) -> Finding:
     socket, event = short_name(wait.func) == "accept", short_name(wait.func) == "wait"
     return finding(
         join,
@@ -204,7 +210,7 @@ def _report_asleep(fn: Function, join: ast.Call, runs: Function, wait: ast.Call,
         f"flag only once {'that happens' if event else 'a connection comes' if socket else 'something comes'}",
         [
             Step("thread B", wait.lineno, f"{runs.qualname} waits for {what}"),
-            Step("thread A", told.lineno, f"{fn.qualname} asks it to end; thread B does not wake up"),
+            Step("thread A", signal.lineno, f"{fn.qualname} asks it to end; thread B does not wake up"),
             Step("thread A", join.lineno, "waits for it to end"),
         ],
         remedy="connect to the socket once more before the join, or give it a timeout"
@@ -223,13 +229,13 @@ def _report_asleep(fn: Function, join: ast.Call, runs: Function, wait: ast.Call,
     )
 
 
-def _full(made: ast.Call, maker: Function, runs: Function, facts: Facts) -> tuple[ast.Call, str] | None:
+def _full(constructor: ast.Call, maker: Function, runs: Function, facts: Facts) -> tuple[ast.Call, str] | None:
     """A `put` in a loop of the thread that waits for room, and the queue."""
     parameters = [p for p in runs.parameters if runs.cls is None or p != runs.self_name]
-    given = dict(zip(parameters, start_arguments(made, maker), strict=False))
+    arguments = dict(zip(parameters, start_arguments(constructor, maker), strict=False))
     for call in runs.calls:
         if isinstance(call.func, ast.Attribute) and call.func.attr == "put" and in_loop(call, runs):
-            passed = given.get(dotted(call.func.value))
+            passed = arguments.get(dotted(call.func.value))
             queue = facts.module.resource(passed or call.func.value, maker if passed else runs)
             piped = queue is not None and queue.kind == "ProcessQueue"
             if queue is None or not (piped or (queue.bounded and queue.kind == "Queue")) or has_timeout(call, "put"):
@@ -256,8 +262,8 @@ def _gets(call: ast.Call, queue: str, fn: Function, facts: Facts) -> bool:
     """Whether a call takes an item out of a queue."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in READS:
         return False
-    found = facts.module.resource(call.func.value, fn)
-    return found is not None and found.id == queue
+    resource = facts.module.resource(call.func.value, fn)
+    return resource is not None and resource.id == queue
 
 
 def _drained(fn: Function, join: ast.Call, queue: str, facts: Facts) -> bool:

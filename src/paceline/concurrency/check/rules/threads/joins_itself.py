@@ -42,17 +42,19 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         for wait in facts.waits(root.function).values():
             fn, node = wait.steps[-1]
-            found = wait.effect.resource
+            resource = wait.effect.resource
             if (
-                found is None
-                or found.kind != "Thread"
+                resource is None
+                or resource.kind != "Thread"
                 or _asks(wait)
                 or short_name(getattr(node, "func", node)) != "join"
             ):
                 continue
-            made = next((c for f in facts.module.functions for c in f.calls if c.lineno == found.line), None)
-            target = keyword(made, "target", 1) if made is not None else None
-            makers = [f for f in facts.module.functions if made is not None and any(c is made for c in f.calls)]
+            constructor = next((c for f in facts.module.functions for c in f.calls if c.lineno == resource.line), None)
+            target = keyword(constructor, "target", 1) if constructor is not None else None
+            makers = [
+                f for f in facts.module.functions if constructor is not None and any(c is constructor for c in f.calls)
+            ]
             if target is not None and any(facts.module.function_named(target, f) is root.function for f in makers):
                 yield _report(root.function, wait, node, fn)
 
@@ -67,7 +69,7 @@ def _tasks(facts: Facts) -> Iterator[Finding]:
     """Awaits of the task in an attribute, reached from the coroutine that it runs."""
     for cls in facts.module.classes.values():
         for attribute, values in cls.values.items():
-            runs = [found for value, fn in values if (found := _run_by(value, fn, facts)) is not None]
+            runs = [run for value, fn in values if (run := _run_by(value, fn, facts)) is not None]
             others = [v for v, _ in values if isinstance(v, ast.Call)]
             if len({id(fn) for fn in runs}) != 1 or len(others) != len(runs):
                 continue
@@ -83,26 +85,26 @@ def _run_by(value: ast.expr, fn: Function, facts: Facts) -> Function | None:
     return facts.module.callee(inner, fn) if isinstance(inner, ast.Call) else None
 
 
-def _awaiting(fn: Function, attribute: str, way: Steps, facts: Facts, seen: set[int]) -> Iterator[Steps]:
+def _awaiting(fn: Function, attribute: str, way: Steps, facts: Facts, visited: set[int]) -> Iterator[Steps]:
     """The ways from a function to an await of an attribute of its object, other than after it was taken out."""
-    own = f"{fn.self_name}.{attribute}"
+    target = f"{fn.self_name}.{attribute}"
     asks = any(short_name(c.func) in ASKS for c in fn.calls)
-    replaced = [t.lineno for t, _ in fn.assigns for part in _parts(t) if dotted(part) == own]
-    if id(fn) in seen or asks or not fn.self_name:
+    replaced = [t.lineno for t, _ in fn.assigns for part in _parts(t) if dotted(part) == target]
+    if id(fn) in visited or asks or not fn.self_name:
         return
-    seen.add(id(fn))
+    visited.add(id(fn))
     for wait in fn.awaits:
-        given = wait.value.args if isinstance(wait.value, ast.Call) and short_name(wait.value.func) in WAITS else ()
-        named = [dotted(n) for n in (wait.value, *(part for a in given for part in _parts(a)))]
-        kept = {name for t, v in fn.assigns for name in (dotted(t),) if own in [dotted(p) for p in _parts(v)]}
-        taken = any(name in kept for name in named)
-        if taken or (own in named and all(line >= wait.lineno for line in replaced)):
+        arguments = wait.value.args if isinstance(wait.value, ast.Call) and short_name(wait.value.func) in WAITS else ()
+        named = [dotted(n) for n in (wait.value, *(part for a in arguments for part in _parts(a)))]
+        aliases = {name for t, v in fn.assigns for name in (dotted(t),) if target in [dotted(p) for p in _parts(v)]}
+        is_alias = any(name in aliases for name in named)
+        if is_alias or (target in named and all(line >= wait.lineno for line in replaced)):
             yield (*way, (fn, wait.value))
     for effect in facts.runs(fn):
         of_object = dotted(getattr(effect.node, "func", effect.node)).startswith(f"{fn.self_name}.")
         callee = effect.callee
         if callee is not None and callee.cls is not None and of_object and all(n > effect.line for n in replaced):
-            yield from _awaiting(callee, attribute, (*way, (fn, effect.node)), facts, seen)
+            yield from _awaiting(callee, attribute, (*way, (fn, effect.node)), facts, visited)
 
 
 def _parts(node: ast.expr) -> list[ast.expr]:

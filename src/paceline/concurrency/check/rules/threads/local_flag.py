@@ -36,11 +36,11 @@ def find(facts: Facts) -> Iterator[Finding]:
 def _asked(facts: Facts) -> Iterator[tuple[Function, ast.While, str]]:
     """The globals that loops ask for, each with the function and the loop."""
     for fn in facts.module.functions:
-        own = {n.id for n in fn.stores} | set(fn.parameters)
+        local_names = {n.id for n in fn.stores} | set(fn.parameters)
         for loop in fn.loops:
             if isinstance(loop, ast.While) and fn is not facts.module.top:
-                asked = {n.id for n in ast.walk(loop.test) if isinstance(n, ast.Name)}
-                yield from ((fn, loop, name) for name in asked - own)
+                names = {n.id for n in ast.walk(loop.test) if isinstance(n, ast.Name)}
+                yield from ((fn, loop, name) for name in names - local_names)
 
 
 def _changed_at_top(name: str, facts: Facts) -> bool:

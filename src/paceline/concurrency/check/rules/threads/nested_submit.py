@@ -36,9 +36,9 @@ def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
     """The id of the executor that a call submits to."""
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("submit", "map", "run_in_executor"):
         return None
-    given = call.func.value if call.func.attr != "run_in_executor" else call.args[0] if call.args else None
-    found = facts.module.resource(given, fn) if given is not None else None
-    return found.id if found is not None and found.kind == "Executor" else None
+    executor = call.func.value if call.func.attr != "run_in_executor" else call.args[0] if call.args else None
+    resource = facts.module.resource(executor, fn) if executor is not None else None
+    return resource.id if resource is not None and resource.kind == "Executor" else None
 
 
 def _submits(fn: Function, pool: str, facts: Facts, depth: int) -> tuple[Function, ast.Call] | None:
@@ -57,9 +57,9 @@ def _submits(fn: Function, pool: str, facts: Facts, depth: int) -> tuple[Functio
     if depth < DEPTH:
         for effect in facts.runs(fn):
             assert effect.callee is not None
-            found = _submits(effect.callee, pool, facts, depth + 1)
-            if found is not None:
-                return found
+            site = _submits(effect.callee, pool, facts, depth + 1)
+            if site is not None:
+                return site
     return None
 
 

@@ -35,8 +35,8 @@ def _fires(value: ast.expr, starter: Function, facts: Facts) -> Function | None:
     """The function that a timer runs which is made here."""
     if not isinstance(value, ast.Call) or facts.module.canonical(value.func) != "threading.Timer":
         return None
-    given = keyword(value, "function", 1)
-    return facts.module.function_named(given, starter) if given is not None else None
+    function = keyword(value, "function", 1)
+    return facts.module.function_named(function, starter) if function is not None else None
 
 
 def _renews(fires: Function, starter: Function, facts: Facts) -> bool:

@@ -27,9 +27,9 @@ def find(facts: Facts) -> Iterator[Finding]:
         fn = root.function
         if fn.cls is None or (facts.callers.get(id(fn)) and _runs_directly(fn, facts)):
             continue
-        found = _flag(fn, facts) or _event(fn, facts)
-        if found is not None:
-            yield _report(root, *found)
+        witness = _flag(fn, facts) or _event(fn, facts)
+        if witness is not None:
+            yield _report(root, *witness)
 
 
 def _runs_directly(fn: Function, facts: Facts) -> bool:
@@ -52,8 +52,8 @@ def _flag(fn: Function, facts: Facts) -> tuple[ast.expr, str, Function, int] | N
         if not name.startswith(f"{fn.self_name}.") or name.count(".") != 1 or not isinstance(value, ast.Constant):
             continue
         before = loop is not None and target.lineno < loop.lineno and enclosing(target, ast.If, ast.While) is None
-        asked = before and any(dotted(n) == name for n in ast.walk(loop.test))  # type: ignore[union-attr]
-        if not asked or not isinstance(value.value, bool) or _waits_before(fn, target):
+        is_tested = before and any(dotted(n) == name for n in ast.walk(loop.test))  # type: ignore[union-attr]
+        if not is_tested or not isinstance(value.value, bool) or _waits_before(fn, target):
             continue
         for other in _others(fn):
             ends = (t for t, v in other.assigns if t.lineno and _same(t, name, fn, other))
@@ -71,8 +71,10 @@ def _event(fn: Function, facts: Facts) -> tuple[ast.expr, str, Function, int] | 
         if event is None or event.kind not in EVENTS or loop is None or call.lineno >= loop.lineno:
             continue
         asks = [c for c in fn.calls if _ends(c, loop)]
-        asked = any((r := resource_of(c, ("is_set", "isSet", "wait"), fn, facts)) and r.id == event.id for c in asks)
-        if not asked or enclosing(call, ast.If, ast.While) is not None or _waits_before(fn, call):
+        is_tested = any(
+            (r := resource_of(c, ("is_set", "isSet", "wait"), fn, facts)) and r.id == event.id for c in asks
+        )
+        if not is_tested or enclosing(call, ast.If, ast.While) is not None or _waits_before(fn, call):
             continue
         for other in _others(fn):
             sets = (c for c in other.calls if (r := resource_of(c, ("set",), other, facts)) and r.id == event.id)

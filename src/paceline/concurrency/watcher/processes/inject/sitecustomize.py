@@ -12,12 +12,12 @@ def _register() -> None:
     import faulthandler
 
     folder, number = os.environ["PACELINE_STACKS"].rsplit(":", 1)
-    kept = {}  # the file must stay open for as long as the signal may come
+    files = {}  # the file must stay open for as long as the signal may come
 
     def register() -> None:
         file = open(os.path.join(folder, f"{os.getpid()}.stack"), "a", encoding="utf-8")  # noqa: SIM115
         faulthandler.register(int(number), file=file, all_threads=True, chain=False)
-        kept["file"] = file
+        files["file"] = file
 
     register()
     os.register_at_fork(after_in_child=register)
@@ -27,8 +27,8 @@ def _run_the_next() -> None:
     """Run the sitecustomize.py that this one hides, if there is one."""
     from importlib.machinery import PathFinder
 
-    here = os.path.dirname(os.path.abspath(__file__))
-    spec = PathFinder.find_spec("sitecustomize", [each for each in sys.path if os.path.abspath(each) != here])
+    folder = os.path.dirname(os.path.abspath(__file__))
+    spec = PathFinder.find_spec("sitecustomize", [each for each in sys.path if os.path.abspath(each) != folder])
     if spec is not None and spec.loader is not None:
         from importlib.util import module_from_spec
 

@@ -67,7 +67,7 @@ def count_steps(optim: ModuleType) -> None:
 
     optim.register_optimizer_step_post_hook(stepped)
 
-    def tell() -> None:
+    def notify() -> None:
         if not ends:
             return
         import torch
@@ -79,11 +79,11 @@ def count_steps(optim: ModuleType) -> None:
         (folder / f"{rank}.json").write_text(json.dumps(ends))
         parameters = [p.detach() for group in latest[0].param_groups for p in group["params"]]
         # Every rank holds a part of a sharded parameter, and has to give it.
-        whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in parameters]
+        tensors = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in parameters]
         if rank == "0":
-            torch.save([p.cpu() for p in whole], folder / "parameters.pt")
+            torch.save([p.cpu() for p in tensors], folder / "parameters.pt")
 
-    atexit.register(tell)
+    atexit.register(notify)
 
 
 if "PACELINE_STEPS" in os.environ:

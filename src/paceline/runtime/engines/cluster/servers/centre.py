@@ -152,9 +152,9 @@ class CentreSide:
         self._room = memoryview(b"")
         #: The version from which it has started, until the centre knows; whether it goes on from a checkpoint.
         self._joined, self._resumed = GOES_ON, False
-        found = runner.state_writer.found
-        if found is not None and found.tensors:
-            self.replica.restore(found)
+        state = runner.state_writer.found
+        if state is not None and state.tensors:
+            self.replica.restore(state)
             self._resumed = True
 
     def begin(self, task: int) -> None:
@@ -174,7 +174,7 @@ class CentreSide:
             self._room = memoryview(bytearray(size))
         return self._room
 
-    def give_up_room(self, shard: int) -> None:
+    def detach_receive_buffer(self, shard: int) -> None:
         self._room = memoryview(b"")
 
     def adopt(self, shard: int, version: int, pushed: bool, body: memoryview) -> None:
@@ -182,9 +182,9 @@ class CentreSide:
         (self.vector.whole if pushed else self._centre.view(torch.uint8).numpy().data)[:] = body
         if pushed and int(self.vector.own):
             copy_into(self.replica.learner.replica.values(), self.vector.values)
-            for carried, given in zip(self.replica.carried, self.vector.carried, strict=True):
+            for carried, source in zip(self.replica.carried, self.vector.carried, strict=True):
                 for key, value in carried.items():
-                    value.copy_(given[key])
+                    value.copy_(source[key])
             self._joined = GOES_ON
         elif self._resumed:
             self._resumed = False

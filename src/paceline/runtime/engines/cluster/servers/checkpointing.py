@@ -105,8 +105,8 @@ class ServerCheckpoints:
         updates = self.setup.agenda.done_by(cut.batches)
         ended = self.tell(cut.pushes)
         holders: dict[str, WorkerState] = {}
-        for number, (whole, shape) in enumerate(zip(cut.whole, self._shapes, strict=True)):
-            content = torch.frombuffer(bytearray(whole[: shape.size]), dtype=torch.uint8)
+        for number, (body, shape) in enumerate(zip(cut.whole, self._shapes, strict=True)):
+            content = torch.frombuffer(bytearray(body[: shape.size]), dtype=torch.uint8)
             holders[f"shard.{number}"] = ShardVersion(shape, content).worker_state()
         owed = self._owed.pop(updates, {})
         holders |= {f"worker.{rank}": state for rank, state in sorted(owed.items())}
@@ -119,8 +119,8 @@ class ServerCheckpoints:
         if not needed:
             return Cut(cut.batches, tuple(cut.versions), ())
         (version,) = cut.versions
-        held = sorted(self.collector.newest(0, version % needed))
-        return Cut(cut.batches, (version // needed,), tuple(UnderWay(batch, ()) for batch in held))
+        batches = sorted(self.collector.newest(0, version % needed))
+        return Cut(cut.batches, (version // needed,), tuple(UnderWay(batch, ()) for batch in batches))
 
 
 def shapes_of(setup: Setup) -> list[VersionShape]:
@@ -133,12 +133,12 @@ def shapes_of(setup: Setup) -> list[VersionShape]:
 def starts_of(setup: Setup, start: Checkpoint) -> dict[int, tuple[ShardStart, memoryview]]:
     """Return what the servers of each shard begin with in a resumed run: which batches, and the bytes of a version."""
     assert start.cut is not None
-    found = {}
+    starts = {}
     for shard, (version, shape) in enumerate(zip(start.cut.versions, shapes_of(setup), strict=True)):
         missing = {batch for batch, there in start.cut.under_way if shard not in there}
         applied = Applied(0, (batch for batch in range(start.cut.given_out) if batch not in missing))
-        held = ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8))
-        held.restore(start.holders[f"shard.{shard}"])
+        shard_version = ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8))
+        shard_version.restore(start.holders[f"shard.{shard}"])
         pushes = version * (server_of(setup.plan).gathers or 1)
-        found[shard] = ShardStart(shard, pushes, *applied.key, shape.size), raw(held.raw)
-    return found
+        starts[shard] = ShardStart(shard, pushes, *applied.key, shape.size), raw(shard_version.raw)
+    return starts

@@ -48,7 +48,7 @@ class Side(Protocol):
     def room(self, shard: int, size: int) -> memoryview:
         """Return memory to receive so many bytes of an answer in: the module does not compute until it is adopted."""
 
-    def give_up_room(self, shard: int) -> None:
+    def detach_receive_buffer(self, shard: int) -> None:
         """Return other memory from now on: another answer may still be arriving in that which was returned."""
 
     def adopt(self, shard: int, version: int, pushed: bool, body: memoryview) -> None:
@@ -65,12 +65,17 @@ def side_of(runner: PlanRunner) -> Side:
 
 
 class ServerClient:
-    """`loop.Owner` of a worker."""
+    """`loop.MachineHost` of a worker."""
 
     def __init__(
-        self, number: int, runner: PlanRunner, timing: Timing, desk: Address, deadline: float,
+        self,
+        number: int,
+        runner: PlanRunner,
+        timing: Timing,
+        desk: Address,
+        deadline: float,
         open_hub: Callable[[Callable[[Peer, int, tuple[int, ...], int], memoryview | None]], Hub],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`open_hub` makes the hub of this process, given where to receive bodies."""
         self.runner, self.deadline, self.rank = runner, deadline, number % runner.plan.workers
         #: Pushes that make an update together; 0 where each makes one.
@@ -125,10 +130,10 @@ class ServerClient:
 
     def _leave_state(self) -> None:
         """Leave what this worker owes for a checkpoint; it is asked for while nothing is leased."""
-        runner, wanted = self.runner, self.runner.shared.checkpoints[REQUESTED]
-        if wanted > self._left and self.machine.stage is Stage.ASKING:
-            self._left = wanted
-            runner.state_writer.leave(wanted, self.side.state())
+        runner, requested = self.runner, self.runner.shared.checkpoints[REQUESTED]
+        if requested > self._left and self.machine.stage is Stage.ASKING:
+            self._left = requested
+            runner.state_writer.leave(requested, self.side.state())
 
     def _awaited(self) -> str:
         machine = self.machine
@@ -140,12 +145,12 @@ class ServerClient:
         """Receive parameters where they are expected, if the machine is about to take them."""
         machine = self.machine
         if kind == PUSHED:
-            shard, wanted = ints[0], machine.stage is Stage.PUSHING and ints[2] == machine.batch
+            shard, is_expected = ints[0], machine.stage is Stage.PUSHING and ints[2] == machine.batch
         elif kind == PULLED:
-            shard, wanted = ints[0], machine.stage is Stage.PULLING
+            shard, is_expected = ints[0], machine.stage is Stage.PULLING
         else:
             return None
-        if not wanted or shard not in machine.awaited or shard in self._arriving:
+        if not is_expected or shard not in machine.awaited or shard in self._arriving:
             return None  # a push that was sent twice has two answers, of which the first one is taken
         self._arriving[shard] = self.side.room(shard, size)
         return self._arriving[shard]
@@ -164,7 +169,7 @@ class ServerClient:
             self.side.adopt(output.shard, output.version, output.pushed, body)
             room = self._arriving.pop(output.shard, None)
             if room is not None and room.obj is not body.obj:
-                self.side.give_up_room(output.shard)
+                self.side.detach_receive_buffer(output.shard)
 
     def handled(self, message: Message, body: memoryview) -> None:
         """Nothing has to be released."""

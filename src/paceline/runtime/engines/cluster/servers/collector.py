@@ -73,7 +73,7 @@ class ShardsCut(NamedTuple):
 
 
 class Collector:
-    """`loop.Owner` of the head."""
+    """`loop.MachineHost` of the head."""
 
     def __init__(
         self,
@@ -119,9 +119,9 @@ class Collector:
         batches: list[int] = self._known[shard].rows["batch"].tolist()
         return batches[len(batches) - count :]
 
-    def hold(self, held: bool) -> None:
+    def hold(self, paused: bool) -> None:
         """Let the desk lease nothing new, or go on. A desk that is replaced has to be asked again."""
-        self.loop.hub.post(peer_of(DESK), Other.HOLD, (int(held),))
+        self.loop.hub.post(peer_of(DESK), Other.HOLD, (int(paused),))
 
     def values(self, deadline: float) -> list[Tensor]:
         """Return the newest vector of every shard, from its primary."""
@@ -150,37 +150,37 @@ class Collector:
         batches = {answer.mark for answer in answers}
         if len(batches) > 1 or any(answer.above for answer in answers):
             return None
-        versions, whole = [answer.version for answer in answers], [answer.whole for answer in answers]
-        return ShardsCut(batches.pop(), versions, whole, self._news())
+        versions, contents = [answer.version for answer in answers], [answer.whole for answer in answers]
+        return ShardsCut(batches.pop(), versions, contents, self._news())
 
-    def _read(self, whole: bool, deadline: float) -> None:
+    def _read(self, with_values: bool, deadline: float) -> None:
         """Ask every shard for what is new in its history, and for its version."""
         self._answers = {}
 
         def ask(view: View) -> None:
             if view.shard not in self._answers:
-                known, server = self._known[view.shard], Process(Role.SERVER, view.members[0])
-                ints = (known.count, known.checksum, int(whole))
+                history, server = self._known[view.shard], Process(Role.SERVER, view.members[0])
+                ints = (history.count, history.checksum, int(with_values))
                 self.loop.hub.post(peer_of(server), Other.HISTORY, ints)
 
         self._ask(ask, lambda: self._answers, deadline)
 
     def _news(self) -> Columns:
         """Return the new rows of the histories that were read last."""
-        known = [self._known[shard] for shard in range(len(self.layout.shards))]
-        counts = [each.count for each in known]
-        new = [each.take(self._answers[n].since, self._answers[n].rows) for n, each in enumerate(known)]
+        histories = [self._known[shard] for shard in range(len(self.layout.shards))]
+        counts = [each.count for each in histories]
+        new = [each.take(self._answers[n].since, self._answers[n].rows) for n, each in enumerate(histories)]
         # All shards have the same batches at a cut, so what came after it is compared with what came after it.
-        kept = [each.rows[start if new == counts else 0 :] for each, start in zip(known, new, strict=True)]
-        taken = [set(zip(h["worker"].tolist(), h["batch"].tolist(), strict=True)) for h in kept]
+        recent_rows = [each.rows[start if new == counts else 0 :] for each, start in zip(histories, new, strict=True)]
+        pushed = [set(zip(h["worker"].tolist(), h["batch"].tolist(), strict=True)) for h in recent_rows]
         parts: list[Columns] = []
         self.sources = []
-        for shard, (history, start) in enumerate(zip((each.rows for each in known), new, strict=True)):
+        for shard, (history, start) in enumerate(zip((each.rows for each in histories), new, strict=True)):
             rows = history[start:]
-            found = [_rows(shard, rows), *(_pulls(n, rows, other) for n, other in enumerate(taken))]
-            found += [_joins(rows)] if self.joins else []
-            parts += [_of_rounds(each, self.gathers) for each in found] if self.gathers else found
-            self.sources += [self._answers[shard].server] * sum(map(len, found))
+            tables = [_rows(shard, rows), *(_pulls(n, rows, other) for n, other in enumerate(pushed))]
+            tables += [_joins(rows)] if self.joins else []
+            parts += [_of_rounds(each, self.gathers) for each in tables] if self.gathers else tables
+            self.sources += [self._answers[shard].server] * sum(map(len, tables))
         return np.concatenate(parts)
 
     def _ask(self, ask: Callable[[View], None], answered: Callable[[], Collection[int]], deadline: float) -> None:
@@ -228,8 +228,8 @@ class Collector:
             shard, view, version, since, size, mark, *above = ints
             rows = bytes(body[size:])
             answer = Answer(sender.number, view, version, since, mark, tuple(above), bytes(body[:size]), rows)
-            asked = self.reader.views.get(shard)
-            if asked is not None and asked.number == view:  # not a server that the shard has gone on without
+            current = self.reader.views.get(shard)
+            if current is not None and current.number == view:  # not a server that the shard has gone on without
                 self._answers.setdefault(shard, answer)
 
     def arrived(self, process: Process) -> None:
@@ -269,10 +269,10 @@ def _of_rounds(rows: Columns, needed: int) -> Columns:
     return rows
 
 
-def _pulls(shard: int, history: Columns, taken: set[tuple[int, int]]) -> Columns:
+def _pulls(shard: int, history: Columns, pushed: set[tuple[int, int]]) -> Columns:
     """Return which version of another shard a push was computed from, where that one did not take it."""
     keys = zip(history["worker"].tolist(), history["batch"].tolist(), strict=True)
-    missing = history[np.array([key not in taken for key in keys], bool)]
+    missing = history[np.array([key not in pushed for key in keys], bool)]
     rows = np.zeros(len(missing), DTYPE)
     rows["kind"], rows["shard"], rows["update"] = Kind.PULL, shard, missing["batch"]
     rows["worker"], rows["base"], rows["version"] = missing["worker"], missing["bases"][:, shard], -1

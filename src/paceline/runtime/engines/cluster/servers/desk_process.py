@@ -28,7 +28,7 @@ KINDS = {Role.SERVER: ProcessKind.SERVER, Role.WORKER: ProcessKind.WORKER}
 
 
 class DeskProcess:
-    """`loop.Owner` of the desk."""
+    """`loop.MachineHost` of the desk."""
 
     def __init__(self, machine: DeskMachine, hub: Hub, first: Collection[int] = (), deadline: float = 0.0) -> None:
         """`first` are the servers that hold the shards at version 0, of the first desk, and come within `deadline`."""
@@ -94,7 +94,7 @@ class DeskProcess:
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         if kind == Other.LISTENING and sender.role is Role.SERVER:
             self.addresses |= addresses_from_bytes(body)
-            self._tell_addresses()
+            self._broadcast_addresses()
         elif kind == Other.HOLD and sender.role is Role.HEAD:
             self.loop.perform(self.machine.hold(bool(ints[0])))
 
@@ -103,13 +103,13 @@ class DeskProcess:
         self.hub.post(peer_of(process), Other.ADDRESSES, (), [addresses_to_bytes(self.addresses)])
         if process.role is Role.HEAD:
             for event in self._untold:
-                self._tell_heads(Other.EVENT, (), _packed(event))
+                self._notify_heads(Other.EVENT, (), _packed(event))
             self._untold.clear()
 
     def departed(self, process: Process, why: str) -> None:
         if process.role is Role.SERVER and process.number in self.addresses:
             del self.addresses[process.number]
-            self._tell_addresses()  # no one dials it any longer; if it is alive, it says again where it listens
+            self._broadcast_addresses()  # no one dials it any longer; if it is alive, it says again where it listens
         if process.role in KINDS:
             kind, nodes = KINDS[process.role], self.machine.slots
             self._note(Event(EventKind.LOST, time(), kind, process.number % nodes, process.number, why=why))
@@ -117,7 +117,7 @@ class DeskProcess:
     def _note(self, event: Event) -> None:
         """Tell the head of an event, as soon as it is connected."""
         if any(process_of(peer).role is Role.HEAD for peer in self.hub.peers):
-            self._tell_heads(Other.EVENT, (), _packed(event))
+            self._notify_heads(Other.EVENT, (), _packed(event))
         else:
             self._untold.append(event)
 
@@ -133,7 +133,7 @@ class DeskProcess:
             self._note(Event(EventKind.LEASING, time(), ProcessKind.DESK, number=machine.epoch))
         self._leasing = machine.phase is Phase.SERVING
 
-    def _tell_addresses(self) -> None:
+    def _broadcast_addresses(self) -> None:
         for peer in self.hub.peers:
             self.hub.post(peer, Other.ADDRESSES, (), [addresses_to_bytes(self.addresses)])
 
@@ -141,9 +141,9 @@ class DeskProcess:
         """Tell the head how far the training is."""
         finished, workers = self.machine.leases.finished, len(self.machine.registered)
         drained = int(self.machine.drained)
-        self._tell_heads(Other.PROGRESS, (finished, workers, int(self.finished), self.lost, drained), b"")
+        self._notify_heads(Other.PROGRESS, (finished, workers, int(self.finished), self.lost, drained), b"")
 
-    def _tell_heads(self, kind: int, ints: tuple[int, ...], body: bytes) -> None:
+    def _notify_heads(self, kind: int, ints: tuple[int, ...], body: bytes) -> None:
         for peer in self.hub.peers:
             if peer.role == peer_of(Process(Role.HEAD, 0)).role:
                 self.hub.post(peer, kind, ints, [body])

@@ -58,9 +58,9 @@ class Round:
     def __init__(self, layout: Layout, needed: int, raw: Tensor) -> None:
         """`raw` has `size` bytes, behind those of the version."""
         self.needed, start = needed, up(8)
-        held = raw.view(needed, -1)
-        self._batches = [each[:8].view(torch.int64) for each in held]
-        self._flats = [each[start : start + self._bytes(layout)].view(layout.dtype) for each in held]
+        slots = raw.view(needed, -1)
+        self._batches = [each[:8].view(torch.int64) for each in slots]
+        self._flats = [each[start : start + self._bytes(layout)].view(layout.dtype) for each in slots]
         self._sum = torch.zeros_like(self._flats[0])
         self._whole = Payload(layout, self._sum)
 

@@ -61,7 +61,7 @@ class ShardReplica:
         """Compute in other memory: parameters that are not wanted may still be arriving in this one."""
         self.values = self._moved_to(ShardValues(self._layout, self._dtype))
 
-    def look_back(self) -> None:
+    def save_pulled(self) -> None:
         """Write what the gradient was computed from, if the rule wants it."""
         if len(self.vector.before):
             self.vector.before.copy_(self.values.flat.view(torch.uint8))
@@ -75,8 +75,8 @@ class GradientSide:
         named = trainable(replica.module)
         numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
         owned = [[named[span.name] for span in shard.parameters] for shard in layout.shards]
-        looks_back, codec, seed = server.rule.looks_back, runner.plan.codec, runner.job.seed
-        pools = [vector_pool(shard, layout, looks_back, codec, seed, server.gathers) for shard in layout.shards]
+        uses_pulled, codec, seed = server.rule.uses_pulled, runner.plan.codec, runner.job.seed
+        pools = [vector_pool(shard, layout, uses_pulled, codec, seed, server.gathers) for shard in layout.shards]
         self.shards = [
             ShardReplica(shard, layout.dtype, mine, pool.take())
             for shard, mine, pool in zip(layout.shards, owned, pools, strict=True)
@@ -98,7 +98,7 @@ class GradientSide:
         if isinstance(vector, SumVector):
             vector.write(computed, bases[0])
             return
-        gradients, encoder = self.runner.learner.settle(computed), self.runner.encoder
+        gradients, encoder = self.runner.learner.finalize(computed), self.runner.encoder
         moving = self.runner.replica.moving
         for number, (shard, numbers) in enumerate(zip(self.shards, self.parameters, strict=True)):
             mine, vector = [gradients[n] for n in numbers], shard.vector
@@ -108,9 +108,9 @@ class GradientSide:
                 assert encoder is not None
                 vector.bases[:] = bases
                 encoder.write(number, mine, moving, (shard.fresh, 0.0), vector.message, task, computed.part)
-            shard.look_back()
+            shard.save_pulled()
         if encoder is not None:
-            encoder.settle()  # what is pushed is pushed until it has arrived
+            encoder.finalize()  # what is pushed is pushed until it has arrived
 
     def body(self, shard: int) -> Sequence[Buffer]:
         vector = self.shards[shard].vector
@@ -118,10 +118,10 @@ class GradientSide:
 
     def room(self, shard: int, size: int) -> memoryview:
         mine = self.shards[shard]
-        own = mine.reader is None and len(mine.values.raw) == size
-        return mine.values.raw if own else memoryview(bytearray(size))
+        in_place = mine.reader is None and len(mine.values.raw) == size
+        return mine.values.raw if in_place else memoryview(bytearray(size))
 
-    def give_up_room(self, shard: int) -> None:
+    def detach_receive_buffer(self, shard: int) -> None:
         self.shards[shard].move()
 
     def adopt(self, shard: int, version: int, pushed: bool, body: memoryview) -> None:

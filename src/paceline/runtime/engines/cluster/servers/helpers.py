@@ -29,11 +29,11 @@ def run_helper(
 
     An exception ends it. The leader then computes its chunks, and says what is wrong with them.
     """
-    become_worker(scarce=False)
+    become_worker(memory_bounded=False)
     try:
-        given: Assignment = pickle.loads(box.pop())
-        torch.set_num_threads(given.plan.threads)
-        learner = learner_of(given, given.open_data(tensors))
+        assignment: Assignment = pickle.loads(box.pop())
+        torch.set_num_threads(assignment.plan.threads)
+        learner = learner_of(assignment, assignment.open_data(tensors))
         for parameter, shared in zip(learner.replica.parameters, memory.parameters, strict=True):
             parameter.data = shared
         trim_heap()
@@ -44,7 +44,7 @@ def run_helper(
             waiter.until(lambda: team.due(state, helper) is not None, lambda: "the leader")
             turn = team.due(state, helper)
             assert turn is not None
-            serve(memory, learner, given.agenda, helper, turn)
+            serve(memory, learner, assignment.agenda, helper, turn)
     finally:
         pipe.close()
         sys.stderr.flush()
@@ -55,9 +55,13 @@ class HelperSupervisor:
     """Starts the helpers of a node, and others in the place of those that end."""
 
     def __init__(
-        self, children: Children, memory: TeamMemory, number: Callable[[int], int], assignment: Callable[[], bytes],
+        self,
+        children: Children,
+        memory: TeamMemory,
+        number: Callable[[int], int],
+        assignment: Callable[[], bytes],
         tensors: SharedTensors | None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`number` makes a number for the process that this node starts as its first, second, ..."""
         self.children, self.memory, self.number, self.assignment = children, memory, number, assignment
         self.tensors = tensors

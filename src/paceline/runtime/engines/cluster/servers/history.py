@@ -23,8 +23,8 @@ def history_dtype(shards: int) -> np.dtype[np.void]:
 
 def pushes_in(rows: memoryview | bytes, shards: int) -> NDArray[np.int64]:
     """Return what rows say of pushes, without times and sizes, which every server of a shard measures itself."""
-    whole = np.frombuffer(rows, "<i8").reshape(-1, 7 + shards)
-    return np.ascontiguousarray(np.delete(whole, (4, 5, 6), axis=1))
+    table = np.frombuffer(rows, "<i8").reshape(-1, 7 + shards)
+    return np.ascontiguousarray(np.delete(table, (4, 5, 6), axis=1))
 
 
 def checksum_of(rows: memoryview | bytes, shards: int) -> int:
@@ -96,13 +96,13 @@ class PushHistory:
         """All rows."""
         return self._from(0)
 
-    def after(self, known: int, checksum: int) -> tuple[int, memoryview]:
+    def after(self, count: int, checksum: int) -> tuple[int, memoryview]:
         """Return the rows after those that are known already: from where on, and their bytes.
 
         If the known rows are not the first ones of this history, all are returned.
         """
-        same = known <= self._count and checksum_of(self._from(0)[: known * self._row.size], self._shards) == checksum
-        since = known if same else 0
+        same = count <= self._count and checksum_of(self._from(0)[: count * self._row.size], self._shards) == checksum
+        since = count if same else 0
         return since, self._from(since)
 
     def _from(self, row: int) -> memoryview:

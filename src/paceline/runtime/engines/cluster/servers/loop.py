@@ -33,7 +33,7 @@ class Machine(Protocol):
     def lost(self, now: float, process: Process) -> list[Output]: ...
 
 
-class Owner(Protocol):
+class MachineHost(Protocol):
     """The process that a loop runs in: it holds what machines do not know."""
 
     def bodies(self, to: Process, message: Message, body: memoryview) -> Sequence[Buffer]:
@@ -65,7 +65,7 @@ class MachineLoop:
     """Runs one machine in one process."""
 
     def __init__(
-        self, me: Process, machine: Machine, hub: Hub, owner: Owner, timing: Timing, desk: Address | None
+        self, me: Process, machine: Machine, hub: Hub, owner: MachineHost, timing: Timing, desk: Address | None
     ) -> None:
         """`desk` is where the desk listens; None if this process is the desk."""
         self.me, self.machine, self.hub, self.owner, self.timing, self.desk = me, machine, hub, owner, timing, desk

@@ -21,9 +21,15 @@ class NodeServers:
     """The shard servers of one node."""
 
     def __init__(
-        self, children: Children, config: ServerConfig, rank: int, nodes: int, assignment: Callable[[], bytes],
-        layout: Layout, life: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        children: Children,
+        config: ServerConfig,
+        rank: int,
+        nodes: int,
+        assignment: Callable[[], bytes],
+        layout: Layout,
+        life: int = 0,
+    ) -> None:
         """`life` is how many nodes have had this rank before: their servers' numbers are not given out again."""
         self.children, self.config, self.rank, self.nodes = children, config, rank, nodes
         self.assignment, self.layout = assignment, layout
@@ -57,20 +63,26 @@ class NodeServers:
 
 def parted(starts: Sequence[ShardStart], content: memoryview) -> dict[int, tuple[ShardStart, bytes]]:
     """Return what the servers of each shard begin with, from the bytes that follow a message."""
-    found, at = {}, 0
+    by_shard, at = {}, 0
     for start in starts:
-        found[start.shard] = start, bytes(content[at : at + start.size])
+        by_shard[start.shard] = start, bytes(content[at : at + start.size])
         at += start.size
-    return found
+    return by_shard
 
 
 class DeskSupervisor:
     """Starts the desk at a socket that outlasts it, and the next one when it ends."""
 
     def __init__(
-        self, children: Children, config: ServerConfig, listener: socket.socket, assignment: Callable[[], bytes],
-        placement: Placement, alive: Callable[[], Collection[int]], block: int,
-    ) -> None:  # fmt: skip
+        self,
+        children: Children,
+        config: ServerConfig,
+        listener: socket.socket,
+        assignment: Callable[[], bytes],
+        placement: Placement,
+        alive: Callable[[], Collection[int]],
+        block: int,
+    ) -> None:
         """`alive` returns the servers that are believed to be alive, for a desk that has to ask them; `block` is how
         many batches are leased at once.
         """
@@ -85,8 +97,8 @@ class DeskSupervisor:
         self.epoch += 1
         members = self.members if self.epoch == 1 else [()] * len(self.members)
         expected = frozenset(self.alive()) if self.epoch > 1 else frozenset()
-        given = [self.assignment()]
-        arguments = (self.config, self.listener, self.epoch, given, self.copies, members, expected, self.block)
+        box = [self.assignment()]
+        arguments = (self.config, self.listener, self.epoch, box, self.copies, members, expected, self.block)
         self.child = self.children.start(ProcessName(ProcessKind.DESK, self.epoch), run_desk, arguments)
 
     def replace(self) -> None:

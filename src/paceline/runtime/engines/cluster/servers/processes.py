@@ -97,29 +97,43 @@ class ServerConfig:
 
 
 def run_desk(
-    config: ServerConfig, listener: socket.socket, epoch: int, box: list[bytes], copies: int,
-    members: Sequence[tuple[int, ...]], expected: frozenset[int], block: int, pipe: Pipe,
-) -> None:  # fmt: skip
+    config: ServerConfig,
+    listener: socket.socket,
+    epoch: int,
+    box: list[bytes],
+    copies: int,
+    members: Sequence[tuple[int, ...]],
+    expected: frozenset[int],
+    block: int,
+    pipe: Pipe,
+) -> None:
     """Run the desk of an epoch at a socket that listens already, until the agent ends this process."""
-    become_worker(scarce=False)
-    given: Assignment = pickle.loads(box.pop())
-    workers = given.plan.workers
-    duties = DeskDuties(workers, given.agenda.leases, server_of(given.plan).gate, copies, block, nodes=workers)
+    become_worker(memory_bounded=False)
+    assignment: Assignment = pickle.loads(box.pop())
+    workers = assignment.plan.workers
+    duties = DeskDuties(
+        workers, assignment.agenda.leases, server_of(assignment.plan).gate, copies, block, nodes=workers
+    )
     machine = DeskMachine(epoch, duties, config.timing, members, monotonic(), expected)
     first = [number for each in members for number in each]
-    DeskProcess(machine, config.hub(Process(Role.DESK, 0), listener=listener), first, given.deadline).run()
+    DeskProcess(machine, config.hub(Process(Role.DESK, 0), listener=listener), first, assignment.deadline).run()
 
 
 def run_server(
-    config: ServerConfig, number: int, shard: int, box: list[bytes], layout: Layout,
-    begin: list[tuple[ShardStart, bytes] | None], pipe: Pipe,
-) -> None:  # fmt: skip
+    config: ServerConfig,
+    number: int,
+    shard: int,
+    box: list[bytes],
+    layout: Layout,
+    begin: list[tuple[ShardStart, bytes] | None],
+    pipe: Pipe,
+) -> None:
     """Run a shard server until the agent ends this process. It begins with version 0, or with what is in `begin`."""
-    become_worker(scarce=False)
+    become_worker(memory_bounded=False)
     try:
-        given: Assignment = pickle.loads(box.pop())
+        assignment: Assignment = pickle.loads(box.pop())
         torch.set_num_threads(1)
-        _serve(config, given, number, shard, layout, begin.pop())
+        _serve(config, assignment, number, shard, layout, begin.pop())
     except BaseException as error:
         pipe.send(Failed(FailureReport.of(error, Position())))
     finally:
@@ -128,17 +142,21 @@ def run_server(
 
 
 def _serve(
-    config: ServerConfig, given: Assignment, number: int, shard: int, layout: Layout,
+    config: ServerConfig,
+    assignment: Assignment,
+    number: int,
+    shard: int,
+    layout: Layout,
     begin: tuple[ShardStart, bytes] | None,
-) -> None:  # fmt: skip
-    method = server_of(given.plan)
+) -> None:
+    method = server_of(assignment.plan)
     listener = listen(Address(config.host, 0), config.credentials)
     open_hub: Callable[[PeerPlace], Hub] = lambda place: config.hub(Process(Role.SERVER, number), place, listener)  # noqa: E731
 
     def make(which: int) -> State:
         if method.exchange is not None:
-            return CentreState(given.job, layout, which, method.exchange, given.plan.workers)
-        return ShardState(given.job, layout, which, Pushes.of(given.plan))
+            return CentreState(assignment.job, layout, which, method.exchange, assignment.plan.workers)
+        return ShardState(assignment.job, layout, which, Pushes.of(assignment.plan))
 
     machine = ShardMachine(number, config.timing, shard, gathers=method.gathers)
     server = ShardProcess(machine, open_hub, config.desk, config.host, make, len(layout.shards))
@@ -148,33 +166,48 @@ def _serve(
 
 
 def run_worker(
-    config: ServerConfig, number: int, box: list[bytes], arena: Arena, layout: Layout, tensors: SharedTensors | None,
-    state_buffer: StateBuffer | None, team: TeamMemory | None, pipe: Pipe,
-) -> None:  # fmt: skip
+    config: ServerConfig,
+    number: int,
+    box: list[bytes],
+    arena: Arena,
+    layout: Layout,
+    tensors: SharedTensors | None,
+    state_buffer: StateBuffer | None,
+    team: TeamMemory | None,
+    pipe: Pipe,
+) -> None:
     """Run one worker: prepare, train, and say how it ended. Never returns.
 
     `number` is another one for each process. The assignment has the rank, which outlasts it. With a team it leads it.
     """
     with worker_process(pipe, len(box[0])) as report:
         report.position = lambda: Position(arena.doing[0])
-        given: Assignment = pickle.loads(box.pop())
-        torch.set_num_threads(given.plan.threads)
-        source = given.open_data(tensors)
+        assignment: Assignment = pickle.loads(box.pop())
+        torch.set_num_threads(assignment.plan.threads)
+        source = assignment.open_data(tensors)
         host, shared = ProcessHost(arena, None), arena.of_worker(0)
-        waiter = Waiter(given.number, arena.doorbells[0], host.cancelled, given.deadline, lambda: "at a server")
+        waiter = Waiter(
+            assignment.number, arena.doorbells[0], host.cancelled, assignment.deadline, lambda: "at a server"
+        )
         notify = partial(pipe.send, StateLeft())
-        resume = replace(given.resume_point, state_buffer=state_buffer, notify=notify)
-        repeats = given.plan.traits.repeats
-        station = Station(given.number, shared, waiter, host, resume)
-        replica = ReplicaWorker(given, source, layout, station, NoGroup(), repeats)
+        resume = replace(assignment.resume_point, state_buffer=state_buffer, notify=notify)
+        repeats = assignment.plan.traits.repeats
+        station = Station(assignment.number, shared, waiter, host, resume)
+        replica = ReplicaWorker(assignment, source, layout, station, NoGroup(), repeats)
         report.position = lambda: replica.position(arena.doing[0])
         if team is not None:
-            at_team = Waiter(given.number, team.doorbells[0], host.cancelled, given.deadline, lambda: "in its team")
+            at_team = Waiter(
+                assignment.number, team.doorbells[0], host.cancelled, assignment.deadline, lambda: "in its team"
+            )
             replica.sums = TeamLeader(team, replica.runner.learner, at_team).compute
         client = ServerClient(
-            number, replica.runner, config.timing, config.desk, given.deadline,
+            number,
+            replica.runner,
+            config.timing,
+            config.desk,
+            assignment.deadline,
             lambda place: config.hub(Process(Role.WORKER, number), place),
-        )  # fmt: skip
+        )
         ahead = ReadAhead(replica.reader, replica.runner, given_out=0)
         trim_heap()
         report.begin()

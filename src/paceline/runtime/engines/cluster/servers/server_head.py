@@ -11,7 +11,7 @@ from time import perf_counter_ns as now
 import numpy as np
 from torch import Tensor
 
-from paceline.algorithms.cluster.group import Dismiss
+from paceline.algorithms.cluster.group import Release
 from paceline.algorithms.cluster.messages import Process, Role
 from paceline.algorithms.server.gates.asynchronous import Asynchronous
 from paceline.errors import DeathWarning, RunFailed
@@ -55,9 +55,15 @@ class ServerHead:
     """The head's side of a run with servers."""
 
     def __init__(
-        self, workers: RemoteWorkers, to_rank: ToRank, snapshots: SnapshotFile | None, agent: Agent, backups: int,
-        note: Callable[[Event], None], replaces: bool,
-    ) -> None:  # fmt: skip
+        self,
+        workers: RemoteWorkers,
+        to_rank: ToRank,
+        snapshots: SnapshotFile | None,
+        agent: Agent,
+        backups: int,
+        note: Callable[[Event], None],
+        replaces: bool,
+    ) -> None:
         """`replaces` is whether a node that ends is replaced."""
         self.workers, self.note, self.to_rank, self.replaces = workers, note, to_rank, replaces
         setup, manager = workers.setup, workers.manager
@@ -86,27 +92,32 @@ class ServerHead:
             server_of(setup.plan).exchange is not None,
         )
         self.desk_supervisor = DeskSupervisor(
-            agent.children, config, listener, agent.assignment, placement,
-            lambda: self.collector.loop.addresses, block_of(setup),
-        )  # fmt: skip
+            agent.children,
+            config,
+            listener,
+            agent.assignment,
+            placement,
+            lambda: self.collector.loop.addresses,
+            block_of(setup),
+        )
         self.collector.desk_met, self.collector.desk_lost = self._desk_met, self._desk_lost
         #: The epoch of the desk that is connected, or was last.
         self._epoch = 0
         self._servers = [tuple(shard for _, shard in placement.on(rank)) for rank in range(self.nodes)]
         self._desk = config.desk
-        self.collector.meanwhile = agent.look
+        self.collector.meanwhile = agent.poll
         self.checkpoints = ServerCheckpoints(manager, self.collector, READ_SECONDS) if manager is not None else None
         if self.checkpoints is not None:
-            self.checkpoints.ask, self.checkpoints.tell = self._ask_workers, self._tell
+            self.checkpoints.ask, self.checkpoints.tell = self._ask_workers, self._notify
         self._start_nodes(manager.request.start if manager is not None else None)
 
     def _start_nodes(self, begun: Checkpoint | None) -> None:
         """Let every node start its servers and its worker, from a checkpoint if the run is resumed."""
         starts = starts_of(self.setup, begun) if begun is not None else {}
         for rank, mine in enumerate(self._servers):
-            given = [starts[shard] for shard in mine if shard in starts]
-            serve = Serve(self._desk, mine, starts=tuple(start for start, _ in given))
-            self.to_rank(rank, serve, [content for _, content in given])
+            shard_starts = [starts[shard] for shard in mine if shard in starts]
+            serve = Serve(self._desk, mine, starts=tuple(start for start, _ in shard_starts))
+            self.to_rank(rank, serve, [content for _, content in shard_starts])
         if begun is not None:
             every = self.setup.snapshots_every
             self._snapshot_at = begun.updates // every * every + every if every else 0
@@ -120,7 +131,7 @@ class ServerHead:
         """Return the trainable parameters in the module's order, then the moving buffers."""
         return self._values
 
-    def hear(self, rank: int, message: Message, content: memoryview) -> None:
+    def handle_message(self, rank: int, message: Message, content: memoryview) -> None:
         """Take a message of the agent of a rank."""
         if isinstance(message, Rows):
             self.workers.add_rows(rank, message.doing, content)
@@ -162,7 +173,7 @@ class ServerHead:
             self.checkpoints.manager.signals.take_of_another(number)
             return
         self.lost(rank, f"was asked to end ({signal.Signals(number).name})")
-        self.to_rank(rank, Dismiss(0))
+        self.to_rank(rank, Release(0))
 
     def joined(self, rank: int, node: Node) -> None:
         """A node has come in the place of one that was lost: it gets a worker, and servers that hold no shard yet."""
@@ -173,7 +184,7 @@ class ServerHead:
         spares = len(self._servers[rank])
         self.to_rank(rank, Serve(self._desk, (), spares, self.lives[rank]))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Follow the training; called several times a second."""
         collector, workers = self.collector, self.workers
         collector.turn(0.0)
@@ -212,7 +223,7 @@ class ServerHead:
     def _read(self) -> None:
         """Read the result, and the pushes that it is made of."""
         values = self._collect()
-        self._tell(self.collector.pushes(READ_SECONDS))
+        self._notify(self.collector.pushes(READ_SECONDS))
         if lacking := self.collector.lacking(self.setup.agenda.leases):
             raise RunFailed(
                 f"shard {' and '.join(map(str, lacking))} has lost its last pushes, since the servers that had them "
@@ -220,7 +231,7 @@ class ServerHead:
             )
         self._values = values
 
-    def _tell(self, pushes: Columns) -> int:
+    def _notify(self, pushes: Columns) -> int:
         """Put rows of pushes into the trace; return when the last of them ended, in nanoseconds."""
         pushes["worker"] %= self.nodes
         ahead = np.array([self.workers.ahead[server % self.nodes] for server in self.collector.sources], np.int64)

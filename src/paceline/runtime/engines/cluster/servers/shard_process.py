@@ -65,12 +65,17 @@ class State(Protocol):
 
 
 class ShardProcess:
-    """`loop.Owner` of a shard server."""
+    """`loop.MachineHost` of a shard server."""
 
     def __init__(
-        self, machine: ShardMachine, open_hub: Callable[[PeerPlace], Hub], desk: Address, host: str,
-        make_state: Callable[[int], State], shards: int,
-    ) -> None:  # fmt: skip
+        self,
+        machine: ShardMachine,
+        open_hub: Callable[[PeerPlace], Hub],
+        desk: Address,
+        host: str,
+        make_state: Callable[[int], State],
+        shards: int,
+    ) -> None:
         """`host` is where others reach it."""
         self.host, self.make_state, self.shards = host, make_state, shards
         self.machine = machine
@@ -206,22 +211,30 @@ class ShardProcess:
             return None
         vector = self.state.vectors.take()
         self._arriving.append((peer, vector))
-        whole: memoryview = vector.whole
-        return whole
+        view: memoryview = vector.whole
+        return view
 
     def other(self, sender: Process, kind: int, ints: tuple[int, ...], body: memoryview) -> None:
         if kind != Other.HISTORY or self.state is None or self.machine.waiting:
             return  # what a backup may lack is shown to no one; the head asks again
-        known, checksum, whole = ints
-        version, (since, rows) = self._made(self.machine.version).everything, self.history.after(known, checksum)
+        count, checksum, with_values = ints
+        version, (since, rows) = self._made(self.machine.version).everything, self.history.after(count, checksum)
         mark, above = self.machine.applied.key
-        facts = (self.machine.shard, self.machine.view, self.machine.version, since, len(version) * whole, mark, *above)
-        self.hub.post(peer_of(sender), Other.HISTORY, facts, [version, rows] if whole else [rows])
+        facts = (
+            self.machine.shard,
+            self.machine.view,
+            self.machine.version,
+            since,
+            len(version) * with_values,
+            mark,
+            *above,
+        )
+        self.hub.post(peer_of(sender), Other.HISTORY, facts, [version, rows] if with_values else [rows])
 
     def arrived(self, process: Process) -> None:
         if process.role is Role.DESK:
-            here = Address(self.host, self.hub.address.port)
-            self.hub.post(peer_of(process), Other.LISTENING, (), [addresses_to_bytes({self.machine.number: here})])
+            address = Address(self.host, self.hub.address.port)
+            self.hub.post(peer_of(process), Other.LISTENING, (), [addresses_to_bytes({self.machine.number: address})])
 
     def departed(self, process: Process, why: str) -> None:
         """Use the vector again in which half a gradient has come. The desk decides what follows."""

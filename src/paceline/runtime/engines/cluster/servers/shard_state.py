@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.algorithms.cluster.outputs import Apply
 from paceline.algorithms.codecs import Codec
-from paceline.algorithms.rules import Arrival, Rule
+from paceline.algorithms.rules import GradientUpdate, Rule
 from paceline.plans.plan import Plan, server_of
 from paceline.runtime.engines.cluster.servers.gathered import Round, SumVector
 from paceline.runtime.engines.cluster.servers.vector_pool import VectorPool
@@ -48,8 +48,8 @@ class GradientVector:
     Its views are made once, since to make them costs more than to apply them.
     """
 
-    def __init__(self, layout: ShardLayout, dtype: torch.dtype, looks_back: bool, shards: int) -> None:
-        self.raw = torch.zeros(self.size(layout, dtype, looks_back, shards), dtype=torch.uint8)
+    def __init__(self, layout: ShardLayout, dtype: torch.dtype, uses_pulled: bool, shards: int) -> None:
+        self.raw = torch.zeros(self.size(layout, dtype, uses_pulled, shards), dtype=torch.uint8)
         numbers, flags = layout.length * dtype.itemsize, len(layout.parameters)
         flat = self.raw[:numbers].view(dtype)
         self.gradients, self.moving = layout.flat_views(flat), layout.buffer_views(flat)
@@ -62,7 +62,7 @@ class GradientVector:
         self._whole = False
         #: The whole vector of parameters that a gradient was computed from; empty if the rule does not look back.
         self.before = self.raw[numbers + up(flags) + up(8 * shards) :]
-        self.pulled = layout.parameter_views(self.before.view(dtype)) if looks_back else []
+        self.pulled = layout.parameter_views(self.before.view(dtype)) if uses_pulled else []
         #: The bytes that travel, and all that there is room for, which is the same here.
         self.bytes = self.whole = self.raw.numpy().data
         self._dtype = dtype
@@ -76,9 +76,9 @@ class GradientVector:
         self._between = [self.bytes[start:stop] for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
     @staticmethod
-    def size(layout: ShardLayout, dtype: torch.dtype, looks_back: bool, shards: int) -> int:
+    def size(layout: ShardLayout, dtype: torch.dtype, uses_pulled: bool, shards: int) -> int:
         numbers = layout.length * dtype.itemsize
-        return numbers + up(len(layout.parameters)) + up(8 * shards) + (numbers if looks_back else 0)
+        return numbers + up(len(layout.parameters)) + up(8 * shards) + (numbers if uses_pulled else 0)
 
     def write(self, gradients: Sequence[Tensor | None], moving: Sequence[Tensor], bases: Sequence[int]) -> None:
         """Write what a worker pushes; `bases` are the versions that it has computed from.
@@ -86,9 +86,9 @@ class GradientVector:
         The gradients must not change until they have been pushed, which `pushed` says.
         """
         self.bases[:] = bases
-        given = [g for g in gradients if g is not None]
-        if len(given) == len(gradients):
-            self.parts = self._write_all(given)
+        present = [g for g in gradients if g is not None]
+        if len(present) == len(gradients):
+            self.parts = self._write_all(present)
             if not self._whole:
                 self.present.fill_(1)
         else:
@@ -96,7 +96,7 @@ class GradientVector:
             for view, gradient in zip(self.gradients, gradients, strict=True):
                 view.zero_() if gradient is None else view.copy_(gradient)
             self.present.copy_(torch.tensor([g is not None for g in gradients], dtype=torch.uint8))
-        self._whole = len(given) == len(gradients)
+        self._whole = len(present) == len(gradients)
         for view, buffer in zip(self.moving, moving, strict=False):
             view.copy_(buffer)
 
@@ -118,12 +118,12 @@ class GradientVector:
     def check(self, size: int) -> None:
         """Raise FrameError if this is no gradient of so many bytes: only coded ones can be wrong."""
 
-    def arrival(self, batch: int) -> Arrival:
+    def arrival(self, batch: int) -> GradientUpdate:
         """Return what a server applies."""
         if all(self._given):
-            return Arrival(self.gradients, self.pulled)
-        given = [g if there else None for g, there in zip(self.gradients, self._given, strict=True)]
-        return Arrival(given, self.pulled)
+            return GradientUpdate(self.gradients, self.pulled)
+        gradients = [g if there else None for g, there in zip(self.gradients, self._given, strict=True)]
+        return GradientUpdate(gradients, self.pulled)
 
 
 class CodedVector:
@@ -134,22 +134,22 @@ class CodedVector:
     The message is last, since those of some codecs vary in length.
     """
 
-    def __init__(self, shape: MessageShape, looks_back: bool, shards: int, seed: int) -> None:
+    def __init__(self, shape: MessageShape, uses_pulled: bool, shards: int, seed: int) -> None:
         layout, numbers = shape.shard, shape.shard.length * shape.dtype.itemsize
-        self._begin = up(8 * shards) + (numbers if looks_back else 0)
-        self.raw = torch.zeros(self.size(shape, looks_back, shards), dtype=torch.uint8)
+        self._begin = up(8 * shards) + (numbers if uses_pulled else 0)
+        self.raw = torch.zeros(self.size(shape, uses_pulled, shards), dtype=torch.uint8)
         self.bases: NDArray[np.int64] = self.raw[: 8 * shards].view(torch.int64).numpy()
         self.before = self.raw[up(8 * shards) : self._begin]
-        self.pulled = layout.parameter_views(self.before.view(shape.dtype)) if looks_back else []
+        self.pulled = layout.parameter_views(self.before.view(shape.dtype)) if uses_pulled else []
         self._pushed = PushedMessage(shape, seed, self.raw[self._begin :])
         self.message, self.moving = self._pushed.message, self._pushed.message.buffers
         #: All that there is room for.
         self.whole = self.raw.numpy().data
 
     @staticmethod
-    def size(shape: MessageShape, looks_back: bool, shards: int) -> int:
+    def size(shape: MessageShape, uses_pulled: bool, shards: int) -> int:
         """Return the most bytes of such a vector."""
-        return up(8 * shards) + (shape.shard.length * shape.dtype.itemsize if looks_back else 0) + shape.most
+        return up(8 * shards) + (shape.shard.length * shape.dtype.itemsize if uses_pulled else 0) + shape.most
 
     @property
     def bytes(self) -> memoryview:
@@ -161,9 +161,9 @@ class CodedVector:
         self.message.check_words(size - self._begin - self.message.shape.fixed)
         self.message.check()
 
-    def arrival(self, batch: int) -> Arrival:
+    def arrival(self, batch: int) -> GradientUpdate:
         """Return what a server applies."""
-        return Arrival(self._pushed.gradients(batch), self.pulled)
+        return GradientUpdate(self._pushed.gradients(batch), self.pulled)
 
 
 Vector = GradientVector | CodedVector | SumVector
@@ -197,8 +197,8 @@ class ShardState:
         shard = layout.shards[number]
         mine = [named[span.name] for span in shard.parameters]
         optimizer = job.make_optimizer(module, list(named.values()))
-        own = optimizer_over(optimizer, {p: p for p in mine})
-        shape = version_shape(shard, layout.dtype, mine, own, rule)
+        shard_optimizer = optimizer_over(optimizer, {p: p for p in mine})
+        shape = version_shape(shard, layout.dtype, mine, shard_optimizer, rule)
         self.number, self.rule = number, rule
         behind = up(shape.size)
         each = PulledView.size(coded := MessageShape(pull, shard, layout.dtype)) if pull is not None else 0
@@ -215,11 +215,11 @@ class ShardState:
         #: The module's own moving buffers, some of which may be integers.
         self._job, self._moving = job, [buffers[b.name] for b in shard.buffers]
         self.version.start(mine, [buffers[b.name].to(layout.dtype) for b in shard.buffers], rule)
-        self.store = ShardStore(mine, own, job.lr_scheduler, [self.version])
-        self.store.look(0)
+        self.store = ShardStore(mine, shard_optimizer, job.lr_scheduler, [self.version])
+        self.store.bind_to_slot(0)
         #: Makes a version in one pass of generated code; None where PyTorch makes it.
-        self.native = None if rule.looks_back or self._is_large() else native_versions(self.store, rule, shared=False)
-        self.vectors = vector_pool(shard, layout, rule.looks_back, codec, job.seed, gathers)
+        self.native = None if rule.uses_pulled or self._is_large() else native_versions(self.store, rule, shared=False)
+        self.vectors = vector_pool(shard, layout, rule.uses_pulled, codec, job.seed, gathers)
         #: The whole version as bytes, with the optimizer's state, the rule's memory and what is held; and of it the
         #: parameters and moving buffers.
         self.everything = _bytes(self._raw)
@@ -240,7 +240,7 @@ class ShardState:
         """Whether PyTorch's passes over each parameter are faster, as over many numbers with state."""
         return any(self.version.shape.state) and sum(p.numel() for p in self.store.parameters) > LARGE
 
-    def _update(self, updates: int, arrival: Arrival) -> None:
+    def _update(self, updates: int, arrival: GradientUpdate) -> None:
         """Change the version in place, to which so many updates were made."""
         self.store.updates = updates
         if self.native is None or not self.native.make(0, 0, arrival.gradients):
@@ -251,10 +251,10 @@ class ShardState:
         """The bytes of the answer to the push that was applied last."""
         return len(self._last.answer) if self._last is not None else len(self.values)
 
-    def _follow(self, push: Apply, whole: bool) -> None:
+    def _follow(self, push: Apply, is_full: bool) -> None:
         """Make the answer to a push: whole where the worker does not have what it was answered last."""
         pulled, newest = self.pulled[push.worker % len(self.pulled)], self.version
-        if whole or pulled.whose[0] != push.worker:
+        if is_full or pulled.whose[0] != push.worker:
             pulled.whole(newest.parameters, newest.buffers)
         else:
             pulled.difference(newest.parameters, newest.buffers, push.version)
@@ -264,13 +264,13 @@ class ShardState:
     def _gather(self, version: int, batch: int, vector: SumVector) -> None:
         """Hold what a worker pushed; if it is the last push of a round, make an update of their sum."""
         assert self.round is not None
-        whole = self.round.hold(version, batch, vector)
-        if whole is None or not whole.weight:
+        total = self.round.hold(version, batch, vector)
+        if total is None or not total.weight:
             return
-        made = settled(self._job, whole, alone=True)
-        gradients = clipped(made.gradients, self._job.gradient_clip_norm)
-        self._update((version - 1) // self.round.needed, Arrival(gradients))
-        copy_into(self._moving, made.buffers)
+        mean = settled(self._job, total, alone=True)
+        gradients = clipped(mean.gradients, self._job.gradient_clip_norm)
+        self._update((version - 1) // self.round.needed, GradientUpdate(gradients))
+        copy_into(self._moving, mean.buffers)
         self.version.keep_buffers(self._moving)
 
     def answer(self, worker: int, batch: int) -> memoryview:
@@ -288,7 +288,7 @@ class ShardState:
 
 
 def vector_pool(
-    shard: ShardLayout, layout: Layout, looks_back: bool, codec: Codec | None, seed: int, gathers: int = 0
+    shard: ShardLayout, layout: Layout, uses_pulled: bool, codec: Codec | None, seed: int, gathers: int = 0
 ) -> VectorPool[Vector]:
     """Return the pool of what is pushed to a shard."""
     if gathers:
@@ -296,12 +296,12 @@ def vector_pool(
         return VectorPool(partial(SumVector, layout), size, size)
     shards = len(layout.shards)
     if codec is None:
-        size = GradientVector.size(shard, layout.dtype, looks_back, shards)
-        return VectorPool(partial(GradientVector, shard, layout.dtype, looks_back, shards), size, size)
+        size = GradientVector.size(shard, layout.dtype, uses_pulled, shards)
+        return VectorPool(partial(GradientVector, shard, layout.dtype, uses_pulled, shards), size, size)
     shape = MessageShape(codec, shard, layout.dtype)
-    most = CodedVector.size(shape, looks_back, shards)
+    most = CodedVector.size(shape, uses_pulled, shards)
     least = most - shape.most + shape.fixed
-    return VectorPool(partial(CodedVector, shape, looks_back, shards, seed), most, least)
+    return VectorPool(partial(CodedVector, shape, uses_pulled, shards, seed), most, least)
 
 
 def _bytes(raw: Tensor) -> memoryview:

@@ -59,9 +59,12 @@ class TeamShape:
             return None
         others = not_trained(module)
         return TeamShape(
-            processes, plan.chunks, plan.chunks * job.accumulate_grad_batches, _kinds(list(trainable(module).values())),
+            processes,
+            plan.chunks,
+            plan.chunks * job.accumulate_grad_batches,
+            _kinds(list(trainable(module).values())),
             _kinds([others[name] for name in setup.probe.moving]),
-        )  # fmt: skip
+        )
 
     @property
     def size(self) -> int:
@@ -96,8 +99,8 @@ class ChunkSum:
 
     def read(self, chunk: int) -> GradientSum:
         """Return the sums, as views that the next turn writes again."""
-        given = zip(self.gradients, self.present, strict=True)
-        gradients = [gradient if present else None for gradient, present in given]
+        pairs = zip(self.gradients, self.present, strict=True)
+        gradients = [gradient if present else None for gradient, present in pairs]
         loss, weight, samples = self.figures
         return GradientSum(gradients, self.buffers, loss, weight, int(samples), chunk)
 
@@ -131,31 +134,31 @@ class TeamLeader:
         start, begun = learner.buffers(), now()
         _copy(memory.parameters, [p.detach() for p in learner.replica.parameters])
         _copy(memory.buffers, start)
-        turn, asked = self.team.ask(memory.state, chunks[0].update)
-        for helper in asked:
+        turn, helpers = self.team.ask(memory.state, chunks[0].update)
+        for helper in helpers:
             memory.doorbells[helper].ring()
-        mine = [chunk for chunk in chunks if self.team.process_of(chunk.number) not in asked]
+        mine = [chunk for chunk in chunks if self.team.process_of(chunk.number) not in helpers]
         first = sum(1 for one, other in zip(mine, chunks, strict=False) if one is other)  # computed in one go
-        whole = learner.add_up(mine[:first], start) if first else None
-        own = {chunk.number: self._one(chunk, start) for chunk in mine[first:]}
+        total = learner.add_up(mine[:first], start) if first else None
+        local = {chunk.number: self._one(chunk, start) for chunk in mine[first:]}
         end = now() + max(int(LATE * 1e9), TIMES * (now() - begun))
         for chunk in chunks[first:]:
-            found = own.pop(chunk.number, None)
-            if found is None:
+            chunk_sum = local.pop(chunk.number, None)
+            if chunk_sum is None:
                 helper = self.team.process_of(chunk.number)
 
                 def answer(helper: int = helper) -> Answer:
-                    return self.team.answer(memory.state, helper, turn, asked[helper])
+                    return self.team.answer(memory.state, helper, turn, helpers[helper])
 
                 self.waiter.until(lambda: answer() is not Answer.NOT_YET or now() >= end, lambda: "a helper")
                 done = answer() is Answer.DONE
-                found = memory.sums[chunk.number].read(chunk.number) if done else self._one(chunk, start)
-            if whole is None:
-                whole = found.scaled(1.0)  # in memory of its own
+                chunk_sum = memory.sums[chunk.number].read(chunk.number) if done else self._one(chunk, start)
+            if total is None:
+                total = chunk_sum.scaled(1.0)  # in memory of its own
             else:
-                whole.add(found)
-        assert whole is not None
-        return learner.accept(whole, chunks, start)
+                total.add(chunk_sum)
+        assert total is not None
+        return learner.accept(total, chunks, start)
 
     def _one(self, chunk: Chunk, start: Sequence[Tensor]) -> GradientSum:
         """Compute a chunk apart, from the buffers that all chunks start from."""

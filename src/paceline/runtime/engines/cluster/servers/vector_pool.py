@@ -49,12 +49,12 @@ class VectorPool(Generic[T]):
         if not self._least <= len(body) <= self.size:
             due = f"{self.size}" if self._least == self.size else f"{self._least} to {self.size}"
             raise FrameError("body", f"a gradient of {len(body)} bytes, where {due} are due")
-        found = self._used.get(id(body.obj))
-        if found is None:
-            found = self.take()
-            found.raw.numpy()[: len(body)] = body
-        found.check(len(body))
-        return found
+        vector = self._used.get(id(body.obj))
+        if vector is None:
+            vector = self.take()
+            vector.raw.numpy()[: len(body)] = body
+        vector.check(len(body))
+        return vector
 
     def keep(self, needed: Iterable[T]) -> None:
         """Let all vectors but these be used for other gradients."""

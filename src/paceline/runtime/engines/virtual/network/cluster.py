@@ -22,7 +22,7 @@ from paceline.algorithms.cluster.outputs import (
     Restore,
     Send,
     Timing,
-    say,
+    describe,
 )
 from paceline.algorithms.cluster.worker import Stage
 from paceline.runtime.engines.virtual.network.actor import Actor
@@ -40,9 +40,9 @@ class Cluster:
     """The processes, by name. A desk is replaced under the same name; the one before may live on."""
 
     def __init__(
-        self, scenario: Scenario, machines: Machines, chance: random.Random, wire: Wire, tell: Tell | None
+        self, scenario: Scenario, machines: Machines, chance: random.Random, wire: Wire, log: Tell | None
     ) -> None:
-        self.scenario, self.machines, self.chance, self.wire, self.tell = scenario, machines, chance, wire, tell
+        self.scenario, self.machines, self.chance, self.wire, self.log = scenario, machines, chance, wire, log
         self.timing = Timing(stuck=5.0)
         self.actors: dict[Process, Actor] = {}
         self.promises = Promises(scenario, self.actors)
@@ -99,8 +99,8 @@ class Cluster:
             until = now + self.chance.uniform(0.5, 8.0)
             self.old_desks.append((old, until))
             self.wire.at(now + TICK, self._old_desk, old, until)
-        gone = self.actors[DESK] = Actor(DESK, old.machine, 0)
-        gone.alive = False
+        placeholder = self.actors[DESK] = Actor(DESK, old.machine, 0)
+        placeholder.alive = False
         self._epoch += 1
         members: list[tuple[int, ...]] = [() for _ in range(self.scenario.shards)]
         self.wire.at(now + self.chance.uniform(0.1, 2.0), self.new_desk, self._epoch, members)
@@ -137,8 +137,8 @@ class Cluster:
             worker.waits_since = self.wire.now
         if self.wire.now - worker.waits_since <= DEADLINE:
             return False
-        if self.tell:
-            self.tell(str(worker.process), "has waited too long for a server, and ends")
+        if self.log:
+            self.log(str(worker.process), "has waited too long for a server, and ends")
         self.new_worker()
         self.kill(worker)
         return True
@@ -165,7 +165,7 @@ class Cluster:
         if message is None:
             machine.alive_sign(now, sender)
             return
-        self.tell(str(actor.process), f"gets {say(message)} from {sender}") if self.tell else None
+        self.log(str(actor.process), f"gets {describe(message)} from {sender}") if self.log else None
         self.perform(actor, machine.handle(now, sender, message), body)
         if actor.process.role is Role.SERVER and machine.view != actor.view:
             actor.view = machine.view
@@ -211,14 +211,14 @@ class Cluster:
 
     def _note(self, actor: Actor, output: Changed | Again | Finished | Lost) -> None:
         """Take note of what a machine reports for the record of the run."""
-        self.tell(str(actor.process), say(output)) if self.tell else None
+        self.log(str(actor.process), describe(output)) if self.log else None
         replaced = actor.process == DESK and actor is not self.actors[DESK]  # and alive
         if isinstance(output, Changed):
             self.promises.changes(output, actor.machine.views[output.shard].trust, replaced)
         elif isinstance(output, Again):
             self.promises.leases_again(output)
         elif isinstance(output, Finished):
-            self.look_for_the_end()
+            self.check_for_end()
         elif not replaced:
             self.given_up = True
             if self.scenario.gentle:
@@ -233,9 +233,9 @@ class Cluster:
 
     def kill(self, actor: Actor) -> None:
         actor.alive = False
-        self.look_for_the_end()
+        self.check_for_end()
 
-    def look_for_the_end(self) -> None:
+    def check_for_end(self) -> None:
         """Note whether all workers that are alive have finished."""
         workers = (a for a in self.actors.values() if a.process.role is Role.WORKER and a.alive)
         self.finished = all(actor.machine.stage is Stage.FINISHED for actor in workers)

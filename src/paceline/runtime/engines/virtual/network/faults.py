@@ -47,9 +47,9 @@ class FaultInjector:
         if self._kinds[kind]():
             self.happened[kind] += 1
 
-    def _tell(self, what: str, victims: Iterable[Process] = ()) -> None:
-        if self.cluster.tell:
-            self.cluster.tell("", f"{what} {', '.join(map(str, sorted(victims)))}")
+    def _log(self, what: str, victims: Iterable[Process] = ()) -> None:
+        if self.cluster.log:
+            self.cluster.log("", f"{what} {', '.join(map(str, sorted(victims)))}")
 
     # Which processes may be hit
 
@@ -63,16 +63,16 @@ class FaultInjector:
 
     def _workers(self, count: int) -> list[Actor]:
         """Choose workers; one at least stays well."""
-        found = [actor for actor in self._all(Role.WORKER) if self._well(actor)]
-        return self.chance.sample(found, min(count, max(0, len(found) - 1)))
+        workers = [actor for actor in self._all(Role.WORKER) if self._well(actor)]
+        return self.chance.sample(workers, min(count, max(0, len(workers) - 1)))
 
     def _servers(self, count: int, kill: bool = False) -> list[Actor]:
         """Choose servers that may be hit, each of another shard in a gentle history."""
-        found = [actor for actor in self._all(Role.SERVER) if self._may_be_hit(actor, kill)]
-        self.chance.shuffle(found)
+        servers = [actor for actor in self._all(Role.SERVER) if self._may_be_hit(actor, kill)]
+        self.chance.shuffle(servers)
         if self.gentle:
-            found = list({actor.machine.shard: actor for actor in found}.values())
-        return found[:count]
+            servers = list({actor.machine.shard: actor for actor in servers}.values())
+        return servers[:count]
 
     def _may_be_hit(self, actor: Actor, kill: bool) -> bool:
         if not self._well(actor):
@@ -96,12 +96,14 @@ class FaultInjector:
     def _machine(self, kill: bool = False) -> list[Actor]:
         """Choose a machine, with all its processes but the desk."""
         node = self.chance.randrange(self.cluster.scenario.nodes)
-        here = [actor for actor in self.actors.values() if actor.node == node and actor.alive and actor.process != DESK]
-        workers = [actor for actor in here if actor.process.role is Role.WORKER]
-        servers = [actor for actor in here if actor.process.role is Role.SERVER]
+        actors = [
+            actor for actor in self.actors.values() if actor.node == node and actor.alive and actor.process != DESK
+        ]
+        workers = [actor for actor in actors if actor.process.role is Role.WORKER]
+        servers = [actor for actor in actors if actor.process.role is Role.SERVER]
         others = [a for a in self._all(Role.WORKER) if a.node != node and self._well(a)]
-        held = [actor.machine.shard for actor in servers if actor.machine.shard != NONE]
-        apart = not self.gentle or len(set(held)) == len(held)
+        shards = [actor.machine.shard for actor in servers if actor.machine.shard != NONE]
+        apart = not self.gentle or len(set(shards)) == len(shards)
         if not others or not apart or not all(self._may_be_hit(actor, kill) for actor in servers):
             return []
         return [*workers, *servers]
@@ -109,7 +111,7 @@ class FaultInjector:
     # Killing and pausing
 
     def _kill(self, victims: list[Actor]) -> bool:
-        self._tell("killed:", (actor.process for actor in victims))
+        self._log("killed:", (actor.process for actor in victims))
         for victim in victims:
             self.cluster.kill(victim)
             self._notice(victim.process)
@@ -122,7 +124,7 @@ class FaultInjector:
         self.cluster.new_server(node)
 
     def _pause(self, victims: list[Actor]) -> bool:
-        self._tell("paused:", (actor.process for actor in victims))
+        self._log("paused:", (actor.process for actor in victims))
         until = self.wire.now + self.chance.uniform(0.5, 10.0)
         for victim in victims:
             victim.paused_until = until
@@ -138,7 +140,7 @@ class FaultInjector:
         return self._pause([desk])
 
     def _replace_desk(self, kill: bool) -> bool:
-        self._tell("the desk is killed and replaced" if kill else "the desk is replaced, and lives on")
+        self._log("the desk is killed and replaced" if kill else "the desk is replaced, and lives on")
         self.cluster.replace_desk(kill)
         return True
 
@@ -150,7 +152,7 @@ class FaultInjector:
         """A connection breaks although both ends are alive."""
         victims = self._workers(1) if self.chance.random() < 0.5 else self._servers(1)
         for victim in victims:
-            self._tell("connections end:", [victim.process])
+            self._log("connections end:", [victim.process])
             self._notice(victim.process)
         return bool(victims)
 
@@ -173,7 +175,7 @@ class FaultInjector:
             return False
         end = self.wire.now + (1000.0 if lasting else self.chance.uniform(0.5, 8.0))
         way = self.chance.choice(("both", "both", "to", "from"))
-        self._tell(f"cut until {end:.1f} s ({way}):", one)
+        self._log(f"cut until {end:.1f} s ({way}):", one)
         if way != "from":
             self.wire.cuts.append(Cut(end, two, one))
         if way != "to":

@@ -23,11 +23,11 @@ END = 200.0  # by when every history has ended
 class History:
     """A simulated run of a small cluster, with the faults of its scenario."""
 
-    def __init__(self, scenario: Scenario, machines: Machines | None = None, tell: bool = False) -> None:
+    def __init__(self, scenario: Scenario, machines: Machines | None = None, log: bool = False) -> None:
         self.scenario = scenario
         chance = random.Random(scenario.seed ^ 0x5EED)
         self.wire = Wire(chance, QUIET, scenario.loss, scenario.double, scenario.late)
-        self.cluster = Cluster(scenario, machines or Machines(), chance, self.wire, self._note if tell else None)
+        self.cluster = Cluster(scenario, machines or Machines(), chance, self.wire, self._note if log else None)
         self.faults = FaultInjector(self.cluster, chance)
         self._scenes: list[Scene] = []
 
@@ -56,8 +56,8 @@ class History:
     def _note(self, who: str, what: str) -> None:
         self._scenes.append(Scene(f"{self.wire.now:7.3f} {who}", what))
 
-    def tell(self) -> str:
-        """Return the story of the history, which must have been made with `tell`."""
+    def log(self) -> str:
+        """Return the story of the history, which must have been made with `log`."""
         headline = f"The history of seed {self.scenario.seed}:"
         return format_story(headline, self._scenes, self.cluster.promises.broken or "no promise is broken")
 

@@ -95,8 +95,8 @@ class Promises:
         """A primary sends parameters of a version to a worker."""
         for number in server.machine.members[1:]:
             backup = self.actors[Process(Role.SERVER, number)]
-            held, shown = backup.content[: message.version], server.content[: message.version]
-            if backup.machine.view == message.view and held != shown:
+            replicated, shown = backup.content[: message.version], server.content[: message.version]
+            if backup.machine.view == message.view and replicated != shown:
                 self.break_(f"{server.process} shows version {message.version}, which {backup.process} lacks")
 
     def changes(self, changed: Changed, trust: Trust, replaced: bool) -> None:

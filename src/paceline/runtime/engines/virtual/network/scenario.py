@@ -52,10 +52,16 @@ class Scenario:
 
     @staticmethod
     def draw(
-        seed: int, nodes: int | None = None, workers: int | None = None, shards: int | None = None,
-        backups: int | None = None, gate: Gate | None = None, lasting: bool | None = None, most: int = 8,
+        seed: int,
+        nodes: int | None = None,
+        workers: int | None = None,
+        shards: int | None = None,
+        backups: int | None = None,
+        gate: Gate | None = None,
+        lasting: bool | None = None,
+        most: int = 8,
         gathers: int | None = None,
-    ) -> Scenario:  # fmt: skip
+    ) -> Scenario:
         """Draw a scenario with up to `most` faults; most scenarios are gentle."""
         chance = random.Random(seed)
         nodes, teams, batches = (
@@ -82,9 +88,15 @@ class Scenario:
             block=chance.choice((1, 1, 2, 5)),
         )
         fixed: dict[str, Any] = {
-            "nodes": nodes, "workers": workers, "shards": shards, "backups": backups, "gate": gate, "lasting": lasting,
-            "gathers": gathers, "block": 1 if gathers else None,
-        }  # fmt: skip
+            "nodes": nodes,
+            "workers": workers,
+            "shards": shards,
+            "backups": backups,
+            "gate": gate,
+            "lasting": lasting,
+            "gathers": gathers,
+            "block": 1 if gathers else None,
+        }
         return replace(drawn, **{name: value for name, value in fixed.items() if value is not None})
 
 

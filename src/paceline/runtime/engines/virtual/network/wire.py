@@ -68,6 +68,6 @@ class Wire:
     def cuts_off(self, sender: Process, to: Process) -> bool:
         """Whether a message is lost on a link that is cut."""
         self.cuts = [cut for cut in self.cuts if cut.end > self.now]
-        found = any(sender in cut.sources and to in cut.targets for cut in self.cuts)
-        self.cut += found
-        return found
+        is_cut = any(sender in cut.sources and to in cut.targets for cut in self.cuts)
+        self.cut += is_cut
+        return is_cut

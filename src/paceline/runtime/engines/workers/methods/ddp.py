@@ -63,10 +63,10 @@ def _weighed(
     if replica.job.loss_denominator is None:
         return ((chunk, reader.batch(chunk), chunk.weight * counts) for chunk in chunks), 1.0
     batches = [(chunk, reader.batch(chunk)) for chunk in chunks]
-    found = [(chunk, batch, replica.chunk_weight(chunk, batch) * counts) for chunk, batch in batches]
-    whole = torch.tensor(sum(weight for _, _, weight in found), dtype=torch.float64)
-    dist.all_reduce(whole)  # DDP averages over workers, whatever number each loss was divided by
-    return found, float(whole) or 1.0
+    weighed = [(chunk, batch, replica.chunk_weight(chunk, batch) * counts) for chunk, batch in batches]
+    global_weight = torch.tensor(sum(weight for _, _, weight in weighed), dtype=torch.float64)
+    dist.all_reduce(global_weight)  # DDP averages over workers, whatever number each loss was divided by
+    return weighed, float(global_weight) or 1.0
 
 
 def _lay_out(module: nn.Module) -> None:
@@ -89,11 +89,11 @@ def _train(runner: PlanRunner, reader: Reader, some_unused: bool) -> Distributed
         runner.optimizer.zero_grad()
         mine = runner.agenda.mine(update, runner.number)
         chunks = ddp_chunks(runner.agenda, update, runner.number)
-        weighed, whole = _weighed(replica, reader, chunks, bool(mine))
+        weighed, global_weight = _weighed(replica, reader, chunks, bool(mine))
         for number, (chunk, batch, weight) in enumerate(weighed):
             wrapped.require_backward_grad_sync = number == len(chunks) - 1
             loss = wrapped(chunk, batch, weight or chunk.weight * (job.loss_denominator is None))
-            (loss * (weight / whole * workers)).backward()
+            (loss * (weight / global_weight * workers)).backward()
             losses, total = losses + weight * float(loss.detach()), total + weight
         if job.on_nan == "stop" and not math.isfinite(losses):
             raise NotFinite(losses, update, reader.order.indices(chunks[0]).tolist())

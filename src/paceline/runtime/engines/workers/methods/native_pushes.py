@@ -76,22 +76,32 @@ def native_pushes(
         return None
     names = {id(p): name for name, p in runner.replica.module.named_parameters()}
     groups = {names[id(p)]: n for n, group in enumerate(runner.optimizer.param_groups) for p in group["params"]}
-    step, made = None if in_place else network.step, network.made
+    step, compiled = None if in_place else network.step, network.made
     spans = [
-        spans_of(layout, memory, step, network.rule, made.gradients, made.memory["gradients"], groups)
+        spans_of(layout, memory, step, network.rule, compiled.gradients, compiled.memory["gradients"], groups)
         for layout, memory in zip(runner.layout.shards, arena.shards, strict=True)
     ]
-    known = [span for span in spans if span is not None]
-    return NativePushes(runner, arena, ports, desk, network, known, in_place) if len(known) == len(spans) else None
+    present_spans = [span for span in spans if span is not None]
+    return (
+        NativePushes(runner, arena, ports, desk, network, present_spans, in_place)
+        if len(present_spans) == len(spans)
+        else None
+    )
 
 
 class NativePushes:
     """Makes the updates of one worker at a server, as many as possible in one call."""
 
     def __init__(
-        self, runner: PlanRunner, arena: Arena, ports: Sequence[ServerPort], desk: RecordLock,
-        network: ServedNetwork, spans: Sequence[np.ndarray], in_place: bool,
-    ) -> None:  # fmt: skip
+        self,
+        runner: PlanRunner,
+        arena: Arena,
+        ports: Sequence[ServerPort],
+        desk: RecordLock,
+        network: ServedNetwork,
+        spans: Sequence[np.ndarray],
+        in_place: bool,
+    ) -> None:
         assert runner.learner.reader is not None
         self.runner, self.network, self.order = runner, network, runner.learner.reader.order
         #: To shards with versions: none under Hogwild.
@@ -102,7 +112,7 @@ class NativePushes:
         #: Whether the gradient of that batch is computed, and perhaps at every shard already.
         self.computed = False
         self._memory = network.made.memory["gradients"][: network.made.plan.sizes["weights"]]
-        self._names, self._settle = list(trainable(runner.replica.module)), ports[0].settle
+        self._names, self._settle = list(trainable(runner.replica.module)), ports[0].finalize
         self.settings = ScheduledSettings(runner.optimizer, runner.job.lr_scheduler, network.step, network.constants)
         #: The settings that generated code has, and the newest update when it was told them.
         self._told, self._newest = np.zeros(0), 0
@@ -124,7 +134,7 @@ class NativePushes:
         A batch that was leased before may be at a shard already, which Python finds out.
         """
         served, agenda, self.gradients = self.native.served, self.runner.agenda, []
-        if lease.again or (self.remembered is not None and not self.remembered.find()) or not self._tell(lease.batch):
+        if lease.again or (self.remembered is not None and not self.remembered.find()) or not self._notify(lease.batch):
             return None
         epoch = lease.batch // agenda.updates_per_epoch
         served.first = epoch * agenda.updates_per_epoch
@@ -144,7 +154,7 @@ class NativePushes:
         self.computed = served.stage != Stage.COMPUTE
         return Lease(served.batch, again=False, pushed=served.pushed if self.computed else 0)
 
-    def _tell(self, batch: int) -> bool:
+    def _notify(self, batch: int) -> bool:
         """Tell generated code the settings of the next updates; False where it has no text for the first of them."""
         served, settings = self.native.served, self.settings
         counts = [batch] if self.remembered is not None else [shard.made for shard in self.native.shards]
@@ -164,8 +174,8 @@ class NativePushes:
 
     def _settled(self) -> list[Tensor | None]:
         """Return the gradients of the batch in hand, for Python to push to the shards that do not have it yet."""
-        served, found = self.native.served, self.network.made.gradients
-        gradients: list[Tensor | None] = [found[name].clone() for name in self._names]
+        served, views = self.native.served, self.network.made.gradients
+        gradients: list[Tensor | None] = [views[name].clone() for name in self._names]
         samples = sum(chunk.samples for chunk in self.runner.agenda.task(served.batch))
         return self._settle(served.batch, GradientSum(gradients, [], served.loss, 1.0, samples))
 
@@ -178,7 +188,7 @@ class NativePushes:
             assert isinstance(port.exchange, GradientExchange)
             port.base = shard.base
             if shard.own >= 0:
-                port.exchange.store.look(shard.own)
+                port.exchange.store.bind_to_slot(shard.own)
         if runner.trace.crowded and runner.resume_point.notify is not None:
             runner.resume_point.notify()
         if served.ended not in (Ended.MADE, Ended.UNTOLD):
@@ -215,8 +225,10 @@ class OwnState:
         return not self.step.counts or self._find("step", torch.float32, self.spans["count"])
 
     def _find(self, name: str, dtype: torch.dtype | None, addresses: np.ndarray) -> bool:
-        kept = [self.state.get(parameter, {}).get(name) for parameter in self.parameters]
-        found = [tensor.data_ptr() for tensor in kept if tensor is not None and tensor.dtype is (dtype or tensor.dtype)]
-        if len(found) == len(kept):
-            addresses[:] = found
-        return len(found) == len(kept)
+        tensors = [self.state.get(parameter, {}).get(name) for parameter in self.parameters]
+        pointers = [
+            tensor.data_ptr() for tensor in tensors if tensor is not None and tensor.dtype is (dtype or tensor.dtype)
+        ]
+        if len(pointers) == len(tensors):
+            addresses[:] = pointers
+        return len(pointers) == len(tensors)

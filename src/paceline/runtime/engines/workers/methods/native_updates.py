@@ -54,9 +54,9 @@ def native_updates(runner: PlanRunner, store: LocalStore, sums: Sums | None = No
         if native.loop.clipping is None:
             return None
     if sums is not None:
-        made = native.loop.resident.made
-        gradient, waiter, cancelled = made.memory["gradients"], runner.waiter, runner.shared.cancelled
-        native.sum = native_sum(sums, runner.layout, made.gradients, gradient, waiter, cancelled)
+        compiled = native.loop.resident.made
+        gradient, waiter, cancelled = compiled.memory["gradients"], runner.waiter, runner.shared.cancelled
+        native.sum = native_sum(sums, runner.layout, compiled.gradients, gradient, waiter, cancelled)
         if native.sum is None:
             return None
         native.loop.exchange = native.sum.exchange
@@ -70,8 +70,8 @@ class NativeUpdates:
         assert runner.learner.reader is not None
         self.runner, self.store, self.order = runner, store, runner.learner.reader.order
         self.loop = step.loop(x, y, runner.job.seed, np.frombuffer(runner.shared.doing, np.int64), MOST)
-        made = self.loop.resident.made
-        self._gradient = made.memory["gradients"][: made.plan.sizes["weights"]]
+        compiled = self.loop.resident.made
+        self._gradient = compiled.memory["gradients"][: compiled.plan.sizes["weights"]]
         #: How the gradients of each update are added up; None where this worker makes its updates alone.
         self.sum: NativeSum | None = None
         #: The mean losses of the last call's updates: of all workers that add their gradients up.
@@ -103,13 +103,13 @@ class NativeUpdates:
         if self.sum is not None:
             self.sum.begin(updates[0], first.weight, self.runner.job.on_nan == "stop")
         notes = self.loop.make(order, first.samples, updates, first.number, self._settings(len(updates)))
-        made = self.sum.end() if self.sum is not None else self._finite(notes)
-        self.store.updates += made
+        count = self.sum.end() if self.sum is not None else self._finite(notes)
+        self.store.updates += count
         self._most = max(1, min(MOST, NANOSECONDS * len(updates) // (now() - start)))
-        self._record(updates[:made], first, version, start, notes[:made])
+        self._record(updates[:count], first, version, start, notes[:count])
         self.runner.meter.after_step(self._norm, updates[-1])
-        if made < len(updates):
-            self._fail(updates[made], version + made, float(notes["loss"][made]))
+        if count < len(updates):
+            self._fail(updates[count], version + count, float(notes["loss"][count]))
         return updates
 
     def _norm(self) -> float:

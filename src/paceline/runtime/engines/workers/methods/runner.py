@@ -52,9 +52,15 @@ class PlanRunner(WorkerContext):
     """A worker's context with its replica, optimizer and encoder, and the group that it keeps step with."""
 
     def __init__(
-        self, station: Station, plan: Plan, agenda: Agenda, learner: Learner, optimizer: Optimizer, layout: Layout,
+        self,
+        station: Station,
+        plan: Plan,
+        agenda: Agenda,
+        learner: Learner,
+        optimizer: Optimizer,
+        layout: Layout,
         group: Group,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(station.number, station.shared, station.waiter, plan, agenda, station.resume, station.host)
         self.layout, self.group = layout, group
         self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
@@ -83,11 +89,11 @@ class PlanRunner(WorkerContext):
 
     def resume(self, store: LocalStore) -> Callable[[], WorkerState]:
         """Restore the state of a resumed run; return a function that gives this worker's state for a checkpoint."""
-        if (found := self.state_writer.found) is not None:
-            self.replica.restore(found)
-            restore_store(store, found)
+        if (worker_state := self.state_writer.found) is not None:
+            self.replica.restore(worker_state)
+            restore_store(store, worker_state)
             if self.encoder is not None:
-                self.encoder.restore(found)
+                self.encoder.restore(worker_state)
         agrees, group = self.plan.traits.agrees, self.group
 
         def state() -> WorkerState:

@@ -49,9 +49,16 @@ class ServedWorker:
     def __init__(self, runner: PlanRunner, method: Server, arena: Arena) -> None:
         self.runner, self.method, self.arena, self.gathers = runner, method, arena, method.traits.gathers
         side = WorkerSide(
-            runner.number, runner.plan, runner.learner, runner.optimizer, runner.layout, runner.encoder,
-            runner.ensure_trace_space, runner.record, runner.state_writer.at_server,
-        )  # fmt: skip
+            runner.number,
+            runner.plan,
+            runner.learner,
+            runner.optimizer,
+            runner.layout,
+            runner.encoder,
+            runner.ensure_trace_space,
+            runner.record,
+            runner.state_writer.server_optimizer,
+        )
         self.ports = open_ports(side, arena.shards, self._shard_lock, arena.slots)
         self.desk_lock = arena.lock(DESK_LOCK, runner.waiter, "the desk")
         self.gradients: list[Tensor | None] = []
@@ -114,7 +121,7 @@ class ServedWorker:
             computed = yield GradientRequest(task, agenda.task(task), port.base)
             if computed is None:
                 return done
-            self.gradients = port.settle(task, computed)
+            self.gradients = port.finalize(task, computed)
             del computed  # its memory serves the next gradient
         return len(tasks)
 
