@@ -11,7 +11,7 @@ from paceline.plans.data_parallel import DATA_PARALLEL, PEERS
 from paceline.plans.methods.alone import Alone
 from paceline.plans.plan import Plan
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "machines.md"
 
 
 def _runs(plan: Plan) -> bool:
@@ -22,13 +22,11 @@ def _runs(plan: Plan) -> bool:
     return True
 
 
-def test_the_readme_names_the_data_parallel_plans_that_a_cluster_refuses() -> None:
-    (said,) = re.findall(
-        r"Several machines run all data-parallel plans but (.*?)\. Plans", README.read_text(), re.DOTALL
-    )
+def test_the_page_names_the_data_parallel_plans_that_a_cluster_refuses() -> None:
+    (text,) = re.findall(r"^Not on several machines: (.*?), pipelines and tensor parallelism", PAGE.read_text(), re.M)
     plans = [Plan.parse(name, 2) for name in (*DATA_PARALLEL, *PEERS) if name not in ("sequential", "ceiling")]
     refused = {plan.name for plan in plans if not _runs(plan)}
-    assert set(re.findall(r"`(\w+)`", said)) - {"gossip"} == refused
+    assert set(re.findall(r"`(\w+)`", text)) - {"gossip"} == refused
     assert all(isinstance(Plan.parse(name).method, Alone) for name in ("sequential", "ceiling"))
-    assert "asynchronous `gossip`" in said
+    assert "asynchronous `gossip`" in text
     assert not _runs(Plan.parse("gossip:mode=asynchronous", 2))

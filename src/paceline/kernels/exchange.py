@@ -58,7 +58,7 @@ class Exchange(ctypes.Structure):
     _fields_ = [
         ("places", ctypes.c_void_p), ("moves", ctypes.c_void_p), ("peers", ctypes.c_void_p),
         ("own", ctypes.c_void_p), ("vectors", ctypes.c_void_p * 2),
-        *((name, ctypes.c_void_p) for name in ("doorbell", "cancelled", "called_off")),
+        *((name, ctypes.c_void_p) for name in ("doorbell", "cancelled", "aborted")),
         *((name, ctypes.c_int64) for name in (
             "parameters", "steps", "tail", "number", "spin", "nap", "deadline", "finite", "ended", "whom",
         )),

@@ -16,7 +16,7 @@ from paceline.concurrency.explore.settings import Settings, Target, parse_target
 from paceline.concurrency.explore.token import read_token
 from paceline.errors import UsageError
 
-PAGE = Path(__file__).parents[2] / "docs" / "internals" / "explorer.md"
+PAGE = Path(__file__).parents[3] / "docs" / "internals" / "explorer.md"
 PROGRAMS = Path(__file__).parent / "programs" / "fitted"
 RACE = """
 import threading
