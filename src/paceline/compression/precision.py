@@ -143,7 +143,7 @@ class Precisions:
 def precisions(
     name: str, model: nn.Module, validation: Samples, calibration: Tensor, score: Score, bounds: Bounds
 ) -> Precisions:
-    """Measure a model in all precisions, timed in turns; ranges are taken from the samples `seen`."""
+    """Measure a model in all precisions, timed in turns; ranges are taken from `calibration`."""
     models, scores, refused = dict[str, nn.Module](), dict[str, Tensor](), dict[str, str]()
     for precision, form in FORMS.items():
         try:

@@ -135,7 +135,7 @@ def piece(
 
     counts   pieces of work that an update waits for
     sizes    bytes that an update waits for
-    whole    the seconds of the update, by which errors are judged
+    totals   the seconds of the update, by which errors are judged
     """
     scale = np.array(totals)
     figures = np.array([[count, size] for count, size in zip(counts, sizes, strict=True)])

@@ -27,7 +27,7 @@ def replica_bytes(cost: ModelCost, how: str, parameter_share: float = 1.0, compu
     """Return the bytes of a worker with a replica, or with parts of layers.
 
     how        a key of `COPIES`
-    held       the share of the parameters that it holds
+    parameter_share   the share of the parameters that it holds
     computed   the share of the layers that it computes; what lies between them is mostly whole
     """
     step = max(0, cost.peak_bytes - cost.parameter_bytes) * (1 + computed) / 2 + cost.batch_bytes

@@ -176,7 +176,7 @@ class Evaluation:
                 yield from self._follow(source)
 
     def _member(self, value: Value, name: str, on_self: bool = False) -> Iterator[Value]:
-        """An attribute of a value; where it is `own`, a derived class may have replaced the method."""
+        """An attribute of a value; where it is `on_self`, a derived class may have replaced the method."""
         cls = value.what
         if not isinstance(cls, Class):
             return

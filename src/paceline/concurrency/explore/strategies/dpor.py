@@ -135,7 +135,7 @@ def usable(options: Sequence[Option]) -> tuple[Option, ...]:
 def races(run: Sequence[Executed], pending: Mapping[int, Operation], since: int) -> list[tuple[int, set[Option]]]:
     """Return where the other order of a race is to be tried: before which step, and the options that could begin it.
 
-    The races of the steps before `since` are known from earlier runs. What threads would have done next is `left`: a
+    The races of the steps before `since` are known from earlier runs. What threads would have done next is `pending`: a
     blocked thread races with the one that blocks it.
     """
     orders, result = _Orders(), list[tuple[int, set[Option]]]()
