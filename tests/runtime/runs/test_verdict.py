@@ -206,6 +206,13 @@ def test_nothing_is_settled_by_a_comparison_that_was_interrupted(
     assert answer.sentence.endswith("it was interrupted after 2 whole rounds; compare again, to the end")
 
 
+def test_one_process_is_not_the_best_where_nothing_else_was_timed_before_an_interrupt() -> None:
+    answer = decide(replace(record(), interrupted=True, rounds=0))
+    assert answer.kind == Kind.UNDECIDED
+    assert answer.sentence.startswith("Undecided: no plan with several workers was timed yet; it was interrupted")
+    assert decide(record()).kind == Kind.SINGLE
+
+
 def test_plans_that_failed_are_named_where_no_other_was_compared() -> None:
     failed = (FailedPlan("ddp:workers=2", 2, "WorkerFailed: ..."),)
     assert "every plan with several workers failed (ddp x2)" in said(failed=failed).sentence

@@ -83,10 +83,9 @@ class Report:
 
     def _schedule(self) -> list[str]:
         if not self.switches:
-            how = "it happens without a switch: it is no finding of the schedule"
-        else:
-            switches = "1 switch" if self.switches == 1 else f"{self.switches} switches"
-            how = f"it needs {switches}; schedule {self.schedules:,} ({self.strategy}), {self.seconds:.1f} s"
+            return ["  (it happens in the plain order too, without any interruption: the schedule is not the cause)"]
+        switches = "1 switch" if self.switches == 1 else f"{self.switches} switches"
+        how = f"it needs {switches}; schedule {self.schedules:,} ({self.strategy}), {self.seconds:.1f} s"
         return [f"  ({how})", f"  replay: paceline explore --replay {self.token} {self.target}"]
 
     def to_dict(self) -> dict[str, Any]:

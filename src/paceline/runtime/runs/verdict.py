@@ -41,6 +41,9 @@ def decided(record: ComparisonRecord) -> ComparisonRecord:
 def decide(record: ComparisonRecord) -> Answer:
     """Decide by the figures of a comparison alone; the order of its plans does not matter."""
     rows = sorted((row for row in record.plans if _is_candidate(row)), key=lambda row: (-row.speedup, row.plan))
+    if not rows and record.interrupted:
+        sentence = f"Undecided: no plan with several workers was timed yet; {_remedy(record)}"
+        return Answer(Kind.UNDECIDED, sentence, None, None, None, None)
     if not rows:
         return _single(record, None, _nothing_compared(record), [])
     limits = AGREED if disagreement(record) <= SETTLED else DISAGREED
