@@ -193,3 +193,21 @@ def test_modelled_collectives_compute_what_real_ones_do() -> None:
     with Session() as session:
         answer = session.explore(Target(str(Path(__file__).parent / "collectives.py")), Settings(ranks=3, schedules=1))
     assert answer.report["verdict"] == "not found", answer.text
+
+
+@pytest.mark.parametrize(
+    ("source", "function", "code", "line"),
+    [
+        ("def f(:\n", "", 2, "no verdict: MainThread: SyntaxError"),
+        ("def f():\n    pass\n", "g", 2, "no verdict: MainThread: AttributeError"),
+        ("import os\nos.environ['WORLD_SIZE']\n", "", 1, "give --ranks 2"),
+    ],
+)
+def test_what_cannot_be_explored_is_no_finding_and_a_script_of_ranks_is_known(
+    session: Session, tmp_path: Path, source: str, function: str, code: int, line: str
+) -> None:
+    target = Target(written(tmp_path, source).file, function=function)
+    answer = session.explore(target, Settings(seconds=5.0))
+    assert answer.code == code
+    assert line in answer.text
+    assert "replay:" not in answer.text

@@ -83,7 +83,9 @@ class Report:
 
     def _schedule(self) -> list[str]:
         if not self.switches:
-            return ["  (it happens in the plain order too, without any interruption: the schedule is not the cause)"]
+            why = "it happens in the plain order too, without any interruption: the schedule is not the cause"
+            ranks = any(f"KeyError: '{name}'" in self.finding.message for name in LAUNCHED) if self.finding else False
+            return [f"  ({why})", *(["  a script that torchrun starts: give --ranks 2"] if ranks else [])]
         switches = "1 switch" if self.switches == 1 else f"{self.switches} switches"
         how = f"it needs {switches}; schedule {self.schedules:,} ({self.strategy}), {self.seconds:.1f} s"
         return [f"  ({how})", f"  replay: paceline explore --replay {self.token} {self.target}"]
@@ -110,6 +112,8 @@ class Report:
         }
 
 
+#: What launchers put into the environment of a rank.
+LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
 #: Outcomes of a drill after which a run on many machines would have been lost.
 FAILED = ("hung", "silently diverged")
 

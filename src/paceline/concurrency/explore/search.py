@@ -61,6 +61,8 @@ class Explorer:
         if finding is not None:
             if finding.kind == "too long":
                 return report.without_verdict(f"{finding.message}: give it a smaller input, or more with --steps")
+            if finding.kind == "exception" and finding.where is None:  # no line of the program was executed
+                return report.without_verdict(finding.message)
             return report.with_finding(finding, write_token(()), switches=0)
         return report
 
