@@ -72,7 +72,7 @@ WRITTEN_BY = {
     "training/preparation/loading.py:load_recipe:runpy.run_path": USER,
     "planning/tuner/best.py:tuned_job:unpack": OWN,
     "planning/tuner/space.py:read_space:exec": f"{USER}; on resuming, {OWN}",
-    "planning/tuner/trials/processes.py:hear:recv": PIPE,
+    "planning/tuner/trials/processes.py:receive:recv": PIPE,
     "planning/tuner/trials/worker.py:_unpacked:pickle.loads": PARENT,
     "planning/tuner/trials/worker.py:_unpacked:unpack": PARENT,
     "planning/tuner/trials/worker.py:report:recv": PARENT,

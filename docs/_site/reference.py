@@ -80,7 +80,7 @@ def _commands(group: Any, before: str = "") -> list[tuple[str, Any]]:
 
 def messages() -> str:
     """What people type by mistake, with the exit code and the message."""
-    table = tomllib.loads((Path(__file__).parents[2] / "tests" / "cli" / "wrong_inputs.toml").read_text())
+    table = tomllib.loads((Path(__file__).parents[2] / "tests" / "interfaces" / "cli" / "wrong_inputs.toml").read_text())
     lines = ["| typed | exit code | message |", "|---|---|---|"]
     for row in table["input"]:
         name = row["typed"].split()[-1].removesuffix(".py")

@@ -111,7 +111,7 @@ class ProgramExplorer(Generic[V, P]):
     def name(self, place: P) -> str:
         return f"worker {place}"
 
-    def say(self, effect: Any) -> str:
+    def describe(self, effect: Any) -> str:
         """Return an effect in words."""
         raise NotImplementedError
 
@@ -162,7 +162,7 @@ class ProgramExplorer(Generic[V, P]):
             if place in world.dead or worker.effect is None or self._waits_for_dead(world, place):
                 continue
             others = ", ".join(map(self.name, sorted(self.missing(world, place))))  # type: ignore[type-var]
-            return f"{self.name(place)} waits for ever at {self.say(worker.effect)}: it needs {others}"
+            return f"{self.name(place)} waits for ever at {self.describe(worker.effect)}: it needs {others}"
         return None
 
     def _waits_for_dead(self, world: V, place: P) -> bool:

@@ -110,7 +110,7 @@ def test_a_job_of_an_older_version_is_read_by_its_new_names(made: Path, tmp_path
     old = tmp_path / "old"
     shutil.copytree(made, old)
     now = (made / "job.pickle").read_bytes()
-    assert b"\x8c\x11paceline.jobs.job" in now
+    assert b"\x8c\x1apaceline.training.jobs.job" in now
     (old / "job.pickle").write_bytes(_with_module(now, b"paceline.job"))
     assert pl.replay(old).matches
     (old / "job.pickle").write_bytes(_with_module(now, b"paceline.nowhere"))
@@ -121,7 +121,9 @@ def test_a_job_of_an_older_version_is_read_by_its_new_names(made: Path, tmp_path
 def _with_module(pickled: bytes, name: bytes) -> bytes:
     """Write another module where the pickle has that of `Job`, without the frame, whose length would be wrong."""
     assert pickled[2:3] == b"\x95"
-    return pickled[:2] + pickled[11:].replace(b"\x8c\x11paceline.jobs.job", b"\x8c" + bytes([len(name)]) + name)
+    return pickled[:2] + pickled[11:].replace(
+        b"\x8c\x1apaceline.training.jobs.job", b"\x8c" + bytes([len(name)]) + name
+    )
 
 
 @pytest.mark.parametrize("use", [pl.replay, lambda path: open_all([path]), lambda path: pl.train(resume=path)])

@@ -124,7 +124,7 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
     def name(self, place: Place) -> str:
         return f"worker {place[0] * self.depth + place[1]}"
 
-    def say(self, effect: Any) -> str:
+    def describe(self, effect: Any) -> str:
         match effect:
             case Send((stage, other), micro):
                 return f"a message of micro-batch {micro} to stage {other}"
@@ -177,7 +177,7 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
 
     def go_on(self, world: AnyWorld, place: Place, effect: Any) -> str:
         world.workers[place].send(self._answer(world, place, effect))
-        return self.say(effect)
+        return self.describe(effect)
 
     def _answer(self, world: AnyWorld, place: Place, effect: Effect) -> Any:
         replica, _ = place

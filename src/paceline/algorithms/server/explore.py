@@ -190,17 +190,17 @@ class _Explorer(ProgramExplorer[_World, int]):
         action: Action = Noted()
         match effect:
             case Ask() | Finish() | Join():
-                return f"{say(effect)} -> {say(servers.ask(worker, place, effect))}"
+                return f"{describe(effect)} -> {describe(servers.ask(worker, place, effect))}"
             case Compute(_, lease):
                 worker.send(lease)
-                return f"{say(effect)} -> {say(Noted())}"
+                return f"{describe(effect)} -> {describe(Noted())}"
             case Push():
                 who = world.identity[place]
                 action = servers.push(effect, who, who >= self.count)
             case Pull():
                 action = self.shard.handle(servers.shards[effect.shard], effect)
         worker.send(action)
-        return f"{say(effect)} -> {say(action)}"
+        return f"{describe(effect)} -> {describe(action)}"
 
     def fault(self, world: _World) -> str | None:
         """Describe an invariant that fails in this state; None if all hold."""
@@ -229,7 +229,7 @@ def explore(
     return breadth_first(_Explorer(size, gate or Asynchronous(), desk, program))
 
 
-def say(thing: Command | Action) -> str:
+def describe(thing: Command | Action) -> str:
     """Return a command or an answer in words."""
     if isinstance(thing, Lease):
         return f"batch {thing.batch}{' again' if thing.again else ''}"

@@ -19,7 +19,7 @@ from paceline.algorithms.schedules.worker import Program
 from paceline.algorithms.server.actions import Lease
 from paceline.algorithms.server.desk import Desk
 from paceline.algorithms.server.events import Ask, Finish, Push
-from paceline.algorithms.server.explore import Servers, say
+from paceline.algorithms.server.explore import Servers, describe
 from paceline.algorithms.server.gates import Gate
 from paceline.algorithms.server.gates.asynchronous import Asynchronous
 from paceline.algorithms.server.replica import Assign, AwaitPushes, Count, Place, TakeUp
@@ -78,7 +78,7 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
     def key(self, world: LeasedWorld) -> Hashable:
         return super().key(world), world.servers.key(), frozenset(world.gone), frozenset(world.assigned.items())
 
-    def say(self, effect: Any) -> str:
+    def describe(self, effect: Any) -> str:
         match effect:
             case Assign(_, lease):
                 return "announces the end" if lease is None else f"assigns batch {lease.batch}"
@@ -89,8 +89,8 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
             case AwaitPushes(pushed):
                 return f"{pushed} pushes of each worker"
             case Ask() | Finish() | Push():
-                return say(effect)
-        return super().say(effect)
+                return describe(effect)
+        return super().describe(effect)
 
     def moves(self, world: LeasedWorld) -> Iterator[tuple[str, At]]:
         yield from (move for move in super().moves(world) if move[1][0] not in world.gone)
@@ -132,7 +132,7 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
         if not isinstance(effect, Ask | Finish):
             return super().go_on(world, place, effect)
         world.servers.ask(world.workers[place], place, effect)
-        return self.say(effect)
+        return self.describe(effect)
 
     def _answer(self, world: LeasedWorld, place: At, effect: Any) -> Any:
         replica = place[0]

@@ -134,9 +134,9 @@ def test_ray_is_refused_where_torchrun_has_started_several(monkeypatch: pytest.M
 
 
 def test_an_interrupt_of_rank_0_is_told_as_such() -> None:
-    assert head_node._said(KeyboardInterrupt()) == ("the run has ended: rank 0 was interrupted", 130)
-    assert head_node._said(ValueError("one\ntwo")) == ("the run has ended: one", 1)
-    assert head_node._said(ValueError()) == ("the run has ended: ValueError", 1)
+    assert head_node._exit_notice(KeyboardInterrupt()) == ("the run has ended: rank 0 was interrupted", 130)
+    assert head_node._exit_notice(ValueError("one\ntwo")) == ("the run has ended: one", 1)
+    assert head_node._exit_notice(ValueError()) == ("the run has ended: ValueError", 1)
 
 
 def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:

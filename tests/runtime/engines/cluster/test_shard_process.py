@@ -134,7 +134,7 @@ def test_a_checkpoint_may_come_before_any_new_push() -> None:
     added = list[bytes]()
     workers = SimpleNamespace(ahead=[0], add_rows=lambda rank, doing, rows: added.append(bytes(rows)))
     head: Any = SimpleNamespace(nodes=1, workers=workers, collector=SimpleNamespace(sources=[]))
-    assert ServerHead._tell(head, np.empty(0, DTYPE)) == 0
+    assert ServerHead._notify(head, np.empty(0, DTYPE)) == 0
     assert added == [b""]
 
 
