@@ -338,6 +338,17 @@ def test_a_pipe_may_be_on_the_way_to_the_process_that_will_write_to_it(tmp_path:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "server"))
         server.listen()
+        with subprocess.Popen([sys.executable, "-c", SENDS, str(tmp_path / "server")]) as started:
+            until(lambda: proc.snapshot([started.pid]).processes[0].main.kind == "pipe")
+            assert proc.snapshot([started.pid]).processes[0].main.by == (os.getpid(),)
+            started.kill()
+
+
+def test_a_pipe_is_not_on_the_way_to_a_process_that_another_program_sends_to(tmp_path: Path) -> None:
+    """A fork server elsewhere on the machine, which has not received yet what its own program has sent, is none."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "server"))
+        server.listen()
         other = subprocess.Popen([sys.executable, "-c", SENDS, str(tmp_path / "server")])
         started = subprocess.Popen([sys.executable, "-c", PROGRAMS["pipe"]])
 
