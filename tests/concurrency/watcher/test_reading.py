@@ -338,10 +338,13 @@ def test_a_pipe_may_be_on_the_way_to_the_process_that_will_write_to_it(tmp_path:
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(str(tmp_path / "server"))
         server.listen()
-        with subprocess.Popen([sys.executable, "-c", SENDS, str(tmp_path / "server")]) as started:
+        started = subprocess.Popen([sys.executable, "-c", SENDS, str(tmp_path / "server")])
+        try:
             until(lambda: proc.snapshot([started.pid]).processes[0].main.kind == "pipe")
-            assert proc.snapshot([started.pid]).processes[0].main.by == (os.getpid(),)
+            until(lambda: proc.snapshot([started.pid]).processes[0].main.by == (os.getpid(),))
+        finally:
             started.kill()
+            started.wait()
 
 
 def test_a_pipe_is_not_on_the_way_to_a_process_that_another_program_sends_to(tmp_path: Path) -> None:
