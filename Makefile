@@ -29,7 +29,7 @@ oldest:                       ## the quick tests with the oldest PyTorch that py
 	$(VENV)-oldest/bin/python -m pip install -q -c .ci/oldest.txt -e '.[train]' \
 		pytest pytest-timeout pytest-xdist hypothesis jsonschema psutil
 	$(VENV)-oldest/bin/python -m pytest -q -m "not soak" -W "ignore:TypedStorage is deprecated:UserWarning" \
-		-W 'ignore:You are using `torch.load`:FutureWarning' $(PARALLEL) $(filter-out tests/check,$(QUICK))
+		-W 'ignore:You are using `torch.load`:FutureWarning' $(PARALLEL) $(filter-out tests/concurrency/check,$(QUICK))
 
 soak: $(VENV)/.ready          ## exhaustive sweeps, soaks and rare cases: what `make test` leaves out
 	$(BIN)/python -m pytest -m soak $(PARALLEL)
