@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from paceline.testing.conformance import server_of
 from paceline.testing.killing import DiesInMidUpdate
 from torch import nn
 
@@ -86,7 +85,7 @@ def times_applied(run: Any, job: Any, shards: Shards) -> np.ndarray[Any, Any]:
     one version the later one is valid: a worker was killed between the row and the version, or a run was resumed.
     """
     plan, rows = Plan.parse(run.summary()["plan"]), run.trace.of_kind(Kind.APPLY)
-    rows = rows[rows["worker"] == 0] if server_of(plan) is None else rows[rows["shard"] == 0]
+    rows = rows[rows["worker"] == 0] if plan.method.server is None else rows[rows["shard"] == 0]
     key = "update" if plan.traits.gathers else "version"
     leases = Counter({int(row[key]): int(row["update"]) for row in rows}.values())
     agenda = plan.agenda(ROWS, BATCH, EPOCHS, 1, limit=None)

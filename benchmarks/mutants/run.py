@@ -24,7 +24,7 @@ from mutations import Mutant, draw
 from trying import run_tests, take_tree
 
 PACKAGE = "src/paceline"
-PARTS = ("core", "engines", "backend", "kernels")
+PARTS = ("algorithms", "runtime/engines", "runtime/backend", "kernels")
 STARTING = 60.0  # seconds that a run of pytest may take besides its tests
 Row = dict[str, Any]
 

@@ -24,7 +24,7 @@ sys.path.insert(0, str(HERE))
 from programs import VERDICT  # noqa: E402
 from record import QUIET, command_of  # noqa: E402
 
-from paceline.concurrency.watcher import proc  # noqa: E402
+from paceline.concurrency.watcher.processes import proc  # noqa: E402
 from paceline.concurrency.watcher.processes.stacks import environment  # noqa: E402
 
 FAMILIES = ("applications", "everyday", "routines", "tending")

@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE))
 
 from programs import MPIEXEC, STOPPED, TORCHRUN, VERDICT  # noqa: E402
 
-from paceline.concurrency.watcher import proc  # noqa: E402
+from paceline.concurrency.watcher.processes import proc  # noqa: E402
 from paceline.concurrency.watcher.processes.stacks import environment  # noqa: E402
 from paceline.concurrency.watcher.trace import FILE  # noqa: E402
 from paceline.concurrency.watcher.watch import Watch, pace  # noqa: E402

@@ -27,7 +27,7 @@ sys.path.insert(0, str(HERE))
 from programs import TORCHRUN, VERDICT, cause_of  # noqa: E402
 from record import size_of  # noqa: E402
 
-from paceline.concurrency.watcher import proc  # noqa: E402
+from paceline.concurrency.watcher.processes import proc  # noqa: E402
 
 RESULT = HERE / "watchdog.json"
 #: What a user would write into the call; it then starts the program.
