@@ -12,9 +12,9 @@ import typer
 import paceline
 from paceline.concurrency.check.reporting.page import section
 from paceline.concurrency.check.rules import RULES
-from paceline.interfaces.cli import app, register
 from paceline.errors.remedies import errors as error_kinds
 from paceline.errors.remedies import remedies
+from paceline.interfaces.cli import app, register
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -80,7 +80,9 @@ def _commands(group: Any, before: str = "") -> list[tuple[str, Any]]:
 
 def messages() -> str:
     """What people type by mistake, with the exit code and the message."""
-    table = tomllib.loads((Path(__file__).parents[2] / "tests" / "interfaces" / "cli" / "wrong_inputs.toml").read_text())
+    table = tomllib.loads(
+        (Path(__file__).parents[2] / "tests" / "interfaces" / "cli" / "wrong_inputs.toml").read_text()
+    )
     lines = ["| typed | exit code | message |", "|---|---|---|"]
     for row in table["input"]:
         name = row["typed"].split()[-1].removesuffix(".py")

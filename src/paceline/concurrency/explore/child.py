@@ -156,7 +156,7 @@ class _Child:
         if finding is not None:
             finding = story_of(finding, run)
         builtins.print(end="", flush=True)
-        race = run.races.finding([each.name for each in run.tasks])  # paceline: ignore[PC404]  # one thread runs
+        race = run.races.finding([each.name for each in run.tasks])
         outcome = Outcome(
             finding,
             tuple(run.switches),

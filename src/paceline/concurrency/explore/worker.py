@@ -44,7 +44,7 @@ def _explore(request: dict[str, Any]) -> Report:
     target = Target(**{**request["target"], "arguments": tuple(request["target"]["arguments"])})
     settings = Settings(**{**request["settings"], "bounds": Bounds(**request["settings"]["bounds"])})
     folders = [Path.cwd(), *([Path(target.file).resolve().parent] if target.file else []), *map(Path, request["scope"])]
-    source = Path(target.file).read_text(errors="replace") if target.file else ""
+    source = Path(target.file).read_text(encoding="utf-8", errors="replace") if target.file else ""
     if settings.ranks or "torch.distributed" in source:
         from paceline.concurrency.explore.ranks import install as install_ranks
 
