@@ -31,11 +31,11 @@ MOVED = {
 
 def name_now(module: str) -> str | None:
     """Return the name of a module of paceline that had this name; None if it was not moved."""
+    if not module.startswith("paceline."):  # asked for every module that any program imports
+        return None
     name = module.removeprefix("paceline.")
     part = next((part for part in MOVED if f"{name}.".startswith(f"{part}.")), None)
-    if part is None or name == module:
-        return None
-    return f"paceline.{MOVED[part]}{name[len(part) :]}"
+    return None if part is None else f"paceline.{MOVED[part]}{name[len(part) :]}"
 
 
 class Forwarding(MetaPathFinder, Loader):
