@@ -81,8 +81,8 @@ class Node:
         #: The copy of the head's trace, as its deputy has it.
         self.copy = Trace([], {})
         self.trace: Trace | None = Trace([], {}) if rank == 0 else None
-        #: Of a head: what each rank computes, those that have not told their rows yet or were not asked for them, and the
-        #: deputy that has a copy.
+        #: Of a head: what each rank computes, those whose rows have not come yet, or were not asked for, and the deputy
+        #: that has a copy.
         self.given: dict[int, int] = {}
         self.silent: set[int] = set()
         self.unasked: set[int] = set()
@@ -332,7 +332,10 @@ class World:
             pair = frozenset((node.rank, other.rank))
             if other is node or pair in self.connected or not other.runs or other.wakes > self.now:
                 continue
-            if self.parted.get(pair, 0.0) + 1.0 <= self.now >= self.cuts.get(pair, 0.0) and other.rank not in node.machine_.dead:
+            if (
+                self.parted.get(pair, 0.0) + 1.0 <= self.now >= self.cuts.get(pair, 0.0)
+                and other.rank not in node.machine_.dead
+            ):
                 self.connect(pair)
                 node.perform(node.machine_.found(other.rank))
 
@@ -364,7 +367,9 @@ class World:
         elif what.startswith("stop"):
             self.stop(victim, self.chance.choice((1.0, 4.0, 8.0, 30.0)))
         else:
-            one = {victim.rank} if what == "cut one off" else set(self.chance.sample(range(self.nodes), self.nodes // 2))
+            one = (
+                {victim.rank} if what == "cut one off" else set(self.chance.sample(range(self.nodes), self.nodes // 2))
+            )
             until = self.now + self.chance.choice((1.0, 4.0, 8.0, 30.0))
             for pair in [frozenset((a, b)) for a in one for b in set(range(self.nodes)) - one]:
                 self.cuts[pair] = max(until, self.cuts.get(pair, 0.0))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.algorithms.cluster.succession import Accepted, Roll, Succession, Vote, deputy, first_roll
-from tests.algorithms.cluster.heads import Lease, Node, Resend, Rows, World
+from tests.algorithms.cluster.heads import Node, Rows, World
 
 SEEDS = 400
 

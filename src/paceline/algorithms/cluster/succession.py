@@ -6,15 +6,15 @@
     1: Roll(1, (1, 2))      the ranks that belong to the run from now on; each answers by Accepted
     1: Settled              a majority has accepted it
 
-Of each term only one rank can be the head: `term % nodes`. So no term has two heads, and a vote cannot be split. A rank
-votes only when it has lost the head itself, so a bad link to one rank deposes no one.
+Of each term only one rank can be the head: `term % nodes`. So no term has two heads, and no vote is split. A rank votes
+only when it has lost the head itself, so one bad link deposes no one.
 
-A majority is one of the newest roll, so a run of five may lose one after another. Ranks that are known to be dead, since
-their machine says that their process is gone, are not counted; at a tie the side with the head of the roll goes on. Two
-rolls that follow each other share a majority, as long as the second is not settled: then both are asked for.
+A majority is one of the newest roll, so a run of five may lose one after another. Ranks whose process is known to be
+gone are not counted; at a tie the side with the head of the roll goes on. As long as a roll is not settled, a majority
+of the one before is asked for, too: so any two majorities have a rank in common, which knows the newer roll.
 
-What cannot be taken back, to give the run a result, waits until a final roll is settled. A head that slept meanwhile, or
-was cut off, gets no majority for it: it is told of the later term, or gives up.
+What cannot be taken back, to give the run its result, waits until a final roll is settled. A head that slept meanwhile,
+or was cut off, gets no majority for it: it is told of the later term, or gives up.
 """
 
 from __future__ import annotations
