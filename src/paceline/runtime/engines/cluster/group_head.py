@@ -69,9 +69,11 @@ class GroupHead:
         self.second_home = second_home
         ranks = succeeds.ranks if succeeds else (0, *workers.nodes)
         epoch = succeeds.term * EPOCHS if succeeds else 0
-        self.machine = group.Head(set(ranks), patience, gives=setup.plan.results == 1, epoch=epoch)
-        #: The groups that a head before this one has formed, as ranks say.
+        self.machine = group.Head(set(ranks) - workers.dead, patience, gives=setup.plan.results == 1, epoch=epoch)
+        #: The groups that a head before this one has formed, as ranks say, and those that the trace tells of: of the
+        #: first group it does not.
         self._earlier: dict[int, Regroup] = {}
+        self._recorded = {1} | workers.groups
         self.addresses: dict[int, Address] = {}
         #: Results that were delivered: the flat values of a worker.
         self.results: dict[int, Tensor] = {}
@@ -170,9 +172,9 @@ class GroupHead:
 
     def _formed(self, formed: Formed) -> None:
         group, observer = formed.group, self.workers.observer
-        for earlier in self._earlier.values():
-            if earlier.epoch > 1 and not self.workers.regrouped(earlier.epoch):
-                observer.note(_rows_of(earlier, now()))
+        for epoch in sorted(self._earlier.keys() - self._recorded):
+            observer.note(_rows_of(self._earlier[epoch], now()))
+        self._recorded |= self._earlier.keys()
         self.note(Event(EventKind.GROUP, time.time(), number=group.epoch, members=group.ranks))
         if group.epoch == 1:
             self.workers.training_started()

@@ -227,8 +227,9 @@ class HeadNode:
         """Release the files of the run."""
         if self.manager is not None:
             self.manager.close()
-        if self.snapshots is not None:
-            self.snapshots.close()
+        for file in (self.snapshots, self._successor.agent.snapshots if self._successor else None):
+            if file is not None:
+                file.close()
 
     def _lead(self) -> None:
         """Pass messages until the result is there."""

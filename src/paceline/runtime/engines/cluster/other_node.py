@@ -194,6 +194,8 @@ class OtherNode:
         assert self.seat is not None
         for output in outputs:
             if isinstance(output, Lead):
+                if self.interrupt.number:  # it was asked to end, as torchrun asks all when one has died
+                    raise RunFailed(_head_lost(self.part, "is lost", self.welcome.folder))
                 run = bytes.fromhex(self.welcome.run)
                 raise Promoted(Successor(self.part, self.agent, self.seat, self.copy, run, list(self._events)))
             if isinstance(output, Deposed):

@@ -37,6 +37,8 @@ class RemoteWorkers:
         self.finished: dict[int, Finished] = {}
         self.dead: set[int] = set()
         self.deaths: list[DeathRecord] = []
+        #: The epochs of the groups that the trace of another head tells of.
+        self.groups: set[int] = set()
         self.diagnosis = Diagnosis(self.doing, lambda rank: f"It is rank {rank}", self.setup.source, life.deadline)
         self._rows: list[list[Columns]] = [[] for _ in range(self.count)]
         self.observer = Observer(life, self, self.finished, self.dead)
@@ -59,6 +61,7 @@ class RemoteWorkers:
         if self.manager is not None:
             self.manager.origin = origin
         self.deaths = list(deaths)
+        self.groups = set(rows["version"][rows["kind"] == Kind.REGROUP].tolist())
         marks = [
             Row(Kind.DEATH, death.worker, death.update, start=(at := int(death.seconds * 1e9)), end=at)
             for death in deaths
@@ -68,14 +71,6 @@ class RemoteWorkers:
         for rank in range(self.count):
             mine = rows["update"][(rows["worker"] == rank) & (rows["kind"] == Kind.COMPUTE)]
             self.doing[rank] = int(mine.max(initial=-1))
-
-    def regrouped(self, epoch: int) -> bool:
-        """Whether the trace tells of a group."""
-        writer = self.observer.writer
-        if writer is None:
-            return False
-        rows = writer.so_far().of_kind(Kind.REGROUP)
-        return epoch in rows["version"]
 
     @property
     def training(self) -> bool:

@@ -120,8 +120,8 @@ def open_hub(roster: Roster, timing: Timing, limits: Limits, deadline: float) ->
         roster, listener = _listening(roster)
     else:
         roster = roster.located(deadline)
-        if roster.apart or roster.nodes < MAJORITY:
-            timing = timing._replace(silence=timing.silence * HEAD_PATIENCE)
+        patience = HEAD_PATIENCE if roster.apart or roster.nodes < MAJORITY else 2  # to replace a head costs seconds
+        timing = timing._replace(silence=timing.silence * patience)
         if not roster.apart:
             listener = listen(Address(own_host(roster.head), 0), roster.credentials)
     pump = Pump(timing.heartbeat)

@@ -44,6 +44,8 @@ def continue_records(
     rows = _rows_of(copy, workers.setup.plan.method.server is not None)
     workers.training_continues(seat.standing.origin - seat.ahead, rows, seat.standing.deaths)
     known = {death.worker for death in seat.standing.deaths}
+    if workers.setup.plan.method.server is None:  # whose workers are not replaced
+        workers.dead |= known
     for rank in sorted(set(range(workers.count)) - set(seat.machine.roll.ranks)):
         workers.dead.add(rank)
         if rank not in known:
