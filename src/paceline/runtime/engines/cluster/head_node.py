@@ -260,6 +260,8 @@ class HeadNode:
                     message, content
                 )
             head.poll()
+            if leadership is not None:
+                leadership.poll(movable=self.life.begin is None)  # a resumed run is led to its end by rank 0
             if self.manager:
                 self.manager.signals.check()
             if not self.workers.training:
@@ -271,7 +273,7 @@ class HeadNode:
             else:
                 observer.poll(stopping=False)
             if leadership is not None:
-                leadership.poll(movable=self.life.begin is None)  # a resumed run is led to its end by rank 0
+                leadership.assign_deputy()
 
     def _received(self, event: Received) -> None:
         message, content = unpack(event.kind, event.ints, event.body)

@@ -104,9 +104,12 @@ class Leadership:
             seat.tell(origin=workers.observer.started_at + seat.ahead)
         if len(workers.deaths) != len(seat.standing.deaths):
             seat.tell(deaths=tuple(workers.deaths))
-        if seat.can_move:
-            self.second_home.move(deputy(seat.machine.roll, len(seat.standing.nodes)))
         self._complete_if_heard()
+
+    def assign_deputy(self) -> None:
+        """Let the next rank have a copy of the records, when every row that has come is in the trace."""
+        if self.seat.can_move:
+            self.second_home.move(deputy(self.seat.machine.roll, len(self.seat.standing.nodes)))
 
     @property
     def confirmed(self) -> bool:

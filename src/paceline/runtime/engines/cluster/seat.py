@@ -113,7 +113,8 @@ class Seat:
             elif (peer := self.peers.get(output.to)) is not None and peer in self.hub.peers:
                 self._post(peer, output.message)
             elif isinstance(output.message, Vote):
-                left += self._dial(output.to, output.message)
+                self._mail.setdefault(output.to, []).append(output.message)
+                self.hub.dial(self.facts(output.to).address, self.machine.patience / 2)
         return left
 
     def tell(self, **changes: object) -> None:
@@ -122,14 +123,6 @@ class Seat:
         for rank in self.machine.roll.ranks:
             if (peer := self.peers.get(rank)) is not None:
                 self._post(peer, self.machine.roll)
-
-    def _dial(self, rank: int, message: Message) -> list[Output]:
-        address = self.facts(rank).address
-        if nobody_listens(address):
-            return self.lost(rank)
-        self._mail.setdefault(rank, []).append(message)
-        self.hub.dial(address, self.machine.patience / 2)
-        return []
 
     def _post(self, peer: Peer, message: Message) -> None:
         if isinstance(message, Roll):
