@@ -261,7 +261,8 @@ class World:
         self.applications: list[tuple[float, int, int]] = []
         self.all = [node(self, rank) for rank in range(self.nodes)]
         span = 0.3 * self.batches / self.nodes + 1.0
-        for _ in range(chance.choice((1, 1, 2, 3))):
+        self.faults = chance.choice((1, 1, 2, 3))
+        for _ in range(self.faults):
             self.at(chance.uniform(0.0, span), self.fault, chance.choice(FAULTS))
         for each in self.all:
             each.begin()
@@ -418,5 +419,6 @@ class World:
         unfinished = [each.rank for each in leaders if not each.finished]
         if unfinished:
             return f"ranks {unfinished} lead for ever"
-        # Nothing but single deaths: a majority lives.
+        if self.faults == 1 and self.nodes > 2 and not self.done:
+            return "the run has ended, although a majority lived"
         return ""

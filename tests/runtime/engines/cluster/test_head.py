@@ -35,7 +35,7 @@ class Heads:
         def trains() -> bool:
             found[:] = sorted(set((self.ran.folder / "runs").glob("*/run.json")) - {r / "run.json" for r in self.runs})
             live = read_live(found[0].parent) if found else None
-            return live is not None and live.phase is Phase.TRAINING and live.updates > 0
+            return live is not None and live.phase is Phase.TRAINING and live.updates > 50
 
         self.until(trains, "the training under a head")
         self.runs.append(found[0].parent)
