@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.algorithms.agenda import Agenda
 from paceline.algorithms.dataflow import FORWARD, VALUE, Graph, Message, Work
@@ -26,28 +26,14 @@ from paceline.runtime.engines.virtual.rows import Rows
 from paceline.runtime.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.runtime.runs.trace import Kind, Row
 from paceline.training.operators.held import Gradients
-from paceline.training.operators.worker import Applied, Computed
+from paceline.training.operators.worker import Applied, Computed, OperatorWorker
 
 ON = 1 / 3  # of a call's seconds, on the way forward
 VALUES = 1024  # bytes of a message where there is no model to measure
 
 
-class Numbers(Protocol):
-    """The numbers of a worker's program: real ones, or none."""
-
-    def record(self, instance: int) -> Graph: ...
-
-    def receive(self, message: Message, tensors: Gradients) -> None: ...
-
-    def compute(self, work: Work, outcome: Outcome) -> Computed: ...
-
-    def update(self, step: Step, update: int) -> Applied: ...
-
-    def forget(self, instance: int) -> None: ...
-
-
 class NoNumbers:
-    """A worker without operators: how long things take, and not how well they learn."""
+    """What `OperatorWorker` is in a simulation in time only."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -93,7 +79,7 @@ class _Run:
         self.clock, self.compute_times = Clock(), ComputeTimes(world, range(plan.workers))
         self.instances = Instances(agenda)
         passes, workers = self.instances.passes, plan.workers
-        self.numbers: Sequence[Numbers] = (
+        self.numbers: Sequence[OperatorWorker | NoNumbers] = (
             sums.workers if sums is not None else [NoNumbers(workers) for _ in range(workers)]
         )
         self.programs = [

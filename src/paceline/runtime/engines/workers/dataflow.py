@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from time import perf_counter_ns as now
 from typing import Any
 
@@ -25,15 +24,11 @@ from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.program import run
 from paceline.runtime.engines.workers.arena import Arena
 from paceline.runtime.engines.workers.assignment import Assignment
-from paceline.runtime.engines.workers.process import die_with_parent
 from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
-from paceline.runtime.engines.workers.state_buffers import StateBuffer
-from paceline.runtime.engines.workers.worker import ProcessHost
-from paceline.runtime.engines.workers.worker_context import WorkerContext
+from paceline.runtime.engines.workers.worker_context import Station, WorkerContext
 from paceline.runtime.links.mailbox import Mailbox
 from paceline.runtime.runs.trace import Kind
-from paceline.training.data.order import Order
-from paceline.training.data.source import Reader, Source
+from paceline.training.data.source import Source
 from paceline.training.operators.held import Gradients
 from paceline.training.operators.worker import Applied, OperatorWorker
 
@@ -42,19 +37,9 @@ class DataflowWorker(WorkerContext):
     """A worker process with some operators of the model; the first one also admits instances."""
 
     def __init__(
-        self,
-        assignment: Assignment,
-        arena: Arena,
-        source: Source,
-        snapshots: SnapshotFile | None,
-        state_buffer: StateBuffer | None,
-        notify: Callable[[], None],
+        self, assignment: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None, station: Station
     ) -> None:
-        host = ProcessHost(arena, snapshots)
-        waiter = arena.waiter(assignment.number, host.cancelled, assignment.deadline, assignment.plan.threads)
-        resume_point = replace(assignment.resume_point, state_buffer=state_buffer, notify=notify)
-        shared = arena.of_worker(assignment.number)
-        super().__init__(assignment.number, shared, waiter, assignment.plan, assignment.agenda, resume_point, host)
+        super().__init__(station, assignment.plan, assignment.agenda)
         method, job, number, workers = self.plan.method, assignment.job, assignment.number, self.plan.workers
         assert isinstance(method, Dataflow)  # a typed view: no other plan has such a worker
         assert assignment.operators is not None
@@ -62,8 +47,7 @@ class DataflowWorker(WorkerContext):
         self.context: WorkerContext = self
         self.room = assignment.operators.room
         self.instances = Instances(assignment.agenda)
-        order = Order(assignment.samples, job.seed, job.shuffle, assignment.agenda.cuts)
-        reader = Reader(source, order, job.num_workers, die_with_parent)
+        reader = assignment.reader(source)
         module: nn.Module = job.model  # type: ignore[assignment]
         self.side = OperatorWorker(number, job, module, assignment.operators, self.instances, reader)
         self.client = Client(number, workers, self.instances.passes, method.active, Holder(number, method.every))
