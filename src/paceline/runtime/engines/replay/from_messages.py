@@ -17,6 +17,7 @@ import torch
 
 from paceline.algorithms.dataflow import WITHOUT_NUMBERS, Message, Work
 from paceline.algorithms.dataflow.holder import Holder, Outcome
+from paceline.algorithms.dataflow.instances import Instances
 from paceline.algorithms.dataflow.worker import (
     Client,
     Compute,
@@ -47,8 +48,8 @@ class _Worker:
     #: The work that is recorded and has not been done again.
     line: deque[Work]
     numbers: OperatorWorker
-    #: What the program waits for the answer to.
-    effect: Effect
+    #: What the program waits for the answer to; None where it has ended.
+    effect: Effect | None
     #: Messages that the program has not taken.
     arrived: list[Message] = field(default_factory=list)
 
@@ -70,7 +71,7 @@ class DataflowReplayer:
 
     def __init__(self, setup: Setup, method: Dataflow, rows: Columns) -> None:
         self.setup, self.sums, self.last = setup, DataflowArithmetic(setup), setup.agenda.updates
-        instances = self.instances = self.sums.instances
+        instances = self.instances = Instances(setup.agenda)
         works = rows[rows["kind"] == Kind.STAGE]
         if not len(works):
             raise UsageError("this run has no trace of its messages, whose order is not known without: no replay")
@@ -116,7 +117,7 @@ class DataflowReplayer:
 
     def _go_on(self, worker: _Worker, stop: int) -> Iterator[Applied]:
         """Answer a worker's program until it has to wait for others, or has done so many passes; yield its updates."""
-        while not isinstance(worker.effect, Take) or worker.client.passed < stop:
+        while worker.effect is not None and (worker.client.passed < stop or not isinstance(worker.effect, Take)):
             answer: Any = None
             match worker.effect:
                 case Take(offered):
@@ -141,7 +142,7 @@ class DataflowReplayer:
             try:
                 worker.effect = worker.program.send(answer)
             except StopIteration:
-                return
+                worker.effect = None
 
     def _compute(self, worker: _Worker, work: Work, outcome: Outcome) -> None:
         """Do the worker's next recorded work; send its numbers."""
