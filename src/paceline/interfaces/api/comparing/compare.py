@@ -20,7 +20,7 @@ from pathlib import Path
 from paceline.errors import UsageError, is_positive, whole
 from paceline.errors.arguments import check_arguments
 from paceline.interfaces.api.comparing.compare_link import LINK_PLANS, check_plans, simulate_plans
-from paceline.interfaces.api.comparing.progress import Cost, Course, Progress, Say
+from paceline.interfaces.api.comparing.progress import Cost, Course, Progress, Say, to_stderr
 from paceline.interfaces.api.comparing.result import Comparison
 from paceline.interfaces.api.comparing.rows import ACCURACY, rows_of
 from paceline.interfaces.api.comparing.timing import Schedule, entrants_of, time_plans
@@ -52,7 +52,7 @@ def compare(
     link: str | None = None,
     quality_limit: float | None = None,
     folder: str | Path | None = RUNS,
-    say: Say = lambda line: None,
+    say: Say = to_stderr,
     progress: Progress | None = None,
     command: str = "",
 ) -> Comparison:
@@ -72,7 +72,7 @@ def compare(
         quality_limit: How much a plan that is recommended may lose against one process: test accuracy as a share of 1,
             or, for a job without an accuracy, test loss as a share of it. Default: 0.05 of accuracy, 0.1 of loss.
         folder: Where the folder of the comparison is created, with its runs; None writes nothing to disk.
-        say: A function that is called with lines of text about the progress; the first one estimates the time.
+        say: A function that is called with lines about the progress, an estimate first. Default: prints to stderr.
         progress: A function that is called with the share that is done, and with what is done next, in place of lines.
         command: The command that trains this job, without a plan; the recommendation quotes it.
     """
