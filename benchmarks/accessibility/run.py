@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
-from record import write
+from harness import write
 
 HERE = Path(__file__).parent
 Rows = dict[str, dict[str, dict[str, Any]]]  # by page and view
@@ -152,7 +152,7 @@ def main() -> None:
     found = [each for views in rows.values() for each in views.values()]
     totals = {"pages": len(rows), "violations": sum(len(each["violations"]) for each in found)}
     command = "python benchmarks/accessibility/run.py axe.min.js --site site"
-    write(HERE, {"command": command, **totals, "found": dict(sorted(rows.items()))})
+    write({"command": command, **totals, "found": dict(sorted(rows.items()))})
 
 
 if __name__ == "__main__":

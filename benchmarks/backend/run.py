@@ -27,8 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from neighbours import neighbours
-from record import write
+from harness import neighbours, write
 
 LENGTHS = (1_000, 55_000, 1_000_000, 10_000_000)
 SIZES = {"55 thousand": 64, "1 million": 660, "25 million": 4600}  # (784 + hidden + 10) * hidden
@@ -199,7 +198,7 @@ def main() -> None:
             with neighbours(count):
                 found[f"DDP with 2 processes, samples per second{beside}"] = measure(2, "steps", options)
     print(json.dumps(found, indent=1))
-    write(Path(__file__).parent, {"load of 1 minute": os.getloadavg()[0], **found})
+    write({"load of 1 minute": os.getloadavg()[0], **found})
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 from tests.compression.networks import drawn
 
 from paceline.compression.building import STRICT, Built, compiler, libraries

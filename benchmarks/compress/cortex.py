@@ -21,7 +21,7 @@ from paceline.kernels.measure.networks import lenet
 from paceline.training.jobs.built_ins import built_in
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 HERE = Path(__file__).parent
 AIMS = {"784-64-64-10": {"instructions": 110_000}, "LeNet": {"instructions": 1_300_000, "memory": 7_000}}
@@ -52,4 +52,4 @@ def measured(name: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    write(HERE, {"networks": {name: measured(name) for name in AIMS}, "aims": AIMS}, "cortex.json")
+    write({"networks": {name: measured(name) for name in AIMS}, "aims": AIMS}, "cortex.json")

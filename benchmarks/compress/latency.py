@@ -37,7 +37,7 @@ from paceline.kernels.measure.networks import lenet
 from paceline.training.jobs.built_ins import built_in
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 HERE = Path(__file__).parent
 NETWORKS = ("mnist-dnn", "mnist-cnn", "LeNet")
@@ -211,7 +211,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             load = Path("/proc/loadavg").read_text().split()[0]
             found[name] = {"load_before": float(load), **measure(name, given.peers, Path(folder))}
-    write(HERE, {"rounds": ROUNDS, "calls": CALLS, "latency": found}, "latency.json")
+    write({"rounds": ROUNDS, "calls": CALLS, "latency": found}, "latency.json")
 
 
 if __name__ == "__main__":

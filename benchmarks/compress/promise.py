@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 from run import WITHIN, job_of
 
 import paceline as pl
@@ -78,7 +78,7 @@ def main() -> None:
                 "broken_beyond_the_test_datas_error": len(sure),
                 "runs": rows,
             }
-            write(HERE, figures, "promise.json")
+            write(figures, "promise.json")
 
 
 if __name__ == "__main__":

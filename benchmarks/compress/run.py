@@ -33,7 +33,7 @@ from paceline.training.jobs.built_ins import built_in, mnist
 from paceline.training.jobs.job import Job
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 HERE = Path(__file__).parent
 NETWORKS = ["mnist-dnn", "mnist-cnn", "LeNet"]
@@ -80,7 +80,7 @@ def make(names: list[str], widths: list[float]) -> None:
             smallest = min(within, key=lambda p: p.size)
             figures[target] = made.as_dict() | {"smallest_within": smallest.as_dict(), "points_made": len(made.points)}
         figures["checks"] = checks(job, run.model)
-        write(HERE, figures, f"{name}.json")
+        write(figures, f"{name}.json")
 
 
 def checks(job: Job, model: nn.Module) -> dict[str, Any]:

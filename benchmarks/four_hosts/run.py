@@ -26,7 +26,7 @@ from paceline.runtime.runs.trace import Kind, Trace
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 HOSTS, PASS, SHARE = 4, 5.0, 100  # milliseconds of a pass over so many samples
 #: The bytes of a packet are those of Ethernet; of jumbo frames where the wire has to carry many.
@@ -75,7 +75,7 @@ def main() -> None:
         found.append(measured)
         with kept.open("a") as file:
             file.write(json.dumps(asdict(measured)) + "\n")
-    write(FOLDER, {"runs": [asdict(each) for each in found]})
+    write({"runs": [asdict(each) for each in found]})
     print(table(found))
 
 

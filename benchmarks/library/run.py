@@ -27,7 +27,7 @@ from paceline.training.jobs.loading import load_job
 import sys  # isort: skip
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 Ways = dict[str, Any]
 STACKS = ((2, 1, 64), (3, 1, 64), (4, 1, 64), (2, 1, 128), (4, 1, 128), (4, 1, 256), (2, 8, 128), (4, 32, 128))
@@ -219,7 +219,7 @@ def main() -> None:
     for name in options.parts or PARTS:
         found = PARTS[name](options.shapes, options.seed) if name == "tuner" else PARTS[name]()
         kept = json.loads((here / "result.json").read_text()) if (here / "result.json").exists() else {}
-        write(here, {part: found if part == name else kept[part] for part in PARTS if part in {name, *kept}})
+        write({part: found if part == name else kept[part] for part in PARTS if part in {name, *kept}})
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
-from record import write
+from harness import write
 
 import paceline
 from paceline.errors import PacelineError
@@ -133,7 +133,7 @@ def main() -> None:
             plan = TEAMS.get(name, f"{name}:workers=2")
             rows[plan] = differences(plan)
             print(plan, rows[plan], flush=True)
-            write(HERE, {"plans": rows, "left_out": LEFT_OUT})
+            write({"plans": rows, "left_out": LEFT_OUT})
 
 
 if __name__ == "__main__":

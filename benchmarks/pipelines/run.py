@@ -34,7 +34,7 @@ from torch import nn
 import paceline as pl
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 SGD = partial(torch.optim.SGD, lr=0.01)
 LOSS = nn.CrossEntropyLoss()

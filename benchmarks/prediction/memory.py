@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -35,6 +35,9 @@ from paceline.planning.planner.model_cost import ModelCost, cost_of
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
 from paceline.training.jobs.job import Job
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from harness import add_line, lines_of, table
 
 KEPT = Path(__file__).parent / "memory.jsonl"
 FITTED, UPDATES = 27, 24
@@ -69,12 +72,11 @@ def measured(minutes: float) -> None:
             if division is not None:
                 shares = {"memory": division.memory, "held": division.held, "computed": division.mean_share}
                 row["division"] = {**shares, "parts": bool(division.computed)}
-            with KEPT.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            add_line(KEPT, row)
 
 
 def rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
+    return lines_of(KEPT)
 
 
 @functools.cache
@@ -141,17 +143,12 @@ def sum_up() -> str:
             whole = known[row["job"], "sequential"][1]
             scaled = _predicted(plan, cost, division, alone[row["job"]] / heap.replica_bytes(whole, "alone"))
             errors.setdefault((seen, "profile"), []).append(scaled / row["measured"] - 1)
-    lines = [
-        "| jobs | level | cases | median error | bias | within 10% | within 25% |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
+    lines = []
     for (seen, level), found in errors.items():
         within = [sum(abs(e) <= bound for e in found) / len(found) for bound in (0.1, 0.25)]
-        lines.append(
-            f"| {seen} | {level} | {len(found)} | {statistics.median(map(abs, found)):.0%} | "
-            f"{statistics.median(found):+.0%} | {within[0]:.0%} | {within[1]:.0%} |"
-        )
-    return "\n".join(lines)
+        middle, bias = statistics.median(map(abs, found)), statistics.median(found)
+        lines.append((seen, level, len(found), f"{middle:.0%}", f"{bias:+.0%}", *(f"{share:.0%}" for share in within)))
+    return table(("jobs", "level", "cases:", "median error:", "bias:", "within 10%:", "within 25%:"), lines)
 
 
 def _predicted(plan: Plan, cost: ModelCost, division: ModelDivision | None, scale: float) -> float:

@@ -40,7 +40,7 @@ from paceline.plans.methods.prediction import NotPredicted
 from paceline.plans.plan import Plan
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from record import write
+from harness import write
 
 FOLDER = Path(__file__).parent / "recorded"
 LEVELS = ("calibrated", "profiled")
@@ -263,7 +263,7 @@ def main() -> None:
     if not options.set:
         kept = {f"{seen}, {level}": line for seen in sets for level in LEVELS if (line := table(found, seen, level))}
         chosen = [asdict(each) for row in dict.fromkeys(r.job for r in found) if (each := choices(found, row))]
-        write(Path(__file__).parent, {"lines": kept, "choices": chosen})
+        write({"lines": kept, "choices": chosen})
 
 
 if __name__ == "__main__":

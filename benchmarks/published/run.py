@@ -29,7 +29,7 @@ from paceline.plans.plan import make
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 FLOAT = 4
 
@@ -221,7 +221,7 @@ def main() -> None:
     for table in dict.fromkeys(row.table for row in rows):
         medians[table] = statistics.median(abs(r.error) for r in rows if r.table == table and not r.fitted)
         print(f"\n{table}: median error of the rows that were not fitted {medians[table]:.0%}")
-    write(FOLDER, {"rows": [{**row._asdict(), "error": row.error} for row in rows], "median_errors": medians})
+    write({"rows": [{**row._asdict(), "error": row.error} for row in rows], "median_errors": medians})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from paceline.runtime.runs.record import read_record
 from paceline.training.jobs.loading import load_job
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 JOB = str(Path(__file__).parent / "small.py")
 KEEPS_STEP = (

@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
-from record import write
+from harness import write
 
 HERE = Path(__file__).parent
 BATCH = 100
@@ -122,7 +122,7 @@ def main() -> None:
                 speeds.setdefault(size, {}).setdefault(name, []).append(found)
                 print(f"{size} {name}: {found:,.0f} samples/s", flush=True)
         sizes = {str(size): summary(found) for size, found in sorted(speeds.items())}
-        write(HERE, {"versions": {name: version(name) for name in PEERS}, "batch_per_worker": BATCH, "sizes": sizes})
+        write({"versions": {name: version(name) for name in PEERS}, "batch_per_worker": BATCH, "sizes": sizes})
         for page, names in PAGES.items():
             before, rest = page.read_text().split(START)
             page.write_text(f"{before}{START}\n{table(sizes, names)}\n{END}{rest.split(END)[1]}")

@@ -42,11 +42,11 @@ from paceline.training.stages.tracing import Call, trace
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bounded import measure_bounded
 from equal import measure_equal
+from harness import write
 from kills import measure_kills
 from memory import measure_memory
 from mixtures import measure_mixtures
 from published import measure_published
-from record import write
 from tables import measure_mutants, measure_tables
 from trees import measure_trees
 
@@ -176,7 +176,7 @@ def main() -> None:
         "bounded": measure_bounded, "mutants": measure_mutants, "mixtures": measure_mixtures,
     }  # fmt: skip
     for name in sys.argv[1:] or parts:
-        write(HERE, parts[name](), f"result_{name}.json")
+        write(parts[name](), f"result_{name}.json")
 
 
 if __name__ == "__main__":

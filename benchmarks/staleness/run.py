@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 from study import METHODS, SEEDS, STUDIES, TUNING_SEEDS, WORLDS, Study, report, settings, synchronous, train
 
 HERE = Path(__file__).parent
@@ -311,7 +311,7 @@ def main() -> None:
                     "error_minus_downpours": paired(entries),
                 }  # fmt: skip
                 if not options.quick:
-                    write(HERE, {"worlds": {n: repr(w) for n, w in WORLDS.items()}, "studies": found})
+                    write({"worlds": {n: repr(w) for n, w in WORLDS.items()}, "studies": found})
     for name, made in found.items():
         print(tell(studies[0] if options.quick else STUDIES[name], made["entries"]))
 

@@ -38,7 +38,7 @@ from paceline.runtime.runs.events import Event, EventKind, ProcessKind, read_eve
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 BATCHES, STEP = 1200, 0.02
 JOB = f"""
@@ -223,7 +223,7 @@ def table(file: Path) -> None:
         spread = {name: sorted(each[name] for each in mine if name in each) for name in names}
         figures[fault] = {"count": len(mine), **spread, "wrong": [w for each in mine for w in each["wrong"]]}
         print(f"{fault}: {json.dumps(figures[fault])}")
-    write(HERE, {**figures, "load": sorted(each["load"] for each in found)}, "result-ray.json")
+    write({**figures, "load": sorted(each["load"] for each in found)}, "result-ray.json")
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ from paceline.runtime.runs.schema import from_dict, to_dict
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 #: (plan, batches or updates, seconds of a training pass): each takes about 20 s on two free cores.
 PLANS = (

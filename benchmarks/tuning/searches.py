@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from record import write
+from harness import write
 from scipy import stats
 
 import paceline as pl
@@ -85,7 +85,7 @@ def main(part: str, name: str, seeds: int) -> None:
             rows.append({"asha": asha, "pbt": pbt}[part](job, seed))
             print(rows[-1], flush=True)
             if len(rows) > 1:
-                write(HERE, summary(part, name, rows), f"{part}.json")
+                write(summary(part, name, rows), f"{part}.json")
 
 
 def known(part: str, name: str) -> list[dict[str, Any]]:

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from harness import write
 from learn import export, learn, read
 from traces import Program, load
 
 from paceline.concurrency.watcher import classifier
 
-RESULT = Path(__file__).parent / "families.json"
 BINS = 5
 
 
@@ -87,7 +87,7 @@ def main() -> None:
     }
     unseen = [p for programs in families.values() for p in programs if p.split in ("held out", "reported")]
     told = {"total": total, "calibration on held-out families": calibration([c for p in unseen for c in claims(p)])}
-    RESULT.write_text(json.dumps({**told, "families": table}, indent=1) + "\n")
+    write({**told, "families": table}, "families.json")
     sys.stdout.write(json.dumps(told, indent=1) + "\n")
 
 
