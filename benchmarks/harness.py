@@ -6,6 +6,7 @@ A benchmark is run as a file, `python benchmarks/NAME/run.py`; what it writes go
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -29,7 +30,7 @@ FOLDER = Path(sys.argv[0]).resolve().parent
 # --- figures ---
 
 
-def write(figures: dict[str, Any], name: str = "result.json", print_path: bool = True) -> None:
+def write(figures: dict[str, Any], name: str = "result.json", folder: Path = FOLDER, print_path: bool = True) -> None:
     """Write figures with machine, date and command."""
     record = {
         "command": "python " + " ".join(sys.argv),
@@ -37,9 +38,9 @@ def write(figures: dict[str, Any], name: str = "result.json", print_path: bool =
         "machine": to_dict(this_machine()),
         **figures,
     }
-    (FOLDER / name).write_text(laid_out(json.loads(json.dumps(record))) + "\n")
+    (folder / name).write_text(laid_out(json.loads(json.dumps(record))) + "\n")
     if print_path:
-        print(f"written to {FOLDER / name}")
+        print(f"written to {folder / name}")
 
 
 def read(name: str = "result.json") -> dict[str, Any]:
@@ -121,14 +122,26 @@ def seconds(do: Callable[[], object]) -> float:
 
 
 def median(values: Iterable[float], digits: int | None = None) -> float:
-    """The median, rounded."""
-    return round(statistics.median(values), digits)
+    """The median, rounded to so many digits."""
+    return statistics.median(values) if digits is None else round(statistics.median(values), digits)
 
 
-def spread(values: Iterable[float], digits: int | None = None) -> list[float]:
+def spread(values: Iterable[float]) -> list[float]:
     """The least and the greatest."""
     ordered = sorted(values)
-    return [round(ordered[0], digits), round(ordered[-1], digits)]
+    return [ordered[0], ordered[-1]]
+
+
+#: Two-sided 95% quantiles of Student's t, by degrees of freedom.
+STUDENT = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean, and half of its 95% interval; not a number where one value says nothing of it."""
+    if len(values) < 2:
+        return statistics.fmean(values), math.nan
+    quantile = STUDENT[min(len(values), len(STUDENT)) - 1]
+    return statistics.fmean(values), quantile * statistics.stdev(values) / math.sqrt(len(values))
 
 
 @contextmanager
@@ -154,11 +167,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "".join(f"| {line} |\n" for line in lines)
 
 
-def into_readme(text: str, mark: str = "table") -> None:
-    """Put a text between `<!-- mark -->` and `<!-- end of mark -->` of the README."""
-    readme, begin, end = FOLDER / "README.md", f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
-    before, _, rest = readme.read_text().partition(begin)
-    readme.write_text(before + begin + text + end + rest.partition(end)[2])
+def into_page(text: str, mark: str = "table", page: Path = FOLDER / "README.md") -> None:
+    """Put a text between `<!-- mark -->` and `<!-- end of mark -->` of a page."""
+    begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
+    before, _, rest = page.read_text().partition(begin)
+    page.write_text(before + begin + text + end + rest.partition(end)[2])
 
 
 # --- corpora ---

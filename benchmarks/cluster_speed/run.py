@@ -98,7 +98,7 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         names = dict.fromkeys(name for each in mine for name, value in each.items() if value)
         found[size] = {
             name: {
-                "samples_per_second": median(each[name] for each in mine if each.get(name)),
+                "samples_per_second": round(median(each[name] for each in mine if each.get(name))),
                 "of_the_ceiling": median((each[name] / each["ceiling"] for each in mine if each.get(name)), 3),
                 "rounds": sum(1 for each in mine if each.get(name)),
             }

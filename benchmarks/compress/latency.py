@@ -37,7 +37,7 @@ from paceline.kernels.measure.networks import lenet
 from paceline.training.jobs.built_ins import built_in
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from harness import write
+from harness import in_turn, write
 
 HERE = Path(__file__).parent
 NETWORKS = ("mnist-dnn", "mnist-cnn", "LeNet")
@@ -172,10 +172,7 @@ def measure(name: str, peers: Path | None, folder: Path) -> dict[str, Any]:
         ways["emx-onnx-cgen, float32"] = lambda call=call: timed(call)  # type: ignore[misc]
         other = OpenVino(folder, peers, folder / "net.onnx", one)
         ways["OpenVINO, float32"] = other.times
-    taken: dict[str, list[list[float]]] = {way: [] for way in ways}
-    for _ in range(ROUNDS):
-        for way, times in ways.items():
-            taken[way].append(times())
+    taken = in_turn(ways, ROUNDS)
     if other is not None:
         other.end()
     return summary(name, taken)

@@ -35,7 +35,7 @@ from paceline.runtime.runs.trace import Kind, Trace
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from harness import into_readme, median, read, seconds, table, write  # noqa: E402
+from harness import into_page, median, read, seconds, table, write  # noqa: E402
 
 SGD = partial(torch.optim.SGD, lr=RATE)
 CEILING = "ceiling:workers=2"
@@ -156,7 +156,7 @@ def keep(networks: dict[str, Any], options: dict[str, Any]) -> None:
     known = read().get("networks", {})
     merged = {name: known.get(name, {}) | networks.get(name, {}) for name in {**known, **networks}}
     write({"last": options, "networks": merged})
-    into_readme(page(merged))
+    into_page(page(merged))
 
 
 def main() -> None:

@@ -177,7 +177,7 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         mine = [row["speeds"] for row in rounds if title(row["size"], row["neighbours"]) == name]
         found[name] = {
             what: {
-                "samples_per_second": median(each[what] for each in mine if what in each),
+                "samples_per_second": round(median(each[what] for each in mine if what in each)),
                 "range": spread(each[what] for each in mine if what in each),
                 "of_the_ceiling": _share(what, "ceiling", mine),
                 "of_the_ceiling_index_select": _share(what, "ceiling, index_select", mine),

@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
 import torch
-from harness import into_readme, read, table, unpack, write
+from harness import into_page, read, table, unpack, write
 
 import paceline
 from paceline import errors
@@ -114,7 +114,7 @@ def record(found: dict[str, dict[str, Any]], name: str) -> None:
     counts = {kind: kinds.count(kind) for kind in ("works", "refused", "failed")}
     found = dict(sorted(found.items()))
     write({"plans": PLANS[name], **counts, "programs": found}, f"{name}.json")
-    into_readme(page(found, PLANS[name]), name)
+    into_page(page(found, PLANS[name]), name)
 
 
 def main() -> None:

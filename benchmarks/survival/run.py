@@ -11,7 +11,6 @@ from the seed and the number of the run; the moments depend on the machine, too.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -38,7 +37,7 @@ from paceline.runtime.runs.schema import from_dict, to_dict
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from harness import write  # noqa: E402
+from harness import add_line, lines_of, write  # noqa: E402
 
 #: (plan, batches or updates, seconds of a training pass): each takes about 20 s on two free cores.
 PLANS = (
@@ -245,7 +244,7 @@ def results(file: Path) -> list[Result]:
     """Read what earlier calls have done."""
     if not file.exists():
         return []
-    return [from_dict(Result, json.loads(line)) for line in file.read_text().splitlines()]
+    return [from_dict(Result, line) for line in lines_of(file)]
 
 
 def spread(values: Sequence[float]) -> str:
@@ -324,7 +323,7 @@ def report(folder: Path, seed: int | None = None) -> None:
         "plans": dict(Counter(r.plan for r in found)), "on_hosts_of_their_own": sum(r.apart for r in found),
         "kinds": lines, "accuracy": accuracy(found, calm), "batches_again": sum(r.again for r in found),
     }  # fmt: skip
-    write(folder, figures, name)
+    write(figures, name, folder)
 
 
 def main() -> None:
@@ -359,8 +358,7 @@ def main() -> None:
             break
         result = one(number, seed, apart, options.keep)
         if options.only is None:
-            with file.open("a") as stream:
-                stream.write(json.dumps(to_dict(result)) + "\n")
+            add_line(file, to_dict(result))
     if options.only is None:
         report(options.folder)
 
