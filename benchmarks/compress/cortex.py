@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from paceline.compression.cortex import CortexM4
 from paceline.compression.integers import Precision, integers
 from paceline.compression.reading import read
 from paceline.compression.reference import IntegerModel
 from paceline.compression.search import Candidate, Made
+from paceline.compression.targets import CortexM4
 from paceline.compression.values import ranges
 from paceline.kernels.measure.networks import lenet
 from paceline.training.jobs.built_ins import built_in

@@ -1,4 +1,4 @@
-"""The memory of workers, measured, and the coefficients of `paceline.planning.planner.heap` fitted to it.
+"""The memory of workers, measured, and the coefficients of `paceline.planning.planner.memory` fitted to it.
 
 python benchmarks/prediction/memory.py                  measure the cases that memory.jsonl lacks
 python benchmarks/prediction/memory.py --minutes 5      the same, and begin no other job after so many minutes
@@ -29,8 +29,8 @@ from paceline.errors import PacelineError
 from paceline.interfaces.api.planning.calibration_jobs import calibration_job
 from paceline.interfaces.api.planning.dividing import Divider
 from paceline.interfaces.api.planning.measuring import measure
-from paceline.planning.planner import heap, memory
-from paceline.planning.planner.divisions import ModelDivision
+from paceline.planning.planner import memory
+from paceline.planning.planner.facts import ModelDivision
 from paceline.planning.planner.model_cost import ModelCost, cost_of
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
@@ -117,7 +117,7 @@ def _figures(plan: Plan, cost: ModelCost, division: ModelDivision | None) -> dic
     found = {"BESIDES, MB": 1e6, "RECURRENT, MB": 1e6 * ("recurrent" in cost.kinds)}
     if isinstance(plan.method, Pipeline):
         assert division is not None
-        return {**found, "STAGES": max(0.0, division.memory - heap.WORKSPACE)}
+        return {**found, "STAGES": max(0.0, division.memory - memory.WORKSPACE)}
     how = memory.how(plan) if division is None else "parts" if division.computed else "shares"
     held, computed = (division.held, division.mean_share) if division else (1.0, 1.0)
     step = max(0, cost.peak_bytes - cost.parameter_bytes) * (1 + computed) / 2 + cost.batch_bytes
@@ -141,7 +141,7 @@ def sum_up() -> str:
         errors.setdefault((seen, "card"), []).append(card / row["measured"] - 1)
         if row["plan"] != "sequential" and row["job"] in alone:
             whole = known[row["job"], "sequential"][1]
-            scaled = _predicted(plan, cost, division, alone[row["job"]] / heap.replica_bytes(whole, "alone"))
+            scaled = _predicted(plan, cost, division, alone[row["job"]] / memory.replica_bytes(whole, "alone"))
             errors.setdefault((seen, "profile"), []).append(scaled / row["measured"] - 1)
     lines = []
     for (seen, level), found in errors.items():
@@ -154,11 +154,11 @@ def sum_up() -> str:
 def _predicted(plan: Plan, cost: ModelCost, division: ModelDivision | None, scale: float) -> float:
     if isinstance(plan.method, Pipeline):
         assert division is not None
-        return heap.stage_bytes(cost, division.memory)
+        return memory.stage_bytes(cost, division.memory)
     if division is not None:
         how = "parts" if division.computed else "shares"
-        return scale * heap.replica_bytes(cost, how, division.held, division.mean_share)
-    return scale * heap.replica_bytes(cost, memory.how(plan))
+        return scale * memory.replica_bytes(cost, how, division.held, division.mean_share)
+    return scale * memory.replica_bytes(cost, memory.how(plan))
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from paceline.algorithms.splits.derivation import PARAMETER, derive
 from paceline.algorithms.splits.nodes import Held, Node
 from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
 from paceline.algorithms.splits.recipes.tensor import Tensor
-from paceline.planning.planner.divisions import ModelDivision
+from paceline.planning.planner.facts import ModelDivision
 from paceline.planning.planner.programs import division_of
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.views import Parts

@@ -25,11 +25,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.testing.survival.faults import IN_STEP, LINKS, SERVED, Fault, FaultKind, Injector, Picture
+from paceline.testing.survival.faults import (
+    IN_STEP,
+    LINKS,
+    SERVED,
+    Fault,
+    FaultKind,
+    Injector,
+    Picture,
+    Times,
+    times_of,
+)
 from paceline.testing.survival.hosts import hosts, possible
 from paceline.testing.survival.nodes import Nodes, Program, started
 from paceline.testing.survival.proofs import applied_once, ended_well, left_behind, replayed
-from paceline.testing.survival.timing import Times, times_of
 
 from paceline.runtime.runs.events import Event, EventKind, read_events
 from paceline.runtime.runs.record import read_record

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.compression.cortex import GCC, QEMU, CortexM4
 from paceline.compression.integers import Precision, integers
 from paceline.compression.network import Network
 from paceline.compression.onnx_file import check, onnx_model
@@ -19,6 +18,7 @@ from paceline.compression.reference import IntegerModel
 from paceline.compression.samples import Samples
 from paceline.compression.scores import score_of
 from paceline.compression.search import Candidate, Made
+from paceline.compression.targets import GCC, QEMU, CortexM4
 from paceline.compression.values import ranges
 from paceline.errors import MachineError, RunFailed
 from tests.compression.networks import drawn

@@ -11,8 +11,8 @@ from torch import nn
 from typer.testing import CliRunner
 
 from paceline.interfaces.cli import app, register
+from paceline.kernels.measure import bench as by_ranks
 from paceline.kernels.measure import bench as measuring
-from paceline.kernels.measure import ranks as by_ranks
 from paceline.kernels.measure.bench import PARTS, bench
 from paceline.kernels.measure.figures import SEQUENTIAL, Bench, Meter, Row, Shaped
 from paceline.kernels.measure.networks import CNN

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.concurrency.watcher.findings import with_findings
 from paceline.concurrency.watcher.graph import find_knot, find_retries
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.judge import judge
 from paceline.concurrency.watcher.ranks import find_divergence
 from paceline.concurrency.watcher.report import Report, Span, Waiting, report_divergence, report_knot
 from paceline.concurrency.watcher.samples import AN_END, Counters, Frame, Pace, Process, Snapshot, Subject, Thread, Wait
+from paceline.concurrency.watcher.session import with_findings
 
 #: What earlier versions printed, which names nothing.
 NEVER = ("a lock of its own process", "with inode", "livelocked")

@@ -9,10 +9,9 @@ import pytest
 
 from paceline.concurrency.check.options import Options
 from paceline.concurrency.check.run import check_paths
-from paceline.concurrency.watcher.findings import add_verdicts, with_findings
 from paceline.concurrency.watcher.report import Report, Span, Waiting
 from paceline.concurrency.watcher.samples import Frame
-from paceline.concurrency.watcher.session import record_in_run
+from paceline.concurrency.watcher.session import add_verdicts, record_in_run, with_findings
 from paceline.runtime.runs.events import EventKind, read_events
 from paceline.runtime.runs.live import HANG
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.concurrency.watcher.pools import Pools
+from paceline.concurrency.watcher.history import Pools
 from paceline.concurrency.watcher.samples import OF_A_WORKER, Counters, Frame, Pace, Process, Snapshot, Thread, Wait
 
 MAIN = (Frame("/usr/lib/python3.11/multiprocessing/pool.py", 768, "wait"), Frame("/home/a.py", 3, "run"))

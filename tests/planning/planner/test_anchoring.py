@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.planning.planner.anchoring import learn
 from paceline.planning.planner.card import Overhead
 from paceline.planning.planner.costs import Calibrated
-from paceline.planning.planner.divisions import ModelDivision
-from paceline.planning.planner.facts import Facts
+from paceline.planning.planner.facts import Facts, ModelDivision
 from paceline.planning.planner.methods import predict
-from paceline.planning.planner.profiled import Profiled
+from paceline.planning.planner.profiled import Profiled, learn
 from paceline.plans.plan import make
 from tests.planning.planner.cards import costs
 

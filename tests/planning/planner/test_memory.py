@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.planning.planner.divisions import ModelDivision
-from paceline.planning.planner.heap import BESIDES, RECURRENT, replica_bytes, stage_bytes
-from paceline.planning.planner.memory import worker_memory
+from paceline.planning.planner.facts import ModelDivision
+from paceline.planning.planner.memory import BESIDES, RECURRENT, replica_bytes, stage_bytes, worker_memory
 from paceline.planning.planner.model_cost import cost_of
 from paceline.planning.planner.profiled import Profile, Profiled
 from paceline.plans.plan import Plan

@@ -9,10 +9,8 @@ import pytest
 from paceline.algorithms.collectives.ring import Ring
 from paceline.planning.planner.candidates import candidates, numbers_of_workers, same_learning
 from paceline.planning.planner.costs import meeting
-from paceline.planning.planner.divisions import ModelDivision
-from paceline.planning.planner.facts import Facts
-from paceline.planning.planner.methods import predict
-from paceline.planning.planner.pipelines import cut
+from paceline.planning.planner.facts import Facts, ModelDivision
+from paceline.planning.planner.methods import cut, predict
 from paceline.plans.methods.prediction import NotPredicted, queued
 from paceline.plans.plan import RECIPES, Plan, make
 from paceline.runtime.engines.virtual import World, simulate

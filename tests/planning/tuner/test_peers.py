@@ -20,8 +20,8 @@ from paceline.planning.tuner.space import Float, Space
 from paceline.planning.tuner.study import Study
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Terms
+from paceline.planning.tuner.trials.choice import Here
 from paceline.planning.tuner.trials.dispatch import JOINED, Dispatcher
-from paceline.planning.tuner.trials.here import Here
 from paceline.planning.tuner.trials.messages import Outcome, answer_of, message_of, outcome_of, pack, terms_of
 from paceline.planning.tuner.trials.peers import OVER, RANK, SAID, TERMS, TUNER, Peers, RankInfo, serve
 from paceline.planning.tuner.trials.processes import Processes

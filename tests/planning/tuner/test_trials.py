@@ -17,8 +17,8 @@ from paceline.planning.tuner.space import Choice, Float, Space
 from paceline.planning.tuner.study import Study
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Terms
+from paceline.planning.tuner.trials.choice import Here
 from paceline.planning.tuner.trials.dispatch import Dispatcher
-from paceline.planning.tuner.trials.here import Here
 from paceline.planning.tuner.trials.processes import Processes
 
 

@@ -8,7 +8,7 @@ import torch
 
 from paceline.kernels.clipping import norm, ways
 from paceline.kernels.exchange import PLACE
-from paceline.training.gradients.native_clip import COUNTS, native_clipping
+from paceline.training.gradients.fused_replica import COUNTS, native_clipping
 from paceline.training.gradients.replica import clipped
 
 pytestmark = pytest.mark.usefixtures("one_thread")

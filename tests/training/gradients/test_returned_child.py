@@ -7,7 +7,7 @@ import os
 import pytest
 
 from paceline.errors import JobError
-from paceline.training.gradients.returned_child import check, watched
+from paceline.training.gradients.replica import check, watched
 
 
 def test_a_returned_child_ends_and_is_reported_once() -> None:

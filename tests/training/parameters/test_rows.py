@@ -13,8 +13,7 @@ from torch import Tensor
 from paceline.algorithms.server.version_slots import VersionSlots
 from paceline.training.parameters.layout import ParameterSpan as Span
 from paceline.training.parameters.layout import ShardLayout
-from paceline.training.parameters.row_copier import RowPartition
-from paceline.training.parameters.rows import Journal, coalesced, outside
+from paceline.training.parameters.rows import Journal, RowPartition, coalesced, outside
 from paceline.training.parameters.shard_version import ShardVersion, StateField, VersionShape
 
 HEIGHT, OTHER = 40, 24

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from paceline.training.parameters.layout import Layout, lay_out
-from paceline.training.parameters.whole_step import WholeStep
+from paceline.training.parameters.store import WholeStep
 
 SGD = torch.optim.SGD
 

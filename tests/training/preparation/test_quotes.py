@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from paceline.training.preparation.duckdb_reading import write_closed
 from paceline.training.preparation.prepare import prepare
-from paceline.training.preparation.quotes import write_closed
 from paceline.training.preparation.recipe import Recipe
 from paceline.training.preparation.sources import Csv
 

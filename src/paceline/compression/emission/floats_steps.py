@@ -7,9 +7,8 @@ from math import prod
 import torch
 from torch.nn import functional
 
-from paceline.compression.emission.arrays import floating
 from paceline.compression.emission.kernels import LANES, MOST_PIXELS, pixels_at_once
-from paceline.compression.emission.writer import Windows, Writer, padded_shape, text, windows
+from paceline.compression.emission.writer import Windows, Writer, floating, padded_shape, text, windows
 from paceline.compression.network import Affine, Function, MaxPooling, Network, Sum, Window
 from paceline.compression.reading import ARGUMENT
 from paceline.kernels.formulas import applied, is_formula

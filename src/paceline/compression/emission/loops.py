@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from paceline.compression.emission.arena import Arena
-from paceline.compression.emission.arrays import array, floating
-from paceline.compression.emission.writer import text
+from paceline.compression.emission.writer import Arena, array, floating, text
 from paceline.compression.programs import LayerProgram
 from paceline.kernels.adjoint import touches
 from paceline.kernels.functions import functions_of

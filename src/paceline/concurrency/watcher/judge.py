@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.concurrency.watcher.classifier import probabilities
-from paceline.concurrency.watcher.footprint import footprint
+from paceline.concurrency.watcher.footprint import footprint, probabilities
 from paceline.concurrency.watcher.graph import DeadlockSet, find_knot
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.ranks import find_divergence

@@ -19,7 +19,6 @@ from paceline.concurrency.watcher.processes.holders import Holders, file_of
 from paceline.concurrency.watcher.processes.hotspot import JavaThreads, read_java
 from paceline.concurrency.watcher.processes.interpreter import Interpreter, read_interpreter
 from paceline.concurrency.watcher.processes.memory import peek
-from paceline.concurrency.watcher.processes.mutex import owner_of_mutex
 from paceline.concurrency.watcher.processes.syscalls import (
     ACCEPTS,
     F_OFD_SETLKW,
@@ -37,10 +36,34 @@ from paceline.concurrency.watcher.samples import (
     AN_END,
     ASKED_AT_ONCE,
     CLOSED,
+    ENDED,
     EVENT,
     MAIN_OF_JAVA,
     Wait,
 )
+
+# --- Who holds a mutex of glibc, which C and C++ use: the mutex itself says so ----------------------------------------
+
+_CONTENDED = 2
+_PROCESS_SHARED, _KINDS = 128, (0, 1, 2, 3)  # normal, recursive, error-checking, adaptive
+
+
+def owner_of_mutex(pid: int, address: int) -> tuple[int, ...]:
+    """Return the thread that holds the mutex at an address, or `ENDED`; none if no mutex lies there.
+
+    A semaphore or a condition variable may lie there as well, so every field must be as it is in a locked mutex.
+    """
+    data = peek(pid, address, 20)
+    if len(data) < 20:
+        return ()
+    lock, count, owner, users, kind = struct.unpack("=iIiIi", data)
+    plain = kind & ~_PROCESS_SHARED in _KINDS and count <= 10_000 and 1 <= users <= 10_000
+    if lock != _CONTENDED or not plain or owner < 2:
+        return ()
+    if kind & _PROCESS_SHARED:
+        return (owner if os.path.exists(f"/proc/{owner}") else ENDED,)
+    return (owner,) if os.path.exists(f"/proc/{pid}/task/{owner}") else ()
+
 
 #: How Python's `mkdtemp` and the shell's `mktemp -d` name a folder that only their program knows.
 _RANDOM = re.compile(r"tmp[a-z0-9_]{8}|tmp\.[A-Za-z0-9]{10}")

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.concurrency.watcher.classifier import probabilities
-from paceline.concurrency.watcher.footprint import footprint
+from paceline.concurrency.watcher.footprint import footprint, probabilities
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.judge import Schedule, judge, suspected
 from paceline.concurrency.watcher.processes import proc, stacks

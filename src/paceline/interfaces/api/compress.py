@@ -14,8 +14,6 @@ from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LinearLR
 
 from paceline.compression import bounds as reading
-from paceline.compression.cortex import CortexM4
-from paceline.compression.here import Here
 from paceline.compression.onnx_file import check
 from paceline.compression.points import CONFIDENCE, Bounds, choose
 from paceline.compression.precision import Precisions, precisions
@@ -24,6 +22,7 @@ from paceline.compression.result import Compression
 from paceline.compression.samples import Samples, divide, test_samples
 from paceline.compression.scores import Score, score_of
 from paceline.compression.search import WIDTHS, Found, Target, search
+from paceline.compression.targets import CortexM4, Here
 from paceline.errors import JobWarning, UsageError, suggest
 from paceline.errors.arguments import check_arguments
 from paceline.interfaces.api.loading import load_run

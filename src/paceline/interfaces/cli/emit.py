@@ -77,9 +77,9 @@ def kubernetes(
     A volume keeps the runs, and an attempt that fails is followed by one that resumes the run. JOB is a path inside
     the image, from its folder /work; it is not read now. `paceline emit docker JOB` describes such an image.
     """
+    from paceline.interfaces.emit.docker import installed
     from paceline.interfaces.emit.kubernetes import RAY, manifest
     from paceline.interfaces.emit.training import training
-    from paceline.interfaces.emit.versions import installed
 
     chosen = training(
         job,
@@ -110,8 +110,7 @@ def docker(
 
     JOB is a path from the folder in which the image is built, all of which the image contains; or a built-in job.
     """
-    from paceline.interfaces.emit.docker import check_job, dockerfile
-    from paceline.interfaces.emit.versions import installed
+    from paceline.interfaces.emit.docker import check_job, dockerfile, installed
 
     text = dockerfile(job, installed(), python=python, roster=roster, cuda=cuda, job_args=job_args)
     check_job(job)

@@ -14,21 +14,65 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.algorithms.coordinators import PARAMETERS, Axpy, Command, Coordinator, Copy, Dot, Evaluate, Scale
+from paceline.algorithms.coordinators.rehearsal import rehearse
 from paceline.algorithms.splits.example import example_program
 from paceline.errors import PlanError, RunFolderError, UsageError
-from paceline.planning.explain.collective_table import LETTERS, draw_collective
-from paceline.planning.explain.commands import draw_commands
-from paceline.planning.explain.mesh_table import draw_mesh
-from paceline.planning.explain.message_table import draw_messages
 from paceline.planning.explain.split_table import draw_split
+from paceline.planning.explain.tables import LETTERS, draw_collective, draw_mesh, draw_messages
 from paceline.planning.explain.timeline import draw_timeline
-from paceline.planning.explain.timetable import draw_measured, draw_table, measured, shown_table
-from paceline.planning.explain.timetable_page import page
+from paceline.planning.explain.timetable import draw_measured, draw_table, measured, page, shown_table
 from paceline.plans.methods.views import Commands, Operators, Parts, Stages, Summing, Timeline, Words
 from paceline.plans.plan import RECIPES, Plan
 
 if TYPE_CHECKING:
     from paceline.runtime.runs.trace import Columns
+
+
+# --- The commands of a coordinator in an update, as text --------------------------------------------------------------
+
+REHEARSED = 3  # updates: enough to see what is remembered
+
+
+def draw_commands(coordinator: Coordinator) -> list[str]:
+    """Draw the commands of an update as a rehearsal gives them, and the collectives that they need."""
+    *_, commands = rehearse(coordinator, REHEARSED).updates
+    signs, stale = list[str](), False
+    for command in commands:
+        if isinstance(command, Evaluate):
+            signs.append("M-M" if stale else "-M")
+            stale = False
+        else:
+            signs.append("m" * isinstance(command, Dot))
+            stale = stale or getattr(command, "target", "") == PARAMETERS
+    marks = "".join(signs)
+    return [
+        f"What the coordinator commands in update {REHEARSED} of a rehearsal:",
+        "",
+        *(f"  {sign:>3}  {_formula(command)}" for sign, command in zip(signs, commands, strict=True)),
+        "",
+        "    -  every worker computes its chunk",
+        "    M  a collective over the vector: to gather changed parameters, and to add up the gradient",
+        "    m  a collective over one number",
+        "    k  some number",
+        "",
+        f"{len(commands)} commands; {marks.count('M')} collectives over the vector, {marks.count('m')} over a number.",
+        "Every worker is a shard too: it holds its slice of every vector. And every worker runs the coordinator, which",
+        "decides by numbers alone; all get the same ones.",
+    ]
+
+
+def _formula(command: Command) -> str:
+    """Return a command as a formula."""
+    if isinstance(command, Dot):
+        return f"{command.one} . {command.other}"
+    if isinstance(command, Copy):
+        return f"{command.target} <- {command.source}"
+    if isinstance(command, Scale):
+        return f"{command.target} <- k {command.target}"
+    if isinstance(command, Axpy):
+        return f"{command.target} <- {command.target} + k {command.other}"
+    return "loss and gradient of the parameters"
 
 
 def draw(plan: Plan, colours: bool = False, more: Sequence[str] = ()) -> str:

@@ -13,7 +13,7 @@ from paceline.algorithms.splits import PARTIAL, WHOLE
 from paceline.algorithms.splits.derivation import PARAMETER, Program
 from paceline.algorithms.splits.movements import Exchange, Movement, volume
 from paceline.algorithms.splits.nodes import Shape
-from paceline.planning.planner.divisions import ModelDivision
+from paceline.planning.planner.facts import ModelDivision
 from paceline.plans.methods.prediction import sent
 from paceline.plans.methods.views import Parts
 from paceline.training.parameters.layout import ALIGN

@@ -16,8 +16,7 @@ from paceline.runtime.report.overview import section
 from paceline.runtime.report.reading import Reading
 from paceline.runtime.runs.record import DataOrigin
 from paceline.runtime.runs.trace import Kind
-from paceline.training.shards.manifest import Account, Manifest, read_manifest
-from paceline.training.shards.rejected import Example, examples
+from paceline.training.shards.manifest import Account, Example, Manifest, examples, read_manifest
 from paceline.training.shards.sealed import SealedList, is_stream
 
 MOST_SOURCES = 20  # rows of a table of sources

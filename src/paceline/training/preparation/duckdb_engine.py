@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.training.preparation import Progress, SourceRows
-from paceline.training.preparation.duckdb_database import Database
+from paceline.training.preparation.duckdb_database import Database, DuckDbDialect
 from paceline.training.preparation.duckdb_reading import File, Reader
-from paceline.training.preparation.duckdb_sql import DuckDbDialect
 from paceline.training.preparation.line_numbers import Ints, Skipped, blank_lines, count_lines, lines_of
 from paceline.training.preparation.recipe import Recipe
 from paceline.training.preparation.sources import Csv, JsonLines, Lines, Parquet

@@ -41,7 +41,6 @@ from paceline.training.preparation.recipe import Recipe, Words
 from paceline.training.preparation.sources import Csv, JsonLines, Lines
 from paceline.training.shards.drift import Drift, Reference, as_lists, from_lists
 from paceline.training.shards.manifest import Account, Shard, write_whole
-from paceline.training.shards.room import refuse_links, room_in
 from paceline.training.shards.sealed import (
     Note,
     Sealed,
@@ -54,7 +53,7 @@ from paceline.training.shards.sealed import (
     only_writer,
     position,
 )
-from paceline.training.shards.writing import Rows, ShardWriter
+from paceline.training.shards.writing import Rows, ShardWriter, refuse_links, room_in
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -36,9 +36,8 @@ from paceline.training.shards.manifest import (
     Split,
     write_whole,
 )
-from paceline.training.shards.room import refuse_links, room_in
 from paceline.training.shards.statistics import Moments
-from paceline.training.shards.writing import Rows, ShardWriter
+from paceline.training.shards.writing import Rows, ShardWriter, refuse_links, room_in
 
 if TYPE_CHECKING:
     pass

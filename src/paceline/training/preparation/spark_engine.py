@@ -220,7 +220,7 @@ class SparkEngine:
     def _csv(self, source: Csv, lines: str) -> str:
         """Return a query for the fields of lines, and for what is wrong with those that do not have them.
 
-        As for [quotes.py](quotes.py), a field is in quotes as a whole or does not begin with one.
+        As for [duckdb_reading.py](duckdb_reading.py), a field is in quotes as a whole or does not begin with one.
         """
         separator, quote = (re.escape(mark) for mark in (source.delimiter, source.quote))
         quoted = f"[ ]?{quote}[^{quote}]*+(?:{quote}{quote}[^{quote}]*+)*+{quote}[ ]*+" if quote else "(?!)"

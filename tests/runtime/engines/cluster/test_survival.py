@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.interfaces.testing.survival.faults import Fault, FaultKind, Injector, Picture
+from paceline.interfaces.testing.survival.faults import Fault, FaultKind, Injector, Picture, Times, times_of
 from paceline.interfaces.testing.survival.nodes import Nodes, Program, started
 from paceline.interfaces.testing.survival.proofs import applied_once, ended_well, left_behind, replayed
-from paceline.interfaces.testing.survival.timing import Times, times_of
 from paceline.runtime.runs.events import Event, EventKind, ProcessKind, read_events
 from paceline.runtime.runs.live import Phase, read_live
 from paceline.runtime.runs.record import read_record

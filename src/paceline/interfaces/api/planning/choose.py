@@ -27,8 +27,7 @@ from paceline.planning.planner.choosing import GOALS, USABLE, Choice, Layer, fit
 from paceline.planning.planner.choosing import choose as rank
 from paceline.planning.planner.cluster import Cluster, Node, links_of
 from paceline.planning.planner.costs import Calibrated, Costs
-from paceline.planning.planner.divisions import ModelDivision
-from paceline.planning.planner.facts import Facts, coding_of, reads
+from paceline.planning.planner.facts import Facts, ModelDivision, coding_of, reads
 from paceline.planning.planner.methods import predict
 from paceline.planning.planner.model_cost import cost_of, parameter_bytes
 from paceline.planning.planner.prediction import Prediction

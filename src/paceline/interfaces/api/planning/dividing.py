@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from paceline.algorithms.schedules.clock import Walk
 from paceline.algorithms.schedules.worker import Send
 from paceline.algorithms.splits.derivation import Program
-from paceline.planning.planner.divisions import ModelDivision
+from paceline.planning.planner.facts import ModelDivision
 from paceline.planning.planner.programs import division_of
 from paceline.planning.planner.split_search import Graph
 from paceline.plans.methods.views import Parts, Stages
