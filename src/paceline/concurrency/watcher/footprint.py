@@ -1,4 +1,4 @@
-"""The footprint of a process tree in a window of time: the numbers that the classifier reads. Pure."""
+"""The footprint of a process tree in a window of time, and the decision tree that classifies it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A figure of the evaluations that callbacks follow: whether a new value is better than the best so far."""
+"""Callbacks that follow a figure of the evaluations: early stopping, and the best checkpoint."""
 
 from __future__ import annotations
 

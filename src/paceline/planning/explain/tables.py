@@ -1,4 +1,4 @@
-"""The table of a collective as text: a row per step, a column per worker."""
+"""Tables as text: of a collective, of the messages between operators, of a mesh."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The memory of a worker: bytes of its own, besides shared memory, the interpreter and files of libraries.
 
-`heap` has the formula. A profile measures real workers of this very model and scales it; a card alone does not. Shared
+A profile measures real workers of this very model and scales it; a card alone does not. Shared
 memory (the vectors of a collective, a server's versions) is not a worker's own.
 """
 
