@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from paceline.runtime.runs.machine import this_machine
+from paceline.runtime.runs.record import this_machine
 from paceline.runtime.runs.schema import to_dict
 
 Name = TypeVar("Name", bound=Hashable)

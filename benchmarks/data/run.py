@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from paceline.runtime.runs.machine import this_machine
+from paceline.runtime.runs.record import this_machine
 from paceline.runtime.runs.schema import to_dict
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

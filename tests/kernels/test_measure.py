@@ -11,7 +11,6 @@ from torch import nn
 from typer.testing import CliRunner
 
 from paceline.interfaces.cli import app, register
-from paceline.kernels.measure import bench as by_ranks
 from paceline.kernels.measure import bench as measuring
 from paceline.kernels.measure.bench import PARTS, bench
 from paceline.kernels.measure.figures import SEQUENTIAL, Bench, Meter, Row, Shaped
@@ -96,14 +95,14 @@ def test_the_tuners_choice_stands_out() -> None:
     "names",
     [
         pytest.param(("outputs", "fused"), id="some"),
-        pytest.param(tuple(by_ranks.WAYS), marks=pytest.mark.soak, id="all"),
+        pytest.param(tuple(measuring.WAYS), marks=pytest.mark.soak, id="all"),
     ],
 )
 def test_ranks_are_measured_where_there_is_an_mpi(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
     monkeypatch.setattr(measuring, "peak", lambda threads: Peak(threads, 200.0, 40.0))
-    ways = {name: (*by_ranks.WAYS[name][:2], ((2, 1),)) for name in names}
-    monkeypatch.setattr(by_ranks, "WAYS", ways)
+    ways = {name: (*measuring.WAYS[name][:2], ((2, 1),)) for name in names}
+    monkeypatch.setattr(measuring, "WAYS", ways)
     found = bench(("ranks",), seconds=0.01, say=lambda line: None)
     rows = {row.who: row for row in found.rows}
     assert not found.missing
@@ -113,10 +112,10 @@ def test_ranks_are_measured_where_there_is_an_mpi(names: tuple[str, ...], monkey
 
 @pytest.mark.parametrize("lack", ["mpi4py", "mpiexec"])
 def test_what_is_missing_is_said(lack: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_ranks.importlib.util, "find_spec", lambda name: None if lack == "mpi4py" else object())
-    monkeypatch.setattr(by_ranks, "mpiexec", lambda: None)
+    monkeypatch.setattr(measuring.importlib.util, "find_spec", lambda name: None if lack == "mpi4py" else object())
+    monkeypatch.setattr(measuring, "mpiexec", lambda: None)
     found = Bench([Peak(1, 200.0, 40.0)], machine={"vector": 64})
-    by_ranks.ranks(Meter(found, 0.01, (1,), lambda line: None))
+    measuring.ranks(Meter(found, 0.01, (1,), lambda line: None))
     assert not found.rows
     assert "Not measured: ranks: " in tables(found)
     assert lack in tables(found)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from paceline.kernels import CannotFuse, fuse, fuse_replicas, machine
-from paceline.kernels.alike import fuse_alike
+from paceline.kernels.replicas import fuse_alike
 from paceline.kernels.weights import remember, remembered
 from tests.kernels.test_fused import data, small_cnn
 

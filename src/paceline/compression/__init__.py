@@ -7,6 +7,5 @@ pruning.py                narrower models; samples.py: which data the search see
 emission/                 C files; building.py compiles, loads, sizes and times them
 targets.py                the machines that networks are made for
 onnx_file.py  precision.py    the same network as ONNX; any model in PyTorch's own precisions
-search.py  points.py  result.py  page.py     the search, its frontier, what `compress` returns, its page
-bounds.py                 bounds as users write them
+search.py  points.py  result.py  page.py     the search, its frontier and bounds, what `compress` returns, its page
 """

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from paceline.kernels.arguments import States, as_numbers, called, depends, finite, flat, is_whole, without_samples
 from paceline.kernels.ir import FORBIDDEN
 from paceline.kernels.layers import COMPARISONS, MODULES, of_function
 from paceline.kernels.layers.base import BATCH, CallSite, CannotFuse, Graph, Held, Layer, LayerSpec, Shape, kind_of
@@ -22,7 +21,17 @@ from paceline.kernels.layers.combined import EXPRESSIONS, materialised
 from paceline.kernels.layers.expansions import allowed
 from paceline.kernels.layers.shapes import pieces
 from paceline.kernels.refusal import RESERVED
-from paceline.kernels.tracing import traced
+from paceline.kernels.tracing import (
+    States,
+    as_numbers,
+    called,
+    depends,
+    finite,
+    flat,
+    is_whole,
+    traced,
+    without_samples,
+)
 
 # --- Parameters that a forward takes in another shape or order, or by their first rows --------------------------------
 

@@ -22,10 +22,9 @@ from torch import Tensor
 from paceline.kernels.build import library
 from paceline.kernels.compiled import Call
 from paceline.kernels.fused import TEAM
-from paceline.kernels.one_pass import FLAGS
+from paceline.kernels.one_pass import FLAGS, use_torchs_roots
 from paceline.kernels.printers.cpp import part
 from paceline.kernels.printers.step import step_text
-from paceline.kernels.roots import use_torchs_roots
 from paceline.kernels.served_steps import ServedRule, ServedStep
 from paceline.kernels.weights import REALS
 

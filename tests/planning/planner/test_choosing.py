@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.planning.planner import history
-from paceline.planning.planner.choosing import choose, flips
-from paceline.planning.planner.finals import DOUBT, MEASURED, corrected, finalists, measured_as
+from paceline.planning.planner.choosing import DOUBT, MEASURED, choose, corrected, finalists, flips, measured_as
 from paceline.planning.planner.prediction import Prediction
 from paceline.planning.planner.validating import check, kendall, validation
 from paceline.plans.methods.prediction import Terms

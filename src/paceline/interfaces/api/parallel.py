@@ -40,10 +40,9 @@ from paceline.runtime.links.memory import Memory, SharedTensors
 from paceline.runtime.links.rendezvous import Rendezvous
 from paceline.runtime.links.store_order import require_store_order
 from paceline.runtime.runs.folder import RunFolder, emptied, new_folder
-from paceline.runtime.runs.machine import this_machine
-from paceline.runtime.runs.record import JobRecord, RunRecord, Status
+from paceline.runtime.runs.record import JobRecord, RunRecord, Status, this_machine
 from paceline.runtime.runs.schema import from_dict, to_dict
-from paceline.runtime.runs.summary import summarize
+from paceline.runtime.runs.time_accounting import summarize
 from paceline.runtime.runs.trace import Kind, Trace
 from paceline.training.gradients.learner import Learner
 from paceline.training.gradients.replica import Replica

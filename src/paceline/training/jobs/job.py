@@ -20,11 +20,10 @@ from paceline.errors import JobError, is_positive, is_whole, plain, suggest, use
 from paceline.errors.arguments import wrong_types
 from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, accepts_old_names, renames_fields
 from paceline.text_table import TextList
-from paceline.training.jobs.closures import refuse_closures
 from paceline.training.jobs.listing import given
 from paceline.training.jobs.loaders import LoaderData, adopted, taken_apart
 from paceline.training.jobs.metrics import RESERVED, by_name, goes_by_batches
-from paceline.training.jobs.several import together
+from paceline.training.jobs.several import refuse_closures, together
 from paceline.training.jobs.threads import threads
 
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise

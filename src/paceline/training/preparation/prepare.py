@@ -26,6 +26,7 @@ from paceline.training.preparation import Engine, Progress
 from paceline.training.preparation.encoding import Encoder, transformed
 from paceline.training.preparation.recipe import Recipe, Words
 from paceline.training.preparation.sources import check_headers
+from paceline.training.shards.drift import Moments
 from paceline.training.shards.manifest import (
     Account,
     Column,
@@ -36,7 +37,6 @@ from paceline.training.shards.manifest import (
     Split,
     write_whole,
 )
-from paceline.training.shards.statistics import Moments
 from paceline.training.shards.writing import Rows, ShardWriter, refuse_links, room_in
 
 if TYPE_CHECKING:

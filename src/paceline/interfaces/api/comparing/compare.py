@@ -33,7 +33,7 @@ from paceline.runtime.runs.folder import emptied, new_folder
 from paceline.runtime.runs.held import common_level, seconds_to_hold
 from paceline.runtime.runs.intervals import wilson
 from paceline.runtime.runs.json_files import write_json
-from paceline.runtime.runs.machine import this_machine
+from paceline.runtime.runs.record import this_machine
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.schema import to_dict
 from paceline.runtime.runs.verdict import decided

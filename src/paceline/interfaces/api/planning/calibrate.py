@@ -32,7 +32,7 @@ from paceline.planning.planner.model_cost import cost_of
 from paceline.planning.planner.operations import BACKWARD, FORWARD, UPDATE, USUAL
 from paceline.plans.methods.prediction import NotPredicted
 from paceline.plans.plan import Plan, make
-from paceline.runtime.runs.machine import this_machine
+from paceline.runtime.runs.record import this_machine
 from paceline.training.jobs.job import Job
 
 # --- What pipelines and split layers take besides computing: small networks are trained by one plan of each -----------

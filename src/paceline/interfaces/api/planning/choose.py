@@ -38,7 +38,7 @@ from paceline.plans.clusters import check_method
 from paceline.plans.methods.prediction import NotPredicted
 from paceline.plans.plan import Plan, make
 from paceline.runtime.engines.setup import set_up
-from paceline.runtime.runs.machine import this_machine
+from paceline.runtime.runs.record import this_machine
 from paceline.training.gradients.payload import Payload
 from paceline.training.gradients.probe import probing_once
 from paceline.training.jobs.job import Job, checked

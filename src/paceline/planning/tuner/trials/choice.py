@@ -14,11 +14,10 @@ from paceline.planning.tuner.training import JobObjective
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Ended, Objective, Report, Terms, Trials, run_leg
 from paceline.planning.tuner.trials.dispatch import Dispatcher, WorkerPool
-from paceline.planning.tuner.trials.limit import LIMIT, limited
 from paceline.planning.tuner.trials.messages import Outcome
 from paceline.planning.tuner.trials.peers import Peers, RankInfo
 from paceline.planning.tuner.trials.processes import Processes
-from paceline.planning.tuner.trials.stacked import Stacked
+from paceline.planning.tuner.trials.stacked import LIMIT, Stacked, limited
 from paceline.training.data.source import TensorSource
 from paceline.training.gradients.stacks.evaluated_members import one_thread
 from paceline.training.gradients.stacks.fastest_stack import Forms

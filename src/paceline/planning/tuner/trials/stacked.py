@@ -7,9 +7,12 @@ the end of their leg, leave the group.
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,11 +23,36 @@ from paceline.planning.tuner.study import Assignment
 from paceline.planning.tuner.training import JobObjective
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Ended, Report, Terms, Trials, reason_of
-from paceline.planning.tuner.trials.limit import limited
 from paceline.training.data.source import TensorSource
 from paceline.training.gradients.stacks.evaluated_members import Evaluation, Figures
 from paceline.training.gradients.stacks.stacking import CannotStack, shape_of
 from paceline.training.jobs.job import Job
+
+# --- A limit for the time that code of the user's may take in the tuner's own process ---------------------------------
+
+LIMIT = 120.0  # seconds, after which what makes a model or computes its first batch is taken to hang
+AGAIN = 1.0  # seconds until the next attempt ends, where the first one's error was taken for something else
+
+
+@contextmanager
+def limited(seconds: float | None = None) -> Iterator[None]:
+    """A context that is left with TimeoutError after so many seconds; in the main thread, where signals arrive."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    most = seconds or LIMIT
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"it was silent for {most:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, most, AGAIN)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
 
 MOST = 64  # trials that are under way at once
 

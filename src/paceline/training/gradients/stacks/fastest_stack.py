@@ -20,10 +20,9 @@ from torch import Tensor, nn
 from paceline.algorithms.agenda import Agenda
 from paceline.errors import JobWarning
 from paceline.kernels import CannotFuse, NoCompiler, fuse_replicas, machine
-from paceline.kernels.alike import fuse_alike, rates_of
 from paceline.kernels.build import COMPILING
 from paceline.kernels.comparison import WrongCode
-from paceline.kernels.replicas import Replicas
+from paceline.kernels.replicas import Replicas, fuse_alike, rates_of
 from paceline.kernels.weights import REALS, remember, remembered
 from paceline.training.data.source import TensorSource
 from paceline.training.gradients.stacks.stacking import CannotStack, Members
