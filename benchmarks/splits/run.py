@@ -37,7 +37,7 @@ from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
 from paceline.runtime.runs.trace import Kind
 from paceline.training.splits.describing import describe
 from paceline.training.splits.exchanging import LinkMover
-from paceline.training.stages.tracing import Call, trace
+from paceline.training.stages.tracing import TracedCall, trace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bounded import measure_bounded
@@ -74,7 +74,7 @@ def program_of(model: Callable[[], nn.Module], shape: tuple[int, ...], workers: 
     """Derive the program without memory for numbers: on PyTorch's meta device."""
     with torch.device("meta"):
         module, batch = model(), (torch.empty(shape), torch.empty(shape[:1], dtype=torch.long))
-    call, tensors = Call.of(lambda net, b: F.cross_entropy(net(b[0]), b[1]), batch)
+    call, tensors = TracedCall.of(lambda net, b: F.cross_entropy(net(b[0]), b[1]), batch)
     found = describe(trace(module, call), tensors)
     recipe = OneWeirdTrick()
     nodes = recipe.prepare(found.nodes, workers)

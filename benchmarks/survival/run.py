@@ -37,7 +37,7 @@ from paceline.testing.survival.faults import (
     times_of,
 )
 from paceline.testing.survival.hosts import hosts, possible
-from paceline.testing.survival.nodes import Nodes, Program, started
+from paceline.testing.survival.nodes import NodeProgram, Nodes, started
 from paceline.testing.survival.proofs import applied_once, ended_well, left_behind, replayed
 
 from paceline.runtime.runs.events import Event, EventKind, read_events
@@ -106,7 +106,7 @@ class Survival:
         plan, batches, step = PLANS[self.number % len(PLANS)]
         nodes = chance.choice((2, 3, 3, 4))
         late = (nodes - 1,) if self.disturbed and chance.random() < 0.25 else ()
-        program = Program(plan, nodes, batches, step, seed=0)
+        program = NodeProgram(plan, nodes, batches, step, seed=0)
         kinds = self._kinds(plan, nodes)
         begun = time.time()
         with ExitStack() as stack:
@@ -196,7 +196,7 @@ class Survival:
         return [each for each in wrong if each]
 
     def _result(
-        self, ran: Nodes, injector: Injector, program: Program, late: tuple[int, ...], codes: list[int | None],
+        self, ran: Nodes, injector: Injector, program: NodeProgram, late: tuple[int, ...], codes: list[int | None],
         begun: float, wrong: list[str], copies: int,
     ) -> Result:  # fmt: skip
         events = _events(ran)

@@ -10,7 +10,7 @@ from catalogue import HERE, VERDICT, cause_of, split_of
 
 from paceline.concurrency.watcher.footprint import Footprint, footprint
 from paceline.concurrency.watcher.history import STILL, History
-from paceline.concurrency.watcher.report import Report
+from paceline.concurrency.watcher.report import HangReport
 from paceline.concurrency.watcher.samples import Counters, Snapshot
 from paceline.concurrency.watcher.trace import Trace
 
@@ -77,7 +77,7 @@ class Program(NamedTuple):
             if each.processes and each.at - begin >= STILL + STARTING:
                 yield footprint(history, each)
 
-    def cause_is_right(self, report: Report) -> bool:
+    def cause_is_right(self, report: HangReport) -> bool:
         """Whether a report blames exactly the processes that hold each other."""
         snapshot = next(each for each in reversed(self.trace.samples) if isinstance(each, Snapshot))
         ranks = {process.rank for process in snapshot.processes if process.rank is not None}

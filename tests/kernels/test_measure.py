@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from paceline.interfaces.cli import app, register
 from paceline.kernels.measure import bench as measuring
 from paceline.kernels.measure.bench import PARTS, bench
-from paceline.kernels.measure.figures import SEQUENTIAL, Bench, Meter, Row, Shaped
+from paceline.kernels.measure.figures import SEQUENTIAL, Bench, EpochRow, Meter, Shaped
 from paceline.kernels.measure.networks import CNN
 from paceline.kernels.measure.peak import Peak
 from paceline.kernels.measure.picture import Point, roofline
@@ -57,10 +57,10 @@ def test_layers_are_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tables_set_ours_beside_the_best_of_theirs() -> None:
     found = Bench([Peak(1, 200.0, 40.0)], machine={"vector": 64})
     found.rows = [
-        Row("mnist-dnn", "fused", 1, 0.2, 50.0, 0.25),
-        Row("mnist-dnn", "fused", 2, 0.1, 100.0, 0.25),
-        Row("mnist-dnn", "PyTorch eager", 1, 0.8, 12.0, 0.06),
-        Row("mnist-dnn", "PyTorch compiled", 1, 0.5, 20.0, 0.1),
+        EpochRow("mnist-dnn", "fused", 1, 0.2, 50.0, 0.25),
+        EpochRow("mnist-dnn", "fused", 2, 0.1, 100.0, 0.25),
+        EpochRow("mnist-dnn", "PyTorch eager", 1, 0.8, 12.0, 0.06),
+        EpochRow("mnist-dnn", "PyTorch compiled", 1, 0.5, 20.0, 0.1),
     ]
     said = tables(found)
     assert "**5.0 times**" in said
@@ -72,10 +72,10 @@ def test_speed_up_and_efficiency_are_the_studys() -> None:
     found = Bench([Peak(1, 200.0, 40.0)], machine={"vector": 64})
     name = "mnist-cnn, batch 1"
     found.rows = [
-        Row(name, SEQUENTIAL, 1, 3.0, 8.0, 0.04),
-        Row(name, "MPI as published", 1, 4.0, 6.0, 0.03, ranks=1),
-        Row(name, "MPI as published", 1, 2.5, 10.0, 0.03, ranks=2),
-        Row(name, "MPI as published", 2, 2.0, 12.0, 0.03, ranks=2),
+        EpochRow(name, SEQUENTIAL, 1, 3.0, 8.0, 0.04),
+        EpochRow(name, "MPI as published", 1, 4.0, 6.0, 0.03, ranks=1),
+        EpochRow(name, "MPI as published", 1, 2.5, 10.0, 0.03, ranks=2),
+        EpochRow(name, "MPI as published", 2, 2.0, 12.0, 0.03, ranks=2),
     ]
     said = tables(found)
     assert "| *published:* MPI, 2 ranks | | | 68.2 | 1.5 | | | |" in said

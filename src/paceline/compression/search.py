@@ -102,7 +102,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """All points, each with the candidate that it was made of."""
 
     points: tuple[Point, ...]
@@ -118,7 +118,7 @@ def search(
     target: Target,
     say: Say,
     widths: Sequence[float] = WIDTHS,
-) -> Found:
+) -> SearchResult:
     """Make and measure all candidates. `trained` is the accuracy of the model as it was."""
     trained = score.each(module, division.validation)
     share = float(trained.mean())
@@ -155,7 +155,7 @@ def search(
         )
         for (each, one), needs in zip(forms, measured, strict=True)
     )
-    return Found(points, tuple(each for each, _ in forms), share)
+    return SearchResult(points, tuple(each for each, _ in forms), share)
 
 
 def _widths(

@@ -51,38 +51,38 @@ from paceline.kernels.ir import (
 
 
 @dataclass(frozen=True)
-class Life:
+class Lifetime:
     """The statements from the first that writes a buffer to the last that reads it."""
 
     first: int
     last: int
 
-    def meets(self, other: Life) -> bool:
+    def meets(self, other: Lifetime) -> bool:
         """Whether both buffers hold something at the same time."""
         return self.first <= other.last and other.first <= self.last
 
 
 def lives(
     program: Program, touched: Sequence[set[str]], statements: Sequence[Statement | Transpose]
-) -> dict[str, Life]:
+) -> dict[str, Lifetime]:
     """The life of each buffer whose memory may be used by others; `touched` are the buffers of each statement.
 
     Others keep their memory: places without a writer, as the margin of an image, are zero for that reason; and
     what is summed over a batch, other groups of samples read.
     """
-    lifetimes: dict[str, Life] = {}
+    lifetimes: dict[str, Lifetime] = {}
     pinned: set[str] = set()
     for number, (names, statement) in enumerate(zip(touched, statements, strict=True)):
         for name in {program.base(name) for name in names}:
             if name not in lifetimes and name != "input" and not _writes_all(program, statement, name):
                 pinned.add(name)
-            lifetimes[name] = Life(lifetimes[name].first if name in lifetimes else number, number)
+            lifetimes[name] = Lifetime(lifetimes[name].first if name in lifetimes else number, number)
         if isinstance(statement, BatchSum):
             pinned.add(program.base(statement.source))
         if isinstance(statement, Lookup) and statement.numbers:  # a row that does not exist would be read out of bounds
             pinned.add(program.base(statement.numbers))
     if "input" in lifetimes:
-        lifetimes["input"] = Life(-1, lifetimes["input"].last)
+        lifetimes["input"] = Lifetime(-1, lifetimes["input"].last)
     return {name: life for name, life in lifetimes.items() if name not in pinned}
 
 
@@ -118,7 +118,7 @@ def _writes_all(program: Program, statement: Statement | Transpose, name: str) -
     return False
 
 
-def places(sizes: Mapping[str, int], life: Mapping[str, Life]) -> tuple[dict[str, int], int]:
+def places(sizes: Mapping[str, int], life: Mapping[str, Lifetime]) -> tuple[dict[str, int], int]:
     """(where each buffer begins, how much memory all take): the largest first, each at the first place that is free."""
     begin: dict[str, int] = {}
     end = 0

@@ -14,9 +14,9 @@ from paceline.kernels.blocks import Block, Nest, choose, collide
 from paceline.kernels.ir import (
     Apply,
     BatchSum,
-    Call,
     Contract,
     Expression,
+    FunctionCall,
     Index,
     Kind,
     Op,
@@ -246,7 +246,7 @@ def _row(step: Step) -> tuple[str, str, str, str, str]:
 
 def _named(value: Expression) -> str:
     match value:
-        case Call(function, _):
+        case FunctionCall(function, _):
             return function
         case Op(sign, _, _):
             return {"*": "product", "+": "sum", "-": "difference"}[sign]

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.build import library
-from paceline.kernels.compiled import Call
+from paceline.kernels.compiled import CompiledCall
 from paceline.kernels.fused import TEAM
 from paceline.kernels.one_pass import FLAGS, use_torchs_roots
 from paceline.kernels.printers.cpp import part
@@ -38,7 +38,7 @@ SPAN = np.dtype(
 OPEN = -1  # the bound of a gate that is always open
 
 
-class Stage(IntEnum):
+class BatchStage(IntEnum):
     """What a worker does next with the batch in its hand."""
 
     COMPUTE = 0
@@ -114,7 +114,9 @@ def text(dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool)
 
 
 @cache
-def program(dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool) -> Callable[[Call, Served], None]:
+def program(
+    dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool
+) -> Callable[[CompiledCall, Served], None]:
     """Return the function that makes its updates; compiled, or found in the cache."""
     functions = library(text(dtype, step, rule, in_place), FLAGS)[0]
     use_torchs_roots(functions, dtype)

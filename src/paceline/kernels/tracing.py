@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 
 from paceline.kernels.ir import FORBIDDEN
 from paceline.kernels.layers import MODULES
-from paceline.kernels.layers.base import BATCH, CannotFuse, Held, is_hooked, kind_of
+from paceline.kernels.layers.base import BATCH, CannotFuse, HeldTensor, is_hooked, kind_of
 from paceline.kernels.layers.expansions import FORWARDS, FUNCTIONS
 
 # --- Arguments of traced functions: names of layers, parameters, and values that do not depend on the samples ---------
@@ -43,7 +43,7 @@ def without_samples(values: Any) -> Any:
         return type(values)(map(without_samples, values))
     if isinstance(values, dict):
         return {key: without_samples(value) for key, value in values.items()}
-    return 1 if values is BATCH else values.tensor if isinstance(values, Held) else values
+    return 1 if values is BATCH else values.tensor if isinstance(values, HeldTensor) else values
 
 
 def is_whole(args: list[Any], kwargs: dict[str, Any]) -> bool:
@@ -78,7 +78,7 @@ def depends(argument: Any, *besides: Any) -> bool:
         return any(depends(each, *besides) for each in argument.values())
     if isinstance(argument, slice):
         return depends([argument.start, argument.stop, argument.step], *besides)
-    if isinstance(argument, Held):
+    if isinstance(argument, HeldTensor):
         return isinstance(argument.tensor, nn.Parameter)
     return (
         (argument is BATCH and BATCH not in besides)

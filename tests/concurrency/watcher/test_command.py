@@ -17,7 +17,7 @@ import pytest
 
 from paceline.concurrency.check.options import Options
 from paceline.concurrency.check.run import check_paths
-from paceline.concurrency.watcher.report import Report, Span, Waiting
+from paceline.concurrency.watcher.report import HangReport, Span, Waiting
 from paceline.concurrency.watcher.samples import Frame
 from paceline.concurrency.watcher.session import add_verdicts, record_in_run, with_findings
 from paceline.runtime.runs.events import EventKind, read_events
@@ -38,9 +38,9 @@ with first:
 """
 
 
-def hang(file: Path, line: int) -> Report:
+def hang(file: Path, line: int) -> HangReport:
     process = Waiting(10, "pid 10 (a.py)", "cause", "a lock", (10,), at=Frame(str(file), line, "<module>"))
-    return Report("deadlocked", 0.99, Span(1e9, 9.0), (process,), "take locks in one order")
+    return HangReport("deadlocked", 0.99, Span(1e9, 9.0), (process,), "take locks in one order")
 
 
 def confidence(feedback: Path | None) -> float:

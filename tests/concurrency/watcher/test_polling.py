@@ -9,7 +9,7 @@ import pytest
 from paceline.concurrency.watcher.graph import find_knot
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.judge import judge
-from paceline.concurrency.watcher.polling import Loop, loop_of
+from paceline.concurrency.watcher.polling import PollingLoop, loop_of
 from paceline.concurrency.watcher.samples import (
     Counters,
     Frame,
@@ -22,8 +22,8 @@ from paceline.concurrency.watcher.samples import (
     to_json,
 )
 
-TAKES = Loop(asks=True, file_lock=False, takes=True)
-ASKS, IDLES = Loop(asks=True, file_lock=False), Loop(asks=False, file_lock=False)
+TAKES = PollingLoop(asks=True, file_lock=False, takes=True)
+ASKS, IDLES = PollingLoop(asks=True, file_lock=False), PollingLoop(asks=False, file_lock=False)
 
 LOOPS = {
     "a flag": ("while not done:\n    time.sleep(1)", ASKS),
@@ -35,7 +35,7 @@ LOOPS = {
     "a child": ("while child.poll() is None:\n    print('waits')\n    time.sleep(1)", ASKS),
     "a file lock": (
         "while True:\n    try:\n        flock(file, NB)\n        break\n    except OSError:\n        time.sleep(1)",
-        Loop(asks=True, file_lock=True),
+        PollingLoop(asks=True, file_lock=True),
     ),
     "nothing": ("while True:\n    time.sleep(1)", IDLES),
     "nothing, and prints": ("while True:\n    print('alive')\n    time.sleep(1)", IDLES),

@@ -14,7 +14,7 @@ import pytest
 from paceline.algorithms.collectives.ring import Ring
 from paceline.errors import UsageError
 from paceline.planning.planner import fitting
-from paceline.planning.planner.card import Card, Exchange, Overhead, of_data_sheet
+from paceline.planning.planner.card import Card, ExchangeSeconds, Overhead, of_data_sheet
 from tests.planning.planner.cards import CARD
 
 # --- Fits find the coefficients that measurements were made of --------------------------------------------------------
@@ -131,7 +131,7 @@ def test_a_data_sheet_makes_a_card_with_a_wide_interval() -> None:
 
 
 def test_seconds_of_an_exchange_lie_between_those_that_were_measured() -> None:
-    found = Exchange("push", 2, 1e-5, 1e9, 0.1, points=((1e3, 1e-5), (1e6, 1e-4), (1e7, 2e-3)))
+    found = ExchangeSeconds("push", 2, 1e-5, 1e9, 0.1, points=((1e3, 1e-5), (1e6, 1e-4), (1e7, 2e-3)))
     for size, seconds in ((10, 1e-5), (1e6, 1e-4), (5.5e6, 1.05e-3), (1.9e7, 3.9e-3)):
         latency, bandwidth = found.at(size)
         assert latency + size / bandwidth == pytest.approx(seconds)

@@ -14,7 +14,7 @@ from paceline.errors import FrameError
 from paceline.kernels.codecs import native
 from paceline.training.gradients.encoder import GradientEncoder, PushedMessage
 from paceline.training.gradients.loops import Loops
-from paceline.training.gradients.message import Message
+from paceline.training.gradients.message import GradientMessage
 from paceline.training.parameters.layout import lay_out
 from tests.training.gradients.error_feedback import drift, owing
 
@@ -206,4 +206,4 @@ def test_a_truncated_message_is_refused() -> None:
     words = pushed.message.bytes - made.shapes[0].fixed
     for size in (0, 4, words - 4, words + 4, words + 1):
         with pytest.raises(FrameError, match="announces"):
-            Message(made.shapes[0], pushed.message.raw).check_words(size)
+            GradientMessage(made.shapes[0], pushed.message.raw).check_words(size)

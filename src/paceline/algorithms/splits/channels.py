@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 from paceline.algorithms.splits import COPIED, even, split
 from paceline.algorithms.splits.columns import few
-from paceline.algorithms.splits.nodes import Layout, Node
+from paceline.algorithms.splits.nodes import Layout, SplitNode
 
 
 @dataclass(frozen=True)
 class Channels:
     name = "channels"
 
-    def refusal(self, node: Node, workers: int) -> str:
+    def refusal(self, node: SplitNode, workers: int) -> str:
         if node.kind != "convolution":
             return "only convolutions without groups have channels"
         return few(node.shape_of("weight")[0], "channels", workers)
 
-    def layout(self, node: Node, workers: int) -> Layout:
+    def layout(self, node: SplitNode, workers: int) -> Layout:
         bounds = even(node.shape_of("weight")[0], workers)
         return Layout((COPIED,), split(1, bounds), {"weight": split(0, bounds), "bias": split(0, bounds)})

@@ -13,20 +13,20 @@ from dataclasses import dataclass
 
 from paceline.algorithms.splits import COPIED, PARTIAL, Cut, Placement, even, split
 from paceline.algorithms.splits.columns import few
-from paceline.algorithms.splits.nodes import Layout, Node
+from paceline.algorithms.splits.nodes import Layout, SplitNode
 
 
 @dataclass(frozen=True)
 class Heads:
     name = "heads"
 
-    def refusal(self, node: Node, workers: int) -> str:
+    def refusal(self, node: SplitNode, workers: int) -> str:
         if node.kind != "attention":
             return "only nn.MultiheadAttention with one size for queries, keys and values has heads to split"
         (heads,) = node.numbers("heads")
         return few(heads, "heads", workers)
 
-    def layout(self, node: Node, workers: int) -> Layout:
+    def layout(self, node: SplitNode, workers: int) -> Layout:
         (heads,) = node.numbers("heads")
         width = node.shape_of("out_proj.weight")[1]
         bounds = even(width, workers, width // heads)

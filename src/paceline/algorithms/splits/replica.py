@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.algorithms.splits import COPIED, WHOLE
-from paceline.algorithms.splits.nodes import Layout, Node
+from paceline.algorithms.splits.nodes import Layout, SplitNode
 
 
 @dataclass(frozen=True)
 class Replica:
     name = "replica"
 
-    def refusal(self, node: Node, workers: int) -> str:
+    def refusal(self, node: SplitNode, workers: int) -> str:
         return ""
 
-    def layout(self, node: Node, workers: int) -> Layout:
+    def layout(self, node: SplitNode, workers: int) -> Layout:
         return Layout((WHOLE,) * len(node.takes), WHOLE, {held.role: COPIED for held in node.held if held.trained})

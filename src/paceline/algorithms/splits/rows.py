@@ -13,19 +13,19 @@ from dataclasses import dataclass
 
 from paceline.algorithms.splits import PARTIAL, even, split
 from paceline.algorithms.splits.columns import few
-from paceline.algorithms.splits.nodes import Layout, Node
+from paceline.algorithms.splits.nodes import Layout, SplitNode
 
 
 @dataclass(frozen=True)
 class Rows:
     name = "rows"
 
-    def refusal(self, node: Node, workers: int) -> str:
+    def refusal(self, node: SplitNode, workers: int) -> str:
         if node.kind not in ("linear", "convolution"):
             return "only linear layers and convolutions have rows"
         return few(node.shape_of("weight")[1], "inputs", workers)
 
-    def layout(self, node: Node, workers: int) -> Layout:
+    def layout(self, node: SplitNode, workers: int) -> Layout:
         bounds = even(node.shape_of("weight")[1], workers)
         (shape,) = node.shapes
         assert shape is not None

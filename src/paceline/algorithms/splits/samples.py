@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.algorithms.splits import COPIED, even, split
-from paceline.algorithms.splits.nodes import Layout, Node
+from paceline.algorithms.splits.nodes import Layout, SplitNode
 
 #: Kinds that compute every entry of dimension 0 on its own.
 APART = ("linear", "convolution", "convolution_groups", "embedding", "layer_norm", "per_sample")
@@ -20,7 +20,7 @@ APART = ("linear", "convolution", "convolution_groups", "embedding", "layer_norm
 class Samples:
     name = "samples"
 
-    def refusal(self, node: Node, workers: int) -> str:
+    def refusal(self, node: SplitNode, workers: int) -> str:
         if node.kind not in APART:
             return "it does not compute every sample on its own"
         shape = node.shapes[0]
@@ -28,7 +28,7 @@ class Samples:
             return "its first dimension is not that of the samples"
         return ""
 
-    def layout(self, node: Node, workers: int) -> Layout:
+    def layout(self, node: SplitNode, workers: int) -> Layout:
         (shape,) = node.shapes
         assert shape is not None
         placed = split(0, even(shape[0], workers))

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 
 from paceline.algorithms.splits import PARTIAL, WHOLE, even, split
 from paceline.algorithms.splits.columns import Columns, few
-from paceline.algorithms.splits.nodes import Layout, Node
+from paceline.algorithms.splits.nodes import Layout, SplitNode
 
 
 @dataclass(frozen=True)
 class Vocabulary:
     name = "vocabulary"
 
-    def refusal(self, node: Node, workers: int) -> str:
+    def refusal(self, node: SplitNode, workers: int) -> str:
         if node.kind not in ("embedding", "linear"):
             return "only embeddings and the linear layer of scores have a vocabulary"
         return few(node.shape_of("weight")[0], "words", workers)
 
-    def layout(self, node: Node, workers: int) -> Layout:
+    def layout(self, node: SplitNode, workers: int) -> Layout:
         if node.kind == "linear":
             return Columns().layout(node, workers)
         return Layout((WHOLE,), PARTIAL, {"weight": split(0, even(node.shape_of("weight")[0], workers))})

@@ -12,7 +12,7 @@ from paceline.compression.emission.writer import Windows, Writer, floating, padd
 from paceline.compression.network import Affine, Function, MaxPooling, Network, Sum, Window
 from paceline.compression.reading import ARGUMENT
 from paceline.kernels.formulas import applied, is_formula
-from paceline.kernels.ir import Call, Expression, Number, Op
+from paceline.kernels.ir import Expression, FunctionCall, Number, Op
 from paceline.names import comment
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno")
@@ -53,7 +53,7 @@ def _lanes(value: Expression) -> str:
             return f"((Lanes){{0}} + {floating(number)})"
         case Op(sign, left, right):
             return f"({_lanes(left)} {sign} {_lanes(right)})"
-        case Call(function, argument):
+        case FunctionCall(function, argument):
             return f"{CALLED[function]}({_lanes(argument)})"
     return "x"
 

@@ -17,10 +17,10 @@ from paceline.kernels.functions import functions_of
 from paceline.kernels.ir import (
     FORBIDDEN,
     Apply,
-    Call,
     CausalMask,
     Contract,
     Expression,
+    FunctionCall,
     Index,
     Kind,
     Lookup,
@@ -292,5 +292,5 @@ def _value(writer: LoopsWriter, value: Expression) -> str:
             return writer.place(value)
         case Op(sign, left, right):
             return f"({_value(writer, left)} {sign} {_value(writer, right)})"
-        case Call(function, argument):
+        case FunctionCall(function, argument):
             return f"{function}_({_value(writer, argument)})"

@@ -15,7 +15,7 @@ from paceline.concurrency.watcher.judge import Schedule, judge, suspected
 from paceline.concurrency.watcher.processes import proc, stacks
 from paceline.concurrency.watcher.processes.attach import with_java_stacks
 from paceline.concurrency.watcher.processes.subjects import with_subjects
-from paceline.concurrency.watcher.report import Report
+from paceline.concurrency.watcher.report import HangReport
 from paceline.concurrency.watcher.samples import Snapshot
 from paceline.concurrency.watcher.screen import screen
 from paceline.concurrency.watcher.share import Share
@@ -52,7 +52,7 @@ class Watch:
         self._explained = False
         self.trace = Trace(keep=keep)
 
-    def tick(self) -> Report | None:
+    def tick(self) -> HangReport | None:
         """Take a reading and, where there is a reason to, a snapshot; return what hangs."""
         if self._ticks % TREE_TICKS == 0:
             self._pids = proc.tree([self._root])
@@ -93,7 +93,7 @@ class Watch:
                 with suppress(OSError):
                     os.kill(pid, number)
 
-    def _examine(self) -> Report | None:
+    def _examine(self) -> HangReport | None:
         started = time.thread_time()
         snapshot = proc.snapshot(self._pids).with_names(self._names())
         before = self._before.of(snapshot)

@@ -21,7 +21,7 @@ from paceline.compression.reading import network_of
 from paceline.compression.result import Compression
 from paceline.compression.samples import Samples, divide, test_samples
 from paceline.compression.scores import Score, score_of
-from paceline.compression.search import WIDTHS, Found, Target, search
+from paceline.compression.search import WIDTHS, SearchResult, Target, search
 from paceline.compression.targets import CortexM4, Here
 from paceline.errors import JobWarning, UsageError, suggest
 from paceline.errors.arguments import check_arguments
@@ -146,7 +146,7 @@ def _retraining(
 
 
 def _chosen(
-    search_result: Found,
+    search_result: SearchResult,
     job: Job,
     target: str,
     bounds: Bounds,

@@ -31,7 +31,7 @@ def watch(
     without a hang.
     """
     from paceline.concurrency.watcher.screen import CLEAR
-    from paceline.concurrency.watcher.session import Actions, Target, watch_target
+    from paceline.concurrency.watcher.session import Actions, WatchTarget, watch_target
 
     def print_plain(text: str) -> None:
         console.print(text, soft_wrap=True)
@@ -40,7 +40,7 @@ def watch(
         console.file.write((CLEAR if console.is_terminal else "") + visible(text) + "\n")
         console.file.flush()
 
-    target = Target(tuple(command or ()), pid, run, open_, seconds)
+    target = WatchTarget(tuple(command or ()), pid, run, open_, seconds)
     actions = Actions(print_plain, kill_after, exec_, save, show if live else None, share, feedback=feedback)
     outcome = watch_target(target, actions)
     if json:

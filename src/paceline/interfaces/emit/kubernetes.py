@@ -22,14 +22,14 @@ GRACE = 60
 
 
 @dataclass(frozen=True)
-class Place:
+class ClusterPlace:
     """Where in a cluster a training runs, and from which image."""
 
     image: str
     namespace: str | None = None
 
 
-def metadata(name: str, training: Training, place: Place) -> dict[str, Value]:
+def metadata(name: str, training: Training, place: ClusterPlace) -> dict[str, Value]:
     """Return the metadata of an object."""
     where: dict[str, Value] = {"namespace": place.namespace} if place.namespace else {}
     return {"name": name, **where, "labels": labels(training)}
@@ -40,7 +40,9 @@ def labels(training: Training) -> dict[str, Value]:
     return {"app.kubernetes.io/name": training.name, "app.kubernetes.io/managed-by": "paceline"}
 
 
-def container(name: str, training: Training, place: Place, mounts: Sequence[Value], **more: Value) -> dict[str, Value]:
+def container(
+    name: str, training: Training, place: ClusterPlace, mounts: Sequence[Value], **more: Value
+) -> dict[str, Value]:
     """Return a container that may do nothing but compute."""
     requests = {"cpu": str(training.cpus), "memory": f"{training.memory or MEMORY}Gi"}
     gpus: dict[str, Value] = {"nvidia.com/gpu": str(training.gpus)} if training.gpus else {}
@@ -122,7 +124,7 @@ exec sleep infinity
 """
 
 
-def stateful_set(training: Training, place: Place) -> str:
+def stateful_set(training: Training, place: ClusterPlace) -> str:
     """Return the manifest."""
     name = training.name
     comment = [
@@ -148,7 +150,7 @@ def stateful_set(training: Training, place: Place) -> str:
     return documents([service, _set(training, place)], comment)
 
 
-def _set(training: Training, place: Place) -> Value:
+def _set(training: Training, place: ClusterPlace) -> Value:
     name = training.name
     environment: Value = [
         {"name": "PACELINE_NODES", "value": str(training.nodes)},
@@ -206,7 +208,7 @@ RETRIES = 3
 KEPT = 600
 
 
-def ray_job(training: Training, place: Place, version: str) -> str:
+def ray_job(training: Training, place: ClusterPlace, version: str) -> str:
     """Return the manifest; `version` is that of Ray in the image."""
     comment = [
         f"Trains {training.summary}.",
@@ -240,7 +242,7 @@ def _script(training: Training) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _job(training: Training, place: Place, version: str) -> Value:
+def _job(training: Training, place: ClusterPlace, version: str) -> Value:
     nodes: Value = {
         "groupName": "nodes",
         "replicas": training.nodes,
@@ -270,7 +272,7 @@ def _job(training: Training, place: Place, version: str) -> Value:
     }
 
 
-def _head(training: Training, place: Place) -> dict[str, Value]:
+def _head(training: Training, place: ClusterPlace) -> dict[str, Value]:
     """Return the pod of the head, which trains nothing itself: it runs the command, and keeps the run."""
     mounts: list[Value] = [
         {"name": "runs", "mountPath": RUNS},
@@ -300,5 +302,5 @@ def manifest(training: Training, image: str | None = None, namespace: str | None
     `ray` is the version of Ray in the image, which KubeRay must know.
     """
     chosen = image_name(image) if image else f"{training.name}:latest"
-    place = Place(chosen, namespace_name(namespace) if namespace else None)
+    place = ClusterPlace(chosen, namespace_name(namespace) if namespace else None)
     return ray_job(training, place, ray) if training.roster == "ray" else stateful_set(training, place)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
 
-from paceline.kernels.ir import Apply, Call, Expression, Index, Loop, Number, Op, Ref, leaves, replaced
+from paceline.kernels.ir import Apply, Expression, FunctionCall, Index, Loop, Number, Op, Ref, leaves, replaced
 from paceline.kernels.memory import strides
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.words import shifted, written
@@ -113,7 +113,7 @@ class Access:
             case Op(sign, left, right):
                 one, other = (self.expression(part, point, names) for part in (left, right))
                 return f"({one} {sign} {other})"
-            case Call(function, argument):
+            case FunctionCall(function, argument):
                 return f"{NAMES.get(function, function)}({self.number}{{}} + {self.expression(argument, point, names)})"
         raise AssertionError(value)
 

@@ -31,7 +31,7 @@ ERROR = 0.35  # of a stage's seconds: where the model is cut is not known before
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageSeconds:
     """One stage of the model, in seconds of a micro-batch, and the bytes that it sends on."""
 
     forward: float
@@ -87,7 +87,7 @@ def on_clock(
     return Estimate(Terms(compute, updated / workers / updates, 0.0, wait), ERROR, ERROR, sent)
 
 
-def cut(costs: Costs, samples: int, count: int, workers: int, threads: int) -> list[Stage]:
+def cut(costs: Costs, samples: int, count: int, workers: int, threads: int) -> list[StageSeconds]:
     """Cut the model's modules into so many stages that the slowest is as fast as possible."""
     compute = costs.compute(samples, workers, threads).seconds
     layers = [each for name, each in costs.layers(samples, workers, threads).items() if name and each.forward]
@@ -98,7 +98,7 @@ def cut(costs: Costs, samples: int, count: int, workers: int, threads: int) -> l
     places = balanced([forward + backward for forward, backward, _ in pieces], count, [0.0] * len(pieces))
     bounds = [0, *places, len(pieces)]
     return [
-        Stage(sum(p[0] for p in part), sum(p[1] for p in part), part[-1][2])
+        StageSeconds(sum(p[0] for p in part), sum(p[1] for p in part), part[-1][2])
         for part in (pieces[low:high] for low, high in itertools.pairwise(bounds))
     ]
 

@@ -16,7 +16,7 @@ from paceline.planning.tuner.account import Account
 from paceline.planning.tuner.optuna import distribution
 from paceline.planning.tuner.space import Space
 from paceline.planning.tuner.study import FAILURE, STOPPED, Study, TrialRecord, curve_of_best
-from paceline.runtime.report.charts import SIDE, Line, chart, ticks
+from paceline.runtime.report.charts import SIDE, ChartLine, chart, ticks
 from paceline.runtime.report.curves import envelope
 from paceline.runtime.report.formatting import number
 from paceline.runtime.report.overview import section
@@ -261,9 +261,9 @@ def _over_time(study: Study, metric: str) -> str:
 
 def _line(
     label: str, x: Sequence[float], y: Sequence[float], colour: str, faint: bool = False, dots: bool = False
-) -> Line:
+) -> ChartLine:
     xs, ys = np.asarray(x, float), np.asarray(y, float)
-    return Line(label, colour, envelope(xs, ys, max(2, len(xs))), dots, faint)
+    return ChartLine(label, colour, envelope(xs, ys, max(2, len(xs))), dots, faint)
 
 
 def _curves(trials: Sequence[TrialRecord], metric: str) -> str:

@@ -32,13 +32,17 @@ from paceline.runtime.report.sections import (
 )
 from paceline.runtime.report.sentences import about_run, about_runs, listed, team
 from paceline.runtime.report.settings import differences, settings
-from paceline.runtime.runs.comparison import Answer, ComparisonRecord, Kind
+from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonKind, ComparisonRecord
 from paceline.runtime.runs.intervals import Interval
 from paceline.runtime.runs.verdict import is_wide
 
 # --- The tile at the top of a comparison's page: the plan to use, one process, or that it is not settled --------------
 
-TITLES = {Kind.RECOMMENDED: "Recommended", Kind.SINGLE: "One process is best here", Kind.UNDECIDED: "Undecided"}
+TITLES = {
+    ComparisonKind.RECOMMENDED: "Recommended",
+    ComparisonKind.SINGLE: "One process is best here",
+    ComparisonKind.UNDECIDED: "Undecided",
+}
 
 OPTION = re.compile(r"--[a-z-]+( \d+)?")  # is not broken into two lines
 
@@ -70,16 +74,16 @@ def tile(comparison: ComparisonRecord | None) -> str:
     )
 
 
-def _reason(comparison: ComparisonRecord, answer: Answer) -> str:
+def _reason(comparison: ComparisonRecord, answer: ComparisonAnswer) -> str:
     """The answer's sentence, without what the tile shows elsewhere."""
-    if answer.kind == Kind.RECOMMENDED:
+    if answer.kind == ComparisonKind.RECOMMENDED:
         row = next((row for row in comparison.plans if row.plan == answer.plan), None)
         return f"{row.short if row else answer.plan}, against one process with {comparison.best_single}"
     return answer.sentence.partition(": ")[2].partition("; to use it:")[0] + "."
 
 
-def _figures(answer: Answer) -> list[tuple[str, str]]:
-    if answer.kind != Kind.RECOMMENDED or answer.speedup is None or answer.speedup_interval is None:
+def _figures(answer: ComparisonAnswer) -> list[tuple[str, str]]:
+    if answer.kind != ComparisonKind.RECOMMENDED or answer.speedup is None or answer.speedup_interval is None:
         return []
     wide = is_wide(answer.speedup, Interval(*answer.speedup_interval))
     figures = [("times as fast as one process", ratio(answer.speedup, answer.speedup_interval, range_only=wide))]

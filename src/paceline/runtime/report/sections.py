@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from paceline.runtime.report.charts import Line, chart, fitting, histogram_chart, legend, logarithmic
+from paceline.runtime.report.charts import ChartLine, chart, fitting, histogram_chart, legend, logarithmic
 from paceline.runtime.report.curves import (
     AXES,
     Curve,
@@ -217,17 +217,17 @@ def _switches() -> str:
 
 def _lines(
     readings: Sequence[Reading], curves: Sequence[Curve], axis: str, bins: int, dots: bool = False
-) -> list[Line]:
+) -> list[ChartLine]:
     """A line for each run that has the curve."""
     colours, many = colours_of([reading.plan for reading in readings]), len(readings) > 12
     return [
-        Line(r.name, colours[r.plan], envelope(c.over(axis), c.values, bins), dots=dots, faint=many)
+        ChartLine(r.name, colours[r.plan], envelope(c.over(axis), c.values, bins), dots=dots, faint=many)
         for r, c in zip(readings, curves, strict=True)
         if c
     ]
 
 
-def _losses(title: str, lines: Sequence[Line], axis: str) -> str:
+def _losses(title: str, lines: Sequence[ChartLine], axis: str) -> str:
     """A loss twice, on a logarithmic and on a linear scale; once where it cannot be logarithmic."""
     scale = logarithmic(lines)
     if scale is None:
@@ -241,11 +241,11 @@ def measurements(reading: Reading) -> str:
     drawn = ""
     for kind, title in ((Kind.LEARNING_RATE, "Learning rate"), (Kind.GRADIENT_NORM, "Gradient norm")):
         curve = measured_curve(reading, kind)
-        line = Line(title, "run-0", envelope(curve.seconds, curve.values, 120)) if curve else None
+        line = ChartLine(title, "run-0", envelope(curve.seconds, curve.values, 120)) if curve else None
         drawn += chart(title, [line], "seconds") if line else ""
     workers = [(n, measured_curve(reading, Kind.MEMORY, n)) for n in range(min(reading.workers, MOST_CHARTS))]
     lines = [
-        Line(f"worker {n}", f"run-{n % 8}", envelope(curve.seconds, curve.values / 2**20, 120))
+        ChartLine(f"worker {n}", f"run-{n % 8}", envelope(curve.seconds, curve.values / 2**20, 120))
         for n, curve in workers
         if curve
     ]
@@ -259,7 +259,7 @@ def staleness(reading: Reading) -> str:
     seconds, values = staleness_curve(reading.trace)
     if not len(values) or not values.any():
         return ""
-    line = Line("staleness", "run-0", envelope(seconds, values, 120))
+    line = ChartLine("staleness", "run-0", envelope(seconds, values, 120))
     body = chart("Staleness over time", [line], "seconds")
     body += histogram_chart("Staleness of gradients", histogram(values), "updates between pull and push")
     note = "Updates by other workers between a worker's pull and its push."
@@ -275,7 +275,7 @@ def staleness_of_all(readings: Sequence[Reading]) -> str:
         if len(values) and values.any():
             colour = colours[reading.plan]
             key[reading.short] = colour
-            lines.append(Line(reading.name, colour, envelope(seconds, values, bins), faint=len(readings) > 12))
+            lines.append(ChartLine(reading.name, colour, envelope(seconds, values, bins), faint=len(readings) > 12))
     drawn = chart("Mean staleness", lines, "seconds")
     return section("Staleness", f"{legend(list(key.items()))}<div class=charts>{drawn}</div>") if drawn else ""
 

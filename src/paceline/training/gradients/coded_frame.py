@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.algorithms.codecs import Codec
 from paceline.training.gradients.encoder import GradientDecoder, GradientEncoder
-from paceline.training.gradients.message import Message, MessageShape, up
+from paceline.training.gradients.message import GradientMessage, MessageShape, up
 from paceline.training.gradients.payload import GradientSum, Payload
 from paceline.training.parameters.fragments import Fragments
 from paceline.training.parameters.layout import Layout
@@ -28,7 +28,7 @@ class CodedFrame:
         self.shape, self.raw, self.shard = shape, raw, shard
         self.begin = shape.fixed if shape.codec.adds else 0
         #: Where the message begins and, without its words, ends.
-        self.message = Message(shape, raw[self.begin : self.begin + shape.most])
+        self.message = GradientMessage(shape, raw[self.begin : self.begin + shape.most])
         start = up(self.begin + shape.most)
         numbers = raw[start : start + Payload.length(layout) * layout.bytes_per_number]
         self.payload = Payload(layout, numbers.view(layout.dtype))
@@ -56,7 +56,7 @@ class CodedFrame:
         loss = computed.loss if weight else 0.0
         encoder.write(self.shard, gradients, buffers, (loss, weight), self.message, update, computed.part, True)
 
-    def add_up(self, messages: Sequence[Message], update: int) -> None:
+    def add_up(self, messages: Sequence[GradientMessage], update: int) -> None:
         """Write the sum of messages into the payload, in their order."""
         total = self._total.copy_(messages[0].flat)
         for number, message in enumerate(messages):

@@ -17,7 +17,7 @@ from paceline.algorithms.rules import Rule
 from paceline.errors import JobError, JobWarning, users_code
 from paceline.kernels import CannotFuse, Fused, NoCompiler, fuse, fuse_ranks
 from paceline.kernels.clipping import Clipping, norm, ways
-from paceline.kernels.compiled import Call, Compiled
+from paceline.kernels.compiled import Compiled, CompiledCall
 from paceline.kernels.cpu import Cpu
 from paceline.kernels.exchange import PLACE, places_of
 from paceline.kernels.graph import describe
@@ -164,7 +164,7 @@ class ServedNetwork:
         #: Of the function that computes gradients.
         self.address = address_of(self.made.program.run)
 
-    def call(self, seed: int, doing: np.ndarray) -> tuple[Call, object]:
+    def call(self, seed: int, doing: np.ndarray) -> tuple[CompiledCall, object]:
         """Return a call for gradients, and what has to live as long as it does.
 
         seed    of the job
@@ -175,7 +175,7 @@ class ServedNetwork:
         return call, (keepalive, doing)
 
     @torch.no_grad()
-    def make(self, call: Call, served: Served, order: Tensor, batch: int) -> None:
+    def make(self, call: CompiledCall, served: Served, order: Tensor, batch: int) -> None:
         """Make updates of the batches of `order`, one epoch's, until the call ends."""
         self.made.take_weights()
         call.order, call.samples, call.batch = order.data_ptr(), len(order), batch

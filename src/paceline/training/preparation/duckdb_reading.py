@@ -24,7 +24,7 @@ from paceline.training.preparation import Progress, rule_of
 from paceline.training.preparation.duckdb_database import Database, form, read_text_file
 from paceline.training.preparation.line_numbers import Ints, line_with_return, lines_at
 from paceline.training.preparation.recipe import Recipe
-from paceline.training.preparation.sources import Csv, JsonLines, Lines, Parquet, Source
+from paceline.training.preparation.sources import Csv, JsonLines, Lines, Parquet, RowSource
 from paceline.training.preparation.sql import literal
 from paceline.training.preparation.text import is_packed, is_utf8, write_utf8
 
@@ -145,7 +145,7 @@ class File:
         return lines
 
 
-class Reader:
+class RawReader:
     """Makes `raw` and `refused` in a database; `files` lists what the numbers of files in them stand for."""
 
     def __init__(self, database: Database, recipe: Recipe) -> None:
@@ -190,7 +190,7 @@ class Reader:
                 )
             self.files.append(File(path, number, 0, rows, path))
 
-    def _load_batches(self, number: int, source: Source) -> None:
+    def _load_batches(self, number: int, source: RowSource) -> None:
         """Append the rows of all files of a source that reads them itself, as one query: there may be many files."""
         import pyarrow as pa
 

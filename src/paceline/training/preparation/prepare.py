@@ -84,7 +84,7 @@ def prepare(
     check_headers(recipe.all_sources)
     work = root / "unfinished"
     work.mkdir(parents=True, exist_ok=True)
-    finished = Finished(work / "progress.json", recipe.sha256(sizes))
+    finished = FinishedShards(work / "progress.json", recipe.sha256(sizes))
     backend = ENGINES[engine](recipe, work, threads, memory)
     with room_in(root):
         try:
@@ -103,7 +103,7 @@ def _refuse_taken(root: Path) -> None:
         raise DataError(f"{root} holds other files; choose a folder that is empty or does not exist")
 
 
-class Finished:
+class FinishedShards:
     """The shards that are written, kept for an attempt that comes after this one."""
 
     def __init__(self, file: Path, recipe: str) -> None:
@@ -131,7 +131,9 @@ class Finished:
 class _Preparation:
     """One attempt to follow a recipe with an engine."""
 
-    def __init__(self, recipe: Recipe, root: Path, engine: Engine, finished: Finished, progress: Progress) -> None:
+    def __init__(
+        self, recipe: Recipe, root: Path, engine: Engine, finished: FinishedShards, progress: Progress
+    ) -> None:
         self.recipe, self.root, self.engine = recipe, root, engine
         self.finished, self.progress = finished, progress
         self.moments: dict[str, Moments] = {}

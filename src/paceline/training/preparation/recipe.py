@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import DataError, PacelineError
-from paceline.training.preparation.sources import Source, described
+from paceline.training.preparation.sources import RowSource, described
 from paceline.training.shards.manifest import PAGE_ROWS
 
 
@@ -50,7 +50,7 @@ class Recipe:
             columns and leave some out. It is called with parts of the rows, so it must treat each row independently.
     """
 
-    sources: Source | Sequence[Source]
+    sources: RowSource | Sequence[RowSource]
     columns: Mapping[str, Expression]
     rules: Mapping[str, str] = field(default_factory=dict)
     key: str | Sequence[str] = ()
@@ -71,7 +71,7 @@ class Recipe:
             raise DataError("this recipe cannot be followed:\n" + "\n".join(f"  - {fault}" for fault in faults))
 
     @property
-    def all_sources(self) -> tuple[Source, ...]:
+    def all_sources(self) -> tuple[RowSource, ...]:
         assert isinstance(self.sources, tuple)
         return self.sources
 

@@ -33,7 +33,7 @@ from paceline.training.splits.slicing import Stored, assembled, shapes_of, slice
 from paceline.training.stages.exporting import CannotExport, ExportedGraph
 from paceline.training.stages.memory_estimate import Live
 from paceline.training.stages.rehearsal import Example, fresh
-from paceline.training.stages.tracing import Call, Traced, export, retrace, trace
+from paceline.training.stages.tracing import Traced, TracedCall, export, retrace, trace
 
 T = TypeVar("T")
 #: By how much losses and gradients of the rehearsal may differ, relative to their size.
@@ -52,7 +52,7 @@ def split_blueprint(
     """Return the blueprint; `examples` are chunks of every size, a full one first."""
     twin = copy.deepcopy(module).train()
     replica = Replica(job, twin, ())
-    call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
+    call, tensors = TracedCall.of(replica.loss, replica.prepared(*fresh(examples[0])))
     traced = _traced(twin, call, tensors)
     closed = {path: why for path, why in traced.whole.items() if list(twin.get_submodule(path).parameters())}
     if closed:  # torch.export may look into them; whatever goes wrong there, the graph of torch.fx serves
@@ -74,7 +74,7 @@ def _blueprint(
     workers: int,
     recipe: SplitRecipe,
     stage: int,
-    call: Call,
+    call: TracedCall,
     exported: ExportedGraph | None,
 ) -> SplitBlueprint:
     """Return the blueprint for a graph by torch.export, or by torch.fx if there is none."""
@@ -82,7 +82,7 @@ def _blueprint(
     for example in examples:
         twin = copy.deepcopy(module).train()
         replica = Replica(job, twin, ())
-        _, tensors = Call.of(replica.loss, replica.prepared(*fresh(example)))
+        _, tensors = TracedCall.of(replica.loss, replica.prepared(*fresh(example)))
         traced = retrace(twin, call, exported)
         described = describe(traced, tensors)
         recipe.check(described.nodes)
@@ -133,7 +133,7 @@ def _doubled(value: object) -> object:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _traced(twin: nn.Module, call: Call, tensors: Sequence[Tensor]) -> Traced:
+def _traced(twin: nn.Module, call: TracedCall, tensors: Sequence[Tensor]) -> Traced:
     """Trace by torch.fx, and by torch.export where that fails."""
     try:
         return trace(twin, call)

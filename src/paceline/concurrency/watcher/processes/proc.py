@@ -15,7 +15,7 @@ from paceline.concurrency.watcher.asking import asked, tasks_of
 from paceline.concurrency.watcher.processes.holders import file_of
 from paceline.concurrency.watcher.processes.hotspot import is_own_thread
 from paceline.concurrency.watcher.processes.process_groups import Standing
-from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Wait, Work
+from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, ProcessWork, Snapshot, Thread, Wait
 from paceline.concurrency.watcher.waits import NO_END, Waits, children_of, parent_of, state_of, threads_of
 
 # The end of a pipe that does not come: a child has ended, but what it left in the background keeps the pipe open.
@@ -114,7 +114,7 @@ def tree(roots: Iterable[int]) -> tuple[int, ...]:
 def counters(pids: Iterable[int]) -> Counters:
     """Read the counters of processes: one small file for each thread, and two for each process."""
     threads: dict[int, dict[int, Pace]] = {}
-    work: dict[int, Work] = {}
+    work: dict[int, ProcessWork] = {}
     for pid in pids:
         if (fields := _stat(f"/proc/{pid}/stat"))[:1] in ([], ["Z"]):
             continue
@@ -238,10 +238,10 @@ def _stat(file: str) -> list[str]:
     return read(file).rpartition(")")[2].split()
 
 
-def _work(pid: int, stat: list[str]) -> Work:
+def _work(pid: int, stat: list[str]) -> ProcessWork:
     counted = dict(line.split(": ") for line in read(f"/proc/{pid}/io").splitlines() if ": " in line)
     faults = int(stat[7]) + int(stat[9]) if len(stat) > 9 else 0
-    return Work(faults, int(counted.get("rchar", 0)), int(counted.get("wchar", 0)))
+    return ProcessWork(faults, int(counted.get("rchar", 0)), int(counted.get("wchar", 0)))
 
 
 def _command(pid: int) -> str:

@@ -28,7 +28,7 @@ from paceline.interfaces.api.comparing.trainings import train_by_all
 from paceline.interfaces.api.fusing import can_fuse, settled
 from paceline.interfaces.api.train import RUNS, train
 from paceline.plans.plan import Plan
-from paceline.runtime.runs.comparison import ComparisonRecord, Row, Step, Timing
+from paceline.runtime.runs.comparison import ComparisonRecord, Row, StepTimes, Timing
 from paceline.runtime.runs.folder import emptied, new_folder
 from paceline.runtime.runs.held import common_level, seconds_to_hold
 from paceline.runtime.runs.intervals import wilson
@@ -84,7 +84,7 @@ def _row(timed: Timed, entrant: Entrant, run: Run, common: float | None) -> Row:
     )
 
 
-def _verdict(timed: Timed, entrant: Entrant, ceiling: Entrant, speedup: Ratio, mine: Step | None) -> str | None:
+def _verdict(timed: Timed, entrant: Entrant, ceiling: Entrant, speedup: Ratio, mine: StepTimes | None) -> str | None:
     """Why the workers do not pay; None where they do."""
     plan, batch, best = entrant.plan, entrant.job.batch_size, timed.best_single
     samples = batch * plan.workers // plan.parts

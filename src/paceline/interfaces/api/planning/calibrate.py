@@ -24,7 +24,7 @@ from paceline.interfaces.api.planning.calibration_jobs import calibration_job, v
 from paceline.interfaces.api.planning.dividing import Divider
 from paceline.interfaces.api.planning.measuring import Measured, Say, measure
 from paceline.planning.planner import fitting
-from paceline.planning.planner.card import Card, Exchange, Operations, default_file
+from paceline.planning.planner.card import Card, ExchangeSeconds, Operations, default_file
 from paceline.planning.planner.costs import Calibrated
 from paceline.planning.planner.facts import Facts
 from paceline.planning.planner.methods import predict
@@ -44,7 +44,7 @@ DIVIDED_UPDATES, TRIAL = 24, 1e-3  # seconds of a piece, and of a megabyte, by w
 PLANS = {"stage": "gpipe", "part": "tensor"}
 
 
-class Row(NamedTuple):
+class NetworkTiming(NamedTuple):
     """One network: what an update waits for, and its seconds."""
 
     pieces: float
@@ -54,9 +54,9 @@ class Row(NamedTuple):
     whole: float
 
 
-def measure_divided(card: Card, workers: int) -> tuple[Exchange, ...]:
+def measure_divided(card: Card, workers: int) -> tuple[ExchangeSeconds, ...]:
     """Measure what pieces of a divided model cost with so many workers; a plan that divides none has no exchange."""
-    rows: dict[str, list[Row]] = {kind: [] for kind in PLANS}
+    rows: dict[str, list[NetworkTiming]] = {kind: [] for kind in PLANS}
     for number in DIVIDED_JOBS:
         job = calibration_job(number)
         costs = Calibrated(card, lambda samples, job=job: cost_of(job, samples))  # type: ignore[misc]
@@ -75,7 +75,7 @@ def measure_divided(card: Card, workers: int) -> tuple[Exchange, ...]:
     return tuple(_fitted(kind, workers, found) for kind, found in rows.items() if found)
 
 
-def _fitted(kind: str, workers: int, rows: Sequence[Row]) -> Exchange:
+def _fitted(kind: str, workers: int, rows: Sequence[NetworkTiming]) -> ExchangeSeconds:
     return fitting.piece(
         kind,
         workers,
@@ -86,20 +86,20 @@ def _fitted(kind: str, workers: int, rows: Sequence[Row]) -> Exchange:
     )
 
 
-def _row(job: Job, plan: Plan, costs: Calibrated, facts: Facts, speed: float, kind: str) -> Row:
+def _row(job: Job, plan: Plan, costs: Calibrated, facts: Facts, speed: float, kind: str) -> NetworkTiming:
     """Measure one network; `speed` is how many times as long as predicted its computing takes."""
 
     def seconds(latency: float, byte: float) -> float:
-        card = _with(costs.card, Exchange(kind, plan.workers, latency, 1 / byte if byte else 1e18, 0.0))
+        card = _with(costs.card, ExchangeSeconds(kind, plan.workers, latency, 1 / byte if byte else 1e18, 0.0))
         return predict(plan, replace(costs, card=card), facts).seconds
 
     without = seconds(0.0, 0.0)
     pieces, sent = (seconds(TRIAL, 0.0) - without) / TRIAL, (seconds(0.0, 1e-6 * TRIAL) - without) / (1e-6 * TRIAL)
     took = measure(job, plan, DIVIDED_UPDATES).seconds
-    return Row(pieces, sent, took - speed * without, took)
+    return NetworkTiming(pieces, sent, took - speed * without, took)
 
 
-def _with(card: Card, exchange: Exchange) -> Card:
+def _with(card: Card, exchange: ExchangeSeconds) -> Card:
     others = tuple(each for each in card.exchanges if each.kind != exchange.kind)
     return replace(card, exchanges=(*others, exchange))
 
@@ -211,7 +211,7 @@ def _operations(
     )
 
 
-def measure_exchanges(seconds: float, say: Say = lambda line: None) -> tuple[tuple[Exchange, ...], float]:
+def measure_exchanges(seconds: float, say: Say = lambda line: None) -> tuple[tuple[ExchangeSeconds, ...], float]:
     """Measure meetings, pushes and PyTorch's all-reduce; also the Python of one process in each update."""
     alone = {length: measure(vector_job(length), Plan.parse("sequential"), UPDATES) for length in LENGTHS}
     exchanges = []
@@ -226,7 +226,9 @@ def measure_exchanges(seconds: float, say: Say = lambda line: None) -> tuple[tup
     return tuple(exchanges), max(0.0, least.seconds - work_seconds)
 
 
-def _exchange(kind: str, plan: str, workers: int, lengths: Sequence[int], alone: Mapping[int, Measured]) -> Exchange:
+def _exchange(
+    kind: str, plan: str, workers: int, lengths: Sequence[int], alone: Mapping[int, Measured]
+) -> ExchangeSeconds:
     """Measure one plan that exchanges vectors of several lengths, and one that exchanges a vector in many tensors."""
     runs = [measure(vector_job(length), Plan.parse(plan, workers), UPDATES) for length in lengths]
     seconds = [_seconds(kind, run, alone[length]) for run, length in zip(runs, lengths, strict=True)]

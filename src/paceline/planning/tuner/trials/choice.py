@@ -14,7 +14,7 @@ from paceline.planning.tuner.training import JobObjective
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Ended, Objective, Report, Terms, Trials, run_leg
 from paceline.planning.tuner.trials.dispatch import Dispatcher, WorkerPool
-from paceline.planning.tuner.trials.messages import Outcome
+from paceline.planning.tuner.trials.messages import SearchOutcome
 from paceline.planning.tuner.trials.peers import Peers, RankInfo
 from paceline.planning.tuner.trials.processes import Processes
 from paceline.planning.tuner.trials.stacked import LIMIT, Stacked, limited
@@ -145,7 +145,10 @@ def _pool(options: ExecutorOptions, study: Study) -> WorkerPool:
         return options.start_pool()
     processes = options.start_pool() if rank_info.works else None
     peers = Peers(
-        processes, rank_info, options.terms, lambda: Outcome(study.trials, study.best.number if study.best else None)
+        processes,
+        rank_info,
+        options.terms,
+        lambda: SearchOutcome(study.trials, study.best.number if study.best else None),
     )
     rank_info.listening(peers.hub.address, options.objective)
     return peers
