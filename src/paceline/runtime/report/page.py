@@ -102,8 +102,8 @@ DETAILED = 24  # runs that are shown one by one, at most
 POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; script-src "
 
 
-def page(readings: Sequence[Reading]) -> str:
-    """The HTML of one run, or of several side by side."""
+def page(readings: Sequence[Reading], live: str = "") -> str:
+    """The HTML of one run, or of several side by side; with the section that follows them, where they are served."""
     laid = lanes_of(readings)
     all_stats = run_stats(readings, laid)
     spans = SPANS // max(1, sum(map(len, laid)))
@@ -111,7 +111,7 @@ def page(readings: Sequence[Reading]) -> str:
         reading, title = readings[0], _title(readings[0], all_stats[0])
         summary = _describe(about_run(reading, all_stats[0])) + tiles(all_stats[0], reading.unsettled)
         body = learning([reading]) + of_run(reading, all_stats[0], laid[0], spans) + data(reading) + settings(reading)
-        return document(title, section("Summary", summary) + body + glossary())
+        return document(title, live + section("Summary", summary) + body + glossary(), live=bool(live))
     comparison = comparison_of(readings)
     summary = section("Summary", _describe(about_runs(readings, all_stats)) + speeds(all_stats))
     runs = section("Runs", table(all_stats, bool(comparison and comparison.disagreement)) + differences(readings))
@@ -119,7 +119,8 @@ def page(readings: Sequence[Reading]) -> str:
     body = "".join(parts if len(readings) <= DETAILED else reversed(parts))  # a long table comes last
     body += section("Timeline", times(all_stats) + _details(readings, all_stats, laid, spans))
     body += staleness_of_all(readings) + common_model(readings)
-    return document(_titles(all_stats, bool(comparison)), tile(comparison) + summary + body + glossary())
+    title = _titles(all_stats, bool(comparison))
+    return document(title, live + tile(comparison) + summary + body + glossary(), live=bool(live))
 
 
 def _details(
@@ -148,18 +149,23 @@ def _titles(all_stats: Sequence[RunStats], compared: bool) -> str:
     return f"{listed(jobs) if len(jobs) < 4 else f'{len(jobs)} jobs'}: {what}"
 
 
-def document(title: str, body: str, writer: str = "paceline report") -> str:
-    """The whole page, with the style and the script in it."""
-    assets = files("paceline.runtime.report")
-    style, script = ("\n" + assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+def document(title: str, body: str, writer: str = "paceline report", live: bool = False) -> str:
+    """The whole page, with the style and the script in it; one that is live may ask the server that it is from."""
+    style, *scripts = (
+        "\n" + files("paceline.runtime.report").joinpath(name).read_text(encoding="utf-8")
+        for name in ("page.css", "page.js", *["live.js"] * live)
+    )
+    script = "".join(scripts)
     policy = f"{POLICY}'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+    policy += "; connect-src 'self'" * live
+    network = "" if live else " This page needs no network."
     text = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
         f"<style>{style}</style></head>\n<body><main>\n<header><h1>{escape(title)}</h1></header>\n{body}"
-        f"<footer>Written by {writer} on {time.strftime('%Y-%m-%d %H:%M')}. This page needs no network.</footer>"
+        f"<footer>Written by {writer} on {time.strftime('%Y-%m-%d %H:%M')}.{network}</footer>"
         f"</main><script>{script}</script></body></html>\n"
     )
     return text.encode(errors="backslashreplace").decode()  # names of files may hold halves of characters
