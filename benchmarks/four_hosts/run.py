@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
-from paceline.testing.survival.hosts import Host, Line, possible, slow_hosts
+from paceline.testing.survival.hosts import Host, possible, slow_hosts
+from paceline.testing.survival.slow_wire import Line
 
 from paceline.runtime.runs.trace import Kind, Trace
 

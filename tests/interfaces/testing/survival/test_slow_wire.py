@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from paceline.interfaces.testing.survival.hosts import QUEUE, Line, Wire, possible, slow_hosts
+from paceline.interfaces.testing.survival.hosts import possible, slow_hosts
+from paceline.interfaces.testing.survival.slow_wire import QUEUE, Line, Wire
 
 LINE = Line(delay=0.25, rate=1000.0)
 A, B = bytes([10, 0, 0, 1]), bytes([10, 0, 0, 2])
