@@ -100,7 +100,7 @@ RULES: list[tuple[str, str, set[str]]] = [
     ("runtime.runs.live_status", "runtime.runs errors", PURE_NEVER | {"torch"}),
     *(
         (f"runtime.runs.{name}", "runtime.runs", PURE_NEVER | {"torch"})
-        for name in ("verdict", "intervals", "held", "warm_up")
+        for name in ("verdict", "figures")
     ),
     ("runtime.runs.time_accounting", "runtime.runs errors", {"torch"}),
     ("runtime.runs.trace", "runtime.runs.schema runtime.links.ring_buffer errors", {"torch"}),

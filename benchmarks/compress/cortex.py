@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from paceline.compression.integers import Precision, integers
+from paceline.compression.integers import IntegerModel, Precision, integers
 from paceline.compression.reading import read
-from paceline.compression.reference import IntegerModel
 from paceline.compression.search import Candidate, Made
 from paceline.compression.targets import CortexM4
 from paceline.compression.values import ranges

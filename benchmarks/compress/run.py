@@ -23,9 +23,8 @@ import paceline as pl
 from paceline.compression.building import STRICT, Built, compiler, libraries
 from paceline.compression.emission.c_file import CFile, integer_file
 from paceline.compression.emission.kernels import PLAIN, SMALL, WIDE
-from paceline.compression.integers import Precision, integers
+from paceline.compression.integers import IntegerModel, Precision, integers
 from paceline.compression.reading import read
-from paceline.compression.reference import IntegerModel
 from paceline.compression.search import WIDTHS
 from paceline.compression.values import ranges
 from paceline.kernels.measure.networks import lenet, tabular

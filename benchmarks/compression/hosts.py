@@ -22,7 +22,7 @@ from typing import Any
 
 from paceline.testing.survival.hosts import Host, possible, slow_hosts
 
-from paceline.runtime.runs.held import seconds_to_hold
+from paceline.runtime.runs.figures import seconds_to_hold
 from paceline.runtime.runs.record import Evaluation
 
 FOLDER = Path(__file__).parent

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from paceline.compression.building import Latency
 from paceline.compression.emission.c_file import CFile
-from paceline.compression.integers import IntegerNetwork, Precision, integers
+from paceline.compression.integers import IntegerModel, IntegerNetwork, Precision, integers
 from paceline.compression.network import Network
 from paceline.compression.points import Point
 from paceline.compression.programs import LayerProgram
 from paceline.compression.pruning import narrowed, prunable
 from paceline.compression.reading import graph_of, network_of
-from paceline.compression.reference import IntegerModel
 from paceline.compression.samples import Division
 from paceline.compression.scores import Loss, Score, loss_between
 from paceline.compression.values import ranges

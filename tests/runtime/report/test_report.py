@@ -42,7 +42,7 @@ from paceline.runtime.report.sections import cluster_events
 from paceline.runtime.runs.comparison import ComparisonRecord, FailedPlan, read_comparison
 from paceline.runtime.runs.comparison import Row as ComparisonRow
 from paceline.runtime.runs.events import Event, EventKind
-from paceline.runtime.runs.intervals import difference_of_accuracies, median_interval
+from paceline.runtime.runs.figures import difference_of_accuracies, median_interval
 from paceline.runtime.runs.json_files import write_json
 from paceline.runtime.runs.record import Evaluation, RunRecord, Summary
 from paceline.runtime.runs.schema import to_dict

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonKind, ComparisonRecord, FailedPlan, Row
-from paceline.runtime.runs.held import common_level, seconds_to_hold
-from paceline.runtime.runs.intervals import median_interval, wilson
+from paceline.runtime.runs.figures import common_level, median_interval, seconds_to_hold, wilson
 from paceline.runtime.runs.record import Evaluation
 from paceline.runtime.runs.verdict import CROWDED, MOST_LOST, PAYS, SETTLED, decide, decided, disagreement
 

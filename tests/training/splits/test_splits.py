@@ -22,8 +22,8 @@ from paceline.runtime.engines.memory_check import chunks_each
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.runs.trace import Kind
 from paceline.training.jobs.job import Job
+from paceline.training.splits.planning import peaks_of_parts
 from paceline.training.splits.slicing import sliced
-from paceline.training.splits.weighing import peaks_of_parts
 from paceline.training.stages.rehearsal import examples_of
 from tests.training.splits.networks import random_job, random_plan
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from paceline.interfaces.cli.console import console, saying
 from paceline.interfaces.cli.tables import rich_table
 from paceline.runtime.runs.comparison import ComparisonKind, ComparisonRecord
-from paceline.runtime.runs.intervals import CONFIDENCE
+from paceline.runtime.runs.figures import CONFIDENCE
 from paceline.runtime.runs.tables import comparison_table
 
 Progress = Callable[[float, str], None]

@@ -70,8 +70,8 @@ def watch(
     has its Python lines. Exits with the command's code, with 1 if it hung, or with 0 if a process or a run ended
     without a hang.
     """
-    from paceline.concurrency.watcher.screen import CLEAR
     from paceline.concurrency.watcher.session import Actions, WatchTarget, watch_target
+    from paceline.concurrency.watcher.watch import CLEAR
 
     def print_plain(text: str) -> None:
         console.print(text, soft_wrap=True)

@@ -33,7 +33,7 @@ from paceline.runtime.report.sections import (
 from paceline.runtime.report.sentences import about_run, about_runs, listed, team
 from paceline.runtime.report.settings import differences, settings
 from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonKind, ComparisonRecord
-from paceline.runtime.runs.intervals import Interval
+from paceline.runtime.runs.figures import Interval
 from paceline.runtime.runs.verdict import is_wide
 
 # --- The tile at the top of a comparison's page: the plan to use, one process, or that it is not settled --------------

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonKind, ComparisonRecord, Row
-from paceline.runtime.runs.intervals import CONFIDENCE, Interval, difference_of_accuracies
+from paceline.runtime.runs.figures import CONFIDENCE, Interval, difference_of_accuracies
 
 PAYS = 1.05  # times as fast as one process; less is not worth a second one
 SETTLED = 0.15  # half the width of a speed-up's interval, as a share of it, up to which rounds agree

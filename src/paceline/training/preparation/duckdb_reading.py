@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
 
 # --- Finds the lines of a CSV file in which a quote is not closed, whatever the lines behind them hold ----------------
-# 7,1.5,"a, b"       a record: each field is in quotes as a whole, or does not begin with one
-# 8,"two
-# lines",c           a record of two lines
-# 9,1.5,"a           no record begins here, so this line is set aside, and the next one is tried
-# 10,1.5,"b",c
+#     7,1.5,"a, b"       a record: each field is in quotes as a whole, or does not begin with one
+#     8,"two
+#     lines",c           a record of two lines
+#     9,1.5,"a           no record begins here, so this line is set aside, and the next one is tried
+#     10,1.5,"b",c
 #
 # A parser that reads on instead takes everything up to the next quote of the file for one field.
 

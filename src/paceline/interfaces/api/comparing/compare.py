@@ -29,9 +29,8 @@ from paceline.interfaces.api.fusing import can_fuse, settled
 from paceline.interfaces.api.train import RUNS, train
 from paceline.plans.plan import Plan
 from paceline.runtime.runs.comparison import ComparisonRecord, Row, StepTimes, Timing
+from paceline.runtime.runs.figures import common_level, seconds_to_hold, wilson
 from paceline.runtime.runs.folder import emptied, new_folder
-from paceline.runtime.runs.held import common_level, seconds_to_hold
-from paceline.runtime.runs.intervals import wilson
 from paceline.runtime.runs.json_files import write_json
 from paceline.runtime.runs.record import this_machine
 from paceline.runtime.runs.run import Run

@@ -19,12 +19,11 @@ from torch import Tensor
 from paceline.algorithms.collectives import Collective
 from paceline.runtime.engines.workers.collectives import Reduction, Sums
 from paceline.runtime.links import TURNS, Link, Span
-from paceline.training.gradients.coded_frame import CodedFrame
 from paceline.training.gradients.encoder import GradientEncoder
 from paceline.training.gradients.message import GradientMessage
-from paceline.training.gradients.payload import GradientSum
+from paceline.training.gradients.payload import CodedFrame, GradientSum
 from paceline.training.gradients.segments import Segments, segments_of
-from paceline.training.parameters.fragments import Fragments
+from paceline.training.parameters.layout import Fragments
 
 
 def frames_of(vectors: Sequence[Tensor], encoder: GradientEncoder, fragments: Fragments) -> list[list[CodedFrame]]:
