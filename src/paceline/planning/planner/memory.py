@@ -14,9 +14,10 @@ from paceline.planning.planner.model_cost import ModelCost
 from paceline.plans.plan import Plan
 
 # --- The heap of a worker, from what its step makes: a formula whose coefficients were fitted to real workers ---------
-# worker    BESIDES + COPIES x parameters + STATE x optimizer's state + STEP x tensors of a step
-# + CONVOLUTION x bytes of convolutions + RECURRENT, once
-# stages    BESIDES + STAGES x tensors of the stages + RECURRENT, once
+#
+#     worker    BESIDES + COPIES x parameters + STATE x optimizer's state + STEP x tensors of a step
+#               + CONVOLUTION x bytes of convolutions + RECURRENT, once
+#     stages    BESIDES + STAGES x tensors of the stages + RECURRENT, once
 #
 # The most bytes that a step's tensors take at once are counted in fake mode. Workers keep freed memory for speed, so
 # the heap has gaps between tensors; gradients are allocated and freed in every step, and leave the most. Convolutions
