@@ -221,11 +221,8 @@ def test_the_readme_fits_a_few_screens_and_every_user_page_is_short() -> None:
 
 
 @pytest.mark.parametrize("page", USER, ids=lambda p: p.stem)
-def test_a_page_begins_with_what_one_gets_and_a_command(page: Path) -> None:
-    text = page.read_text()
-    first = text.find("```")
-    assert 0 < first < 900, "the first command comes late"
-    assert len(text[:first].split("\n", 2)[2].split()) >= 10, "nothing says what the page gives"
+def test_a_page_soon_comes_to_a_command(page: Path) -> None:
+    assert 0 < page.read_text().find("```") < 900, "the first command comes late"
 
 
 def test_no_page_has_a_user_pin_packages() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from paceline.kernels.build import library
 from paceline.kernels.checks import check_samples
-from paceline.kernels.compiled import Call, canonical, tensors_of, view_of
+from paceline.kernels.compiled import CompiledCall, canonical, tensors_of, view_of
 from paceline.kernels.cpu import vector_target
 from paceline.kernels.graph import describe
 from paceline.kernels.layers.base import CannotFuse, Graph, Layer
@@ -81,7 +81,7 @@ class Forward:
         for name in weights_of(plan):
             view_of(memory["weights"], plan, name, tensors[name].shape).copy_(tensors[name])
         outputs = torch.empty(len(x), *self.shape, dtype=self.dtype)
-        call = Call(**{name: tensor.data_ptr() for name, tensor in memory.items()}, samples=len(x))
+        call = CompiledCall(**{name: tensor.data_ptr() for name, tensor in memory.items()}, samples=len(x))
         self.function(ctypes.byref(call), outputs.data_ptr())
         outputs = outputs.log_softmax(-1) if self.logarithms else outputs
         return outputs if self.classes_last else outputs.movedim(-1, 1)

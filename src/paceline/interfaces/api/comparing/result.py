@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.plans.plan import Plan
-from paceline.runtime.runs.comparison import Answer, ComparisonRecord, FailedPlan, Row
+from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonRecord, FailedPlan, Row
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.schema import to_dict
 from paceline.runtime.runs.tables import comparison_table
@@ -81,7 +81,7 @@ class Comparison:
         return list(self.table.notes)
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> ComparisonAnswer:
         """The plan to use, one process, or that it is not settled; `answer.sentence` says which and why."""
         assert self.table.answer is not None
         return self.table.answer
