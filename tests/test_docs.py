@@ -150,6 +150,7 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "search" / "search_index.json").is_file(), "the search needs no network"
     assert all(f"paceline.{name}" in reference for name in paceline._FACE)
     assert (tmp_path / "site" / "reference" / "rules" / "PC404" / "index.html").is_file()
+    assert '"workers"' in (tmp_path / "site" / "schemas" / "run.json").read_text()
     listed = re.findall(r"^- \[.*?\]\((.*?)\): \S", (tmp_path / "site" / "llms.txt").read_text(), re.M)
     assert len(listed) >= len(USER)
     assert all((tmp_path / "site" / place).is_file() for place in listed), "every page has a Markdown twin"
