@@ -159,7 +159,7 @@ RULES: list[tuple[str, str, set[str]]] = [
     (
         "interfaces.api",
         "interfaces.api interfaces.callbacks algorithms plans kernels.measure.picture training runtime planning "
-        "compression names text_table errors",
+        "compression names text_table user_cache errors",
         set(),
     ),
     ("interfaces.adapters", "interfaces.api plans errors", set()),

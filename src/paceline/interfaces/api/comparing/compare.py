@@ -158,17 +158,11 @@ def compare(
             else simulate_plans(alone, chosen, link, place, course)
         )
     record = replace(
-        record,
-        notes=(*_diverged(record.plans, runs), *record.notes),
-        path=str(place) if place else None,
-        page=str(place / "report.html") if place else None,
-        machine=this_machine(),
-        seconds=seconds,
-        command=command,
-        quality_limit=quality_limit,
-        test_samples=runs[0].record.job.test_samples,
+        record, notes=(*_diverged(record.plans, runs), *record.notes), path=str(place) if place else None,
+        page=str(place / "report.html") if place else None, machine=this_machine(), seconds=seconds, command=command,
+        quality_limit=quality_limit, test_samples=runs[0].record.job.test_samples,
         common_accuracy=common_level([run.record.history for run in runs], ACCURACY),
-    )
+    )  # fmt: skip
     comparison = Comparison(decided(record), runs)
     if place:
         _write(comparison.table, place)
