@@ -98,10 +98,7 @@ RULES: list[tuple[str, str, set[str]]] = [
         set(),
     ),
     ("runtime.runs.live_status", "runtime.runs errors", PURE_NEVER | {"torch"}),
-    *(
-        (f"runtime.runs.{name}", "runtime.runs", PURE_NEVER | {"torch"})
-        for name in ("verdict", "figures")
-    ),
+    *((f"runtime.runs.{name}", "runtime.runs", PURE_NEVER | {"torch"}) for name in ("verdict", "figures")),
     ("runtime.runs.time_accounting", "runtime.runs errors", {"torch"}),
     ("runtime.runs.trace", "runtime.runs.schema runtime.links.ring_buffer errors", {"torch"}),
     ("runtime.runs", "runtime.runs errors training.jobs names text_table version", set()),
