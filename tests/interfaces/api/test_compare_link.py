@@ -16,7 +16,7 @@ from paceline.algorithms.codecs.sizes import most_gathered
 from paceline.errors import PlanError, UsageError
 from paceline.interfaces.api.comparing import compare_link
 from paceline.interfaces.api.comparing.compare import compare
-from paceline.interfaces.api.comparing.overhead import Case, Step, step, verdict
+from paceline.interfaces.api.comparing.overhead import Case, StepTimes, step, verdict
 from paceline.interfaces.api.comparing.result import Comparison
 from paceline.interfaces.api.planning.measuring import Measured
 from paceline.plans.plan import Plan
@@ -49,7 +49,7 @@ def test_a_step_adds_up_to_the_time_there_was() -> None:
 
 
 def case(speed: float, ceiling: float, single: float = 1000.0, name: str = "1 thread") -> Case:
-    return Case("ring", 2, speed, ceiling, single, name, 100, 100, Step(50_000, 0, 10_000, 70_000, 20_000))
+    return Case("ring", 2, speed, ceiling, single, name, 100, 100, StepTimes(50_000, 0, 10_000, 70_000, 20_000))
 
 
 def test_workers_that_pay_need_no_word() -> None:

@@ -26,8 +26,8 @@ from paceline.runtime.engines.setup import set_up
 from paceline.runtime.runs.trace import Kind
 from paceline.training.parameters.layout import ParameterSpan as Span
 from paceline.training.parameters.layout import ShardLayout
-from paceline.training.parameters.rows import Journal, RowPartition, coalesced, outside
-from paceline.training.parameters.shard_version import ShardVersion, StateField, VersionShape
+from paceline.training.parameters.rows import Journal, coalesced, outside
+from paceline.training.parameters.shard_version import RowPartition, ShardVersion, StateField, VersionShape
 
 # Rows: a room that caught up by rows is a room that was copied whole, whoever pushes and whoever is killed when.
 

@@ -122,8 +122,8 @@ APART = ("linear", "convolution", "convolution_groups", "embedding", "layer_norm
 class Samples:
     """Each worker computes all of the layer for some of the batch's samples.
 
-    It is data parallelism inside one batch. Every worker holds all of the layer's parameters, and their gradients are
-    summed. Dropout draws what it would draw for the whole batch. Not to be confused with replicas that compute a
+    It is data parallelism inside one batch. Every worker holds all of the layer's parameters, and their gradients
+    are summed. Dropout draws what it would draw for the whole batch. Not to be confused with replicas that compute a
     chunk each: a batch stays one chunk, and what looks at several samples, such as batch normalisation, is split by
     channels instead.
     """
