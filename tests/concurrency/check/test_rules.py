@@ -5,13 +5,11 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 from paceline.concurrency.check.engine import check_text
-from paceline.concurrency.check.reporting.page import documentation
 from paceline.concurrency.check.rules import FAMILIES, RULES
 
 ROOT = Path(__file__).parents[3]
@@ -22,16 +20,16 @@ LEAVES_OUT = {"message_without_partner": {"both_send_first"}}
 @pytest.mark.parametrize("code", RULES)
 def test_a_rule_finds_its_bad_example_and_nothing_in_its_good_one(code: str) -> None:
     rule = RULES[code]
-    bad = check_text("bad.py", textwrap.dedent(rule.bad))
+    bad = check_text("bad.py", rule.bad)
     assert [f.rule for f in bad] == [code]
     assert bad[0].story, "a finding says who does what"
     assert bad[0].remedy, "and what to change"
-    assert check_text("good.py", textwrap.dedent(rule.good)) == []
+    assert check_text("good.py", rule.good) == []
 
 
 @pytest.mark.parametrize("code", RULES)
 def test_a_rule_says_what_it_finds_and_why(code: str) -> None:
-    assert len(documentation(RULES[code]).split()) > 25
+    assert len(RULES[code].why.split()) > 25
 
 
 @pytest.mark.parametrize("code", RULES)
@@ -39,18 +37,33 @@ def test_the_file_of_a_rule_has_its_name(code: str) -> None:
     assert RULES[code].find.__module__.rpartition(".")[2] == RULES[code].name.replace("-", "_")
 
 
+@pytest.mark.parametrize("code", RULES)
+def test_the_sentences_of_a_rule_name_what_its_witnesses_carry(code: str) -> None:
+    rule = RULES[code]
+    tree = ast.parse(Path(sys.modules[rule.find.__module__].__file__ or "").read_text())
+    named = dict[str, set[str]]()
+    for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "Witness"):
+        form = ast.literal_eval(call.args[2]) if len(call.args) > 2 else "found"
+        terms = {keyword.arg or "" for keyword in call.keywords} - {"confidence", "story", "waits"}
+        assert form in rule.forms, f"line {call.lineno} finds {form!r}, for which {rule.name} has no sentences"
+        needed = rule.forms[form].terms - {"at", "fn"}
+        assert terms == needed, f"line {call.lineno} carries {sorted(terms)}, and the sentences name {sorted(needed)}"
+        named.setdefault(form, set()).update(terms)
+    assert named.keys() == rule.forms.keys(), "a form that nothing finds"
+
+
 def test_the_folder_of_a_family_holds_rules_alone_which_take_nothing_from_each_other() -> None:
     modules = {rule.find.__module__ for rule in RULES.values()}
     for family in FAMILIES:
-        for file in Path(family.__path__[0]).glob("[!_]*.py"):
-            assert f"{family.__name__}.{file.stem}" in modules, f"{file.name} holds no rule"
+        for file in Path(sys.modules[family.package].__file__ or "").parent.glob("[!_]*.py"):
+            assert f"{family.package}.{file.stem}" in modules, f"{file.name} holds no rule"
             imports = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)]
             taken = modules & {name for n in imports for name in (n.module, *(f"{n.module}.{a.name}" for a in n.names))}
             assert {name.rpartition(".")[2] for name in taken} <= LEAVES_OUT.get(file.stem, set()), file.name
 
 
 def test_a_deadlock_reads_as_everywhere_else() -> None:
-    (found,) = check_text("order.py", textwrap.dedent(RULES["PC101"].bad))
+    (found,) = check_text("order.py", RULES["PC101"].bad)
     assert found.explanation().splitlines() == [
         "    1. thread A  line 10: Account.pay takes Account._books",
         "    2. thread A  line 11: Account.pay waits for Account._cash, which thread B holds",

@@ -149,8 +149,7 @@ def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
     for rule in rules:
         if rule.needs and not any(map(said, rule.needs)):
             continue
-        for finding in rule.find(facts):
-            finding.rule = rule.code
+        for finding in rule.findings(facts):
             finding.subject = subject_of(finding, facts.module)
             finding.signs = signs.of(finding)
             findings.setdefault((finding.rule, finding.line, finding.column), finding)

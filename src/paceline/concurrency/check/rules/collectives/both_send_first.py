@@ -1,45 +1,35 @@
-"""Two ranks that both send first, or both receive first.
-
-A blocking receive waits for the other rank's send; if both ranks receive first, neither ever sends. A blocking send
-may wait for the other rank's receive, and does so as soon as the message is larger than the library's buffer; if both
-send first, a test with small messages passes and the real run hangs. `sendrecv`, or the opposite order on one rank, is
-safe.
-"""
+"""Two ranks that both send first, or both receive first."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.libraries.catalogue import RANK_WORDS
 from paceline.concurrency.check.ranks.branches import condition, of_rank
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
 from paceline.concurrency.check.syntax.tree import enclosing, is_within, parent
-from paceline.narrative import Wait
 
 SENDS, RECEIVES = ("send", "Send", "ssend", "Ssend"), ("recv", "Recv")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report branches on the rank, and symmetric exchanges, in which both sides start with the same call."""
     for fn in facts.module.functions:
         messages = [c for c in fn.calls if _message(c, fn, facts)]
         if not messages:
             continue
         sides = _sides(fn, facts)
-        for test, yes, no in sides:
+        for yes, no in sides:
             one, two = _in(messages, yes), _in(messages, no)
             if one and two and _kind(one[0]) == _kind(two[0]) and any(_kind(c) != _kind(one[0]) for c in one + two):
-                yield _report(fn, one[0], two[0], test.lineno)
+                yield _report(fn, one[0], two[0])
         alone = [c for c in messages if not _chosen(c, fn, facts)]
         first = alone[0] if alone else None
         if first is not None and any(_kind(c) != _kind(first) for c in alone) and _neighbour(first, fn, facts):
-            yield _report(fn, first, first, first.lineno)
+            yield _report(fn, first, first)
 
 
 def _message(call: ast.Call, fn: Function, facts: Facts) -> bool:
@@ -57,7 +47,7 @@ def _kind(call: ast.Call) -> str:
     return "send" if short_name(call.func) in SENDS else "receive"
 
 
-def _sides(fn: Function, facts: Facts) -> list[tuple[ast.If, list[ast.stmt], list[ast.stmt]]]:
+def _sides(fn: Function, facts: Facts) -> list[tuple[list[ast.stmt], list[ast.stmt]]]:
     """The two branches of every test of the rank; `if rank == 0: ... elif rank == 1: ...` too."""
     sides = []
     for test in fn.tests:
@@ -69,7 +59,7 @@ def _sides(fn: Function, facts: Facts) -> list[tuple[ast.If, list[ast.stmt], lis
                 if other[0].orelse:
                     continue
                 other = other[0].body
-            sides.append((test, test.body, other))
+            sides.append((test.body, other))
     return sides
 
 
@@ -106,67 +96,13 @@ def _neighbour(call: ast.Call, fn: Function, facts: Facts) -> bool:
     return of_rank(other.left, fn, facts.module) is not None or of_rank(other.right, fn, facts.module) is not None
 
 
-def _report(fn: Function, one: ast.Call, two: ast.Call, line: int) -> Finding:
-    kind = _kind(one)
-    sure = kind == "receive"
-    waits = "send" if sure else "receive"
-    return finding(
-        one,
-        fn,
-        f"both ranks {kind} first ({text_of(one)} at line {one.lineno}, {text_of(two)} at line {two.lineno}): "
-        + (
-            "neither ever sends"
-            if sure
-            else "each waits for the other to receive once a message no longer fits the buffer"
-        ),
-        [
-            Step("rank 0", one.lineno, f"calls {text_of(one)}, and waits for rank 1 to {waits}"),
-            Step("rank 1", two.lineno, f"calls {text_of(two)}, and waits for rank 0 to {waits}"),
-        ],
-        remedy="reverse the order on one rank, use sendrecv, or use isend and irecv and wait for both",
-        about=f"{text_of(one)} {text_of(two)}",
-        confidence=0.9 if sure else 0.7,
-        waits=[
-            Wait("rank 0", f"called {text_of(one)}", waits, "rank 1"),
-            Wait("rank 1", f"called {text_of(two)}", waits, "rank 0"),
-        ],
+def _report(fn: Function, one: ast.Call, two: ast.Call) -> Witness:
+    receives = _kind(one) == "receive"
+    reason = (
+        "neither ever sends"
+        if receives
+        else "each waits for the other to receive once a message no longer fits the buffer"
     )
-
-
-RULE = Rule(
-    "PC504",
-    "both-send-first",
-    "two ranks that both send first, or both receive first",
-    find,
-    bad="""
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
-        rank = comm.Get_rank()
-
-        def swap(data):
-            if rank == 0:
-                other = comm.recv(source=1)
-                comm.send(data, dest=1)
-            else:
-                other = comm.recv(source=0)
-                comm.send(data, dest=0)
-            return other
-    """,
-    good="""
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
-        rank = comm.Get_rank()
-
-        def swap(data):
-            if rank == 0:
-                comm.send(data, dest=1)
-                other = comm.recv(source=1)
-            else:
-                other = comm.recv(source=0)
-                comm.send(data, dest=0)
-            return other
-    """,
-    needs=RANK_WORDS,
-)
+    need = "send" if receives else "receive"
+    confidence = 0.9 if receives else 0.7
+    return Witness(one, fn, confidence=confidence, kind=_kind(one), two=two, reason=reason, need=need)

@@ -1,10 +1,4 @@
-"""A collective that only some ranks call.
-
-A collective returns when every rank of its group has called it. Under `if rank == 0:`, or under a test of the data
-that this rank happens to hold, some ranks never call it, and the others wait. Two branches that call the same sequence
-of collectives are fine, and so are two opposite conditions that add up to the same sequence (one rank goes first). A
-collective of a named group is only judged against a condition on the rank in that group.
-"""
+"""A collective that only some ranks call."""
 
 from __future__ import annotations
 
@@ -12,19 +6,17 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.libraries.catalogue import RANK_DECORATORS, RANK_WORDS
+from paceline.concurrency.check.libraries.catalogue import RANK_DECORATORS
 from paceline.concurrency.check.ranks.items import Item
 from paceline.concurrency.check.ranks.sequences import Difference
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import enclosing
 from paceline.concurrency.check.varying.reasons import DATA
-from paceline.narrative import Wait
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report branches on the rank with different collectives, and collectives in functions for one rank."""
     for fn in facts.module.functions:
         if fn.decorated(*RANK_DECORATORS) or _for_one_rank(fn, facts):
@@ -55,7 +47,7 @@ def _for_one_rank(fn: Function, facts: Facts) -> bool:
     return False
 
 
-def _difference(difference: Difference) -> Finding:
+def _difference(difference: Difference) -> Witness:
     condition = ast.unparse(difference.test.test)
     why = difference.condition.why
     return _report(
@@ -67,49 +59,16 @@ def _difference(difference: Difference) -> Finding:
     )
 
 
-def _report(fn: Function, item: Item, why: str, line: int, confidence: float) -> Finding:
-    at = item.at
-    by = text_of(at) if isinstance(at, ast.Call) else item.name
-    within = "" if by.endswith(item.name + "()") else f", which calls {item.name},"
-    return finding(
-        at,
+def _report(fn: Function, item: Item, why: str, line: int, confidence: float) -> Witness:
+    by = text_of(item.at) if isinstance(item.at, ast.Call) else item.name
+    return Witness(
+        item.at,
         fn,
-        f"{by}{within} must be called by every rank, but {why}: the ranks that call it wait for the others",
-        [
-            Step("rank 0", line, "takes one branch"),
-            Step("rank 0", getattr(at, "lineno", line), f"calls {by}, and waits for all ranks"),
-            Step("rank 1", line, f"takes the other branch, without {item.name}"),
-        ],
-        remedy=f"call {item.name} on every rank, and let the condition guard only the work of one rank",
-        about=item.name,
         confidence=confidence,
-        waits=[
-            Wait("rank 0", f"called {item.name}", f"call {item.name}", "rank 1"),
-            Wait("rank 1", f"skipped {item.name}", "reach the next collective", "rank 0"),
-        ],
+        by=by,
+        within="" if by.endswith(item.name + "()") else f", which calls {item.name},",
+        why=why,
+        line=line,
+        item_line=getattr(item.at, "lineno", line),
+        item=item,
     )
-
-
-RULE = Rule(
-    "PC501",
-    "collective-on-some-ranks",
-    "a collective that only some ranks call",
-    find,
-    bad="""
-        import torch.distributed as dist
-
-        def save(model, rank):
-            if rank == 0:
-                model.write("model.pt")
-                dist.barrier()
-    """,
-    good="""
-        import torch.distributed as dist
-
-        def save(model, rank):
-            if rank == 0:
-                model.write("model.pt")
-            dist.barrier()
-    """,
-    needs=RANK_WORDS,
-)

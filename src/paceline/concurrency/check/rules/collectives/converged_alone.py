@@ -1,26 +1,17 @@
-"""A rank that decides by its own error that an iteration has converged, while its neighbours wait for the next turn.
-
-Each rank of a stencil or of a consensus exchanges values with its neighbours in every turn. Where the loop ends as soon
-as the change on this rank is small, one rank is done before the others, which wait for its next message. Reduce the
-error over all ranks first: `error = comm.allreduce(error, op=MPI.MAX)`.
-"""
+"""A rank that decides by its own error that an iteration has converged, while its neighbours wait for the next turn."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.libraries.catalogue import RANK_WORDS
 from paceline.concurrency.check.ranks.sequences import SKIPS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import short_name
 from paceline.concurrency.check.syntax.tree import is_within, last_line
 from paceline.concurrency.check.varying.reduced import SPREADS
-from paceline.narrative import Wait
 
 MESSAGES = {"Sendrecv", "sendrecv", "isend", "irecv", "Isend", "Irecv", "send", "recv", "Send", "Recv",
             "batch_isend_irecv", "Sendrecv_replace", "Neighbor_alltoall", "neighbor_alltoall"}  # fmt: skip
@@ -30,7 +21,7 @@ KEEPS = {"float", "sqrt", "item", "abs", "fabs", "detach", "cpu"}
 DEPTH = 3
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report loops with messages to neighbours that end by a number that this rank alone has computed."""
     for fn in facts.module.functions:
         for loop in fn.loops:
@@ -44,7 +35,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                     isinstance(test, ast.If) and isinstance(test.body[-1], SKIPS[:1] + SKIPS[2:3])
                 )
                 if ends and (name := _own_number(test, loop, fn, facts)):  # type: ignore[arg-type]
-                    yield _report(fn, test, message, name)  # type: ignore[arg-type]
+                    yield Witness(test, fn, name=name, message=message)  # type: ignore[arg-type]
                     break
 
 
@@ -118,55 +109,3 @@ def _returned(value: ast.expr, fn: Function, facts: Facts, depth: int) -> bool:
     if isinstance(value, ast.Name):
         value = fn.bound.get(value.id, value)
     return _of_array(value, fn, facts, depth)
-
-
-def _report(fn: Function, test: ast.If | ast.While, message: ast.Call, name: str) -> Finding:
-    return finding(
-        test,
-        fn,
-        f"the loop ends when {name} of this rank alone meets `{ast.unparse(test.test)}`, and its turns exchange "
-        f"messages ({text_of(message)}, line {message.lineno}): a rank that is done leaves its neighbours waiting",
-        [
-            Step("rank 0", test.lineno, f"finds its own {name} small enough, and leaves the loop"),
-            Step("rank 1", message.lineno, f"calls {text_of(message)} in the next turn, and waits for rank 0"),
-        ],
-        remedy=f"reduce {name} over all ranks before it is compared, for example allreduce(..., op=MAX)",
-        about=name,
-        confidence=0.7,
-        waits=[Wait("rank 1", f"called {text_of(message)}", "the next message", "rank 0")],
-    )
-
-
-RULE = Rule(
-    "PC515",
-    "converged-alone",
-    "a loop with messages to neighbours that each rank ends by its own error",
-    find,
-    bad="""
-        import numpy as np
-        from mpi4py import MPI
-
-        def relax(comm, field, left, right, tolerance):
-            while True:
-                comm.Sendrecv(field[-2], dest=right, recvbuf=field[0], source=left)
-                new = 0.5 * (field[:-1] + field[1:])
-                error = np.abs(new - field[1:]).max()
-                field[1:] = new
-                if error < tolerance:
-                    return field
-    """,
-    good="""
-        import numpy as np
-        from mpi4py import MPI
-
-        def relax(comm, field, left, right, tolerance):
-            while True:
-                comm.Sendrecv(field[-2], dest=right, recvbuf=field[0], source=left)
-                new = 0.5 * (field[:-1] + field[1:])
-                error = comm.allreduce(np.abs(new - field[1:]).max(), op=MPI.MAX)
-                field[1:] = new
-                if error < tolerance:
-                    return field
-    """,
-    needs=RANK_WORDS,
-)

@@ -1,9 +1,4 @@
-"""One file that every rank writes or downloads.
-
-Without a test of the rank, all processes of a job save to the same path at the same time: they overwrite each other,
-and a reader may see a mixture. Datasets that are downloaded by every rank destroy each other's files in the same way.
-Let one rank do it, with a barrier after it, or put the rank into the path.
-"""
+"""One file that every rank writes or downloads."""
 
 from __future__ import annotations
 
@@ -11,10 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.libraries.catalogue import RANK_CALLS, RANK_DECORATORS, RANK_NAMES, RANK_WORDS
+from paceline.concurrency.check.libraries.catalogue import RANK_CALLS, RANK_DECORATORS, RANK_NAMES
 from paceline.concurrency.check.ranks.branches import condition
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
@@ -25,7 +19,7 @@ SAVES = {"torch.save": 1, "pickle.dump": 1, "json.dump": 1, "numpy.save": 0, "nu
 FETCHES = ("urlretrieve", "snapshot_download", "extractall")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report torch.save and downloads that no condition on the rank guards, in files that start a process group."""
     started = _joining(facts)
     for fn in facts.module.functions if started else ():
@@ -34,7 +28,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         for call in fn.calls:
             what = _writes(call, facts)
             if what and _called_by_all(fn, facts) and not _guarded(call, fn, facts) and not _apart(call, fn, facts):
-                yield _report(call, fn, what)
+                yield Witness(call, fn, what=what)
                 break
 
 
@@ -104,52 +98,3 @@ def _guarded(node: ast.AST, fn: Function, facts: Facts) -> bool:
             return True
         around = enclosing(around, ast.If, ast.With)
     return False
-
-
-def _report(call: ast.Call, fn: Function, what: str) -> Finding:
-    return finding(
-        call,
-        fn,
-        f"every rank calls {text_of(call)} for {what}, since nothing here asks for the rank: the processes overwrite "
-        "each other's file",
-        [
-            Step("rank 0", call.lineno, f"calls {text_of(call)} for {what}"),
-            Step("rank 1", call.lineno, "does the same at the same time: the file is a mixture, or half written"),
-        ],
-        remedy="let rank 0 do it, followed by a barrier, or put the rank into the path",
-        about=what,
-        confidence=0.55,
-    )
-
-
-RULE = Rule(
-    "PC510",
-    "every-rank-writes",
-    "one file that every rank writes or downloads",
-    find,
-    bad="""
-        import torch
-        import torch.distributed as dist
-
-        def main(model):
-            dist.init_process_group("gloo")
-            save(model, "model.pt")
-
-        def save(model, path):
-            torch.save(model, path)
-    """,
-    good="""
-        import torch
-        import torch.distributed as dist
-
-        def main(model):
-            dist.init_process_group("gloo")
-            save(model, "model.pt")
-
-        def save(model, path):
-            if dist.get_rank() == 0:
-                torch.save(model, path)
-            dist.barrier()
-    """,
-    needs=RANK_WORDS,
-)

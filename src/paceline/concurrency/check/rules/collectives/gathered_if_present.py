@@ -1,24 +1,15 @@
-"""A collective that gathers a value of each rank, under a test of that value.
-
-What is gathered differs between the ranks, or gathering it would be idle. So does a test of it: `all_gather_object(out,
-images)` under `if images is not None`, or after `if not images: return`, is called by the ranks that have images, and
-they wait for those that have none. Gather always, an empty value where there is nothing.
-"""
+"""A collective that gathers a value of each rank, under a test of that value."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.libraries.catalogue import RANK_WORDS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
 from paceline.concurrency.check.syntax.tree import enclosing
-from paceline.narrative import Wait
 
 #: Collectives of a value that each rank has of its own -> its position.
 GATHERS = {
@@ -37,7 +28,7 @@ GATHERS = {
 OBJECTS = {"all_gather_object", "gather_object", "allgather", "gather"}
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report gathering collectives under a test of what they gather, without another one on the other side."""
     for fn in facts.module.functions:
         reported: set[ast.If] = set()
@@ -148,59 +139,14 @@ def _also_otherwise(test: ast.If | ast.IfExp, call: ast.Call, fn: Function, fact
     return any(id(c) in inside and facts.sequences.collective(c, fn) is not None for c in fn.calls if c is not call)
 
 
-def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str) -> Finding:
-    what = short_name(call.func)
+def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str) -> Witness:
     condition = f"`{ast.unparse(test.test)}` (line {test.lineno})"
-    inside = any(n is call for n in ast.walk(test))
-    return finding(
+    return Witness(
         call,
         fn,
-        f"{text_of(call)} gathers {name} of every rank, but "
-        + (
-            f"only the ranks call it for which {condition}"
-            if inside
-            else f"a rank returns before it for which {condition}"
-        )
-        + ": the ranks that call it wait for the others",
-        [
-            Step("rank 0", test.lineno, f"has {name}, and calls {what}"),
-            Step("rank 1", test.lineno, f"has none, and does not call {what}"),
-        ],
-        remedy=f"call {what} on every rank, with an empty value where there is none",
-        about=f"{what} {name}",
-        confidence=0.5,
-        waits=[
-            Wait("rank 0", f"called {what}", f"call {what}", "rank 1"),
-            Wait("rank 1", f"skipped {what}", "reach the next collective", "rank 0"),
-        ],
+        name=name,
+        reason=f"only the ranks call it for which {condition}"
+        if any(n is call for n in ast.walk(test))
+        else f"a rank returns before it for which {condition}",
+        test=test,
     )
-
-
-RULE = Rule(
-    "PC511",
-    "gathered-if-present",
-    "a collective that gathers a value of each rank, under a test of that value",
-    find,
-    bad="""
-        import torch.distributed as dist
-
-        def collect(prompts, images, world):
-            texts = [None] * world
-            dist.all_gather_object(texts, prompts)
-            pictures = [None] * world
-            if images is not None:
-                dist.all_gather_object(pictures, images)
-            return texts, pictures
-    """,
-    good="""
-        import torch.distributed as dist
-
-        def collect(prompts, images, world):
-            texts = [None] * world
-            dist.all_gather_object(texts, prompts)
-            pictures = [None] * world
-            dist.all_gather_object(pictures, images or [])
-            return texts, pictures
-    """,
-    needs=RANK_WORDS,
-)

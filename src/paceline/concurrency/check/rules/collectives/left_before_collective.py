@@ -1,8 +1,4 @@
-"""A rank that leaves before a collective.
-
-One rank returns, continues or raises early, because of its rank, of the data it holds, or of an exception that only it
-has seen; the others continue to the next collective and wait for it there.
-"""
+"""A rank that leaves before a collective."""
 
 from __future__ import annotations
 
@@ -11,17 +7,14 @@ from collections.abc import Iterator
 from typing import TypeGuard
 
 from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.libraries.catalogue import RANK_WORDS
 from paceline.concurrency.check.ranks.branches import MAKES_FILES
 from paceline.concurrency.check.ranks.items import Item, flattened
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import is_constant, short_name
 from paceline.concurrency.check.syntax.tree import enclosing, last_line, walk_here
 from paceline.concurrency.check.varying.reasons import DATA, FILES, HOST, RANK
-from paceline.narrative import Wait
 
 # Exceptions of the program or its surroundings, which every rank sees alike; any other may be raised on one rank alone.
 THE_SAME = {
@@ -37,7 +30,7 @@ THE_SAME = {
 }
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report returns, raises and handlers that let one rank skip a collective."""
     for fn in facts.module.functions:
         for difference in facts.sequences.differences(fn):
@@ -59,7 +52,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield from _raised_in_call(fn, facts)
 
 
-def _raised_in_call(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _raised_in_call(fn: Function, facts: Facts) -> Iterator[Witness]:
     """A function that raises on the rank whose own part is not as it should be, called before a collective."""
     flat = facts.sequences.operations(fn)
     for call in fn.calls if flat else ():
@@ -97,7 +90,7 @@ def _is_form(value: ast.expr) -> bool:
     return isinstance(value, ast.Attribute) and value.attr in ("shape", "dtype", "ndim", "device")
 
 
-def _without_loss(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _without_loss(fn: Function, facts: Facts) -> Iterator[Witness]:
     """A step of a Lightning module that returns no loss on one rank: it skips `backward()`, which averages."""
     if fn.name != "training_step" or fn.cls is None or not fn.cls.is_a("lightning.LightningModule"):
         return
@@ -110,7 +103,7 @@ def _without_loss(fn: Function, facts: Facts) -> Iterator[Finding]:
             yield _report(fn, statement, Item("backward", fn.returns[-1]), why, 0.6)
 
 
-def _raised(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _raised(fn: Function, facts: Facts) -> Iterator[Witness]:
     """A raise or return, under a further test, inside a branch that only some ranks take."""
     sequences = facts.sequences
     if not sequences.whole(fn).items:
@@ -173,7 +166,7 @@ def _is_caught(node: ast.AST, test: ast.If) -> bool:
     return isinstance(around, ast.Try) and around.lineno > test.lineno and bool(around.handlers)
 
 
-def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _caught(fn: Function, facts: Facts) -> Iterator[Witness]:
     """Handlers of an exception that one rank alone may see, and that then skip a collective."""
     usual = facts.sequences.operations(fn)
     if not usual and not facts.sequences.own(fn):
@@ -189,7 +182,7 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Finding]:
         calls = (c for c in walk_here(*node.body) if isinstance(c, ast.Call))
         only = all(facts.sequences.collective(c, fn) is not None for c in calls)  # fails on every rank, or on none
         if alone and alone[0].name not in rest and isinstance(alone[0].at, ast.Call) and not only:
-            yield _in_handler(fn, node, alone[0].at, alone[0].name)
+            yield Witness(alone[0].at, fn, "in-handler", tried=node, name=alone[0].name)
         if not alone and (skipped := _fallen_out_of(node, fn, facts)) is not None:
             how = f"an exception that only one rank sees (line {node.lineno}) takes it out of the `try`"
             yield _report(fn, node.handlers[0].body[0], skipped, how, 0.6)
@@ -270,27 +263,6 @@ def _fails_alone(call: ast.Call, fn: Function, facts: Facts) -> bool:
 READS = {"load", "next", "read_csv", "read_parquet", "read_json", "read_text", "read_bytes", "loadtxt", "imread"}
 
 
-def _in_handler(fn: Function, tried: ast.Try, call: ast.Call, name: str) -> Finding:
-    """A collective that only the rank calls which has seen an exception."""
-    return finding(
-        call,
-        fn,
-        f"{text_of(call)} is called by the rank that sees an exception (line {tried.lineno}) and by no other one: it "
-        "waits for them",
-        [
-            Step("rank 0", call.lineno, f"catches an exception and calls {text_of(call)}, which waits for all ranks"),
-            Step("rank 1", tried.lineno, f"sees no exception, and never calls {name} here"),
-        ],
-        remedy=f"call {name} on every rank, after the `try`",
-        about=name,
-        confidence=0.65,
-        waits=[
-            Wait("rank 0", f"called {name}", f"call {name}", "rank 1"),
-            Wait("rank 1", "continued", "reach the next collective", "rank 0"),
-        ],
-    )
-
-
 def _broad(handler: ast.ExceptHandler) -> bool:
     """Whether a handler catches exceptions that may be raised on one rank alone."""
     if handler.type is None:
@@ -299,50 +271,16 @@ def _broad(handler: ast.ExceptHandler) -> bool:
     return any(short_name(kind) not in THE_SAME for kind in kinds)
 
 
-def _report(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Finding:
+def _report(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Witness:
     line = getattr(item.at, "lineno", at.lineno)
     by = text_of(item.at) if isinstance(item.at, ast.Call) else item.name
-    again = fn.line <= line < at.lineno
-    turn = " in the next turn of the loop" if again else ""
-    return finding(
+    return Witness(
         at,
         fn,
-        f"{why} before {by} at line {line}{turn}, which every rank must call: the others wait there",
-        [
-            Step("rank 0", at.lineno, f"leaves {fn.qualname}, or this iteration of its loop"),
-            Step("rank 1", line, f"calls {by}, and waits for all ranks"),
-        ],
-        remedy=f"let every rank reach {item.name}: agree with the other ranks to leave first, or leave after it",
-        about=item.name,
         confidence=confidence,
-        waits=[
-            Wait("rank 1", f"called {item.name}", f"call {item.name}", "rank 0"),
-            Wait("rank 0", "continued", "reach the next collective", "rank 1"),
-        ],
+        why=why,
+        by=by,
+        line=line,
+        turn=" in the next turn of the loop" if fn.line <= line < at.lineno else "",
+        item=item,
     )
-
-
-RULE = Rule(
-    "PC502",
-    "left-before-collective",
-    "a rank that leaves before a collective",
-    find,
-    bad="""
-        import torch.distributed as dist
-
-        def save(model, path):
-            if dist.get_rank() != 0:
-                return
-            model.write(path)
-            dist.barrier()
-    """,
-    good="""
-        import torch.distributed as dist
-
-        def save(model, path):
-            if dist.get_rank() == 0:
-                model.write(path)
-            dist.barrier()
-    """,
-    needs=RANK_WORDS,
-)

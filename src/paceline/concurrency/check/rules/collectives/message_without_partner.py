@@ -1,10 +1,4 @@
-"""A message that no rank receives, or that no rank sends, in the order in which the ranks come to it.
-
-The program is followed for each rank of worlds of 2, 3 and 4 ranks, and the ranks are played against each other: rank 0
-receives from every rank, itself included; the last rank waits for a neighbour that it does not have; the tags differ; a
-chain of sends waits for receivers that are themselves sending. Where an unknown value decides about a message, nothing
-is reported.
-"""
+"""A message that no rank receives, or that no rank sends, in the order in which the ranks come to it."""
 
 from __future__ import annotations
 
@@ -14,22 +8,21 @@ from collections.abc import Iterator
 from paceline.concurrency.check.ranks.exchanges import Exchanges, is_message
 from paceline.concurrency.check.ranks.messages import ANY, WORLDS, Operation, Stuck, World
 from paceline.concurrency.check.ranks.traces import Impossible, Trace, Undecided
-from paceline.concurrency.check.reporting.findings import Finding, Step
+from paceline.concurrency.check.reporting.findings import Step
 from paceline.concurrency.check.rules.collectives import both_send_first
-from paceline.concurrency.check.rules.rule import Rule
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import enclosing
-from paceline.narrative import Wait
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report programs of messages in which a rank waits for ever, whatever the number of ranks."""
     module = facts.module
     functions = [fn for fn in module.functions if any(is_message(call, module) for call in fn.calls)]
     if not functions:
         return
-    lines = {line for found in both_send_first.find(facts) for line in (step.line for step in found.story)}
+    lines = {call.lineno for found in both_send_first.find(facts) for call in (found.at, found.terms["two"])}
     settled: set[int] = set()
     exchanges = Exchanges(module, facts.sequences)
     for fn in _outermost_first(functions, facts):
@@ -127,7 +120,7 @@ def _named(operation: Operation) -> str:
     return f"{way}{tag} (line {operation.line})"
 
 
-def _report(fn: Function, stuck: Stuck, size: int, case: str) -> Finding:
+def _report(fn: Function, stuck: Stuck, size: int, case: str) -> Witness:
     operation, other = stuck.operation, stuck.other
     peer = f"rank {operation.peer}" if operation.peer != ANY else "every other rank"
     if operation.peer == stuck.rank:
@@ -138,52 +131,19 @@ def _report(fn: Function, stuck: Stuck, size: int, case: str) -> Finding:
         does = f"and {peer} has come to its end"
     else:
         does = f"and {peer} {_named(other)}"
-    when = f", {case}" if case else ""
-    return Finding(
-        "",
-        operation.line,
-        1,
-        fn.qualname,
-        f"of {size} ranks, rank {stuck.rank} {_named(operation)}, {does}: it waits for ever{when}",
-        [
-            Step(f"rank {stuck.rank}", operation.line, _named(operation).rpartition(" (")[0]),
-            *([Step(peer, other.line, _named(other).rpartition(" (")[0])] if other is not None else []),
-        ],
-        [Wait(f"rank {stuck.rank}", _named(operation), "its partner", peer)],
-        "let every send have a receive of the other rank, with the same tag and in an order that both can follow",
-        0.6 if case else 0.8,
-        f"{operation.kind} {operation.peer}",
+    steps = [Step(f"rank {stuck.rank}", operation.line, _named(operation).rpartition(" (")[0])]
+    if other is not None:
+        steps.append(Step(peer, other.line, _named(other).rpartition(" (")[0]))
+    return Witness(
+        ast.Pass(lineno=operation.line, col_offset=0),
+        fn,
+        confidence=0.6 if case else 0.8,
+        story=steps,
+        size=size,
+        rank=stuck.rank,
+        operation=operation,
+        named=_named(operation),
+        does=does,
+        peer=peer,
+        when=f", {case}" if case else "",
     )
-
-
-RULE = Rule(
-    "PC516",
-    "message-without-partner",
-    "a message without a receiver or sender, in the order of the ranks",
-    find,
-    bad="""
-        import torch
-        import torch.distributed as dist
-
-        def collect(vector):
-            rank, world = dist.get_rank(), dist.get_world_size()
-            if rank == 0:
-                for source in range(world):
-                    dist.recv(torch.empty_like(vector), src=source)
-            else:
-                dist.send(vector, dst=0)
-    """,
-    good="""
-        import torch
-        import torch.distributed as dist
-
-        def collect(vector):
-            rank, world = dist.get_rank(), dist.get_world_size()
-            if rank == 0:
-                for source in range(1, world):
-                    dist.recv(torch.empty_like(vector), src=source)
-            else:
-                dist.send(vector, dst=0)
-    """,
-    needs=("send", "recv"),
-)

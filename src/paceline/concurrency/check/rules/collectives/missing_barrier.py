@@ -1,20 +1,12 @@
-"""What one rank makes and the others use, without a barrier in between.
-
-`if rank == 0: download(path)` and then `load(path)` on every rank: the others open the file before rank 0 has made it,
-or while it is half written. Put a barrier after the branch of rank 0. Without one, the others may also run far ahead,
-to a collective that times out while rank 0 still writes.
-"""
+"""What one rank makes and the others use, without a barrier in between."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.libraries.catalogue import RANK_WORDS
 from paceline.concurrency.check.ranks.branches import condition
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -31,7 +23,7 @@ WAITS = ("barrier", "wait_for_everyone", "synchronize", "rendezvous", "wait", "s
 MODES = ("w", "a", "x")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report paths that one rank makes in a branch and every rank uses after it, without a barrier."""
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -123,52 +115,5 @@ def _every_rank(call: ast.Call, fn: Function, facts: Facts) -> bool:
     return True
 
 
-def _report(fn: Function, test: ast.If, maker: ast.Call, user: ast.Call, path: str) -> Finding:
-    return finding(
-        user,
-        fn,
-        f"{text_of(user)} uses {path}, which only one rank makes (line {maker.lineno}, under `if "
-        f"{ast.unparse(test.test)}`), and no barrier lies in between: the other ranks may come first",
-        [
-            Step("rank 1", test.lineno, "skips the branch and continues"),
-            Step("rank 1", user.lineno, f"calls {text_of(user)}: {path} is missing or half written"),
-            Step("rank 0", maker.lineno, f"is still in {text_of(maker)}"),
-        ],
-        remedy="call barrier() on every rank between the branch and the use",
-        about=path,
-        confidence=0.6,
-    )
-
-
-RULE = Rule(
-    "PC509",
-    "missing-barrier",
-    "what one rank makes and all use, without a barrier in between",
-    find,
-    bad="""
-        import torch
-        import torch.distributed as dist
-
-        def prepare(path, download):
-            if dist.get_rank() == 0:
-                download_to(path)
-            return torch.load(path)
-
-        def download_to(path):
-            path.write_bytes(b"")
-    """,
-    good="""
-        import torch
-        import torch.distributed as dist
-
-        def prepare(path, download):
-            if dist.get_rank() == 0:
-                download_to(path)
-            dist.barrier()
-            return torch.load(path)
-
-        def download_to(path):
-            path.write_bytes(b"")
-    """,
-    needs=RANK_WORDS,
-)
+def _report(fn: Function, test: ast.If, maker: ast.Call, user: ast.Call, path: str) -> Witness:
+    return Witness(user, fn, path=path, maker=maker, test=test)

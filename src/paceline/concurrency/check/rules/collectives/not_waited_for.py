@@ -1,9 +1,4 @@
-"""A message or collective that is started and never waited for, or too late.
-
-`isend`, `irecv` and collectives with `async_op=True` return a handle. Until its `wait()` returns, the buffer must not
-be used, and the message may not even have been sent; where the handle is dropped, or kept and never read, the program
-cannot know.
-"""
+"""A message or collective that is started and never waited for, or too late."""
 
 from __future__ import annotations
 
@@ -11,9 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.libraries.catalogue import RANK_WORDS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
@@ -28,7 +21,7 @@ DEPTH = 6  # names, lists and calls through which a value is followed
 FORM = {"shape", "dtype", "device", "ndim", "size", "numel", "dim", "element_size", "is_cuda", "nbytes"}
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report calls whose handle is dropped, and buffers that are used before the handle is waited for."""
     for fn in facts.module.functions:
         for call in fn.calls:
@@ -36,7 +29,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             if _is_dropped(call, fn, facts):
                 how = "dropped" if isinstance(parent(call), ast.Expr) else "never waited for"
-                yield _report(call, fn, f"{text_of(call)} returns a handle that is {how}: the program cannot tell when")
+                yield Witness(
+                    call, fn, message=f"{text_of(call)} returns a handle that is {how}: the program cannot tell when"
+                )
             elif (use := _used_early(call, fn, facts)) is not None:
                 yield _report_early(call, fn, *use)
 
@@ -83,38 +78,8 @@ def _in_message(node: ast.AST, fn: Function, facts: Facts) -> bool:
     return isinstance(around, ast.Call) and (_begins(around, fn, facts) or short_name(around.func) in ("P2POp", "len"))
 
 
-def _report(call: ast.Call, fn: Function, message: str) -> Finding:
-    return finding(
-        call,
-        fn,
-        message + " it is done",
-        [
-            Step("rank 0", call.lineno, f"starts {text_of(call)} and continues"),
-            Step("rank 0", call.lineno, "changes or frees the buffer, or exits, before the data is sent"),
-            Step("rank 1", call.lineno, "waits for the data, or receives half of it"),
-        ],
-        remedy="keep the handle, and wait() for it before the buffer is used again",
-        about=text_of(call),
-        confidence=0.75,
-    )
-
-
-def _report_early(call: ast.Call, fn: Function, use: ast.AST, wait: int) -> Finding:
-    line = getattr(use, "lineno", call.lineno)
-    return finding(
-        use,
-        fn,
-        f"{dotted(use)} is used here, before line {wait} waits for {text_of(call)} (line {call.lineno}): the data may "
-        "not have arrived, or not have been sent",
-        [
-            Step("rank 0", call.lineno, f"starts {text_of(call)} and continues"),
-            Step("rank 0", line, f"uses {dotted(use)} while the message is under way"),
-            Step("rank 0", wait, "waits for it only now"),
-        ],
-        remedy="wait() for the handle before the buffer is used",
-        about=dotted(use),
-        confidence=0.7,
-    )
+def _report_early(call: ast.Call, fn: Function, use: ast.AST, wait: int) -> Witness:
+    return Witness(use, fn, "early", wait=wait, call=call, line=getattr(use, "lineno", call.lineno))
 
 
 def _begins(call: ast.Call, fn: Function, facts: Facts) -> bool:
@@ -167,27 +132,3 @@ def _is_filled(node: ast.AST) -> bool:
     """Whether this only adds to a container."""
     up = parent(node)
     return isinstance(up, ast.Attribute) and up.attr in ADDS and isinstance(parent(up), ast.Call)
-
-
-RULE = Rule(
-    "PC508",
-    "not-waited-for",
-    "a message or collective that is started and never waited for, or too late",
-    find,
-    bad="""
-        import torch.distributed as dist
-
-        def push(tensor):
-            dist.isend(tensor, dst=1)
-            tensor.zero_()
-    """,
-    good="""
-        import torch.distributed as dist
-
-        def push(tensor):
-            sent = dist.isend(tensor, dst=1)
-            sent.wait()
-            tensor.zero_()
-    """,
-    needs=RANK_WORDS,
-)

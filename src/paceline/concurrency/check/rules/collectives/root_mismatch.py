@@ -1,9 +1,4 @@
-"""A collective whose ranks do not agree on its root or group.
-
-Every rank must name the same root. `src=rank` names a different one on each; and the two branches of a condition on
-the rank may call the same collective with different roots or groups. `new_group` is a collective of all ranks, also of
-those that do not belong to the group: all have to name the same members.
-"""
+"""A collective whose ranks do not agree on its root or group."""
 
 from __future__ import annotations
 
@@ -12,12 +7,10 @@ import re
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.libraries.catalogue import RANK_WORDS
 from paceline.concurrency.check.ranks.branches import of_rank
 from paceline.concurrency.check.ranks.collectives import Collective
 from paceline.concurrency.check.ranks.items import flattened
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import keyword, short_name
@@ -36,7 +29,7 @@ ROOTED = (
 )
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report rooted collectives with the own rank as root, and branches that differ in root or group."""
     for fn in facts.module.functions:
         for call in fn.calls:
@@ -48,12 +41,12 @@ def find(facts: Facts) -> Iterator[Finding]:
                 and not collective.group
                 and _own(collective, fn, facts)
             ):
-                yield _report(
+                yield Witness(
+                    call,
                     fn,
-                    call,
-                    f"{text_of(call)} names the calling rank as its root ({collective.root}): each rank names "
-                    "another one",
-                    call,
+                    message=f"{text_of(call)} names the calling rank as its root ({collective.root}): "
+                    "each rank names another one",
+                    other=call,
                 )
             if (
                 collective is not None
@@ -61,10 +54,12 @@ def find(facts: Facts) -> Iterator[Finding]:
                 and collective.root
                 and (why := _outside(collective, fn, facts))
             ):
-                yield _report(fn, call, f"{text_of(call)} names {collective.root} as its root, {why}", call)
+                yield Witness(
+                    call, fn, message=f"{text_of(call)} names {collective.root} as its root, {why}", other=call
+                )
             members = _members(call, collective)
             if members is not None and facts.module.varying.why(members, fn) == RANK and not _chosen(members, fn):
-                yield _report_group(fn, call, call, f"depends on the rank ({ast.unparse(members)})")
+                yield Witness(call, fn, "group", where=f"depends on the rank ({ast.unparse(members)})", other=call)
         for test in fn.tests:
             if not isinstance(test, ast.If) or not facts.sequences.conditions(test.test, fn):
                 continue
@@ -84,12 +79,12 @@ def find(facts: Facts) -> Iterator[Finding]:
                     if a != b and _plain(a) and _plain(b)
                 ]
                 if differ and isinstance(one.at, ast.Call) and isinstance(two.at, ast.Call):
-                    yield _report(
-                        fn,
+                    yield Witness(
                         two.at,
-                        f"{text_of(two.at)} has a different {differ[0]} than in the other branch of `if "
-                        f"{ast.unparse(test.test)}` (line {one.at.lineno})",
-                        one.at,
+                        fn,
+                        message=f"{text_of(two.at)} has a different {differ[0]} than in the other branch of "
+                        f"`if {ast.unparse(test.test)}` (line {one.at.lineno})",
+                        other=one.at,
                     )
 
 
@@ -180,31 +175,14 @@ def _chosen(members: ast.expr, fn: Function) -> bool:
     return any(any(n is members for n in ast.walk(loop)) for loop in fn.loops)
 
 
-def _other_members(fn: Function, test: ast.If, one: ast.AST, two: ast.AST, facts: Facts) -> Iterator[Finding]:
+def _other_members(fn: Function, test: ast.If, one: ast.AST, two: ast.AST, facts: Facts) -> Iterator[Witness]:
     """Two branches of a test of the rank that create groups of different members."""
     if isinstance(one, ast.Call) and isinstance(two, ast.Call):
         named = [_members(call, facts.sequences.collective(call, fn)) for call in (one, two)]
         texts = [ast.unparse(members) for members in named if members is not None]
         if len(texts) == 2 and texts[0] != texts[1]:
             where = f"differs from the other branch of `if {ast.unparse(test.test)}` (line {one.lineno})"
-            yield _report_group(fn, two, one, where)
-
-
-def _report_group(fn: Function, at: ast.Call, other: ast.Call, where: str) -> Finding:
-    return finding(
-        at,
-        fn,
-        f"the list of members of {text_of(at)} {where}: every rank has to create every group, with the same members in "
-        "the same order; the ranks wait for each other",
-        [
-            Step("rank 0", other.lineno, f"calls {text_of(other)} with its own members"),
-            Step("rank 1", at.lineno, f"calls {text_of(at)} with others"),
-        ],
-        remedy="create all groups on all ranks, in one order, and keep the one that this rank belongs to; or pass "
-        "use_local_synchronization=True",
-        about=text_of(at),
-        confidence=0.75,
-    )
+            yield Witness(two, fn, "group", where=where, other=one)
 
 
 def _own(collective: Collective, fn: Function, facts: Facts) -> bool:
@@ -214,40 +192,3 @@ def _own(collective: Collective, fn: Function, facts: Facts) -> bool:
     if who is None or who[2] or (isinstance(root, ast.Name) and root.id in fn.parameters):
         return False
     return enclosing(collective.call, ast.If) is None  # under a condition it may be the call of one rank only
-
-
-def _report(fn: Function, at: ast.Call, message: str, other: ast.Call) -> Finding:
-    return finding(
-        at,
-        fn,
-        message + "; the ranks wait for each other, or read data that was never sent",
-        [
-            Step("rank 0", other.lineno, f"calls {text_of(other)} with one root or group"),
-            Step("rank 1", at.lineno, f"calls {text_of(at)} with another one"),
-        ],
-        remedy="give every rank the same root and group",
-        about=text_of(at),
-        confidence=0.8,
-    )
-
-
-RULE = Rule(
-    "PC505",
-    "root-mismatch",
-    "a collective whose ranks do not agree on its root or group",
-    find,
-    bad="""
-        import torch.distributed as dist
-
-        def share(tensor):
-            rank = dist.get_rank()
-            dist.broadcast(tensor, src=rank)
-    """,
-    good="""
-        import torch.distributed as dist
-
-        def share(tensor):
-            dist.broadcast(tensor, src=0)
-    """,
-    needs=RANK_WORDS,
-)

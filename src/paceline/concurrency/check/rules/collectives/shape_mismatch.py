@@ -1,20 +1,11 @@
-"""A tensor whose shape on the sending rank differs from that on the receiving ranks.
-
-The root builds the tensor from a list whose length depends on its data; the others create an empty one of a fixed
-size. `broadcast` does not check: it waits for the missing numbers, or overwrites what follows. Nor does `all_gather`,
-which takes tensors of one shape from all ranks: those that a rank computed for its own samples may be more or fewer.
-Pad to the largest size, or exchange the lengths first.
-"""
+"""A tensor whose shape on the sending rank differs from that on the receiving ranks."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.libraries.catalogue import RANK_WORDS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -26,7 +17,7 @@ MADE_OF_DATA, MADE_OF_SIZE = (
 SENT = ("broadcast", "bcast", "Bcast")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report broadcasts of a tensor made from data on one branch and of a fixed size on the other."""
     for fn in facts.module.functions:
         for call in fn.calls:
@@ -52,7 +43,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                     of_data = next((v for v in (one, two) if v is not None and _of_list(v)), None)
                     of_size = next((v for v in (one, two) if v is not None and _of_size(v)), None)
                     if of_data is not None and of_size is not None and not _padded(of_data, test):
-                        yield _report(fn, call, of_data, of_size)
+                        yield Witness(call, fn, of_data=of_data, of_size=of_size)
 
 
 GATHERS = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}
@@ -75,25 +66,13 @@ JOINS = {
 FILLED = {"randn", "rand", "zeros", "ones", "empty", "full", "arange"}
 
 
-def _of_own_length(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _of_own_length(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
     """A tensor that is gathered from all ranks, with as many rows as this rank has samples."""
     place = GATHERS.get(short_name(call.func), 1)
     value = call.args[place] if len(call.args) > place and facts.module.canonical(call.func) in _OF_TORCH else None
     why = _length(value, fn, facts) if value is not None else ""
     if why and value is not None:
-        yield finding(
-            call,
-            fn,
-            f"{text_of(call)} takes tensors of one shape from all ranks, but {ast.unparse(value)} has a length that "
-            f"depends on {why}",
-            [
-                Step("rank 0", call.lineno, f"sends {ast.unparse(value)} of its own length"),
-                Step("rank 1", call.lineno, "sends another number of rows, and waits for as many as it sends"),
-            ],
-            remedy="exchange the lengths first, and pad to the largest; or gather objects",
-            about=text_of(call),
-            confidence=0.6,
-        )
+        yield Witness(call, fn, "of-own-length", value=value, why=why)
 
 
 _OF_TORCH = ("torch.distributed.all_gather", "torch.distributed.all_gather_into_tensor", "torch.distributed.gather")
@@ -180,56 +159,3 @@ def _padded(call: ast.Call, test: ast.If) -> bool:
             if short_name(padding.func) == "len" and ast.unparse(padding.args[0]) == name:
                 return True
     return False
-
-
-def _report(fn: Function, call: ast.Call, of_data: ast.Call, of_size: ast.Call) -> Finding:
-    return finding(
-        call,
-        fn,
-        f"{text_of(call)} sends a tensor as long as the data of one rank (line {of_data.lineno}) into one of a "
-        f"fixed size on the others (line {of_size.lineno})",
-        [
-            Step("rank 0", of_data.lineno, f"creates it by {text_of(of_data)}, as long as its data"),
-            Step("rank 1", of_size.lineno, f"creates it by {text_of(of_size)}, of a fixed size"),
-            Step("all ranks", call.lineno, "wait for numbers that are never sent, or read unrelated ones"),
-        ],
-        remedy="pad the data to the fixed size, or broadcast the length first",
-        about=text_of(call),
-        confidence=0.75,
-    )
-
-
-RULE = Rule(
-    "PC506",
-    "shape-mismatch",
-    "a tensor whose shape differs between sender and receivers",
-    find,
-    bad="""
-        import torch
-        import torch.distributed as dist
-
-        def next_batch(sampler, size, rank):
-            if rank == 0:
-                batch = sampler.draw()
-                batch = torch.tensor(batch)
-            else:
-                batch = torch.empty(size, dtype=torch.long)
-            dist.broadcast(batch, 0)
-            return batch
-    """,
-    good="""
-        import torch
-        import torch.distributed as dist
-
-        def next_batch(sampler, size, rank):
-            if rank == 0:
-                batch = sampler.draw()
-                batch += [-1] * (size - len(batch))
-                batch = torch.tensor(batch)
-            else:
-                batch = torch.empty(size, dtype=torch.long)
-            dist.broadcast(batch, 0)
-            return batch
-    """,
-    needs=RANK_WORDS,
-)

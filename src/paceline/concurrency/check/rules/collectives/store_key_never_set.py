@@ -1,9 +1,4 @@
-"""A key of a store that a rank waits for, and that no rank is sure to set.
-
-`store.get(key)` and `store.wait([key])` return when some rank has set the key. They wait for ever when the key is
-spelled in another way where it is set, or when the rank that sets it does so under a condition of its own: rank 0 sets
-the step to resume from if there is a checkpoint, and the others ask for it in any case. Set it on both branches.
-"""
+"""A key of a store that a rank waits for, and that no rank is sure to set."""
 
 from __future__ import annotations
 
@@ -12,15 +7,12 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import keyword, short_name
 from paceline.concurrency.check.syntax.tree import enclosing
 from paceline.concurrency.check.values.library_types import type_name
-from paceline.narrative import Wait
 
 STORES = ("torch.distributed.TCPStore", "torch.distributed.FileStore", "torch.distributed.HashStore")
 SETS, WAITS = {"set", "add", "compare_set", "append", "multi_set"}, {"get", "wait", "multi_get"}
@@ -34,7 +26,7 @@ class Use(NamedTuple):
     keys: tuple[str, ...]  # as patterns: `addr/*` of `f"addr/{rank}"`; empty where they are not known
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report keys that are waited for and never set, or only under a condition of the rank that sets them."""
     stores = [c for fn in facts.module.functions for c in fn.calls if facts.module.canonical(c.func) in STORES]
     if not stores:
@@ -106,46 +98,6 @@ def _own_condition(setting: Use, waiting: Use, facts: Facts) -> ast.If | None:
     return test
 
 
-def _report(use: Use, key: str, setting: Use, how: str) -> Finding:
+def _report(use: Use, key: str, setting: Use, how: str) -> Witness:
     shown = key.replace("*", "...")
-    return finding(
-        use.call,
-        use.fn,
-        f"{text_of(use.call)} waits for the key {shown!r}, but {how}",
-        [
-            Step("rank 0", setting.call.lineno, f"may pass {text_of(setting.call)} by, or sets another key there"),
-            Step("rank 1", use.call.lineno, f"waits for {shown!r}"),
-        ],
-        remedy="set the key on every path of the rank that sets it, under the name that the others ask for",
-        about=shown,
-        confidence=0.75,
-        waits=[Wait("rank 1", f"called {text_of(use.call)}", f"set {shown!r}", "rank 0")],
-    )
-
-
-RULE = Rule(
-    "PC513",
-    "store-key-never-set",
-    "a key of a store that is waited for and not sure to be set",
-    find,
-    bad="""
-        import torch.distributed as dist
-
-        def first_step(rank, host, world, newest):
-            store = dist.TCPStore(host, 29500, world, rank == 0)
-            if rank == 0:
-                if newest is not None:
-                    store.set("step", str(newest))
-            return int(store.get("step"))
-    """,
-    good="""
-        import torch.distributed as dist
-
-        def first_step(rank, host, world, newest):
-            store = dist.TCPStore(host, 29500, world, rank == 0)
-            if rank == 0:
-                store.set("step", str(newest or 0))
-            return int(store.get("step"))
-    """,
-    needs=("Store",),
-)
+    return Witness(use.call, use.fn, shown=shown, how=how, setting=setting)

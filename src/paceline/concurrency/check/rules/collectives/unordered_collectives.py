@@ -1,20 +1,12 @@
-"""Collectives in the order of an unordered container.
-
-Ranks match their collectives by order. In a loop over a set, the order differs between processes (string hashes are
-randomized); in a loop over a dictionary that each rank fills for itself, the keys and their number may differ too. Then
-the third call of one rank is matched with the second of another.
-"""
+"""Collectives in the order of an unordered container."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.libraries.catalogue import RANK_WORDS
 from paceline.concurrency.check.ranks.items import Item, flattened
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
@@ -25,7 +17,7 @@ from paceline.concurrency.check.varying.reasons import CHANCE, DATA
 ALIKE = ("barrier", "monitored_barrier", "wait_for_everyone")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report collectives in loops over sets, directories and per-rank dictionaries."""
     for fn in facts.module.functions:
         if not facts.sequences.whole(fn).items:
@@ -35,7 +27,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             inside = _inside(loop, fn, facts) if why else []  # type: ignore[arg-type]
             collective = next((item for item in inside if item.name not in ALIKE), None)
             if collective is not None and isinstance(collective.at, ast.Call):
-                yield _report(fn, loop.iter, collective.at, why)  # type: ignore[union-attr]
+                yield Witness(collective.at, fn, why=why, over=loop.iter)  # type: ignore[union-attr]
 
 
 def _inside(loop: ast.For | ast.AsyncFor | ast.comprehension, fn: Function, facts: Facts) -> list[Item]:
@@ -175,42 +167,3 @@ def _filled_here(name: str, fn: Function, facts: Facts) -> bool:
     return _is_empty_dict(start) and any(
         dotted(s.value) == name for f in facts.module.functions if f is not top for s in f.subscripts
     )
-
-
-def _report(fn: Function, over: ast.expr, call: ast.Call, why: str) -> Finding:
-    return finding(
-        call,
-        fn,
-        f"{text_of(call)} is called in a loop over {why} (line {over.lineno}): the ranks' calls do not match",
-        [
-            Step("rank 0", over.lineno, "iterates over it in one order"),
-            Step("rank 1", over.lineno, "iterates in another order, or over other keys"),
-            Step("rank 0", call.lineno, f"calls {text_of(call)} for one item, rank 1 for another one or not at all"),
-        ],
-        remedy="gather the keys of all ranks first, and iterate over them sorted",
-        about=text_of(call),
-        confidence=0.7,
-    )
-
-
-RULE = Rule(
-    "PC503",
-    "unordered-collectives",
-    "collectives in the order of an unordered container",
-    find,
-    bad="""
-        import torch.distributed as dist
-
-        def average(tensors, names):
-            for name in set(names):
-                dist.all_reduce(tensors[name])
-    """,
-    good="""
-        import torch.distributed as dist
-
-        def average(tensors, names):
-            for name in sorted(set(names)):
-                dist.all_reduce(tensors[name])
-    """,
-    needs=RANK_WORDS,
-)

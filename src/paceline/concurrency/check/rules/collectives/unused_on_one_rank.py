@@ -1,34 +1,24 @@
-"""A part of a model that one rank does not use in a step, while the gradients are averaged parameter by parameter.
-
-`DistributedDataParallel` waits for the gradient of every parameter on every rank, and a loop over `if p.grad is not
-None: all_reduce(p.grad)` for those that this rank happens to have. Where `forward` calls a layer under a test of the
-rank, of the data of this rank or of a random number of its own, one rank has no gradient for it: the others wait, or
-average one layer with another. Run the layer on every rank and multiply its output by zero, or pass
-`find_unused_parameters=True`.
-"""
+"""A part of a model that one rank does not use in a step, while the gradients are averaged parameter by parameter."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.libraries.catalogue import RANK_WORDS, WRAPPERS
+from paceline.concurrency.check.libraries.catalogue import WRAPPERS
 from paceline.concurrency.check.ranks.sequences import SKIPS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.concurrency.check.syntax.tree import enclosing, last_line
 from paceline.concurrency.check.varying.reasons import DATA
-from paceline.narrative import Wait
 
 LAYERS = ("torch.nn.", "nn.")
 COUNTS = ("any", "all", "sum", "numel", "nonzero", "max", "min")  # of the elements of a tensor
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report layers that `forward` calls under a test that ranks decide differently, where gradients are averaged."""
     average = _averaged(facts)
     for fn in facts.module.functions if average is not None else ():
@@ -39,7 +29,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             why = conditions[0].why if conditions else _counts_input(test, fn) if isinstance(test, ast.If) else ""
             layer = _on_one_side(test, fn) if why else None  # type: ignore[arg-type]
             if layer is not None and average is not None:
-                yield _report(fn, test, layer, why, average)  # type: ignore[arg-type]
+                yield Witness(test, fn, why=why, layer=layer, average=average)  # type: ignore[arg-type]
                 break
 
 
@@ -103,71 +93,3 @@ def _has_parameters(value: ast.expr, cls: Class) -> bool:
     plain = ("Dropout", "ReLU", "GELU", "Softmax", "Identity", "MaxPool", "AvgPool", "Flatten", "Upsample", "Sigmoid")
     is_layer = cls.module.canonical(value.func).startswith(LAYERS) and not name.startswith(plain)
     return is_layer or (layer_class is not None and layer_class.is_model)
-
-
-def _report(fn: Function, test: ast.If, layer: ast.Call, why: str, average: ast.Call) -> Finding:
-    name = dotted(layer.func)
-    return finding(
-        test,
-        fn,
-        f"`if {ast.unparse(test.test)}` depends on {why} and decides whether {name}() runs (line {layer.lineno}): a "
-        f"rank that skips it has no gradient for its parameters, which {text_of(average)} at line "
-        f"{average.lineno} averages over all ranks",
-        [
-            Step("rank 0", layer.lineno, f"runs {name}(), and waits for the average of its gradient"),
-            Step("rank 1", test.lineno, f"skips {name}(), and has no gradient for it"),
-        ],
-        remedy="run the layer on every rank and multiply its output by zero where it does not count, or pass "
-        "find_unused_parameters=True",
-        about=name,
-        confidence=0.6,
-        waits=[
-            Wait("rank 0", f"ran {name}", f"the gradient of {name}", "rank 1"),
-            Wait("rank 1", f"skipped {name}", "reach the next collective", "rank 0"),
-        ],
-    )
-
-
-RULE = Rule(
-    "PC514",
-    "unused-on-one-rank",
-    "a layer that one rank does not use, while the gradients are averaged",
-    find,
-    bad="""
-        import random
-        from torch import nn
-        from torch.nn.parallel import DistributedDataParallel
-
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.body, self.extra = nn.Linear(4, 4), nn.Linear(4, 4)
-
-            def forward(self, x):
-                x = self.body(x)
-                if random.random() < 0.5:
-                    x = x + self.extra(x)
-                return x
-
-        def wrap():
-            return DistributedDataParallel(Net())
-    """,
-    good="""
-        import random
-        from torch import nn
-        from torch.nn.parallel import DistributedDataParallel
-
-        class Net(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.body, self.extra = nn.Linear(4, 4), nn.Linear(4, 4)
-
-            def forward(self, x):
-                x = self.body(x)
-                return x + self.extra(x) * (random.random() < 0.5)
-
-        def wrap():
-            return DistributedDataParallel(Net())
-    """,
-    needs=RANK_WORDS,
-)

@@ -1,28 +1,20 @@
-"""A process group that waits for another number of ranks than the program starts.
-
-`init_process_group` returns when `world_size` processes have called it. With `nprocs=n` and a world of `n + 1` the last
-one never comes, and with a larger number of processes than ranks one of them is refused. Pass the same number to both.
-"""
+"""A process group that waits for another number of ranks than the program starts."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.libraries.catalogue import RANK_WORDS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import keyword, short_name
 from paceline.concurrency.check.syntax.tree import enclosing
-from paceline.narrative import Wait
 
 STARTS = {"init_process_group": 2, "init_rpc": 3}  # the position of `world_size`
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report processes of which so many are started, and that meet in a group of another size."""
     for fn in facts.module.functions:
         for call in fn.calls:
@@ -38,7 +30,15 @@ def find(facts: Facts) -> Iterator[Finding]:
             met = _world(worker, list(arguments.elts), 0 if name == "Process" else 1)
             more = facts.sequences.lengths.more(met[1], started, fn) if met is not None else 0
             if met is not None and more:
-                yield _report(fn, call, met, started, more)
+                yield Witness(
+                    call,
+                    fn,
+                    started=started,
+                    met=met,
+                    need="the ranks wait for one that is never started"
+                    if more > 0
+                    else "a further process finds its group complete",
+                )
 
 
 def _turns(call: ast.Call) -> ast.expr | None:
@@ -65,53 +65,3 @@ def _world(worker: Function, arguments: list[ast.expr], first: int) -> tuple[ast
 
 def _is_parameter(node: ast.expr, worker: Function) -> bool:
     return isinstance(node, ast.Name) and node.id in worker.parameters and node.id not in worker.bound
-
-
-def _report(fn: Function, call: ast.Call, met: tuple[ast.Call, ast.expr], started: ast.expr, more: int) -> Finding:
-    joins, size = met
-    waits = "the ranks wait for one that is never started" if more > 0 else "a further process finds its group complete"
-    return finding(
-        call,
-        fn,
-        f"{text_of(call)} starts {ast.unparse(started)} processes, and {text_of(joins)} at line {joins.lineno} expects "
-        f"{ast.unparse(size)} ranks: {waits}",
-        [
-            Step("main", call.lineno, f"starts {ast.unparse(started)} processes"),
-            Step("rank 0", joins.lineno, f"calls {text_of(joins)}, which waits for {ast.unparse(size)} ranks"),
-        ],
-        remedy="pass the number of started processes as world_size",
-        about="world_size",
-        confidence=0.85,
-        waits=[Wait("rank 0", f"called {text_of(joins)}", "join", "a rank that is not started")],
-    )
-
-
-RULE = Rule(
-    "PC512",
-    "world-size-mismatch",
-    "a process group of another size than the number of started ranks",
-    find,
-    bad="""
-        import torch.distributed as dist
-        import torch.multiprocessing as mp
-
-        def worker(rank, world_size):
-            dist.init_process_group("gloo", rank=rank, world_size=world_size)
-            dist.barrier()
-
-        def main(workers):
-            mp.spawn(worker, args=(workers + 1,), nprocs=workers)
-    """,
-    good="""
-        import torch.distributed as dist
-        import torch.multiprocessing as mp
-
-        def worker(rank, world_size):
-            dist.init_process_group("gloo", rank=rank, world_size=world_size)
-            dist.barrier()
-
-        def main(workers):
-            mp.spawn(worker, args=(workers + 1,), nprocs=workers + 1)
-    """,
-    needs=RANK_WORDS,
-)

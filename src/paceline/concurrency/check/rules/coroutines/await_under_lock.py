@@ -1,9 +1,4 @@
-"""An await while a thread's lock is held.
-
-At an `await` the event loop runs other tasks in the same thread. If one of them wants the same lock, it blocks the
-whole loop, including the task that would release the lock. A `threading.Lock` may guard the code between two awaits,
-but never an await.
-"""
+"""An await while a thread's lock is held."""
 
 from __future__ import annotations
 
@@ -11,15 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import parent
-from paceline.narrative import Wait
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report awaits in coroutines while a lock that is not asyncio's is held."""
     for fn in facts.module.functions:
         if not fn.asynchronous:
@@ -37,10 +30,10 @@ def find(facts: Facts) -> Iterator[Finding]:
                     and (lock.sure or not _async_with(line, fn))
                 ):
                     reported.add(lock.id)
-                    yield _report(fn, at, lock.id, line, 0.9 if lock.sure else 0.65)
+                    yield Witness(at, fn, confidence=0.9 if lock.sure else 0.65, lock=lock.id, line=line)
 
 
-def _implicit(fn: Function, facts: Facts, reported: set[str]) -> Iterator[Finding]:
+def _implicit(fn: Function, facts: Facts, reported: set[str]) -> Iterator[Witness]:
     """The awaits of `async for` and `async with`, and the yields of an asynchronous generator."""
     takes = {m.resource.id: m for m, _ in facts.events(fn) if m.kind == "take" and m.resource is not None}
     inner: list[tuple[ast.stmt | ast.expr, ast.expr]] = [(n, n.iter) for n in fn.loops if isinstance(n, ast.AsyncFor)]
@@ -51,7 +44,7 @@ def _implicit(fn: Function, facts: Facts, reported: set[str]) -> Iterator[Findin
             lock, line = takes[name].resource, takes[name].line
             if lock is not None and lock.kind not in ASYNC_LOCKS and lock.sure and line < node.lineno:
                 reported.add(name)
-                yield _report(fn, at, name, line, 0.9)
+                yield Witness(at, fn, confidence=0.9, lock=name, line=line)
 
 
 def _async_with(line: int, fn: Function) -> bool:
@@ -59,51 +52,3 @@ def _async_with(line: int, fn: Function) -> bool:
     if any(isinstance(w, ast.AsyncWith) and i.context_expr.lineno == line for w in fn.withs for i in w.items):
         return True
     return any(a.lineno == line for a in fn.awaits)
-
-
-def _report(fn: Function, at: ast.expr, lock: str, line: int, confidence: float) -> Finding:
-    return finding(
-        at,
-        fn,
-        f"awaits while {lock} is held (since line {line}): another task that wants {lock} blocks the event "
-        "loop, so the lock is never released",
-        [
-            Step("task A", line, f"{fn.qualname} takes {lock}"),
-            Step("task A", at.lineno, "awaits: the loop runs other tasks"),
-            Step("task B", line, f"waits for {lock} and blocks the whole loop"),
-        ],
-        remedy="use asyncio.Lock with `async with`, or release the lock before the await",
-        about=lock,
-        confidence=confidence,
-        waits=[
-            Wait("task A", f"took {lock}", "run the loop", "task B"),
-            Wait("task B", "blocked the loop", f"release {lock}", "task A"),
-        ],
-    )
-
-
-RULE = Rule(
-    "PC302",
-    "await-under-lock",
-    "an await while a thread's lock is held",
-    find,
-    bad="""
-        import threading
-
-        lock = threading.Lock()
-
-        async def refresh(cache, source):
-            with lock:
-                cache.value = await source.read()
-    """,
-    good="""
-        import asyncio
-
-        lock = asyncio.Lock()
-
-        async def refresh(cache, source):
-            async with lock:
-                cache.value = await source.read()
-    """,
-    needs=("async ",),
-)

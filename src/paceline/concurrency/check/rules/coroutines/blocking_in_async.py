@@ -1,13 +1,4 @@
-"""A blocking call inside a coroutine.
-
-`time.sleep()`, `requests.get()` and `subprocess.run()` stop the event loop for as long as they take, also where a
-function that the coroutine calls does it: no other task runs meanwhile, no timeout fires, no connection is answered.
-What blocks is listed in check/libraries, to which a project can add its own functions.
-
-`queue.get()`, `thread.join()`, `event.wait()` or `future.result()` of the threading world block the whole event loop:
-nothing else runs, not even the task that would put the item or set the event. If that is a task of the same loop, the
-program hangs.
-"""
+"""A blocking call inside a coroutine."""
 
 from __future__ import annotations
 
@@ -15,9 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
-from paceline.concurrency.check.summaries import Facts, call_steps
+from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import parent
 
@@ -36,7 +26,7 @@ KINDS = (
 )
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report blocking calls in coroutines and callbacks of the loop, and endless waits for resources of threads."""
     for fn in facts.module.functions:
         if not facts.on_loop(fn):
@@ -54,20 +44,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             if isinstance(parent(effect.node), ast.Await) or _is_done(effect.node, fn.calls):
                 continue
-            yield finding(
-                effect.node,
-                fn,
-                f"{text_of(effect.node)} in {place(fn)} blocks the event loop while it waits for {effect.waits_for}: "
-                "if that needs a task of the same loop, it never happens",
-                [
-                    Step("the loop", effect.line, f"runs {fn.qualname}, which waits for {effect.waits_for}"),
-                    Step("other tasks", effect.line, "cannot run, since their loop is blocked"),
-                ],
-                remedy="wait in a thread (await asyncio.to_thread or loop.run_in_executor), or use the asyncio "
-                "counterpart",
-                about=resource.id,
-                confidence=0.75,
-            )
+            yield Witness(effect.node, fn, place=place(fn), effect=effect, resource=resource)
 
 
 def place(fn: Function) -> str:
@@ -75,7 +52,7 @@ def place(fn: Function) -> str:
     return "a coroutine" if fn.asynchronous else "a callback of the loop"
 
 
-def _blocking(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _blocking(fn: Function, facts: Facts) -> Iterator[Witness]:
     """Calls of libraries that block, in a coroutine or in the functions that it calls."""
     reported: set[str] = set()
     for effect in facts.walker.effects(fn):
@@ -86,19 +63,17 @@ def _blocking(fn: Function, facts: Facts) -> Iterator[Finding]:
                 continue
             reported.add(what)
             by = "" if len(call.steps) == 1 else f", which calls {what},"
-            yield finding(
+            yield Witness(
                 effect.node,
                 fn,
-                f"{text_of(effect.node)}{by} in {place(fn)} blocks the event loop: it {call.waits}, and no other task "
-                "runs until then",
-                [
-                    *call_steps("the loop", call.steps, f"calls {what}, which {call.waits}"),
-                    Step("other tasks", effect.line, "cannot run, since their loop is blocked"),
-                ],
-                remedy=f"use the counterpart for asyncio, or `await asyncio.to_thread({text_of(effect.node)[:-2]}, "
-                "...)`",
-                about=what,
+                "blocking",
                 confidence=0.45 if call.waits == "waits for the user" else 0.8 if len(call.steps) == 1 else 0.65,
+                by=by,
+                place=place(fn),
+                call=call,
+                what=what,
+                effect=effect,
+                function=text_of(effect.node)[:-2],
             )
 
 
@@ -110,32 +85,3 @@ def _is_done(node: ast.expr, calls: list[ast.Call]) -> bool:
     return any(
         isinstance(c.func, ast.Attribute) and c.func.attr == "done" and ast.unparse(c.func.value) == name for c in calls
     )
-
-
-RULE = Rule(
-    "PC301",
-    "blocking-in-async",
-    "a call inside a coroutine that blocks the event loop",
-    find,
-    bad="""
-        import queue
-
-        items = queue.Queue()
-
-        async def consume():
-            while True:
-                item = items.get()
-                await item.run()
-    """,
-    good="""
-        import asyncio
-
-        items = asyncio.Queue()
-
-        async def consume():
-            while True:
-                item = await items.get()
-                await item.run()
-    """,
-    needs=("async ",),
-)

@@ -1,9 +1,4 @@
-"""A synchronous call into the event loop, made on the loop itself.
-
-`run_coroutine_threadsafe(...).result()` passes a coroutine to the loop and blocks this thread until it is done. On the
-loop's own thread, in a coroutine or a callback, the loop cannot run it: it waits for itself. `run_until_complete` and
-`asyncio.run` raise there.
-"""
+"""A synchronous call into the event loop, made on the loop itself."""
 
 from __future__ import annotations
 
@@ -11,9 +6,8 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding
-from paceline.concurrency.check.rules.rule import Rule, finding
-from paceline.concurrency.check.summaries import Facts, call_steps
+from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
 from paceline.concurrency.check.syntax.tree import parent
@@ -22,14 +16,14 @@ Steps = tuple[tuple[Function, ast.expr], ...]
 DEPTH = 3
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report calls that wait for the loop and are reached from a coroutine, or from a callback of the loop."""
     for fn in facts.module.functions:
         if facts.on_loop(fn):
             yield from _bridges(fn, (), facts, set())
 
 
-def _bridges(fn: Function, way: Steps, facts: Facts, visited: set[int]) -> Iterator[Finding]:
+def _bridges(fn: Function, way: Steps, facts: Facts, visited: set[int]) -> Iterator[Witness]:
     """Follow the calls of a coroutine, up to DEPTH deep."""
     if len(way) > DEPTH or id(fn) in visited:
         return
@@ -39,15 +33,15 @@ def _bridges(fn: Function, way: Steps, facts: Facts, visited: set[int]) -> Itera
             steps = (*way, (fn, call))
             start, at = steps[0]
             by = "" if len(steps) == 1 else f" by {text_of(at)}"
-            yield finding(
+            yield Witness(
                 at,
                 start,
-                f"{text_of(call)} is reached{by} in {_runs(start)} {start.qualname}: the loop waits for a "
-                "coroutine that only the loop can run",
-                call_steps("the loop", steps, "waits for the loop, which is this thread"),
-                remedy="await the coroutine here; call into the loop like this only from other threads",
-                about=text_of(call),
+                "bridges",
                 confidence=0.75 if len(steps) == 1 else 0.65,
+                call=call,
+                by=by,
+                place=_runs(start),
+                steps=steps,
             )
             return
     for effect in facts.runs(fn):
@@ -113,31 +107,3 @@ def _of_a_coroutine(loop: ast.expr, fn: Function, facts: Facts, depth: int) -> b
     elif isinstance(loop, ast.Attribute) and dotted(loop.value) == fn.self_name and fn.cls is not None:
         sources = [pair for cls in fn.cls.ancestry for pair in cls.values.get(loop.attr, ())]
     return depth < DEPTH and any(_of_a_coroutine(value, scope, facts, depth + 1) for value, scope in sources)
-
-
-RULE = Rule(
-    "PC303",
-    "bridge-on-its-loop",
-    "a synchronous call into the event loop, made on the loop itself",
-    find,
-    bad="""
-        import asyncio
-
-        async def fetch():
-            return 1
-
-        async def total():
-            loop = asyncio.get_running_loop()
-            return asyncio.run_coroutine_threadsafe(fetch(), loop).result()
-    """,
-    good="""
-        import asyncio
-
-        async def fetch():
-            return 1
-
-        async def total():
-            return await fetch()
-    """,
-    needs=("async ",),
-)

@@ -1,17 +1,11 @@
-"""A loop of a task that continues when it is cancelled.
-
-`task.cancel()` raises `CancelledError` at the task's next `await`. A loop that catches it, by name, with `except:` or
-as `BaseException`, and continues, is not cancelled: what waits for its end waits for ever, and so do `asyncio.run()`
-and `TaskGroup` when they end. Raise it again, or leave the loop.
-"""
+"""A loop of a task that continues when it is cancelled."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -23,7 +17,7 @@ TELLS = ("print", "print_exc", "format_exc", "sleep", "str", "repr", "type")
 LEAVES = (ast.Raise, ast.Return, ast.Break)
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report handlers of endless loops that take a cancellation for an error like another one."""
     for fn in facts.module.functions:
         for wait in fn.awaits if fn.asynchronous else ():
@@ -33,7 +27,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             handler = next((h for h in tried.handlers if _catches(h)), None)
             if handler is not None and all(_only_tells(n) for s in handler.body for n in ast.walk(s)):
-                yield _report(fn, wait, handler)
+                yield Witness(handler, fn, wait=wait)
                 break
 
 
@@ -71,50 +65,3 @@ def _only_tells(node: ast.AST) -> bool:
         and (short_name(node.func) in TELLS or "log" in dotted(node.func).lower())
     )
     return tells and not isinstance(node, LEAVES)
-
-
-def _report(fn: Function, wait: ast.Await, handler: ast.ExceptHandler) -> Finding:
-    return finding(
-        handler,
-        fn,
-        f"a cancellation of {fn.qualname} at line {wait.lineno} is caught here, and the loop continues: the task never "
-        "ends",
-        [
-            Step("task A", wait.lineno, f"cancels {fn.qualname}, and waits for its end"),
-            Step("task B", handler.lineno, "catches CancelledError, and begins the next turn of its loop"),
-        ],
-        remedy="catch Exception, or raise CancelledError again",
-        about=fn.qualname,
-        confidence=0.65,
-    )
-
-
-RULE = Rule(
-    "PC311",
-    "cancel-swallowed",
-    "a loop of a task that continues when it is cancelled",
-    find,
-    bad="""
-        import asyncio
-
-        async def poll(client):
-            while True:
-                try:
-                    await client.poll()
-                    await asyncio.sleep(1)
-                except BaseException as error:
-                    print("poll failed", error)
-    """,
-    good="""
-        import asyncio
-
-        async def poll(client):
-            while True:
-                try:
-                    await client.poll()
-                    await asyncio.sleep(1)
-                except Exception as error:
-                    print("poll failed", error)
-    """,
-    needs=("await ",),
-)

@@ -1,17 +1,11 @@
-"""A collection that is emptied, and filled again across awaits.
-
-`self.items = []` and then `async for item in fetch(): self.items.append(item)` shows every other task an empty or
-half-filled collection while the coroutine waits; two such coroutines at once fill it twice. Fill a new collection in a
-local variable, and assign it once it is complete.
-"""
+"""A collection that is emptied, and filled again across awaits."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -20,7 +14,7 @@ from paceline.concurrency.check.threads.accesses import Access
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, accesses_of_class, is_teardown
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report coroutines that empty an attribute, await, and fill it, where another method reads it."""
     for cls in facts.module.classes.values():
         if not any(fn.cls is cls and fn.asynchronous for fn in facts.module.functions):
@@ -29,7 +23,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _of_one(accesses)
 
 
-def _of_one(accesses: list[Access]) -> Iterator[Finding]:
+def _of_one(accesses: list[Access]) -> Iterator[Witness]:
     for emptied in accesses:
         fn = emptied.fn
         if not fn.asynchronous or emptied.locks or is_teardown(fn) or not _empties(emptied) or _holds_lock(fn):
@@ -39,7 +33,7 @@ def _of_one(accesses: list[Access]) -> Iterator[Finding]:
         pause = next((p for p in fn.awaits if filled and emptied.line < p.lineno <= last), None)
         read = next((a for a in accesses if a.fn is not fn and not a.changes and a.fn.name not in BEGINNINGS), None)
         if filled is not None and pause is not None and read is not None:
-            yield _report(emptied, pause.lineno, filled, read)
+            yield Witness(emptied.node, emptied.fn, emptied=emptied, filled=filled, pause=pause.lineno, read=read)
             return
 
 
@@ -68,57 +62,3 @@ def _fills(access: Access, fn: Function) -> bool:
     method = f"{fn.self_name}.{access.fn.name}"
     awaited = any(isinstance(a.value, ast.Call) and dotted(a.value.func) == method for a in fn.awaits)
     return access.kind == "grow" and (access.fn is fn or access.fn.outer is fn or (awaited and access.fn.asynchronous))
-
-
-def _report(emptied: Access, pause: int, filled: Access, read: Access) -> Finding:
-    return finding(
-        emptied.node,
-        emptied.fn,
-        f"{emptied.thing} is emptied here and filled at line {filled.line}, with an await in between (line {pause}): "
-        f"{read.fn.qualname} may read it half-filled (line {read.line})",
-        [
-            Step("task A", emptied.line, f"{emptied.fn.qualname} empties {emptied.thing}"),
-            Step("task A", pause, "awaits: the loop runs other tasks"),
-            Step("task B", read.line, f"{read.fn.qualname} reads it, and finds too little"),
-            Step("task A", filled.line, "fills it"),
-        ],
-        remedy="fill a local collection, and assign it to the attribute once it is complete",
-        about=emptied.thing,
-        confidence=0.55,
-    )
-
-
-RULE = Rule(
-    "PC310",
-    "filled-across-await",
-    "a collection that is emptied, and filled again across awaits",
-    find,
-    bad="""
-        class Catalogue:
-            def __init__(self):
-                self.items = []
-
-            async def reload(self, source):
-                self.items = []
-                async for item in source.fetch():
-                    self.items.append(await item.load())
-
-            def names(self):
-                return [item.name for item in self.items]
-    """,
-    good="""
-        class Catalogue:
-            def __init__(self):
-                self.items = []
-
-            async def reload(self, source):
-                items = []
-                async for item in source.fetch():
-                    items.append(await item.load())
-                self.items = items
-
-            def names(self):
-                return [item.name for item in self.items]
-    """,
-    needs=("await",),
-)

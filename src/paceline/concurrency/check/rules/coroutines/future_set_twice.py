@@ -1,19 +1,12 @@
-"""A future that is completed without asking whether its waiter has given up.
-
-A coroutine that waits with a timeout, or whose task is cancelled, cancels the future it waits for. The callback that
-answers later calls `set_result` on a future that is done, and gets `InvalidStateError` in the middle of its loop: the
-messages after it are lost. Ask `future.done()` first. Between the two, nothing else runs in asyncio.
-"""
+"""A future that is completed without asking whether its waiter has given up."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.rules.futures import TAKES, attribute_of, makes_future, parts
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
@@ -25,7 +18,7 @@ ASKS = ("done", "cancelled")
 GIVES_UP = {"wait_for", "timeout", "cancel", "wait", "move_on_after", "fail_after"}
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report set_result and set_exception of futures that wait in a container, without a check."""
     module = facts.module
     if "asyncio" not in {origin.partition(".")[0] for origin in module.imports.values()}:
@@ -41,7 +34,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             waits = _waits(call.func.value, fn) and (_given_up(facts) or _completed_by_others(call.func.value, fn))
             if waits or _awaited(call.func.value, fn):
                 reported.add(name)
-                yield _report(call, fn, name)
+                yield Witness(call, fn, name=name)
 
 
 def _waits(node: ast.expr, fn: Function) -> bool:
@@ -141,59 +134,3 @@ def _given_up(facts: Facts) -> bool:
     """Whether this file makes futures of a loop, and waits with a timeout or cancels anything."""
     called = {short_name(c.func) for fn in facts.module.functions for c in fn.calls}
     return bool(called & {"create_future", "Future"}) and bool(called & GIVES_UP)
-
-
-def _report(call: ast.Call, fn: Function, name: str) -> Finding:
-    return finding(
-        call,
-        fn,
-        f"{text_of(call)} does not ask whether {name} is done: its waiter may have timed out or been cancelled, and "
-        "then this raises InvalidStateError",
-        [
-            Step("task A", call.lineno, f"waits for {name}, gives up, and so cancels it"),
-            Step("task B", call.lineno, f"{fn.qualname} calls {text_of(call)}: InvalidStateError"),
-        ],
-        remedy=f"`if not {name}.done():` before it",
-        about=name,
-        confidence=0.5,
-    )
-
-
-RULE = Rule(
-    "PC309",
-    "future-set-twice",
-    "a future completed without asking whether its waiter has given up",
-    find,
-    bad="""
-        import asyncio
-
-        class Client:
-            def __init__(self):
-                self.waiting = {}
-
-            async def ask(self, key):
-                self.waiting[key] = asyncio.get_running_loop().create_future()
-                return await asyncio.wait_for(self.waiting[key], 5)
-
-            def answered(self, key, value):
-                future = self.waiting.pop(key)
-                future.set_result(value)
-    """,
-    good="""
-        import asyncio
-
-        class Client:
-            def __init__(self):
-                self.waiting = {}
-
-            async def ask(self, key):
-                self.waiting[key] = asyncio.get_running_loop().create_future()
-                return await asyncio.wait_for(self.waiting[key], 5)
-
-            def answered(self, key, value):
-                future = self.waiting.pop(key)
-                if not future.done():
-                    future.set_result(value)
-    """,
-    needs=SETS,
-)

@@ -1,9 +1,4 @@
-"""A group of tasks that is waited for, one of which never ends.
-
-A `TaskGroup` or nursery ends with its last task, and `gather` returns with its last coroutine. A heartbeat or a report
-in a `while True` among them keeps the others' results back for ever. So does a clean-up that awaits the task of such a
-loop. Keep its task and cancel it once the others are done.
-"""
+"""A group of tasks that is waited for, one of which never ends."""
 
 from __future__ import annotations
 
@@ -12,14 +7,12 @@ import re
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
 from paceline.concurrency.check.syntax.tree import following, is_within, parent, statement_of
 from paceline.concurrency.check.threads.shared_state import ENDINGS
-from paceline.narrative import Wait
 
 GROUPS = ("TaskGroup", "open_nursery", "create_task_group")
 STARTS = ("create_task", "ensure_future", "start_soon")
@@ -30,7 +23,7 @@ LASTS = re.compile(r"forever|serve|listen|consume|wait|join|run|start|recv|recei
 DEPTH = 3
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report groups with a task that never ends beside one that does, where something comes after the group."""
     for fn in facts.module.functions:
         yield from _awaited_in_vain(fn, facts)
@@ -47,7 +40,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                     yield from _of_group(wait, inner, fn, facts)
 
 
-def _awaited_in_vain(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _awaited_in_vain(fn: Function, facts: Facts) -> Iterator[Witness]:
     """A clean-up that awaits a task without an end, which nothing cancels."""
     if not fn.asynchronous or not any(word in fn.name.lower() for word in ENDINGS):
         return
@@ -66,24 +59,8 @@ def _awaited_in_vain(fn: Function, facts: Facts) -> Iterator[Finding]:
             for c in f.calls
         )
         if run and not ended and all(_never_ends(each, facts) for each in run):
-            yield _report_awaited(fn, wait, run[0])
+            yield Witness(wait, fn, "awaited", run=run[0])
             return
-
-
-def _report_awaited(fn: Function, wait: ast.Await, run: Function) -> Finding:
-    return finding(
-        wait,
-        fn,
-        f"{fn.qualname} waits for the end of {run.qualname}, which never ends, and nothing cancels its task",
-        [
-            Step("task B", run.line, f"{run.qualname} runs for ever"),
-            Step("task A", wait.lineno, f"{fn.qualname} waits for its end"),
-        ],
-        remedy="cancel the task before it is awaited, and catch CancelledError",
-        about=run.qualname,
-        confidence=0.7,
-        waits=[Wait("task A", "cleans up", f"end {run.name}", "task B, which never ends")],
-    )
 
 
 def _opens_group(node: ast.expr) -> bool:
@@ -105,7 +82,7 @@ def _started_in(block: ast.AsyncWith, group: str, fn: Function) -> list[tuple[as
 
 def _of_group(
     at: ast.AsyncWith | ast.Await, starts: list[tuple[ast.Call, ast.expr]], fn: Function, facts: Facts
-) -> Iterator[Finding]:
+) -> Iterator[Witness]:
     run = [(call, _runs(given, fn, facts)) for call, given in starts]
     callees = [(call, each) for call, each in run if each is not None]
     lasting = [(call, each) for call, each in callees if _never_ends(each, facts)]
@@ -179,69 +156,12 @@ def _goes_on(at: ast.AST, fn: Function) -> bool:
 
 def _report(
     fn: Function, at: ast.AsyncWith | ast.Await, start: ast.Call, lasting: Function, ending: Function
-) -> Finding:
-    what = "the group" if isinstance(at, ast.AsyncWith) else text_of(at.value)
-    return finding(
+) -> Witness:
+    return Witness(
         start,
         fn,
-        f"{lasting.qualname} never ends, and {what} waits for it: what follows is not reached when {ending.qualname} "
-        "is done",
-        [
-            Step("task A", start.lineno, f"{fn.qualname} starts {lasting.qualname}"),
-            Step("task B", ending.line, f"{ending.qualname} comes to its end"),
-            Step("task C", lasting.line, f"{lasting.qualname} runs for ever"),
-            Step("task A", at.lineno, "waits for both"),
-        ],
-        remedy=f"keep the task of {lasting.name}, and cancel it once the others are done",
-        about=lasting.qualname,
-        confidence=0.65,
-        waits=[Wait("task A", "started the tasks", f"end {lasting.name}", "task C, which never ends")],
+        lasting=lasting,
+        what="the group" if isinstance(at, ast.AsyncWith) else text_of(at.value),
+        ending=ending,
+        edge=at,
     )
-
-
-RULE = Rule(
-    "PC315",
-    "group-never-ends",
-    "a group of tasks that is waited for, one of which never ends",
-    find,
-    bad="""
-        import asyncio
-
-        async def report(counts):
-            while True:
-                await asyncio.sleep(10)
-                print(sum(counts))
-
-        async def count(path, counts):
-            counts.append(len(open(path).read()))
-
-        async def total(paths):
-            counts = []
-            async with asyncio.TaskGroup() as group:
-                group.create_task(report(counts))
-                for path in paths:
-                    group.create_task(count(path, counts))
-            return sum(counts)
-    """,
-    good="""
-        import asyncio
-
-        async def report(counts):
-            while True:
-                await asyncio.sleep(10)
-                print(sum(counts))
-
-        async def count(path, counts):
-            counts.append(len(open(path).read()))
-
-        async def total(paths):
-            counts = []
-            reporting = asyncio.create_task(report(counts))
-            async with asyncio.TaskGroup() as group:
-                for path in paths:
-                    group.create_task(count(path, counts))
-            reporting.cancel()
-            return sum(counts)
-    """,
-    needs=("TaskGroup", "open_nursery", "create_task_group", "gather", "create_task", "ensure_future"),
-)

@@ -1,9 +1,4 @@
-"""Something created on first use across an await, by two tasks at once.
-
-`if self.session is None: self.session = await connect()` lets the loop run other tasks while it connects. A second
-task finds None as well and connects too; the first session is lost, and what it holds is never released. The same holds
-for a flag that is tested, and changed only after an await.
-"""
+"""Something created on first use across an await, by two tasks at once."""
 
 from __future__ import annotations
 
@@ -12,8 +7,7 @@ import re
 from collections.abc import Iterator
 
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
@@ -28,7 +22,7 @@ from paceline.concurrency.check.threads.shared_state import (
 from paceline.concurrency.check.threads.sharing import absent, filled_if_missing, line_of_check
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report `if x is None: x = await ...` that is not under a lock."""
     for fn in facts.module.functions:
         if not fn.asynchronous or fn.name in ("__aenter__", "__aexit__"):
@@ -48,15 +42,17 @@ def find(facts: Facts) -> Iterator[Finding]:
             if assignment is not None and isinstance(assignment.value, ast.Await):
                 if not facts.lets_others_run(assignment.value, fn):
                     continue
-                yield _report(fn, test.lineno, assignment, name, 0.65 if _opens(assignment.value) else 0.4)
+                yield Witness(
+                    assignment, fn, confidence=0.65 if _opens(assignment.value) else 0.4, name=name, tested=test.lineno
+                )
             elif assignment is None and (opened := _through_method(test, name, fn, facts)) is not None:
-                yield _report(fn, test.lineno, opened, name, 0.6)
+                yield Witness(opened, fn, confidence=0.6, name=name, tested=test.lineno)
             elif (
                 assignment is not None and _waits(test.body[: test.body.index(assignment)], fn) and not is_teardown(fn)
             ):
                 constant = isinstance(assignment.value, ast.Constant)
                 if absent(test.test) or (constant and not assignment.value.value):  # type: ignore[attr-defined]
-                    yield _report_flag(fn, test, assignment, name)
+                    yield Witness(assignment, fn, "flag", name=name, test=test)
         yield from _ended_twice(fn, facts)
         yield from _taken_late(fn, facts)
     everything = [a for cls in facts.module.classes.values() for a in accesses_of_class(cls, facts).values()]
@@ -65,7 +61,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield from _claims(accesses, facts)
 
 
-def _claims(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _claims(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """`if key in self.busy: return`, an await, and then `self.busy.add(key)`: two tasks do the same work."""
     for access in accesses:
         fn, up = access.fn, parent(access.node)
@@ -80,7 +76,7 @@ def _claims(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             continue
         first = test.lineno if access.line <= last_line(test) else last_line(test)
         if any(first < a.lineno and last_line(a) < access.line and _on_the_way(a, access) for a in fn.awaits):
-            yield _report_claim(access, test)
+            yield Witness(access.node, access.fn, "claim", access=access, test=test)
             return
 
 
@@ -104,25 +100,7 @@ def _on_the_way(pause: ast.AST, access: Access) -> bool:
     return up is not None
 
 
-def _report_claim(access: Access, test: ast.If) -> Finding:
-    assert isinstance(access.node, ast.expr)
-    return finding(
-        access.node,
-        access.fn,
-        f"{access.thing} is asked for a key at line {test.lineno}, and gets it here only after an await: a second task "
-        "finds it missing too, and does the same",
-        [
-            Step("task A", test.lineno, f"{access.fn.qualname} finds no such key"),
-            Step("task B", test.lineno, "finds none either, while task A awaits"),
-            Step("both", access.line, "store it, and have done the same work"),
-        ],
-        remedy="store the key before the first await, and take it out again if the work fails; or hold an asyncio.Lock",
-        about=access.thing,
-        confidence=0.55,
-    )
-
-
-def _taken_late(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _taken_late(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if seat.owner is not None: raise`, an await, and then `seat.owner = customer`, of an object that tasks share."""
     for test in fn.tests:
         if not isinstance(test, ast.If) or not isinstance(test.body[-1], ast.Raise | ast.Return) or test.orelse:
@@ -143,7 +121,7 @@ def _taken_late(fn: Function, facts: Facts) -> Iterator[Finding]:
                 assert isinstance(statement, ast.Assign)
                 between = any(dotted(t) == name and test.lineno < t.lineno < statement.lineno for t, _ in fn.assigns)
                 if not between and not is_constant(statement.value, None):
-                    yield _report_flag(fn, test, statement, name)
+                    yield Witness(statement, fn, "flag", name=name, test=test)
                     return
 
 
@@ -166,7 +144,7 @@ def _is_shared(name: str, fn: Function) -> bool:
     return False
 
 
-def _ended_twice(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _ended_twice(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if self.live is None: return`, `await self.live.close()`, and only then `self.live = None`."""
     for test in fn.tests:
         name = (
@@ -180,7 +158,7 @@ def _ended_twice(fn: Function, facts: Facts) -> Iterator[Finding]:
         waits = [a for a in fn.awaits if any(is_within(a, s) for s in before)]
         about = any(dotted(n) == name for a in waits for n in ast.walk(a))
         if ends is not None and about and isinstance(ends.value, ast.Constant) and not ends.value.value:
-            yield _report_flag(fn, test, ends, name)
+            yield Witness(ends, fn, "flag", name=name, test=test)
             return
 
 
@@ -215,7 +193,7 @@ def _checks(test: ast.If | ast.While, name: str) -> bool:
     return any(dotted(n) == name for n in ast.walk(test.test) if isinstance(n, ast.Attribute))
 
 
-def _entries(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _entries(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """`if key not in d: d[key] = await connect(key)`: an entry of a dictionary that is an object of its own."""
     for access, line in filled_if_missing(accesses):
         assignment = enclosing(access.node, ast.Assign)
@@ -224,7 +202,7 @@ def _entries(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         entry = assignment.value if isinstance(assignment, ast.Assign) else None
         values = _behind(entry, access.fn)
         if isinstance(assignment, ast.Assign) and any(_opens(value) for value in values):
-            yield _report(access.fn, line, assignment, f"an entry of {access.thing}", 0.6)
+            yield Witness(assignment, access.fn, confidence=0.6, name=f"an entry of {access.thing}", tested=line)
             return
 
 
@@ -290,72 +268,3 @@ def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
     if any(lock is not None and (lock.kind in ASYNC_LOCKS or not lock.sure) for lock in entered):
         return True
     return bool(facts.held_at(test, fn))
-
-
-def _report(fn: Function, tested: int, node: ast.Assign | ast.Await, name: str, confidence: float) -> Finding:
-    return finding(
-        node,
-        fn,
-        f"{name} is created across an await after line {tested} found it missing: a second task finds it "
-        "missing too and creates another one",
-        [
-            Step("task A", tested, f"{fn.qualname} finds no {name}"),
-            Step("task A", node.lineno, "awaits: the loop runs other tasks"),
-            Step("task B", tested, "finds none either, and creates another one"),
-        ],
-        remedy="hold an asyncio.Lock over both, or store the task that creates it and await that",
-        about=name,
-        confidence=confidence,
-    )
-
-
-def _report_flag(fn: Function, test: ast.If | ast.While, changed: ast.Assign, name: str) -> Finding:
-    return finding(
-        changed,
-        fn,
-        f"{name} is changed only after an await, though line {test.lineno} decides by it: a second task decides alike, "
-        "and does the same once more",
-        [
-            Step("task A", test.lineno, f"{fn.qualname} decides by {name}"),
-            Step("task A", changed.lineno, "awaits before it changes it: the loop runs other tasks"),
-            Step("task B", test.lineno, "finds it unchanged, and does the same"),
-        ],
-        remedy="change it before the await, or hold an asyncio.Lock over both",
-        about=name,
-        confidence=0.5,
-    )
-
-
-RULE = Rule(
-    "PC306",
-    "lazy-across-await",
-    "something created on first use across an await, by two tasks",
-    find,
-    bad="""
-        class Client:
-            def __init__(self, connect):
-                self._connect = connect
-                self._session = None
-
-            async def session(self):
-                if self._session is None:
-                    self._session = await self._connect()
-                return self._session
-    """,
-    good="""
-        import asyncio
-
-        class Client:
-            def __init__(self, connect):
-                self._connect = connect
-                self._session = None
-                self._lock = asyncio.Lock()
-
-            async def session(self):
-                async with self._lock:
-                    if self._session is None:
-                        self._session = await self._connect()
-                    return self._session
-    """,
-    needs=("await",),
-)

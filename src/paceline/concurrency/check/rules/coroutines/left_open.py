@@ -1,22 +1,15 @@
-"""A stream of objects whose receiver waits for more, because one of its senders is never closed.
-
-`async for` over the receiving end of a stream of anyio or trio ends once every sender is closed, clones included. A
-sender that was only cloned, or handed to tasks that do not close it, keeps the receiver, and the group that waits for
-it, waiting for ever. Enter it with `async with` where it was made, and each clone in the task that gets it.
-"""
+"""A stream of objects whose receiver waits for more, because one of its senders is never closed."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
 from paceline.concurrency.check.syntax.tree import parent
-from paceline.narrative import Wait
 
 MAKES = ("create_memory_object_stream", "open_memory_channel")
 CLOSES = ("close", "aclose")
@@ -26,7 +19,7 @@ STARTS = {"start_soon": 0, "start": 0}
 DEPTH = 4
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report senders that nothing closes, of streams that a loop receives from."""
     for fn in facts.module.functions:
         for target, value in fn.assigns:
@@ -45,7 +38,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             sender, receiver = (each.id for each in pair if isinstance(each, ast.Name))
             loop = _received(receiver, fn, facts, 0)
             if loop is not None and (leak := _left_open(sender, fn, facts, 0)) is not None:
-                yield _report(fn, leak, sender, loop)
+                yield Witness(leak, fn, sender=sender, loop=loop)
 
 
 def _uses(name: str, fn: Function) -> list[ast.Name]:
@@ -102,68 +95,3 @@ def _left_open(name: str, fn: Function, facts: Facts, depth: int) -> ast.expr | 
             return None
         last = last or use
     return last
-
-
-def _report(fn: Function, at: ast.expr, sender: str, loop: tuple[Function, ast.AsyncFor]) -> Finding:
-    other, waits = loop
-    return finding(
-        at,
-        fn,
-        f"{sender} is never closed: the loop in {other.qualname} waits for more for ever (line {waits.lineno})",
-        [
-            Step("task A", at.lineno, f"{fn.qualname} and the tasks that it starts come to their end"),
-            Step("task B", waits.lineno, f"{other.qualname} waits for the next object, since {sender} is still open"),
-        ],
-        remedy=f"enter {sender} with `async with` around what uses it, also after it was cloned",
-        about=sender,
-        confidence=0.7,
-        waits=[Wait("task B", "received everything", f"close {sender}", "task A")],
-    )
-
-
-RULE = Rule(
-    "PC317",
-    "left-open",
-    "a stream of objects whose receiver waits for more, because one of its senders is never closed",
-    find,
-    bad="""
-        import anyio
-
-        async def produce(items, sender):
-            async with sender:
-                for item in items:
-                    await sender.send(item)
-
-        async def consume(receiver):
-            async for item in receiver:
-                print(item)
-
-        async def main(parts):
-            sender, receiver = anyio.create_memory_object_stream(8)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(consume, receiver)
-                for part in parts:
-                    tasks.start_soon(produce, part, sender.clone())
-    """,
-    good="""
-        import anyio
-
-        async def produce(items, sender):
-            async with sender:
-                for item in items:
-                    await sender.send(item)
-
-        async def consume(receiver):
-            async for item in receiver:
-                print(item)
-
-        async def main(parts):
-            sender, receiver = anyio.create_memory_object_stream(8)
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(consume, receiver)
-                async with sender:
-                    for part in parts:
-                        tasks.start_soon(produce, part, sender.clone())
-    """,
-    needs=("create_memory_object_stream", "open_memory_channel"),
-)

@@ -1,9 +1,4 @@
-"""Futures that nothing completes once the task that answers them has ended.
-
-A coroutine stores a future under the number of its request and awaits it; a task reads the answers and completes the
-futures. When the connection is closed, the loop of that task ends, by itself or by an exception, and a coroutine that
-still awaits a future waits for ever. On its way out the task has to fail all that are left.
-"""
+"""Futures that nothing completes once the task that answers them has ended."""
 
 from __future__ import annotations
 
@@ -11,23 +6,21 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import is_limited
-from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.rules.futures import attribute_of, makes_future, parts
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.graph import catches_all
 from paceline.concurrency.check.syntax.names import dotted, short_name
 from paceline.concurrency.check.syntax.tree import enclosing, parent
 from paceline.concurrency.check.threads.accesses import GROWS
-from paceline.narrative import Wait
 
 RECEIVES = ("data_received", "datagram_received")
 #: What a function may do with a container of futures without looking at those that are left.
 BY_KEY = {"get", "setdefault", "popleft", "append", "appendleft", "add", "remove", "discard"}
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report containers of awaited futures of which only a loop that may end completes any."""
     for cls in facts.module.classes.values():
         methods = [fn for fn in facts.module.functions if fn.cls is cls and fn.self_name]
@@ -111,75 +104,8 @@ def _holds(loop: ast.While) -> bool:
     return len(loop.body) == 1 and bool(tried) and any(catches_all(h) for h in tried[0].handlers)
 
 
-def _report(fn: Function, at: ast.AST, attribute: str, cls: Class, waiter: tuple[Function, ast.AST]) -> Finding:
-    other, wait = waiter
-    line = getattr(at, "lineno", fn.line)
-    wait_line = getattr(wait, "lineno", other.line)
-    return finding(
-        at,
-        fn,
-        f"{fn.qualname} completes the futures in {cls.name}.{attribute}, and none of those that are left when it ends: "
-        f"{other.qualname} awaits one for ever (line {wait_line})",
-        [
-            Step("task A", wait_line, f"{other.qualname} awaits a future that it has put into {cls.name}.{attribute}"),
-            Step("task B", line, f"{fn.qualname} ends: the connection is closed, or an answer cannot be read"),
-            Step("task A", wait_line, "waits for ever: nothing else completes its future"),
-        ],
-        remedy=f"in a `finally`, call set_exception on every future that is left in {attribute}",
-        about=f"{cls.name}.{attribute}",
-        confidence=0.6,
-        waits=[Wait("task A", "sent its request", "complete its future", "task B, which has ended")],
+def _report(fn: Function, at: ast.AST, attribute: str, cls: Class, waiter: tuple[Function, ast.AST]) -> Witness:
+    wait_line = getattr(waiter[1], "lineno", waiter[0].line)
+    return Witness(
+        at, fn, cls=cls, attribute=attribute, waiter=waiter, wait_line=wait_line, line=getattr(at, "lineno", fn.line)
     )
-
-
-RULE = Rule(
-    "PC314",
-    "left-waiting",
-    "futures that nothing completes once the task that answers them has ended",
-    find,
-    bad="""
-        import asyncio
-
-        class Client:
-            def __init__(self, stream):
-                self.stream = stream
-                self.waiting = {}
-
-            async def ask(self, key):
-                answer = asyncio.get_running_loop().create_future()
-                self.waiting[key] = answer
-                await self.stream.send(key)
-                return await answer
-
-            async def read(self):
-                async for key, value in self.stream:
-                    answer = self.waiting.pop(key)
-                    if not answer.done():
-                        answer.set_result(value)
-    """,
-    good="""
-        import asyncio
-
-        class Client:
-            def __init__(self, stream):
-                self.stream = stream
-                self.waiting = {}
-
-            async def ask(self, key):
-                answer = asyncio.get_running_loop().create_future()
-                self.waiting[key] = answer
-                await self.stream.send(key)
-                return await answer
-
-            async def read(self):
-                try:
-                    async for key, value in self.stream:
-                        answer = self.waiting.pop(key)
-                        if not answer.done():
-                            answer.set_result(value)
-                finally:
-                    for answer in self.waiting.values():
-                        answer.cancel()
-    """,
-    needs=("set_result",),
-)

@@ -1,18 +1,11 @@
-"""The event loop used from another thread.
-
-Except for `call_soon_threadsafe` and `run_coroutine_threadsafe`, nothing of asyncio may be used from a thread other
-than the loop's. A callback scheduled by `call_soon`, an `asyncio.Event` that is set or an item put into an
-`asyncio.Queue` does not wake the loop: it may sleep on for ever.
-"""
+"""The event loop used from another thread."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -22,7 +15,7 @@ OF_LOOP = ("call_soon", "call_later", "call_at")
 OWN_LOOP = ("new_event_loop", "run_until_complete", "run_forever", "run", "set_event_loop")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report uses of the loop, its events and queues in functions that threads run."""
     for fn in facts.module.functions:
         yield from _stops(fn, facts)
@@ -34,23 +27,11 @@ def find(facts: Facts) -> Iterator[Finding]:
         for call in fn.calls:
             what = _touches(call, fn, facts)
             if what:
-                yield finding(
-                    call,
-                    fn,
-                    f"{text_of(call)} {what} from the thread started at line {root.line}: this does not wake the "
-                    "loop, which may sleep on for ever",
-                    [
-                        Step("the loop", root.line, "sleeps until the next event is due"),
-                        Step("thread B", call.lineno, f"calls {text_of(call)}, which does not wake it"),
-                    ],
-                    remedy="use loop.call_soon_threadsafe(...) or asyncio.run_coroutine_threadsafe(...)",
-                    about=text_of(call),
-                    confidence=0.8,
-                )
+                yield Witness(call, fn, what=what, root=root)
                 break
 
 
-def _stops(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _stops(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`loop.call_soon(loop.stop)` and then `thread.join()`: the loop runs in that thread, and is not woken."""
     if fn.asynchronous:
         return
@@ -61,19 +42,7 @@ def _stops(fn: Function, facts: Facts) -> Iterator[Finding]:
             continue
         join = next((c for c in joins if "thread" in dotted(c.func).lower()), None)
         if join is not None and not _in_own_thread(call, fn):
-            yield finding(
-                call,
-                fn,
-                f"{text_of(call)} does not wake the loop of the thread that is joined at line {join.lineno}",
-                [
-                    Step("thread B", join.lineno, "runs the loop, which sleeps until the next event is due"),
-                    Step("thread A", call.lineno, f"calls {text_of(call)}, which does not wake it"),
-                    Step("thread A", join.lineno, "waits for thread B"),
-                ],
-                remedy="use loop.call_soon_threadsafe(...)",
-                about=text_of(call),
-                confidence=0.8,
-            )
+            yield Witness(call, fn, "stops", join=join)
 
 
 def _in_own_thread(call: ast.Call, fn: Function) -> bool:
@@ -84,7 +53,7 @@ def _in_own_thread(call: ast.Call, fn: Function) -> bool:
     return any(isinstance(v, ast.Call) and short_name(v.func) in ("current_thread", "get_ident") for v in values)
 
 
-def _stopped_from_outside(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _stopped_from_outside(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`self.loop.stop()` in one thread while `self.loop.run_forever()` runs in another one."""
     if fn.asynchronous or facts.threads_of(fn) or fn.outer is not facts.module.top:
         return
@@ -92,18 +61,7 @@ def _stopped_from_outside(fn: Function, facts: Facts) -> Iterator[Finding]:
         of = dotted(call.func.value) if isinstance(call.func, ast.Attribute) and call.func.attr == "stop" else ""
         runs = next((r for r in _loops_of_threads(facts) if r[0] == of), None) if of else None
         if runs is not None:
-            yield finding(
-                call,
-                fn,
-                f"{of}.stop() does not wake the loop, which {runs[1].qualname} runs in another thread",
-                [
-                    Step("thread B", runs[1].line, "runs the loop, which sleeps until the next event is due"),
-                    Step("thread A", call.lineno, f"calls {of}.stop(), which does not wake it"),
-                ],
-                remedy=f"use {of}.call_soon_threadsafe({of}.stop)",
-                about=of,
-                confidence=0.7,
-            )
+            yield Witness(call, fn, "stopped-from-outside", of=of, runs=runs)
 
 
 def _loops_of_threads(facts: Facts) -> Iterator[tuple[str, Function]]:
@@ -163,39 +121,3 @@ def _is_task(node: ast.expr, fn: Function) -> bool:
     on_self = isinstance(node, ast.Attribute) and dotted(node.value) == fn.self_name and fn.cls is not None
     values = fn.cls.values.get(node.attr, ()) if on_self and fn.cls is not None else ()  # type: ignore[attr-defined]
     return any(isinstance(v, ast.Call) and short_name(v.func) in ("create_task", "ensure_future") for v, _ in values)
-
-
-RULE = Rule(
-    "PC304",
-    "loop-from-thread",
-    "the event loop used from another thread",
-    find,
-    bad="""
-        import asyncio
-        import threading
-
-        class Bridge:
-            def __init__(self):
-                self.items = asyncio.Queue()
-                threading.Thread(target=self._read).start()
-
-            def _read(self):
-                for line in open("/dev/stdin"):
-                    self.items.put_nowait(line)
-    """,
-    good="""
-        import asyncio
-        import threading
-
-        class Bridge:
-            def __init__(self, loop):
-                self.loop = loop
-                self.items = asyncio.Queue()
-                threading.Thread(target=self._read).start()
-
-            def _read(self):
-                for line in open("/dev/stdin"):
-                    self.loop.call_soon_threadsafe(self.items.put_nowait, line)
-    """,
-    needs=("asyncio",),
-)

@@ -1,18 +1,11 @@
-"""What works in the main thread only, called in another one.
-
-`signal.signal()` and `loop.add_signal_handler()` raise a ValueError outside of the main thread, and
-`asyncio.get_event_loop()` raises a RuntimeError there, since only the main thread is given a loop. Install handlers
-before the thread is started, and run coroutines of a thread with `asyncio.run()`.
-"""
+"""What works in the main thread only, called in another one."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import short_name
@@ -22,25 +15,19 @@ HANDLERS = ("signal.signal", "signal.set_wakeup_fd")
 MAKES_LOOP = ("set_event_loop", "new_event_loop")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report such calls in functions that only threads run."""
     for fn in facts.module.functions:
         for call in fn.calls if not any(scope.name.startswith("test") for scope in fn.scopes()) else ():
             what = _fails(call, fn, facts)
             if what and _only_in_threads(fn, facts):
-                yield finding(
+                yield Witness(
                     call,
                     fn,
-                    f"{text_of(call)} {what} in {fn.qualname}, which runs in a thread of its own",
-                    [
-                        Step("thread B", fn.line, f"runs {fn.qualname}"),
-                        Step("thread B", call.lineno, f"{text_of(call)} {what} outside of the main thread"),
-                    ],
+                    what=what,
                     remedy="call it in the main thread, before the thread is started"
                     if "Value" in what
                     else "use asyncio.run(), or asyncio.run_coroutine_threadsafe() with the loop of the main thread",
-                    about=text_of(call),
-                    confidence=0.75,
                 )
                 break
 
@@ -77,35 +64,3 @@ def _seen_to_start(fn: Function, facts: Facts) -> bool:
         for r in facts.roots
         if r.kind == "thread"
     )
-
-
-RULE = Rule(
-    "PC312",
-    "main-thread-only",
-    "what works in the main thread only, called in another one",
-    find,
-    bad="""
-        import asyncio
-        import threading
-
-        class Notifier:
-            def notify(self, text):
-                threading.Thread(target=self._send, args=(text,)).start()
-
-            def _send(self, text):
-                loop = asyncio.get_event_loop()
-                loop.run_until_complete(post(text))
-    """,
-    good="""
-        import asyncio
-        import threading
-
-        class Notifier:
-            def notify(self, text):
-                threading.Thread(target=self._send, args=(text,)).start()
-
-            def _send(self, text):
-                asyncio.run(post(text))
-    """,
-    needs=("get_event_loop", "signal.signal", "set_wakeup_fd"),
-)

@@ -1,23 +1,15 @@
-"""A loop that waits for something that only a later turn of the same loop does.
-
-A coroutine reads messages in a loop and distributes them: it puts the answers into a queue, or sets the event or future
-that others wait for. If it calls one of those itself, it waits for an answer that it would have to read first. Start
-what waits as a task of its own.
-"""
+"""A loop that waits for something that only a later turn of the same loop does."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
-from paceline.concurrency.check.summaries import Facts, Wait, call_steps
+from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.summaries import Facts, Wait
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import short_name
 from paceline.concurrency.check.syntax.tree import enclosing, on_different_branches
-from paceline.narrative import Wait as Waits
 
 DOES = {
     "AsyncEvent": ("set",),
@@ -29,7 +21,7 @@ DOES = {
 GETS = ("get", "wait")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report loops that wait, on a way through calls, for what only they do themselves, in another turn."""
     for fn in facts.module.functions:
         loops = [loop for loop in fn.loops if isinstance(loop, ast.While | ast.AsyncFor | ast.For)]
@@ -70,69 +62,5 @@ def _later(waits: ast.expr, does: ast.Call) -> bool:
     )
 
 
-def _report(fn: Function, at: ast.expr, wait: Wait, does: list[ast.Call]) -> Finding:
-    what = text_of(does[0])
-    return finding(
-        at,
-        fn,
-        f"{text_of(at)} waits for {wait.effect.waits_for}, which only this loop does (line {does[0].lineno}), and the "
-        "loop waits for the call to return",
-        [
-            *call_steps("task A", ((fn, at), *wait.steps), f"waits for {wait.effect.waits_for}"),
-            Step("task A", does[0].lineno, f"would call {what} in a further turn, which does not come"),
-        ],
-        remedy=f"start {text_of(at)} as a task of its own, so that the loop continues",
-        about=what,
-        confidence=0.7,
-        waits=[Waits("task A", f"called {text_of(at)}", f"call {what}", "itself")],
-    )
-
-
-RULE = Rule(
-    "PC319",
-    "own-answer",
-    "a loop that waits for something that only a later turn of the same loop does",
-    find,
-    bad="""
-        import asyncio
-
-        class Link:
-            def __init__(self, stream):
-                self.stream = stream
-                self.answers = asyncio.Queue()
-
-            async def ask(self, question):
-                await self.stream.send(question)
-                return await self.answers.get()
-
-            async def read(self):
-                async for kind, text in self.stream:
-                    if kind == "answer":
-                        self.answers.put_nowait(text)
-                    else:
-                        await self.stream.send(await self.ask(text))
-    """,
-    good="""
-        import asyncio
-
-        class Link:
-            def __init__(self, stream):
-                self.stream = stream
-                self.answers = asyncio.Queue()
-                self.asked = set()
-
-            async def ask(self, question):
-                await self.stream.send(question)
-                await self.stream.send(await self.answers.get())
-
-            async def read(self):
-                async for kind, text in self.stream:
-                    if kind == "answer":
-                        self.answers.put_nowait(text)
-                    else:
-                        task = asyncio.create_task(self.ask(text))
-                        self.asked.add(task)
-                        task.add_done_callback(self.asked.discard)
-    """,
-    needs=("async ",),
-)
+def _report(fn: Function, at: ast.expr, wait: Wait, does: list[ast.Call]) -> Witness:
+    return Witness(at, fn, wait=wait, does=does, steps=((fn, at), *wait.steps))

@@ -1,22 +1,15 @@
-"""A loop of a coroutine that waits for a change without letting anything else run.
-
-`while not self.ready: pass` in a coroutine waits for another task, or a callback, to set the flag. The loop of asyncio
-runs one of them at a time, and continues with the next one only at an `await` that has to wait: here nothing ever comes
-between two turns, and the program hangs. Wait for an `asyncio.Event`, or at least `await asyncio.sleep(...)`.
-"""
+"""A loop of a coroutine that waits for a change without letting anything else run."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
 from paceline.concurrency.check.syntax.tree import enclosing
-from paceline.narrative import Wait
 
 #: Calls that change nothing that a loop may wait for.
 IDLE = {"print", "sleep", "debug", "info", "warning", "log", "len", "str", "repr", "format", "monotonic"}
@@ -24,7 +17,7 @@ IDLE = {"print", "sleep", "debug", "info", "warning", "log", "len", "str", "repr
 ASKS = {"done", "is_set", "locked", "empty", "full", "cancelled", "qsize"}
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report loops of coroutines that ask for what only another task can change, and do nothing else."""
     for fn in facts.module.functions:
         for loop in fn.loops if fn.asynchronous else ():
@@ -33,22 +26,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 and (condition := _asks(loop.test, fn, facts))
                 and not _does_something(loop, fn, facts)
             ):
-                yield finding(
-                    loop,
-                    fn,
-                    f"this loop of {fn.qualname} waits until {condition} changes, without an await that lets "
-                    "anything else "
-                    "run: no other task can change it",
-                    [
-                        Step("task A", loop.lineno, f"{fn.qualname} asks for {condition} again and again"),
-                        Step("other tasks", loop.lineno, "cannot run: task A never awaits"),
-                    ],
-                    remedy="wait for an asyncio.Event that is set with the change, or await asyncio.sleep() in the "
-                    "loop",
-                    about=condition,
-                    confidence=0.75,
-                    waits=[Wait("task A", f"asks for {condition}", "change it", "another task, which cannot run")],
-                )
+                yield Witness(loop, fn, condition=condition)
 
 
 def _asks(test: ast.expr, fn: Function, facts: Facts) -> str:
@@ -99,39 +77,3 @@ def _does_something(loop: ast.While, fn: Function, facts: Facts) -> bool:
         elif isinstance(node, ast.Attribute | ast.Name) and not isinstance(node.ctx, ast.Load):
             return True
     return False
-
-
-RULE = Rule(
-    "PC316",
-    "spins",
-    "a loop of a coroutine that waits for a change without letting anything else run",
-    find,
-    bad="""
-        class Client:
-            def __init__(self):
-                self.ready = False
-
-            async def connected(self):
-                self.ready = True
-
-            async def send(self, text):
-                while not self.ready:
-                    pass
-                await self.stream.write(text)
-    """,
-    good="""
-        import asyncio
-
-        class Client:
-            def __init__(self):
-                self.ready = asyncio.Event()
-
-            async def connected(self):
-                self.ready.set()
-
-            async def send(self, text):
-                await self.ready.wait()
-                await self.stream.write(text)
-    """,
-    needs=("async ",),
-)

@@ -1,18 +1,11 @@
-"""An attribute that was checked before an await and is used after it, although another task may have reset it.
-
-`if self.session: await self.flush(); await self.session.close()` checks once. While the first await is pending, the
-loop runs other tasks, and one of them may call the method that sets `self.session` to None. The same holds for an
-object that this coroutine has just stored in an attribute. Reported where the other method exists; a coroutine that
-holds a lock over check and use is safe.
-"""
+"""An attribute that was checked before an await and is used after it, although another task may have reset it."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
@@ -31,7 +24,7 @@ from paceline.concurrency.check.threads.sharing import checked, may_be_alone
 Pause = ast.Await | ast.YieldFrom | ast.AsyncFor | ast.AsyncWith
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report uses of attributes and items that were checked or stored before the last await."""
     for cls in facts.module.classes.values():
         tasks = [fn for fn in facts.module.functions if fn.cls is cls and _pauses(fn)]
@@ -62,7 +55,7 @@ def _pauses(fn: Function) -> list[Pause]:
     return sorted(pauses, key=lambda node: node.lineno)
 
 
-def _in(fn: Function, accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _in(fn: Function, accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     mine = [a for a in accesses if a.fn is fn]
     resets = [a for a in accesses if a.kind == "none" and a.fn is not fn and a.fn.name != "__init__"]
     if not mine or not resets:
@@ -84,7 +77,7 @@ def _in(fn: Function, accesses: list[Access], facts: Facts) -> Iterator[Finding]
             return
 
 
-def _items(fn: Function, accesses: list[Access]) -> Iterator[Finding]:
+def _items(fn: Function, accesses: list[Access]) -> Iterator[Witness]:
     """`if key in self.d: await ...; self.d[key]`, where a function takes keys away."""
     removals = [a for a in accesses if a.kind == "shrink" and not is_teardown(a.fn)]
     for use in accesses if removals else ():
@@ -102,7 +95,7 @@ def _items(fn: Function, accesses: list[Access]) -> Iterator[Finding]:
             return
 
 
-def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """What is written back after an await, and a set or dictionary that changes while a loop over it awaits."""
     changes = [a for a in accesses if a.changes]
     for access in accesses if changes else ():
@@ -110,7 +103,15 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         read = _read_before(access, accesses, pauses)
         elsewhere = any(a.fn is not access.fn and a.fn.asynchronous for a in changes)
         if read and (elsewhere or _several_tasks(access.fn, facts)):
-            yield _report_late(access, read, f"writes {access.thing}", "the change of task B is lost")
+            yield Witness(
+                access.node,
+                access.fn,
+                "late",
+                then=f"writes {access.thing}",
+                since=read,
+                access=access,
+                so="the change of task B is lost",
+            )
             return
         loop = parent(access.node) if access.kind == "iterate" else enclosing(access.node, ast.For)
         if not isinstance(loop, ast.For) or not iterates(access) or not _is_keyed(access, accesses, facts):
@@ -119,11 +120,19 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             continue  # nothing is added any more
         others = (a for a in changes if a.kind in ("grow", "shrink") and not a.locks & access.locks)
         if any(is_within(p, loop.body) for p in pauses) and any(not is_within(a.node, loop.body) for a in others):
-            yield _report_late(access, loop.lineno, f"continues with {access.thing}", "its size changed: RuntimeError")
+            yield Witness(
+                access.node,
+                access.fn,
+                "late",
+                then=f"continues with {access.thing}",
+                since=loop.lineno,
+                access=access,
+                so="its size changed: RuntimeError",
+            )
             return
 
 
-def _limits(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _limits(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """A check of a limit, an await, and then `self.used += 1`: other tasks pass the check, too.
 
     The check refuses (`if self.used >= self.limit: raise`), waits in a loop until there is room, or waits once (`if`).
@@ -148,7 +157,15 @@ def _limits(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
                 continue  # the next round asks again
             if between and (inside or ((leaves or waits) and last_line(test) < change.line)):
                 so = "both are counted: more than the limit"
-                yield _report_late(change, test.lineno, f"increases {change.thing}", so)
+                yield Witness(
+                    change.node,
+                    change.fn,
+                    "late",
+                    then=f"increases {change.thing}",
+                    since=test.lineno,
+                    access=change,
+                    so=so,
+                )
                 return
 
 
@@ -227,44 +244,21 @@ def _is_keyed(access: Access, accesses: list[Access], facts: Facts) -> bool:
     return bool(kinds & {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "Set", "Dict"})
 
 
-def _report_late(access: Access, since: int, then: str, so: str) -> Finding:
-    return finding(
-        access.node,
-        access.fn,
-        f"{access.fn.qualname} {then} after an await, by what it read at line {since}: another task may have "
-        "changed it meanwhile",
-        [
-            Step("task A", since, f"{access.fn.qualname} reads {access.thing}, and then awaits"),
-            Step("task B", access.line, "changes it"),
-            Step("task A", access.line, f"{then}: {so}"),
-        ],
-        remedy="hold an asyncio.Lock over the reading and the await, or work on a copy",
-        about=access.thing,
-        confidence=0.6,
-    )
-
-
-def _report_item(use: Access, check: ast.If | ast.For, pause: Pause, removal: Access) -> Finding:
+def _report_item(use: Access, check: ast.If | ast.For, pause: Pause, removal: Access) -> Witness:
     looped = isinstance(check, ast.For)
-    reason = f"{use.thing} is asked for a key at line {check.lineno} and used here after an await"
-    copied = (
-        f"the keys of {use.thing} are copied at line {check.lineno}, and an item is used here in a loop that awaits"
-    )
-    return finding(
+    return Witness(
         use.node,
         use.fn,
-        f"{copied if looped else reason} (line {pause.lineno}); {removal.fn.qualname} may remove the key meanwhile "
-        "(line "
-        f"{removal.line})",
-        [
-            Step("task A", check.lineno, f"{use.fn.qualname} {'copies the keys' if looped else 'finds the key'}"),
-            Step("task A", pause.lineno, "awaits: the loop runs other tasks"),
-            Step("task B", removal.line, f"{removal.fn.qualname} removes it"),
-            Step("task A", use.line, "uses it: KeyError"),
-        ],
-        remedy="use .get() or .pop(key, None) and check the result, or iterate over a copy of the items",
-        about=use.thing,
-        confidence=0.6,
+        "item",
+        reason=f"the keys of {use.thing} are copied at line {check.lineno}, and an item is used here in a loop that "
+        "awaits"
+        if looped
+        else f"{use.thing} is asked for a key at line {check.lineno} and used here after an await",
+        pause=pause,
+        removal=removal,
+        check=check,
+        first="copies the keys" if looped else "finds the key",
+        use=use,
     )
 
 
@@ -340,58 +334,13 @@ def _end(node: ast.AST) -> int:
     return last_line(node)
 
 
-def _report(use: Access, before: Access, pause: Pause, other: Access) -> Finding:
-    did = "is stored" if before.changes else "is checked"
-    return finding(
+def _report(use: Access, before: Access, pause: Pause, other: Access) -> Witness:
+    return Witness(
         use.node,
         use.fn,
-        f"{use.thing} {did} at line {before.line} and used here after an await (line {pause.lineno}); "
-        f"{other.fn.qualname} may set it to None meanwhile (line {other.line})",
-        [
-            Step("task A", before.line, f"{use.fn.qualname} has {use.thing}: it is not None"),
-            Step("task A", pause.lineno, "awaits: the loop runs other tasks"),
-            Step("task B", other.line, f"{other.fn.qualname} sets it to None"),
-            Step("task A", use.line, "uses it, and it is None"),
-        ],
-        remedy=f"keep {dotted(use.node)} in a local variable before the await, or check it again after it",
-        about=use.thing,
-        confidence=0.6,
+        use=use,
+        did="is stored" if before.changes else "is checked",
+        before=before,
+        pause=pause,
+        other=other,
     )
-
-
-RULE = Rule(
-    "PC307",
-    "stale-after-await",
-    "an attribute checked before an await and used after it",
-    find,
-    bad="""
-        class Client:
-            def __init__(self):
-                self.session = None
-
-            async def flush(self):
-                if self.session is None:
-                    return
-                await self.session.drain()
-                self.session.commit()
-
-            def lost(self):
-                self.session = None
-    """,
-    good="""
-        class Client:
-            def __init__(self):
-                self.session = None
-
-            async def flush(self):
-                session = self.session
-                if session is None:
-                    return
-                await session.drain()
-                session.commit()
-
-            def lost(self):
-                self.session = None
-    """,
-    needs=("await", "yield from"),
-)

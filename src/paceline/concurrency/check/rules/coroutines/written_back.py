@@ -1,10 +1,4 @@
-"""A value that a task reads from a store, changes, and writes back after it has waited.
-
-`history = await self.get_history(key)` and then `await self.set_history(key, history)` let the loop run other tasks in
-between: one of them reads the same old value, and of two changes one is lost; a limit that is tested in between does
-not hold. Hold a lock over both, or let the store do it in one step. Reported where a coroutine reads and writes by
-names that belong together (`get` and `set`, `load_user` and `save_user`) with the same key.
-"""
+"""A value that a task reads from a store, changes, and writes back after it has waited."""
 
 from __future__ import annotations
 
@@ -12,8 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -24,7 +17,7 @@ READ = re.compile(r"_*(get|load|read|retrieve|fetch)(_\w+)?$")
 WRITTEN = re.compile(r"_*(set|save|write|store|put)(_\w+)?$")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report values that are read and written back across awaits, without a lock."""
     for fn in facts.module.functions:
         if not fn.asynchronous or len(fn.awaits) < 2 or fn.name in BEGINNINGS or "lock" in fn.name:
@@ -34,7 +27,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             name = WRITTEN.match(short_name(write.func))
             witness = next(((n, r) for n, r in reads if name and _belongs(n, r, write, name[2], fn)), None)
             if witness is not None and not _guarded(write, fn, facts):
-                yield _report(fn, witness[0], witness[1], write)
+                yield Witness(write, fn, name=witness[0], read=witness[1])
                 return
 
 
@@ -76,57 +69,3 @@ def _given(call: ast.Call) -> list[str]:
 def _guarded(write: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether something is entered around the write: a lock, or a transaction."""
     return bool(facts.held_at(write, fn)) or any(True for _ in contexts_around(write))
-
-
-def _report(fn: Function, name: str, read: ast.Call, write: ast.Call) -> Finding:
-    written = dotted(write.func)
-    return finding(
-        write,
-        fn,
-        f"{name} is read at line {read.lineno} and written back here, across awaits: a change that another task makes "
-        "in between is lost",
-        [
-            Step("task A", read.lineno, f"{fn.qualname} reads {name}"),
-            Step("task B", read.lineno, "reads the same value, and changes it"),
-            Step("task B", write.lineno, "writes its change"),
-            Step("task A", write.lineno, "writes its own over it"),
-        ],
-        remedy="hold an asyncio.Lock over reading and writing, or change it in one step in the store",
-        about=written,
-        confidence=0.55,
-    )
-
-
-RULE = Rule(
-    "PC313",
-    "written-back",
-    "a value that is read from a store, changed and written back across awaits",
-    find,
-    bad="""
-        class Limit:
-            def __init__(self, store, most):
-                self.store, self.most = store, most
-
-            async def count(self, key):
-                history = await self.store.get(key)
-                if len(history) >= self.most:
-                    raise RuntimeError("too many requests")
-                await self.store.set(key, [*history, 1])
-    """,
-    good="""
-        import asyncio
-
-        class Limit:
-            def __init__(self, store, most):
-                self.store, self.most = store, most
-                self.lock = asyncio.Lock()
-
-            async def count(self, key):
-                async with self.lock:
-                    history = await self.store.get(key)
-                    if len(history) >= self.most:
-                        raise RuntimeError("too many requests")
-                    await self.store.set(key, [*history, 1])
-    """,
-    needs=("await",),
-)

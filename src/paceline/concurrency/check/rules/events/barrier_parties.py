@@ -1,8 +1,4 @@
-"""A barrier with another number of parties than threads that meet at it.
-
-`Barrier(n)` for n threads, and the thread that starts them waits at it, too: the last one to come waits for a round
-that is never complete. Likewise `Barrier(n + 1)` where only the n threads come. Count every thread that calls `wait()`.
-"""
+"""A barrier with another number of parties than threads that meet at it."""
 
 from __future__ import annotations
 
@@ -10,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import has_timeout
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
+from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
@@ -19,7 +14,7 @@ from paceline.concurrency.check.syntax.tree import parent
 from paceline.concurrency.check.threads.roots import STARTS, in_loop
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report functions that start as many threads as a barrier has parties, and wait at it themselves, or one less."""
     if not any(short_name(c.func) == "Barrier" for fn in facts.module.functions for c in fn.calls):
         return
@@ -35,9 +30,9 @@ def find(facts: Facts) -> Iterator[Finding]:
                 if parties is None or others or any(has_timeout(c, "wait") for c in (*waits, wait)):
                     continue
                 if waits and _same(parties, count, fn):
-                    yield _report(waits[0], fn, barrier, "one party more comes than it has", runs)
+                    yield Witness(waits[0], fn, barrier=barrier, runs=runs, what="one party more comes than it has")
                 elif not waits and _one_more(parties, count, fn):
-                    yield _report(wait, runs, barrier, "one party less comes than it has", runs)
+                    yield Witness(wait, runs, barrier=barrier, runs=runs, what="one party less comes than it has")
 
 
 def _started(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.expr | None, Function | None]:
@@ -98,56 +93,3 @@ def _one_more(parties: ast.expr, count: ast.expr | None, fn: Function) -> bool:
     if not isinstance(parties, ast.BinOp) or not isinstance(parties.op, ast.Add):
         return False
     return is_constant(parties.right, 1) and _same(parties.left, count, fn)
-
-
-def _report(at: ast.Call, fn: Function, barrier: str, what: str, runs: Function) -> Finding:
-    return finding(
-        at,
-        fn,
-        f"{barrier} is waited for here, and by every thread that runs {runs.qualname}: {what}, and the last round is "
-        "never complete",
-        [
-            Step("the threads", runs.line, f"meet at {barrier}"),
-            Step("one of them", at.lineno, "waits for parties that do not come"),
-        ],
-        remedy=f"make {barrier} with the number of all threads that wait for it",
-        about=barrier,
-        confidence=0.8,
-    )
-
-
-RULE = Rule(
-    "PC232",
-    "barrier-parties",
-    "a barrier with another number of parties than threads that meet at it",
-    find,
-    bad="""
-        import threading
-
-        def run(work, n):
-            gate = threading.Barrier(n)
-
-            def body():
-                gate.wait()
-                work()
-
-            for _ in range(n):
-                threading.Thread(target=body).start()
-            gate.wait()
-    """,
-    good="""
-        import threading
-
-        def run(work, n):
-            gate = threading.Barrier(n + 1)
-
-            def body():
-                gate.wait()
-                work()
-
-            for _ in range(n):
-                threading.Thread(target=body).start()
-            gate.wait()
-    """,
-    needs=("Barrier",),
-)

@@ -1,11 +1,4 @@
-"""An event that is cleared, or replaced, when what it announces may have happened already.
-
-Four forms: the event is cleared after the thread or task that sets it was started, so that a quick one is forgotten; so
-is a flag that a thread sets when an answer comes, where the request is sent first; a coroutine waits for the event,
-awaits its work, and clears the event afterwards, so that what was announced during the work is forgotten; or `event =
-Event()` takes its place, and setting the old one wakes no task. Clear an event before the start or the request, or
-right after the wait.
-"""
+"""An event that is cleared, or replaced, when what it announces may have happened already."""
 
 from __future__ import annotations
 
@@ -15,8 +8,7 @@ from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import has_timeout, text_of
 from paceline.concurrency.check.libraries.catalogue import EVENTS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
@@ -27,7 +19,7 @@ AT_ONCE = ("run_coroutine_threadsafe", "start_new_thread", "submit", "run_in_exe
 DEPTH = 3  # calls through which the started function is followed to its `set()`
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report events that are cleared after a start or after the work, or replaced."""
     for cls in facts.module.classes.values():
         yield from _flags(cls, facts)
@@ -45,7 +37,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield from _after_work(loop, fn, clears, setters, facts)
 
 
-def _flags(cls: Class, facts: Facts) -> Iterator[Finding]:
+def _flags(cls: Class, facts: Facts) -> Iterator[Witness]:
     """`self.send(request)` and then `self.answered = False`, where the thread that receives sets it to True."""
     methods = [fn for fn in facts.module.functions if fn.cls is cls]
     for fn in methods:
@@ -84,21 +76,8 @@ def _polled(name: str, methods: list[Function]) -> bool:
     return any(dotted(operand) == name for operand in negated)
 
 
-def _report_flag(at: ast.expr, fn: Function, name: str, sent: ast.Call, other: Function, sets: ast.expr) -> Finding:
-    return finding(
-        at,
-        fn,
-        f"{name} is reset after {text_of(sent)} (line {sent.lineno}): if the answer comes at once, {other.qualname} "
-        f"has set it before (line {sets.lineno}), and a thread that waits for it waits for ever",
-        [
-            Step("A", sent.lineno, f"{fn.qualname} sends"),
-            Step("B", sets.lineno, f"{other.qualname} gets the answer, and sets {name}"),
-            Step("A", at.lineno, "resets it: the answer is forgotten"),
-        ],
-        remedy="reset the flag before you send",
-        about=name,
-        confidence=0.6,
-    )
+def _report_flag(at: ast.expr, fn: Function, name: str, sent: ast.Call, other: Function, sets: ast.expr) -> Witness:
+    return Witness(at, fn, "flag", name=name, sent=sent, other=other, sets=sets)
 
 
 def _setters(facts: Facts) -> dict[str, list[tuple[Function, ast.Call]]]:
@@ -160,7 +139,7 @@ def _after_work(
     clears: list[tuple[ast.Call, str]],
     setters: dict[str, list[tuple[Function, ast.Call]]],
     facts: Facts,
-) -> Iterator[Finding]:
+) -> Iterator[Witness]:
     """The events that a loop waits for, and clears or replaces only after a further await."""
     waits = [(c, e) for c in fn.calls if is_within(c, loop) and (e := _event(c, "wait", fn, facts)) in setters]
     replacements = [
@@ -185,73 +164,17 @@ def _after_work(
 
 
 def _report(
-    at: ast.Call,
-    fn: Function,
-    event: str,
-    line: int,
-    does: str,
-    setters: list[tuple[Function, ast.Call]],
-    sure: float,
-) -> Finding:
-    other, sets = setters[0]
+    at: ast.Call, fn: Function, event: str, line: int, does: str, setters: list[tuple[Function, ast.Call]], sure: float
+) -> Witness:
     clears = short_name(at.func) == "clear"
-    how = f"{text_of(at)} clears it" if clears else "replaces it by a new event"
-    return finding(
+    return Witness(
         at,
         fn,
-        f"{event} is {'cleared' if clears else 'replaced'} after line {line} {does}: if {other.qualname} sets it in "
-        f"between (line {sets.lineno}), that is lost",
-        [
-            Step("A", line, f"{fn.qualname} {does}"),
-            Step("B", sets.lineno, f"{other.qualname} sets {event}"),
-            Step("A", at.lineno, f"{how}: what B has announced is forgotten"),
-        ],
-        remedy="clear the event before the start, or right after the wait, before the work",
-        about=event,
         confidence=sure,
+        event=event,
+        done="cleared" if clears else "replaced",
+        line=line,
+        does=does,
+        setters=setters,
+        how=f"{text_of(at)} clears it" if clears else "replaces it by a new event",
     )
-
-
-RULE = Rule(
-    "PC215",
-    "cleared-late",
-    "an event cleared or replaced when what it announces may have happened already",
-    find,
-    bad="""
-        import threading
-
-        class Job:
-            def __init__(self):
-                self.finished = threading.Event()
-
-            def run(self, work):
-                threading.Thread(target=self._work, args=(work,)).start()
-                self.finished.clear()
-                self.finished.wait()
-
-            def _work(self, work):
-                try:
-                    work()
-                finally:
-                    self.finished.set()
-    """,
-    good="""
-        import threading
-
-        class Job:
-            def __init__(self):
-                self.finished = threading.Event()
-
-            def run(self, work):
-                self.finished.clear()
-                threading.Thread(target=self._work, args=(work,)).start()
-                self.finished.wait()
-
-            def _work(self, work):
-                try:
-                    work()
-                finally:
-                    self.finished.set()
-    """,
-    needs=("Event", "hread"),
-)

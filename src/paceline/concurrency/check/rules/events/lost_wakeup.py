@@ -1,9 +1,4 @@
-"""An event that is cleared after the flag it announces was checked.
-
-A loop checks a flag, clears the event, works, and waits. If another thread sets the flag and the event between the
-check and the clear, the event is lost, and the loop waits although the flag is set. Clear the event right after the
-wait, or check the flag between the clear and the wait.
-"""
+"""An event that is cleared after the flag it announces was checked."""
 
 from __future__ import annotations
 
@@ -11,10 +6,9 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
-from paceline.concurrency.check.flow.effects import has_timeout, text_of
+from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.libraries.catalogue import EVENTS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted
@@ -23,7 +17,7 @@ from paceline.concurrency.check.syntax.tree import awaited, following, parent
 DEPTH = 2
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report loops that check a flag, then clear the event that announces it, then wait."""
     for fn in facts.module.functions:
         yield from _just_before(fn, facts)
@@ -50,7 +44,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                     continue
                 setter = _setter(event, flags, facts)
                 if setter is not None and not _checked_again(loop, clear[0], call, setter[1], where, clear[1]):
-                    yield _report(fn, loop, clear, call, event, setter)
+                    yield Witness(clear[0], clear[1], event=event, setter=setter, loop=loop, wait=call, caller=fn)
 
 
 def _gives_way(fn: Function, loop: ast.While, clear: ast.Call) -> bool:
@@ -59,7 +53,7 @@ def _gives_way(fn: Function, loop: ast.While, clear: ast.Call) -> bool:
     return any(loop.lineno < line < clear.lineno for line in lines)
 
 
-def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _just_before(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`event.clear()` directly before `event.wait()` in a loop: an event set while the loop worked is lost."""
     for loop in fn.loops:
         if not isinstance(loop, ast.While):
@@ -84,10 +78,10 @@ def _just_before(fn: Function, facts: Facts) -> Iterator[Finding]:
                 None,
             )
             if setter is not None:
-                yield _announced(fn, clear, wait, event, setter)
+                yield Witness(clear, fn, "announced", event=event, wait=wait, setter=setter)
 
 
-def _pulsed(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _pulsed(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`event.set()` directly before `event.clear()`: only a thread that waits at this moment notices."""
     for call in fn.calls:
         statement = parent(call)
@@ -103,30 +97,10 @@ def _pulsed(fn: Function, facts: Facts) -> Iterator[Finding]:
         )
         waiter = next(((c, f) for c, f in waits if f is not fn and _event(c, f, facts) == event), None)
         if waiter is not None:
-            yield _report_pulse(fn, call, clear, event, waiter[1], waiter[0])
+            yield Witness(clear, fn, "pulse", event=event, waiter=waiter[1], wait=waiter[0], sets=call)
 
 
-def _report_pulse(
-    fn: Function, sets: ast.Call, clear: ast.Call, event: str, waiter: Function, wait: ast.Call
-) -> Finding:
-    return finding(
-        clear,
-        fn,
-        f"{event} is cleared right after it was set: {waiter.qualname} (line {wait.lineno}) misses it unless it waits "
-        "at this very moment",
-        [
-            Step("thread B", wait.lineno, f"{waiter.qualname} is on its way to wait"),
-            Step("thread A", sets.lineno, f"{fn.qualname} sets {event}"),
-            Step("thread A", clear.lineno, f"clears {event}"),
-            Step("thread B", wait.lineno, "waits: the event is not set any more"),
-        ],
-        remedy="use a Condition with a counter that waiters compare, and notify_all()",
-        about=event,
-        confidence=0.75,
-    )
-
-
-def _after_work(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _after_work(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`wait()`, then the work, then `clear()`: what was announced after the work was taken is forgotten."""
     for loop in fn.loops:
         if not isinstance(loop, ast.While):
@@ -167,46 +141,13 @@ def _adds(call: ast.Call) -> bool:
 
 def _forgotten(
     fn: Function, wait: ast.Call, clear: ast.Call, event: str, other: Function, sets: ast.Call, name: str
-) -> Finding:
-    return finding(
-        clear,
-        fn,
-        f"{event} is cleared after {name} was read: what {other.qualname} adds in between sets the event for nothing, "
-        f"and line {wait.lineno} waits although there is work",
-        [
-            Step("thread A", wait.lineno, f"{fn.qualname} wakes up and takes what is in {name}"),
-            Step("thread B", sets.lineno, f"{other.qualname} changes {name} and sets {event}"),
-            Step("thread A", clear.lineno, f"clears {event}, and with it that announcement"),
-            Step("thread A", wait.lineno, f"waits for {event}, although {name} has changed"),
-        ],
-        remedy="clear the event right after the wait, before the work is taken",
-        about=event,
-        confidence=0.75,
-    )
+) -> Witness:
+    return Witness(clear, fn, "forgotten", event=event, name=name, other=other, wait=wait, sets=sets)
 
 
 def _call_of(statement: ast.stmt) -> ast.Call | None:
     value = awaited(statement.value) if isinstance(statement, ast.Expr | ast.Assign) else None
     return value if isinstance(value, ast.Call) else None
-
-
-def _announced(fn: Function, clear: ast.Call, wait: ast.Call, event: str, setter: tuple[Function, ast.Call]) -> Finding:
-    other, sets = setter
-    return finding(
-        clear,
-        fn,
-        f"{event} is cleared just before line {wait.lineno} waits for it: if it was set while this loop was "
-        "working, that is lost",
-        [
-            Step("thread A", clear.lineno, f"{fn.qualname} is working"),
-            Step("thread B", sets.lineno, f"{other.qualname} sets {event}"),
-            Step("thread A", clear.lineno, f"clears {event} without having seen it"),
-            Step("thread A", wait.lineno, "waits for it to be set again, which may never happen"),
-        ],
-        remedy="wait first, then clear, then look for work",
-        about=event,
-        confidence=0.7,
-    )
 
 
 def _in_order(node: ast.AST, fn: Function, facts: Facts, depth: int) -> Iterator[tuple[ast.Call, Function]]:
@@ -251,77 +192,3 @@ def _checked_again(
         isinstance(n, ast.Attribute | ast.Name) and dotted(n) == flag and first < n.lineno <= wait.lineno
         for n in ast.walk(loop)
     ) or (clearing is not fn and any(dotted(a) == flag and a.lineno > clear.lineno for a in clearing.attributes))
-
-
-def _report(
-    fn: Function,
-    loop: ast.While,
-    clear: tuple[ast.Call, Function],
-    wait: ast.Call,
-    event: str,
-    setter: tuple[Function, str, ast.Call],
-) -> Finding:
-    call, where = clear
-    other, flag, sets = setter
-    return finding(
-        call,
-        where,
-        f"{event} is cleared after {flag} was checked (line {loop.lineno}): if it is set in between, that is "
-        f"lost, and line {wait.lineno} waits although {flag} has changed",
-        [
-            Step("thread A", loop.lineno, f"{fn.qualname} checks {flag}: it has not changed"),
-            Step("thread B", sets.lineno, f"{other.qualname} changes {flag} and sets {event}"),
-            Step("thread A", call.lineno, f"{where.qualname} clears {event} by {text_of(call)}"),
-            Step("thread A", wait.lineno, f"waits for {event}, which was set and is cleared again"),
-        ],
-        remedy="clear the event right after the wait, before the flag is checked",
-        about=event,
-        confidence=0.75,
-    )
-
-
-RULE = Rule(
-    "PC205",
-    "lost-wakeup",
-    "an event cleared after the flag it announces was checked",
-    find,
-    bad="""
-        import threading
-
-        class Poller:
-            def __init__(self):
-                self._wake = threading.Event()
-                self._closed = False
-                threading.Thread(target=self._loop).start()
-
-            def _loop(self):
-                while not self._closed:
-                    self._wake.clear()
-                    self.poll()
-                    self._wake.wait(60)
-
-            def close(self):
-                self._closed = True
-                self._wake.set()
-    """,
-    good="""
-        import threading
-
-        class Poller:
-            def __init__(self):
-                self._wake = threading.Event()
-                self._closed = False
-                threading.Thread(target=self._loop).start()
-
-            def _loop(self):
-                while not self._closed:
-                    self.poll()
-                    self._wake.wait(60)
-                    self._wake.clear()
-
-            def close(self):
-                self._closed = True
-                self._wake.set()
-    """,
-    needs=("clear",),
-)

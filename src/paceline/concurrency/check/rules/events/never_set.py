@@ -1,10 +1,4 @@
-"""What other threads wait for is not done when the work before it raises.
-
-A thread or task works and then sets an event, puts an end mark into a queue, or meets others at a barrier, for which
-they wait without a timeout. If the work raises, also where the thread catches that and returns, the event stays unset,
-the mark is not sent or the barrier one party short, and they wait for ever. Set an event, and send an end mark, in a
-`finally`; abort the barrier.
-"""
+"""What other threads wait for is not done when the work before it raises."""
 
 from __future__ import annotations
 
@@ -14,9 +8,8 @@ from collections.abc import Container, Iterator
 from paceline.concurrency.check.flow.duties import Duty, Skipped, one_of
 from paceline.concurrency.check.flow.effects import has_timeout, is_limited
 from paceline.concurrency.check.libraries.catalogue import QUEUES
-from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.rules.endings import is_end_mark
-from paceline.concurrency.check.rules.rule import Rule, finding, queue_of, resource_of
+from paceline.concurrency.check.rules.rule import Witness, queue_of, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -30,7 +23,7 @@ BARRIERS = ("Barrier", "AsyncBarrier")
 Waiter = tuple[Function, ast.Call]
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report threads and tasks in which an exception skips what others wait for."""
     waits, gets = _waited_for(facts)
     run: dict[int, tuple[Function, set[str]]] = {}
@@ -69,7 +62,7 @@ def _waited_for(facts: Facts) -> tuple[dict[str, tuple[str, Waiter]], dict[str, 
     return waits, gets
 
 
-def _events(fn: Function, waits: dict[str, Waiter], facts: Facts) -> Iterator[Finding]:
+def _events(fn: Function, waits: dict[str, Waiter], facts: Facts) -> Iterator[Witness]:
     """The events that a thread sets once, though not if it raises."""
     for event in dict.fromkeys(e for c in fn.calls if (e := _subject(c, ("set",), KINDS, fn, facts)) in waits):
         sets = [c for c in fn.calls if _subject(c, ("set",), KINDS, fn, facts) == event]
@@ -79,7 +72,7 @@ def _events(fn: Function, waits: dict[str, Waiter], facts: Facts) -> Iterator[Fi
         yield from _skipped(fn, sets, event, waits[event])
 
 
-def _for_others(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _for_others(fn: Function, facts: Facts) -> Iterator[Witness]:
     """An event that the first caller sets after the work, and for which later callers of the same method wait."""
     calls = [(c, e) for c in fn.calls if (e := _subject(c, ("set", "wait"), KINDS, fn, facts))]
     for event in dict.fromkeys(e for _, e in calls):
@@ -90,7 +83,7 @@ def _for_others(fn: Function, facts: Facts) -> Iterator[Finding]:
             yield from _skipped(fn, sets, event, (fn, aside[0]))
 
 
-def _made_for_others(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _made_for_others(fn: Function, facts: Facts) -> Iterator[Witness]:
     """An event that a function stores where others find and await it, and sets only if its own work succeeds."""
     for target, value in fn.assigns:
         if not isinstance(target, ast.Name) or not isinstance(value, ast.Call):
@@ -129,7 +122,7 @@ def _is(value: ast.expr, construction: ast.Call, name: str) -> bool:
     return value is construction or (isinstance(value, ast.Name) and value.id == name)
 
 
-def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[Finding]:
+def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[Witness]:
     """The end marks that a thread puts into a queue after its work, though not if that raises."""
     puts: dict[str, list[ast.Call]] = {}
     for call in fn.calls:
@@ -142,7 +135,7 @@ def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[
             yield from _skipped(fn, marks, queue, gets[queue])
 
 
-def _skipped(fn: Function, met_by: list[ast.Call], what: str, waiter: Waiter) -> Iterator[Finding]:
+def _skipped(fn: Function, met_by: list[ast.Call], what: str, waiter: Waiter) -> Iterator[Witness]:
     """The first step whose exception skips what others wait for."""
     duty = Duty(fn, one_of(met_by))
     binding = fn.bound.get(what.rpartition(".")[2])
@@ -165,7 +158,7 @@ def _in_handler(skipped: Skipped) -> bool:
     return skipped.node.syntax is not None and enclosing(skipped.node.syntax, ast.ExceptHandler) is not None
 
 
-def _barriers(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _barriers(fn: Function, facts: Facts) -> Iterator[Witness]:
     """The barriers at which a thread does not arrive once it has caught an exception."""
     for barrier in dict.fromkeys(b for c in fn.calls if (b := _subject(c, ("wait",), BARRIERS, fn, facts))):
         if any(short_name(c.func) == "wait" and has_timeout(c, "wait") for c in fn.calls):
@@ -197,78 +190,33 @@ def _set_elsewhere(event: str, fn: Function, facts: Facts) -> bool:
     return any(_subject(c, ("set",), KINDS, other, facts) == event for other in others for c in other.calls)
 
 
-def _report(fn: Function, at: ast.Call, skipped: Skipped, event: str, waiter: Waiter) -> Finding:
-    other, wait = waiter
-    line = skipped.node.line
+def _report(fn: Function, at: ast.Call, skipped: Skipped, event: str, waiter: Waiter) -> Witness:
     sets = short_name(at.func) == "set"
     what = f"{event} is set" if sets else f"the end mark is put into {event}"
-    ends = "returns" if skipped.caught else "ends"
-    fails = f"line {line} raises" if skipped.raised else f"the exception before line {line} comes"
-    return finding(
+    return Witness(
         at,
         fn,
-        f"{what} only if everything before succeeds; if {fails}, {other.qualname} waits for it for ever "
-        f"(line {wait.lineno})",
-        [
-            Step("thread B", line, f"{fn.qualname} raises and {ends} before {what}"),
-            Step("thread A", wait.lineno, f"{other.qualname} waits for {event} for ever"),
-        ],
-        remedy=f"{'set' if sets else 'put'} it in a `finally`, and report the exception",
-        about=event,
-        confidence=0.6,
+        what=what,
+        fails=f"line {skipped.node.line} raises"
+        if skipped.raised
+        else f"the exception before line {skipped.node.line} comes",
+        waiter=waiter,
+        skipped=skipped,
+        ends="returns" if skipped.caught else "ends",
+        event=event,
+        again="set" if sets else "put",
     )
 
 
-def _left(fn: Function, skipped: Skipped, barrier: str) -> Finding:
-    line = skipped.node.line
-    return finding(
+def _left(fn: Function, skipped: Skipped, barrier: str) -> Witness:
+    return Witness(
         skipped.node.syntax or fn.node,
         fn,
-        f"{f'if line {line} raises, ' * skipped.raised}{fn.qualname} returns without reaching {barrier}: the others "
-        "wait there for ever",
-        [
-            Step("thread B", line, f"{fn.qualname} {'raises, catches that, and ' * skipped.raised}returns"),
-            Step("thread A", fn.line, f"waits at {barrier}, where one party is missing"),
-        ],
-        remedy=f"call {barrier.rpartition('.')[2]}.abort() {'in the handler' if skipped.raised else 'before'}, or "
-        "wait with a timeout",
-        about=barrier,
-        confidence=0.7,
+        "left",
+        where=f"if line {skipped.node.line} raises, " * skipped.raised,
+        barrier=barrier,
+        skipped=skipped,
+        raises="raises, catches that, and " * skipped.raised,
+        name=barrier.rpartition(".")[2],
+        place="in the handler" if skipped.raised else "before",
     )
-
-
-RULE = Rule(
-    "PC209",
-    "never-set",
-    "an event not set, an end mark not sent, or a barrier not reached, when the work before raises",
-    find,
-    bad="""
-        import threading
-
-        ready = threading.Event()
-
-        def load(source):
-            source.read()
-            ready.set()
-
-        def run(source):
-            threading.Thread(target=load, args=(source,)).start()
-            ready.wait()
-    """,
-    good="""
-        import threading
-
-        ready = threading.Event()
-
-        def load(source):
-            try:
-                source.read()
-            finally:
-                ready.set()
-
-        def run(source):
-            threading.Thread(target=load, args=(source,)).start()
-            ready.wait()
-    """,
-    needs=("Event", "Barrier", "Queue"),
-)

@@ -1,18 +1,12 @@
-"""A notification that wakes one waiter where all of them have to see the change.
-
-`close()` sets a flag that every waiter of a condition asks for, and calls `notify()`: one thread wakes up and leaves,
-and the others wait for ever, since nothing changes any more. So does any method that sets a flag which stays set. A
-change that concerns all needs `notify_all()`.
-"""
+"""A notification that wakes one waiter where all of them have to see the change."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import has_timeout, text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
+from paceline.concurrency.check.flow.effects import has_timeout
+from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -22,7 +16,7 @@ from paceline.concurrency.check.threads.shared_state import is_teardown
 CONDITIONS = ("Condition", "AsyncCondition")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report functions that end something and notify one waiter, where the waiters are several."""
     for fn in facts.module.functions:
         for call in fn.calls:
@@ -54,21 +48,8 @@ def _of_two_kinds(
 
 def _report_kinds(
     call: ast.Call, fn: Function, condition: str, one: tuple[Function, ast.Call], two: tuple[Function, ast.Call]
-) -> Finding:
-    return finding(
-        call,
-        fn,
-        f"{text_of(call)} wakes one waiter, in {one[0].qualname} (line {one[1].lineno}) or in {two[0].qualname} (line "
-        f"{two[1].lineno}): one that cannot continue sleeps again, and the one that could is not woken",
-        [
-            Step("thread A", one[1].lineno, f"waits for {condition} in {one[0].qualname}"),
-            Step("thread B", two[1].lineno, f"waits for {condition} in {two[0].qualname}"),
-            Step("thread C", call.lineno, f"{fn.qualname} notifies one: the wrong one wakes up, and sleeps again"),
-        ],
-        remedy="call notify_all(), or use two conditions with one lock",
-        about=condition,
-        confidence=0.65,
-    )
+) -> Witness:
+    return Witness(call, fn, "kinds", one=one, two=two, condition=condition)
 
 
 def _stays(flag: str, fn: Function, facts: Facts) -> bool:
@@ -103,67 +84,5 @@ def _in_several(fn: Function, facts: Facts) -> bool:
     return any(root.several for root in roots) or (not roots and not fn.name.startswith("_"))
 
 
-def _report(call: ast.Call, fn: Function, condition: str, waiter: Function, wait: ast.Call) -> Finding:
-    return finding(
-        call,
-        fn,
-        f"{text_of(call)} wakes one of the threads that wait in {waiter.qualname} (line {wait.lineno}); what "
-        f"{fn.qualname} has changed concerns all of them, and the others wait for ever",
-        [
-            Step("threads A and B", wait.lineno, f"wait for {condition} in {waiter.qualname}"),
-            Step("thread C", call.lineno, f"{fn.qualname} notifies one: thread A leaves"),
-            Step("thread B", wait.lineno, "waits for ever, since nothing else is notified"),
-        ],
-        remedy="call notify_all()",
-        about=condition,
-        confidence=0.6,
-    )
-
-
-RULE = Rule(
-    "PC218",
-    "notify-one",
-    "a notification that wakes one waiter where all have to see the change",
-    find,
-    bad="""
-        import threading
-
-        class Gate:
-            def __init__(self):
-                self.changed = threading.Condition()
-                self.closed = False
-                self.items = []
-
-            def get(self):
-                with self.changed:
-                    while not self.items and not self.closed:
-                        self.changed.wait()
-                    return self.items.pop() if self.items else None
-
-            def close(self):
-                with self.changed:
-                    self.closed = True
-                    self.changed.notify()
-    """,
-    good="""
-        import threading
-
-        class Gate:
-            def __init__(self):
-                self.changed = threading.Condition()
-                self.closed = False
-                self.items = []
-
-            def get(self):
-                with self.changed:
-                    while not self.items and not self.closed:
-                        self.changed.wait()
-                    return self.items.pop() if self.items else None
-
-            def close(self):
-                with self.changed:
-                    self.closed = True
-                    self.changed.notify_all()
-    """,
-    needs=("notify",),
-)
+def _report(call: ast.Call, fn: Function, condition: str, waiter: Function, wait: ast.Call) -> Witness:
+    return Witness(call, fn, waiter=waiter, wait=wait, condition=condition)

@@ -1,19 +1,13 @@
-"""A wait with a timeout after which the result is used, whether or not it has come.
-
-`event.wait(5)` returns False when the time is over. A function that ignores that, and returns what the other thread
-stores before it sets the event, returns an old value, or none, as if it were the answer. Raise an error where the wait
-returns False.
-"""
+"""A wait with a timeout after which the result is used, whether or not it has come."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import has_timeout, text_of
+from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.libraries.catalogue import THREAD_EVENTS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
@@ -23,7 +17,7 @@ from paceline.concurrency.check.values.bindings import start_arguments
 ASKS = ("is_alive", "exitcode", "terminate", "kill")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report waits whose result is dropped, before a use of what the setter of the event has stored."""
     for fn in facts.module.functions:
         yield from _joined(fn, facts)
@@ -33,11 +27,11 @@ def find(facts: Facts) -> Iterator[Finding]:
             read = _used(call, fn)
             setter = _stores(read, call, fn, facts) if read is not None else None
             if read is not None and setter is not None:
-                yield _report(fn, call, read, setter)
+                yield Witness(call, fn, read=read, setter=setter)
                 break
 
 
-def _joined(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _joined(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`child.join(60)`, and then a use of what the child was given, whether or not it has ended."""
     for target, value in fn.assigns:
         if not isinstance(target, ast.Name) or not isinstance(value, ast.Call):
@@ -53,24 +47,7 @@ def _joined(fn: Function, facts: Facts) -> Iterator[Finding]:
         later = (n for n in fn.names if n.id in names and n.lineno > join.lineno and n.id != target.id)
         used = next((n for n in later if isinstance(enclosing(n, ast.Call), ast.Call)), None)
         if used is not None:
-            yield _report_joined(fn, join, used)
-
-
-def _report_joined(fn: Function, join: ast.Call, used: ast.Name) -> Finding:
-    return finding(
-        join,
-        fn,
-        f"{text_of(join)} gives up after its timeout, and nothing asks whether the other side has ended: {used.id}, "
-        f"which it still works with, is used at line {used.lineno}",
-        [
-            Step("the child", join.lineno, f"works with {used.id} for longer than the timeout"),
-            Step("the parent", join.lineno, f"{fn.qualname} continues"),
-            Step("the parent", used.lineno, f"uses {used.id} while the child is changing it"),
-        ],
-        remedy="ask is_alive() after the join, and end the child or raise an error",
-        about=used.id,
-        confidence=0.6,
-    )
+            yield Witness(join, fn, "joined", used=used)
 
 
 def _unnoticed(call: ast.Call, fn: Function, facts: Facts) -> bool:
@@ -126,63 +103,3 @@ def _last(node: ast.expr) -> object:
     if isinstance(node, ast.Subscript):
         return node.slice.value if isinstance(node.slice, ast.Constant) else ""
     return short_name(node)
-
-
-def _report(fn: Function, call: ast.Call, read: ast.expr, setter: Function) -> Finding:
-    text = ast.unparse(read)
-    return finding(
-        call,
-        fn,
-        f"{text_of(call)} gives up after its timeout, and its return value is ignored: {text}, which "
-        f"{setter.qualname} stores, is used whether or not it has come",
-        [
-            Step("thread A", call.lineno, f"{fn.qualname} waits until the time is over"),
-            Step("thread A", read.lineno, f"returns {text}, which has not come"),
-            Step("thread B", setter.line, f"{setter.qualname} stores it, too late"),
-        ],
-        remedy=f"raise an error if {text_of(call)} returns False",
-        about=text,
-        confidence=0.65,
-    )
-
-
-RULE = Rule(
-    "PC230",
-    "timeout-unnoticed",
-    "a wait whose timeout is ignored, and a result used whether or not it has come",
-    find,
-    bad="""
-        import threading
-
-        class Request:
-            def __init__(self):
-                self.done = threading.Event()
-                self.answer = None
-
-            def resolve(self, answer):
-                self.answer = answer
-                self.done.set()
-
-            def get(self):
-                self.done.wait(5)
-                return self.answer
-    """,
-    good="""
-        import threading
-
-        class Request:
-            def __init__(self):
-                self.done = threading.Event()
-                self.answer = None
-
-            def resolve(self, answer):
-                self.answer = answer
-                self.done.set()
-
-            def get(self):
-                if not self.done.wait(5):
-                    raise TimeoutError
-                return self.answer
-    """,
-    needs=("Event", "join"),
-)

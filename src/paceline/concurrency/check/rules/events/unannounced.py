@@ -1,18 +1,12 @@
-"""A change that waiters of a condition ask for, without a notification.
-
-A thread waits in `while self.readers: cond.wait()`, and the method that lowers `readers` does not notify the condition:
-the waiter sleeps although it could continue. So does a `close()` that sets the flag in the waiters' loop and wakes none
-of them. Notify after every change that can end a wait.
-"""
+"""A change that waiters of a condition ask for, without a notification."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import has_timeout, text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
+from paceline.concurrency.check.flow.effects import has_timeout
+from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function, Resource
 from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
@@ -26,7 +20,7 @@ _MORE = (ast.Gt, ast.GtE)
 _LESS = (ast.Lt, ast.LtE)
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report changes that can end a wait in functions that notify no waiter, themselves or around a call."""
     waits = list(_waits(facts))
     if not waits:
@@ -47,7 +41,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                     if not late:
                         continue
                     reported.add(key)
-                    yield _report(access, fn, call, condition.id)
+                    yield Witness(access.node, access.fn, access=access, condition=condition.id, caller=fn, call=call)
 
 
 def _waits(facts: Facts) -> Iterator[tuple[Function, ast.Call, Resource]]:
@@ -157,73 +151,3 @@ def _notified_before(access: Access, condition: Resource, facts: Facts) -> bool:
     woken = ((c, resource_of(c, ("notify", "notify_all"), access.fn, facts)) for c in access.fn.calls)
     lines = [call.lineno for call, found in woken if found is not None and found.id == condition.id]
     return bool(lines) and max(lines) < access.line
-
-
-def _report(access: Access, fn: Function, call: ast.Call, condition: str) -> Finding:
-    assert isinstance(access.node, ast.expr)
-    return finding(
-        access.node,
-        access.fn,
-        f"{access.thing} is changed without a notification of {condition}: {fn.qualname} waits for that change (line "
-        f"{call.lineno}), and is not woken",
-        [
-            Step("thread A", call.lineno, f"{fn.qualname} waits in {text_of(call)}"),
-            Step("thread B", access.line, f"{access.fn.qualname} changes {access.thing}, and notifies no one"),
-            Step("thread A", call.lineno, "sleeps on, although it could continue"),
-        ],
-        remedy="notify the condition after the change",
-        about=access.thing,
-        confidence=0.7,
-    )
-
-
-RULE = Rule(
-    "PC228",
-    "unannounced",
-    "a change that waiters of a condition ask for, without a notification",
-    find,
-    bad="""
-        import threading
-
-        class Gate:
-            def __init__(self):
-                self.changed = threading.Condition()
-                self.readers = 0
-
-            def enter(self):
-                with self.changed:
-                    self.readers += 1
-
-            def leave(self):
-                with self.changed:
-                    self.readers -= 1
-
-            def wait(self):
-                with self.changed:
-                    while self.readers > 0:
-                        self.changed.wait()
-    """,
-    good="""
-        import threading
-
-        class Gate:
-            def __init__(self):
-                self.changed = threading.Condition()
-                self.readers = 0
-
-            def enter(self):
-                with self.changed:
-                    self.readers += 1
-
-            def leave(self):
-                with self.changed:
-                    self.readers -= 1
-                    self.changed.notify_all()
-
-            def wait(self):
-                with self.changed:
-                    while self.readers > 0:
-                        self.changed.wait()
-    """,
-    needs=("Condition",),
-)

@@ -1,30 +1,23 @@
-"""A callback that is called while a lock is held.
-
-A callback may do anything: call back into the object that holds the lock, or wait for a thread that needs it. If the
-lock is not re-entrant, the first is a deadlock. Reported where the callee was passed in (it is kept in an attribute or
-in a list of listeners), or where completing or cancelling a future runs its callbacks, and another method of the same
-file takes the lock.
-"""
+"""A callback that is called while a lock is held."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import Effect, text_of
+from paceline.concurrency.check.flow.effects import Effect
 from paceline.concurrency.check.flow.walk import Held
 from paceline.concurrency.check.libraries.catalogue import CALLBACK_WORDS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.reporting.findings import Step
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts, call_steps
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import short_name
-from paceline.narrative import Wait
 
 COMPLETES = ("set_result", "set_exception", "set_running_or_notify_cancel")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report calls of unknown callbacks under a lock that a public method takes."""
     for fn in facts.module.functions:
         reported: set[str] = set()
@@ -47,20 +40,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             if not back:
                 continue
             reported.add(lock)
-            yield finding(
-                effect.node,
-                fn,
-                f"{text_of(effect.node)} runs {what} while {lock} is held: a deadlock if that needs {lock}, or "
-                "waits for a thread that does",
-                [
-                    Step("thread A", first.line, f"{fn.qualname} takes {lock}"),
-                    Step("thread A", effect.line, f"calls {text_of(effect.node)}, which runs {what}"),
-                    *back,
-                ],
-                remedy="copy what is needed under the lock, and call back after the lock is released",
-                about=lock,
-                confidence=0.6,
-            )
+            yield Witness(effect.node, fn, what=what, lock=lock, first=first, back=back)
 
 
 def _way_back(effect: Effect, lock: str, fn: Function, facts: Facts) -> list[Step]:
@@ -80,7 +60,7 @@ def _way_back(effect: Effect, lock: str, fn: Function, facts: Facts) -> list[Ste
     return [Step("thread A", other.line, f"calls back into {other.qualname}, which waits for {lock}")]
 
 
-def _added(effect: Effect, locks: list[Held], fn: Function, facts: Facts) -> Iterator[Finding]:
+def _added(effect: Effect, locks: list[Held], fn: Function, facts: Facts) -> Iterator[Witness]:
     """A callback of a future that takes a held lock: it runs at once, in this thread, if the future is done already."""
     call = effect.node
     if not isinstance(call, ast.Call) or short_name(call.func) != "add_done_callback" or not call.args:
@@ -90,21 +70,7 @@ def _added(effect: Effect, locks: list[Held], fn: Function, facts: Facts) -> Ite
     for lock_held in locks:
         lock = lock_held.resource
         if lock.non_reentrant and lock.id in takes:
-            yield finding(
-                call,
-                fn,
-                f"{text_of(call)} runs the callback at once if the future is done already, and the callback takes "
-                f"{lock.id}, which is held (since line {lock_held.line}): the thread waits for itself",
-                [
-                    Step("thread A", lock_held.line, f"{fn.qualname} takes {lock.id}"),
-                    Step("thread A", call.lineno, f"calls {text_of(call)} on a future that is done"),
-                    *call_steps("thread A", takes[lock.id].steps, f"waits for {lock.id}, which it holds"),
-                ],
-                remedy="add the callback after the lock is released",
-                about=lock.id,
-                confidence=0.75,
-                waits=[Wait("thread A", f"took {lock.id}", f"release {lock.id}", "thread A")],
-            )
+            yield Witness(call, fn, "added", lock=lock, lock_held=lock_held, steps=takes[lock.id].steps)
 
 
 def _enters(fn: Function, lock: str, facts: Facts) -> bool:
@@ -153,47 +119,3 @@ def _is_method(function: ast.expr, fn: Function) -> bool:
 
 def _words(facts: Facts) -> set[str]:
     return {a.attr for f in facts.module.functions for a in f.attributes}
-
-
-RULE = Rule(
-    "PC104",
-    "callback-under-lock",
-    "a callback that is called while a lock is held",
-    find,
-    bad="""
-        import threading
-
-        class Source:
-            def __init__(self, callback):
-                self._lock = threading.Lock()
-                self._callback = callback
-                self._value = None
-
-            def get(self):
-                with self._lock:
-                    return self._value
-
-            def put(self, value):
-                with self._lock:
-                    self._value = value
-                    self._callback(value)
-    """,
-    good="""
-        import threading
-
-        class Source:
-            def __init__(self, callback):
-                self._lock = threading.Lock()
-                self._callback = callback
-                self._value = None
-
-            def get(self):
-                with self._lock:
-                    return self._value
-
-            def put(self, value):
-                with self._lock:
-                    self._value = value
-                self._callback(value)
-    """,
-)

@@ -1,18 +1,12 @@
-"""A fork of a process that has threads.
-
-`os.fork()` copies one thread. Any lock that another thread holds at that moment (in the allocator, in logging, in a
-queue) stays locked in the child for ever. A child that immediately replaces itself (`exec`) or exits is safe. Reported
-where the same file starts threads.
-"""
+"""A fork of a process that has threads."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.rules.forks import FORKS
-from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
+from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import is_constant, keyword, short_name
@@ -24,7 +18,7 @@ from paceline.concurrency.check.values.library_types import type_name
 RUNS = tuple(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report forks in files that start threads, unless the child execs."""
     lines = [r.line for r in facts.roots if r.kind == "thread" and not r.alone]
     lines += [
@@ -71,27 +65,16 @@ def _forks(call: ast.Call, fn: Function, facts: Facts) -> bool:
     return context is not None and is_constant(keyword(context, "method", 0), "fork")
 
 
-def _report(fn: Function, call: ast.Call, line: int) -> Finding:
-    code = keyword(call, "preexec_fn")
-    how = ", and runs Python code in the child (preexec_fn)," if code is not None else ""
-    instead = "use start_new_session=, process_group= or umask= in place of preexec_fn, or a small program"
-    return finding(
+def _report(fn: Function, call: ast.Call, line: int) -> Witness:
+    how = ", and runs Python code in the child (preexec_fn)," if keyword(call, "preexec_fn") is not None else ""
+    return Witness(
         call,
         fn,
-        f"this process is forked{how} while it has threads (line {line}): a lock that one of them holds stays locked "
-        "in the child for ever",
-        [
-            Step("thread B", line, "holds a lock: in logging, in the allocator, in a queue"),
-            Step(
-                "thread A",
-                call.lineno,
-                f"{fn.qualname} forks: in the child the lock is held, but there is no thread B",
-            ),
-            Step("the child", call.lineno, "waits for it"),
-        ],
-        remedy=instead if how else "fork before the first thread is started, or use subprocess or the spawn method",
-        about="fork",
-        confidence=0.65,
+        how=how,
+        line=line,
+        instead="use start_new_session=, process_group= or umask= in place of preexec_fn, or a small program"
+        if how
+        else "fork before the first thread is started, or use subprocess or the spawn method",
     )
 
 
@@ -100,30 +83,3 @@ def _comes_first(fork: ast.Call, fn: Function, started: int) -> bool:
     loop = enclosing(fork, ast.For, ast.While)
     again = loop is not None and started <= last_line(loop)
     return fork.lineno < started <= last_line(fn.node) and not again
-
-
-RULE = Rule(
-    "PC114",
-    "fork-with-threads",
-    "a fork of a process that has threads",
-    find,
-    bad="""
-        import os
-        import threading
-
-        def serve(watch, work):
-            threading.Thread(target=watch).start()
-            if os.fork() == 0:
-                work()
-    """,
-    good="""
-        import os
-        import threading
-
-        def serve(watch, command):
-            threading.Thread(target=watch).start()
-            if os.fork() == 0:
-                os.execv(command, [command])
-    """,
-    needs=("fork", "preexec_fn"),
-)

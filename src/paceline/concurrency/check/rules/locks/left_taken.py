@@ -1,10 +1,4 @@
-"""A slot, a lock of the project's own or a "busy" mark that stays taken when the work in between fails.
-
-`connection = pool.acquire()`, work, `pool.release(connection)`: an exception or an early `return` in between keeps the
-slot for ever, and once all slots are lost, everyone waits. The same holds for `self.busy = True`, work,
-`self.busy = False` where others return or wait while the mark is set, and for a count that is compared with a limit.
-Release it in a `finally`, or use a context manager.
-"""
+"""A slot, a lock of the project's own or a "busy" mark that stays taken when the work in between fails."""
 
 from __future__ import annotations
 
@@ -13,11 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
-from paceline.concurrency.check.flow.duties import Duty, Skipped, one_of
-from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.flow.duties import Duty, one_of
 from paceline.concurrency.check.libraries.catalogue import LOCKS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.graph import may_raise
@@ -47,7 +39,7 @@ class Taken(NamedTuple):
     of: str  # what it is taken from
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report slots that a path keeps, and marks that an exception leaves set."""
     for fn in facts.module.functions:
         yield from _counts(fn, facts)
@@ -58,7 +50,17 @@ def find(facts: Facts) -> Iterator[Finding]:
             starts = duty.steps(one_of([slot.call]))
             ways = sorted(duty.left_after(starts), key=lambda s: (s.raised, s.node.line))
             for skipped in ways[:1]:
-                yield _report(fn, slot, skipped)
+                yield Witness(
+                    slot.call,
+                    fn,
+                    confidence=0.55 if skipped.raised else 0.7,
+                    slot=slot,
+                    way=f"line {skipped.node.line} raises"
+                    if skipped.raised
+                    else f"the function leaves at line {skipped.node.line}",
+                    skipped=skipped,
+                    leaves="raises, and does not release it" if skipped.raised else "leaves without it",
+                )
         if fn.name not in BEGINNINGS and fn.cls is not None:
             yield from _marks(fn, facts)
 
@@ -115,7 +117,7 @@ def _conditional(back: ast.Call, fn: Function) -> bool:
     return False
 
 
-def _marks(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _marks(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`self.busy = True`, then work, then `self.busy = False`, without a `finally`."""
     assert fn.cls is not None
     for statement in (n for block in _blocks(fn.node) for n in block):
@@ -131,7 +133,7 @@ def _marks(fn: Function, facts: Facts) -> Iterator[Finding]:
             return
 
 
-def _counts(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _counts(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`self.used += 1`, then `return await connect()`: where that fails, nothing lowers the count."""
     for change in fn.augmented if fn.asynchronous and fn.cls is not None else ():
         mark = dotted(change.target)
@@ -216,73 +218,6 @@ def _asked(mark: str, start: ast.stmt, fn: Function, facts: Facts) -> ast.AST | 
     return None
 
 
-def _report(fn: Function, slot: Taken, skipped: Skipped) -> Finding:
-    line = skipped.node.line
-    way = f"line {line} raises" if skipped.raised else f"the function leaves at line {line}"
-    return finding(
-        slot.call,
-        fn,
-        f"{text_of(slot.call)} is not followed by {text_of(slot.back)} (line {slot.back.lineno}) if {way}: what it "
-        f"took from {slot.of} stays taken",
-        [
-            Step("thread A", slot.call.lineno, f"{fn.qualname} takes it by {text_of(slot.call)}"),
-            Step("thread A", line, "raises, and does not release it" if skipped.raised else "leaves without it"),
-            Step("thread B", slot.call.lineno, f"waits for {slot.of}, once all are lost for ever"),
-        ],
-        remedy=f"call {text_of(slot.back)} in a `finally`, or use a context manager",
-        about=slot.of,
-        confidence=0.55 if skipped.raised else 0.7,
-    )
-
-
-def _report_mark(fn: Function, mark: str, start: ast.stmt, work: ast.stmt, reset: ast.stmt, check: ast.AST) -> Finding:
+def _report_mark(fn: Function, mark: str, start: ast.stmt, work: ast.stmt, reset: ast.stmt, check: ast.AST) -> Witness:
     line = getattr(check, "lineno", fn.line)
-    return finding(
-        start,
-        fn,
-        f"{mark} is set here and reset at line {reset.lineno}, but not if line {work.lineno} raises: by the test "
-        f"at line {line} others take {fn.qualname} to be running for ever",
-        [
-            Step("thread A", start.lineno, f"{fn.qualname} sets {mark}"),
-            Step("thread A", work.lineno, f"raises, and leaves {mark} as it is"),
-            Step("thread B", line, f"finds {mark} set, and leaves or waits"),
-        ],
-        remedy=f"reset {mark} in a `finally`",
-        about=mark,
-        confidence=0.5,
-    )
-
-
-RULE = Rule(
-    "PC115",
-    "left-taken",
-    "a slot, a lock of its own or a busy mark that stays taken when the work in between fails",
-    find,
-    bad="""
-        import threading
-
-        class Store:
-            def __init__(self, pool):
-                self.pool = pool
-
-            def load(self, key):
-                connection = self.pool.acquire()
-                value = connection.fetch(key)
-                self.pool.release(connection)
-                return value
-    """,
-    good="""
-        import threading
-
-        class Store:
-            def __init__(self, pool):
-                self.pool = pool
-
-            def load(self, key):
-                connection = self.pool.acquire()
-                try:
-                    return connection.fetch(key)
-                finally:
-                    self.pool.release(connection)
-    """,
-)
+    return Witness(start, fn, "mark", mark=mark, reset=reset, work=work, line=line)

@@ -1,10 +1,4 @@
-"""A lock that a forked child inherits in the locked state.
-
-Code that compares `os.getpid()` with a number it kept expects to be forked. A lock that another thread holds at that
-moment is held in the child too, by a thread that does not exist there. The child must create the lock again: in a
-function registered with `os.register_at_fork(after_in_child=...)`, or where the new process is detected. A process that
-is forked while its parent holds a lock never gets it, even if the parent releases it at once.
-"""
+"""A lock that a forked child inherits in the locked state."""
 
 from __future__ import annotations
 
@@ -12,21 +6,18 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import runs_now
-from paceline.concurrency.check.flow.walk import Held
-from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.rules.forks import FORKS, on_child_side
-from paceline.concurrency.check.rules.rule import Rule, finding
-from paceline.concurrency.check.summaries import Facts, call_steps
+from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function, Resource
 from paceline.concurrency.check.syntax.names import keyword, short_name
 from paceline.concurrency.check.syntax.tree import lines_of
 from paceline.concurrency.check.together.places import same_file
-from paceline.narrative import Wait
 
 STARTS = ("start", "fork", "forkpty")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report locks that are created once, in code that compares process ids."""
     module = facts.module
     if any(a.attr == "register_at_fork" for fn in module.functions for a in fn.attributes):
@@ -54,7 +45,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield _report(call, maker, asks[0], taker, lock, facts)
 
 
-def _globals(facts: Facts) -> Iterator[Finding]:
+def _globals(facts: Facts) -> Iterator[Witness]:
     """Global locks that a function takes which compares the process id."""
     top = facts.module.top
     for fn in facts.module.functions:
@@ -74,7 +65,7 @@ def _globals(facts: Facts) -> Iterator[Finding]:
                 yield _report(construction[1], top, fn, fn, lock, facts)
 
 
-def _held(facts: Facts) -> Iterator[Finding]:
+def _held(facts: Facts) -> Iterator[Witness]:
     """Locks of threads that are held where a child is forked which takes them."""
     for fn in facts.module.functions:
         for effect, locks_held in facts.events(fn):
@@ -91,10 +82,10 @@ def _held(facts: Facts) -> Iterator[Finding]:
                 lock = first.resource
                 if lock.id in takes and _of_threads(lock, facts):
                     needed = next(steps[lock.id] for steps in _in_child(call, fn, facts) if lock.id in steps)
-                    yield _forked(first, call, fn, needed)
+                    yield Witness(call, fn, "forked", first=first, needed_at=needed[-1][1].lineno, needed=needed)
 
 
-def _held_elsewhere(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _held_elsewhere(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
     """A lock that a child takes, and that a thread started before the fork takes again and again."""
     begun = [r for r in facts.roots if r.kind == "thread" and r.line < call.lineno and r.line in lines_of(fn.node)]
     for takes in _in_child(call, fn, facts) if begun and _forks(facts) else ():
@@ -105,7 +96,16 @@ def _held_elsewhere(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Find
                 if lock is None or not lock.sure or not lock.non_reentrant or not _of_threads(lock, facts):
                     continue
                 if "." not in name:  # a global; an object's lock may be another one in the child
-                    yield _forked_beside(lock, call, fn, root.function, take.steps[-1][1].lineno, steps)  # type: ignore[union-attr]
+                    yield Witness(
+                        call,
+                        fn,
+                        "forked-beside",
+                        thread=root.function,
+                        lock=lock,
+                        line=take.steps[-1][1].lineno,
+                        needed_at=steps[-1][1].lineno,
+                        needed=steps,
+                    )  # type: ignore[union-attr]
                     return
 
 
@@ -116,31 +116,6 @@ def _forks(facts: Facts) -> bool:
         a for fn in facts.module.functions for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords))
     )
     return not any(isinstance(a, ast.Constant) and a.value in words for a in arguments)
-
-
-def _forked_beside(
-    lock: Resource,
-    call: ast.Call,
-    fn: Function,
-    thread: Function,
-    line: int,
-    needed: tuple[tuple[Function, ast.expr], ...],
-) -> Finding:
-    return finding(
-        call,
-        fn,
-        f"a child is forked while {thread.qualname}, in a thread, may hold {lock.id} (line {line}), and the child "
-        f"takes {lock.id} itself (line {needed[-1][1].lineno}): no thread of the child ever releases it",
-        [
-            Step("thread B", line, f"{thread.qualname} takes {lock.id}"),
-            Step("the parent", call.lineno, f"{fn.qualname} forks: the child's copy of {lock.id} is held"),
-            *call_steps("the child", needed, f"waits for {lock.id}, which no thread of the child releases"),
-        ],
-        remedy="use the spawn method, or fork before the thread is started",
-        about=lock.id,
-        confidence=0.7,
-        waits=[Wait("the child", "was forked", f"release {lock.id}", "thread B, which the child does not have")],
-    )
 
 
 def _in_child(call: ast.Call, fn: Function, facts: Facts) -> Iterator[dict[str, tuple[tuple[Function, ast.expr], ...]]]:
@@ -176,27 +151,6 @@ def _of_threads(lock: Resource, facts: Facts) -> bool:
     return not any(name.startswith("multiprocessing.") for name in names)
 
 
-def _forked(first: Held, call: ast.Call, fn: Function, needed: tuple[tuple[Function, ast.expr], ...]) -> Finding:
-    lock = first.resource.id
-    return finding(
-        call,
-        fn,
-        f"a child is forked while {lock} is held (since line {first.line}), and it takes {lock} itself (line "
-        f"{needed[-1][1].lineno}): no thread of the child ever releases it",
-        [
-            Step("the parent", first.line, f"{fn.qualname} takes {lock}"),
-            Step("the parent", call.lineno, f"forks: the child's copy of {lock} is held"),
-            *call_steps("the child", needed, f"waits for {lock}, which no thread of the child releases"),
-        ],
-        remedy=f"fork after {lock} is released, or use the spawn method and pass what the child needs",
-        about=lock,
-        confidence=0.8,
-        waits=[
-            Wait("the child", "was forked", f"release {lock}", "the parent's thread, which the child does not have"),
-        ],
-    )
-
-
 def _asks(fn: Function, facts: Facts) -> bool:
     """Whether a function calls os.getpid()."""
     return any(facts.module.canonical(call.func).endswith("os.getpid") for call in fn.calls)
@@ -218,64 +172,6 @@ def _again(maker: Function, cls: Class) -> bool:
     )
 
 
-def _report(call: ast.Call, maker: Function, asks: Function, taker: Function, lock: str, facts: Facts) -> Finding:
+def _report(call: ast.Call, maker: Function, asks: Function, taker: Function, lock: str, facts: Facts) -> Witness:
     take = facts.takes(taker)[lock].steps[-1][1]
-    return finding(
-        call,
-        maker,
-        f"{lock} is not created again after a fork, though {asks.qualname} expects to run in a forked process: "
-        f"a child forked while the lock is held waits for ever at line {take.lineno}",
-        [
-            Step("thread A", take.lineno, f"{taker.qualname} takes {lock}"),
-            Step("thread B", asks.line, "forks: in the child the lock is held, but there is no thread A"),
-            Step("the child", take.lineno, f"{taker.qualname} waits for {lock}, which no thread of the child releases"),
-        ],
-        remedy="create it again in the child: os.register_at_fork(after_in_child=...)",
-        about=lock,
-        confidence=0.8,
-    )
-
-
-RULE = Rule(
-    "PC113",
-    "lock-across-fork",
-    "a lock that a forked child inherits locked",
-    find,
-    bad="""
-        import os
-        import threading
-
-        class Monitor:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._pid = None
-
-            def ensure_running(self):
-                if self._pid == os.getpid():
-                    return
-                with self._lock:
-                    threading.Thread(target=print, daemon=True).start()
-                    self._pid = os.getpid()
-    """,
-    good="""
-        import os
-        import threading
-
-        class Monitor:
-            def __init__(self):
-                self._reset()
-                os.register_at_fork(after_in_child=self._reset)
-
-            def _reset(self):
-                self._lock = threading.Lock()
-                self._pid = None
-
-            def ensure_running(self):
-                if self._pid == os.getpid():
-                    return
-                with self._lock:
-                    threading.Thread(target=print, daemon=True).start()
-                    self._pid = os.getpid()
-    """,
-    needs=("getpid", "fork", "Process"),
-)
+    return Witness(call, maker, lock=lock, asks=asks, take=take, taker=taker)

@@ -1,9 +1,4 @@
-"""A lock that is not released on one path out of the function that takes it.
-
-The function releases the lock, but not on every path: after an early `return`, a `continue`, or an exception between
-`acquire()` and `release()` it stays locked, and the next thread that wants it waits for ever. Only functions that do
-release the lock somewhere are checked; one that only takes it leaves the release to others on purpose.
-"""
+"""A lock that is not released on one path out of the function that takes it."""
 
 from __future__ import annotations
 
@@ -12,8 +7,7 @@ from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import Effect
 from paceline.concurrency.check.flow.walk import Leak
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function, Resource
 from paceline.concurrency.check.syntax.tree import contexts_around, enclosing
@@ -22,7 +16,7 @@ EXITS = {"__enter__": "__exit__", "__aenter__": "__aexit__"}
 HANDS_ON = ("acquire", "lock", "enter", "aenter", "release_save")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report leaks of the walk, in functions that release the lock on another path."""
     for fn in facts.module.functions:
         yield from _entered(fn, facts)
@@ -50,7 +44,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield _report(fn, leak, take, min(m.line for m in frees))
 
 
-def _entered(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _entered(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`__enter__` that raises after it has taken what only `__exit__` releases, which then does not run."""
     leaves = fn.cls.method(EXITS[fn.name]) if fn.name in EXITS and fn.cls is not None else None
     frees = any(m.kind == "free" for m in facts.walker.effects(fn)) if leaves is not None else True
@@ -96,57 +90,14 @@ def _tests_a_flag(condition: ast.If, take: Effect) -> bool:
     return any(word in name.lower() for word in ("lock", "acquired", "held", "owned", "taken"))
 
 
-def _report(fn: Function, leak: Leak, take: Effect, freed: int) -> Finding:
-    lock = leak.held.resource
-    way = f"an exception at line {leak.line}" if leak.raised else f"the path that leaves at line {leak.line}"
-    return finding(
+def _report(fn: Function, leak: Leak, take: Effect, freed: int) -> Witness:
+    return Witness(
         take.node,
         fn,
-        f"{lock.id} is taken here and not released on {way}; line {freed} releases it only on other paths",
-        [
-            Step("thread A", take.line, f"{fn.qualname} takes {lock.id}"),
-            Step(
-                "thread A",
-                leak.line,
-                "leaves by an exception without releasing it" if leak.raised else "leaves without releasing it",
-            ),
-            Step("thread B", take.line, f"waits for {lock.id}, which is never released"),
-        ],
-        remedy=f"take it with `with {leak.held.receiver}:`, or release it in a `finally`",
-        about=lock.id,
-        confidence=(0.6 if leak.raised else 0.85) - (0 if lock.sure else 0.1),
+        confidence=(0.6 if leak.raised else 0.85) - (0 if leak.held.resource.sure else 0.1),
+        leak=leak,
+        way=f"an exception at line {leak.line}" if leak.raised else f"the path that leaves at line {leak.line}",
+        freed=freed,
+        take=take,
+        leaves="leaves by an exception without releasing it" if leak.raised else "leaves without releasing it",
     )
-
-
-RULE = Rule(
-    "PC102",
-    "lock-leak",
-    "a lock that is not released on one path out of the function",
-    find,
-    bad="""
-        import threading
-
-        lock = threading.Lock()
-
-        def compile(mapper):
-            lock.acquire()
-            if mapper.done:
-                return mapper
-            try:
-                return mapper.build()
-            finally:
-                lock.release()
-    """,
-    good="""
-        import threading
-
-        lock = threading.Lock()
-
-        def compile(mapper):
-            with lock:
-                if mapper.done:
-                    return mapper
-                return mapper.build()
-    """,
-    needs=("acquire", ".lock("),
-)

@@ -1,24 +1,18 @@
-"""A lock that no other thread can take.
-
-`with threading.Lock():` creates a new lock each time, so it excludes no other thread. The same holds for a lock in a
-local variable that never leaves the function: every call has its own.
-"""
+"""A lock that no other thread can take."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import LOCKS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import parent
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report locks that are created where they are taken, and local locks that do not leave their function."""
     module = facts.module
     for fn in module.functions:
@@ -33,11 +27,11 @@ def find(facts: Facts) -> Iterator[Finding]:
                     and item.optional_vars is None
                     and not construction[1].args
                 ):
-                    yield _report(
-                        fn,
+                    yield Witness(
                         item.context_expr,
-                        "a new lock is created here each time, so it excludes no other thread",
-                        "",
+                        fn,
+                        message="a new lock is created here each time, so it excludes no other thread",
+                        name="",
                     )
         if fn is module.top:
             continue
@@ -52,8 +46,11 @@ def find(facts: Facts) -> Iterator[Finding]:
             if len(getattr(parent(target), "targets", ())) > 1:
                 continue  # `self.locks[key] = lock = Lock()`
             if target.id not in fn.globals and _stays(target.id, fn):
-                yield _report(
-                    fn, value, f"the lock {target.id} never leaves {fn.qualname}: every call creates its own", target.id
+                yield Witness(
+                    value,
+                    fn,
+                    message=f"the lock {target.id} never leaves {fn.qualname}: every call creates its own",
+                    name=target.id,
                 )
 
 
@@ -83,45 +80,3 @@ def _owner(node: ast.AST, fn: Function) -> ast.AST | None:
     while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
         at = parent(at)
     return at
-
-
-def _report(fn: Function, at: ast.expr, message: str, name: str) -> Finding:
-    return finding(
-        at,
-        fn,
-        message,
-        [
-            Step("thread A", at.lineno, f"takes the lock that {text_of(at)} has just created"),
-            Step("thread B", at.lineno, "takes another one, and enters at the same time"),
-        ],
-        remedy="create the lock once, where all users of the data share it: in an attribute or a global",
-        about=name,
-        confidence=0.9,
-    )
-
-
-RULE = Rule(
-    "PC106",
-    "lock-of-its-own",
-    "a lock that no other thread can take",
-    find,
-    bad="""
-        import threading
-
-        counts = {}
-
-        def count(word):
-            with threading.Lock():
-                counts[word] = counts.get(word, 0) + 1
-    """,
-    good="""
-        import threading
-
-        counts = {}
-        lock = threading.Lock()
-
-        def count(word):
-            with lock:
-                counts[word] = counts.get(word, 0) + 1
-    """,
-)

@@ -1,10 +1,4 @@
-"""A lock that its holder takes again.
-
-A `threading.Lock`, `multiprocessing.Lock` or `asyncio.Lock` does not record who holds it: when the same thread takes it
-a second time, it waits for itself. Usually the second take is hidden in a method that is called while the lock is held.
-Threads that hold a permit of a semaphore and take another one wait for each other once all permits are taken. Only
-locks whose creation is seen are judged, and only where both takes are on the same object.
-"""
+"""A lock that its holder takes again."""
 
 from __future__ import annotations
 
@@ -13,16 +7,14 @@ from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import Effect, runs_now, text_of
 from paceline.concurrency.check.flow.walk import Held
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
-from paceline.concurrency.check.summaries import Facts, call_steps, is_single, same_object
+from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.summaries import Facts, is_single, same_object
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted
 from paceline.concurrency.check.syntax.tree import is_within
-from paceline.narrative import Wait
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report takes of a held lock on the same object, directly or through calls."""
     for fn in facts.module.functions:
         reported: set[tuple[str, int]] = set()
@@ -63,7 +55,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                     yield _report(fn, first, steps)
 
 
-def _between_items(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _between_items(fn: Function, facts: Facts) -> Iterator[Witness]:
     """A loop over a generator that holds a lock at its yield, and takes that lock for an item."""
     for loop in fn.loops:
         call = loop.iter if isinstance(loop, ast.For) else None
@@ -84,23 +76,8 @@ def _between_items(fn: Function, facts: Facts) -> Iterator[Finding]:
 
 def _report_between(
     fn: Function, loop: ast.For, lock_held: Held, maker: Function, steps: tuple[tuple[Function, ast.expr], ...]
-) -> Finding:
-    lock = lock_held.resource.id
-    return finding(
-        steps[0][1],
-        fn,
-        f"{lock} is taken by {text_of(steps[0][1])} in a loop over {maker.qualname}, which holds it while the loop "
-        f"works (since line {lock_held.line}): the thread waits for itself",
-        [
-            Step("thread A", loop.lineno, f"{fn.qualname} asks {maker.qualname} for an item"),
-            Step("thread A", lock_held.line, f"{maker.qualname} takes {lock}, and yields the item"),
-            *call_steps("thread A", steps, f"waits for {lock}, which the generator holds"),
-        ],
-        remedy=f"copy the items under {lock}, and yield them after it is released",
-        about=lock,
-        confidence=0.85,
-        waits=[Wait("thread A", f"took {lock} at line {lock_held.line}", f"release {lock}", "thread A")],
-    )
+) -> Witness:
+    return Witness(steps[0][1], fn, "between", lock_held=lock_held, maker=maker, loop=loop, steps=steps)
 
 
 def _of_the_same(effect: Effect, first: Held, fn: Function, facts: Facts) -> bool:
@@ -124,68 +101,19 @@ def _of_the_same(effect: Effect, first: Held, fn: Function, facts: Facts) -> boo
     return False
 
 
-def _report(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], ...]) -> Finding:
+def _report(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], ...]) -> Witness:
     lock = first.resource
     where, _last = steps[-1]
     by = "" if len(steps) == 1 else f" by {text_of(steps[0][1])}"
-    return finding(
+    return Witness(
         steps[0][1],
         fn,
-        f"{lock.id} is taken again{by} while it is held (since line {first.line}): "
-        + (
-            "once as many threads hold a permit as there are, all of them wait for another one"
-            if lock.kind == "Semaphore"
-            else "it is not an RLock, so the thread waits for itself"
-        ),
-        [
-            Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
-            *call_steps("thread A", steps, f"waits for {lock.id}, which it holds itself"),
-        ],
-        remedy=f"call it after the lock is released, split off the part of {where.qualname} that needs the lock "
-        "to be held, or use an RLock",
-        about=lock.id,
-        confidence=0.9,
-        waits=[Wait("thread A", f"took {lock.id} at line {first.line}", f"release {lock.id}", "thread A")],
+        lock=lock,
+        by=by,
+        first=first,
+        reason="once as many threads hold a permit as there are, all of them wait for another one"
+        if lock.kind == "Semaphore"
+        else "it is not an RLock, so the thread waits for itself",
+        steps=steps,
+        where=where,
     )
-
-
-RULE = Rule(
-    "PC103",
-    "lock-taken-again",
-    "a lock that its holder takes again",
-    find,
-    bad="""
-        import threading
-
-        class Pool:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._free = []
-
-            def size(self):
-                with self._lock:
-                    return len(self._free)
-
-            def put(self, item):
-                with self._lock:
-                    if self.size() < 10:
-                        self._free.append(item)
-    """,
-    good="""
-        import threading
-
-        class Pool:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._free = []
-
-            def size(self):
-                with self._lock:
-                    return len(self._free)
-
-            def put(self, item):
-                with self._lock:
-                    if len(self._free) < 10:
-                        self._free.append(item)
-    """,
-)

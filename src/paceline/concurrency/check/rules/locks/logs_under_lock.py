@@ -1,28 +1,20 @@
-"""A log call under a lock that a log handler takes.
-
-A handler of `logging` runs in the thread that logs, inside its log call. If it takes a lock (in `emit`, or in what
-`emit` calls) and a function logs while it holds that lock, the thread waits for itself. Log after the lock is released,
-or let the handler put its records into a queue that another thread empties.
-"""
+"""A log call under a lock that a log handler takes."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.flow.walk import Held
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
-from paceline.concurrency.check.summaries import Facts, Take, call_steps
+from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.summaries import Facts, Take
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted
-from paceline.narrative import Wait
 
 LEVELS = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report log calls, direct ones and those of callees, under a lock that a handler of the program takes."""
     takes = {take.resource.id: (emit, take) for emit in _handlers(facts) for take in facts.takes(emit).values()}
     takes = {lock: found for lock, found in takes.items() if found[1].resource.non_reentrant and found[1].resource.sure}
@@ -57,65 +49,5 @@ def _is_log_call(call: ast.Call) -> bool:
     return level in LEVELS and "log" in name.rpartition(".")[2].lower()
 
 
-def _report(fn: Function, first: Held, call: ast.Call, emit: Function, take: Take) -> Finding:
-    lock = first.resource.id
-    return finding(
-        call,
-        fn,
-        f"{text_of(call)} logs while {lock} is held (since line {first.line}), and {emit.qualname}, which runs inside "
-        "every log call, takes it too: the thread waits for itself",
-        [
-            Step("thread A", first.line, f"{fn.qualname} takes {lock}"),
-            Step("thread A", call.lineno, f"calls {text_of(call)}, which runs {emit.qualname}"),
-            *call_steps("thread A", take.steps, f"waits for {lock}, which its own thread holds"),
-        ],
-        remedy="log after the lock is released, or put records into a queue that another thread empties",
-        about=lock,
-        confidence=0.8,
-        waits=[Wait("thread A", f"took {lock} at line {first.line}", f"release {lock}", "thread A")],
-    )
-
-
-RULE = Rule(
-    "PC116",
-    "logs-under-lock",
-    "a log call under a lock that a log handler takes",
-    find,
-    bad="""
-        import logging
-        import threading
-
-        log = logging.getLogger("ring")
-        _lock = threading.Lock()
-        _lines = []
-
-        class RingHandler(logging.Handler):
-            def emit(self, record):
-                with _lock:
-                    _lines.append(self.format(record))
-
-        def trim(most):
-            with _lock:
-                del _lines[:-most]
-                log.info("trimmed to %d lines", most)
-    """,
-    good="""
-        import logging
-        import threading
-
-        log = logging.getLogger("ring")
-        _lock = threading.Lock()
-        _lines = []
-
-        class RingHandler(logging.Handler):
-            def emit(self, record):
-                with _lock:
-                    _lines.append(self.format(record))
-
-        def trim(most):
-            with _lock:
-                del _lines[:-most]
-            log.info("trimmed to %d lines", most)
-    """,
-    needs=("Handler",),
-)
+def _report(fn: Function, first: Held, call: ast.Call, emit: Function, take: Take) -> Witness:
+    return Witness(call, fn, first=first, emit=emit, take=take)

@@ -1,10 +1,4 @@
-"""A lock that is released and never taken.
-
-The lock is created and released, but nothing in the file takes it: the release raises `RuntimeError`, or releases the
-lock while another thread holds it. Only locks that no other file can see are checked: globals with a leading underscore
-in a package, locals, and globals of a script. Likewise a `finally` that releases what `acquire(timeout=1)` in its `try`
-may not have taken.
-"""
+"""A lock that is released and never taken."""
 
 from __future__ import annotations
 
@@ -12,14 +6,13 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import Effect, text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import enclosing, last_line
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report releases of private locks that no function of the file takes."""
     frees: dict[str, tuple[Function, Effect]] = {}
     takes: set[str] = set()
@@ -37,18 +30,10 @@ def find(facts: Facts) -> Iterator[Finding]:
             continue
         if any(c.args and text_of(a) == lock for f in facts.module.functions for c in f.calls for a in c.args):
             continue
-        yield finding(
-            effect.node,
-            fn,
-            f"{lock} is released here, but never taken",
-            [Step("thread A", effect.line, f"{fn.qualname} releases {lock}, which it does not hold")],
-            remedy=f"take {lock} first, preferably in a `with`",
-            about=lock,
-            confidence=0.75,
-        )
+        yield Witness(effect.node, fn, lock=lock, effect=effect)
 
 
-def _given_up(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _given_up(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if not lock.acquire(timeout=1): raise` inside a `try` whose `finally` releases the lock anyway."""
     effects = [e for e in facts.walker.effects(fn) if e.resource is not None and e.resource.sure]
     for tries in effects:
@@ -61,52 +46,4 @@ def _given_up(fn: Function, facts: Facts) -> Iterator[Finding]:
             last = {id(n) for s in tried.finalbody if not isinstance(s, ast.If) for n in ast.walk(s)}
             same = frees.kind == "free" and frees.resource.id == tries.resource.id  # type: ignore[union-attr]
             if ends and same and id(frees.node) in last:
-                yield _report_given_up(fn, tries, frees)
-
-
-def _report_given_up(fn: Function, tries: Effect, frees: Effect) -> Finding:
-    assert tries.resource is not None
-    lock = tries.resource.id
-    return finding(
-        frees.node,
-        fn,
-        f"{lock} is released here also where line {tries.line} did not get it: a semaphore then lets one more in, and "
-        "a lock is taken away from the thread that holds it",
-        [
-            Step("thread B", tries.line, f"holds {lock}"),
-            Step("thread A", tries.line, "does not get it, and leaves the block"),
-            Step("thread A", frees.line, f"releases {lock}, which it does not hold"),
-        ],
-        remedy="begin the `try` after the lock was taken",
-        about=lock,
-        confidence=0.8,
-    )
-
-
-RULE = Rule(
-    "PC108",
-    "released-never-taken",
-    "a lock that is released and never taken",
-    find,
-    bad="""
-        import threading
-
-        lock = threading.Lock()
-
-        def leave():
-            lock.release()
-    """,
-    good="""
-        import threading
-
-        lock = threading.Lock()
-
-        def run(work):
-            lock.acquire()
-            try:
-                work()
-            finally:
-                lock.release()
-    """,
-    needs=("release",),
-)
+                yield Witness(frees.node, fn, "given-up", tries=tries, frees=frees)

@@ -1,27 +1,19 @@
-"""A wait for a thread that first needs a lock which the waiting thread holds.
-
-A thread is joined, the result of a task is awaited, an event must be set, an item must be put: if the thread that does
-so takes the same lock on the way, and the waiting thread holds it, both wait for ever. Reported only where that path is
-seen; a wait under a lock that no other thread needs is merely slow.
-"""
+"""A wait for a thread that first needs a lock which the waiting thread holds."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import Effect, runs_now, text_of
+from paceline.concurrency.check.flow.effects import Effect, runs_now
 from paceline.concurrency.check.flow.walk import Held
 from paceline.concurrency.check.libraries.catalogue import TAKE_ITEM
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
-from paceline.concurrency.check.summaries import Facts, call_steps
+from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.concurrency.check.syntax.tree import enclosing, is_within
-from paceline.concurrency.check.threads.accesses import Access
 from paceline.concurrency.check.threads.shared_state import accesses_of_class
-from paceline.narrative import Wait
 
 Steps = tuple[tuple[Function, ast.expr], ...]
 DOES = {
@@ -38,7 +30,7 @@ STARTS = ("create_task", "ensure_future", "start_soon")
 GATHERS = ("gather", "wait", "shield")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report waits under a lock that the awaited thread takes first."""
     for fn in facts.module.functions:
         reported: set[str] = set()
@@ -58,7 +50,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield from _tasks(fn, facts)
 
 
-def _tasks(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _tasks(fn: Function, facts: Facts) -> Iterator[Witness]:
     """Tasks that are awaited under a lock of asyncio that they need: by themselves, with `gather` or in a group."""
     for wait in fn.awaits if fn.asynchronous else ():
         for lock in sorted(facts.held_at(wait, fn) - facts.guards(fn)):
@@ -66,7 +58,7 @@ def _tasks(fn: Function, facts: Facts) -> Iterator[Finding]:
                 take = facts.takes(run).get(lock)
                 same = take is not None and take.same and ("." not in lock or _of_object(node, fn))
                 if take is not None and same and take.resource.sure and take.resource.kind == "AsyncLock":
-                    yield _report_task(fn, wait, run, lock, take.steps)
+                    yield Witness(wait, fn, "task", run=run, lock=lock, needed=take.steps)
                     return
 
 
@@ -116,26 +108,7 @@ def _of_object(call: ast.Call, fn: Function) -> bool:
     return isinstance(call.func, ast.Attribute) and dotted(call.func.value) in ("self", fn.self_name)
 
 
-def _report_task(fn: Function, wait: ast.Await, run: Function, lock: str, needed: Steps) -> Finding:
-    return finding(
-        wait,
-        fn,
-        f"{fn.qualname} awaits the task of {run.qualname} while {lock} is held, and {run.qualname} needs {lock} first",
-        [
-            Step("task A", wait.lineno, f"{fn.qualname} holds {lock} and waits for {run.qualname} to end"),
-            *call_steps("task B", needed, f"waits for {lock}, which task A holds"),
-        ],
-        remedy=f"release {lock} before the task is awaited",
-        about=lock,
-        confidence=0.8,
-        waits=[
-            Wait("task A", f"holds {lock}", f"end {run.name}", "task B"),
-            Wait("task B", f"runs {run.name}", f"release {lock}", "task A"),
-        ],
-    )
-
-
-def _polls(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _polls(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`while self.queue: sleep(1)` under the lock that others need to change what the loop asks for."""
     for loop in fn.loops:
         sleeps = isinstance(loop, ast.While) and [
@@ -153,28 +126,8 @@ def _polls(fn: Function, facts: Facts) -> Iterator[Finding]:
             changes = [a for a in accesses_of_class(fn.cls, facts).get(name, ()) if a.changes and a.fn is not fn]
             other = next((a for a in changes if a.locks & locks), None)
             if other is not None:
-                yield _report_poll(fn, loop, sleeps[0], other, min(other.locks & locks))
+                yield Witness(sleeps[0], fn, "poll", other=other, lock=min(other.locks & locks), loop=loop)
                 return
-
-
-def _report_poll(fn: Function, loop: ast.While, sleeps: ast.Call, other: Access, lock: str) -> Finding:
-    return finding(
-        sleeps,
-        fn,
-        f"{fn.qualname} sleeps until {other.thing} changes while {lock} is held, and {other.fn.qualname} needs {lock} "
-        f"to change it (line {other.line})",
-        [
-            Step("thread A", loop.lineno, f"{fn.qualname} holds {lock} and finds that it has to wait"),
-            Step("thread B", other.line, f"{other.fn.qualname} waits for {lock}, which thread A holds"),
-        ],
-        remedy=f"use a Condition, whose wait() releases {lock}, or release it around the sleep",
-        about=lock,
-        confidence=0.7,
-        waits=[
-            Wait("thread A", f"holds {lock}", f"change {other.thing}", "thread B"),
-            Wait("thread B", f"runs {other.fn.qualname}", f"release {lock}", "thread A"),
-        ],
-    )
 
 
 def _waits(effect: Effect, fn: Function, facts: Facts) -> Iterator[tuple[Effect, Steps]]:
@@ -290,75 +243,17 @@ def _submitting(lock: str, fn: Function, facts: Facts) -> tuple[str, Steps] | No
     return None if submit is None or take is None else (submit.qualname, take.steps)
 
 
-def _report(fn: Function, first: Held, wait: Effect, steps: Steps, way: tuple[str, Steps]) -> Finding:
+def _report(fn: Function, first: Held, wait: Effect, steps: Steps, way: tuple[str, Steps]) -> Witness:
     lock, (other, needed) = first.resource, way
-    return finding(
+    return Witness(
         steps[0][1],
         fn,
-        f"{text_of(steps[0][1])} waits for {wait.waits_for} while {lock.id} is held, and {other} needs {lock.id} first",
-        [
-            Step("thread A", first.line, f"{fn.qualname} takes {lock.id}"),
-            *call_steps("thread A", steps, f"waits for {wait.waits_for}"),
-            *call_steps("thread B", needed, f"waits for {lock.id}, which thread A holds"),
-        ],
-        remedy=f"release {lock.id} before waiting, or wait with a timeout and release it in between",
-        about=lock.id,
         confidence=0.85 if wait.resource is not None and lock.sure else 0.6,
-        waits=[
-            Wait(
-                "thread A",
-                f"took {lock.id} at line {first.line}",
-                wait.waits_for.partition(" to ")[2] or "end",
-                "thread B",
-            ),
-            Wait("thread B", f"runs {other}", f"release {lock.id}", "thread A"),
-        ],
+        wait=wait,
+        lock=lock,
+        other=other,
+        first=first,
+        steps=steps,
+        needed=needed,
+        need=wait.waits_for.partition(" to ")[2] or "end",
     )
-
-
-RULE = Rule(
-    "PC105",
-    "wait-under-lock",
-    "a wait for a thread that needs a lock which the waiting thread holds",
-    find,
-    bad="""
-        import threading
-
-        class Service:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._thread = threading.Thread(target=self._run)
-                self._open = True
-
-            def _run(self):
-                while True:
-                    with self._lock:
-                        if not self._open:
-                            return
-
-            def close(self):
-                with self._lock:
-                    self._open = False
-                    self._thread.join()
-    """,
-    good="""
-        import threading
-
-        class Service:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._thread = threading.Thread(target=self._run)
-                self._open = True
-
-            def _run(self):
-                while True:
-                    with self._lock:
-                        if not self._open:
-                            return
-
-            def close(self):
-                with self._lock:
-                    self._open = False
-                self._thread.join()
-    """,
-)

@@ -1,18 +1,11 @@
-"""An object that a child process gets a copy of, where both sides are meant to have the same one.
-
-A child process has its own memory. `threading.Event` and `queue.Queue` that are given to it are copies (or cannot be
-given to it at all): an event that the parent sets is never set in the child, and an item that the child puts never
-arrives. A list or dictionary that the child fills stays empty in the parent, and a global that it assigns unchanged.
-The events and queues of multiprocessing are shared; results come back through a queue, a pipe or a `Manager`.
-"""
+"""An object that a child process gets a copy of, where both sides are meant to have the same one."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import keyword, short_name
@@ -48,7 +41,7 @@ PROXIES = ("multiprocessing.DictProxy", "multiprocessing.ListProxy")
 OF_THREADS = {"Event": "threading.Event", "Queue": "queue.Queue", "SimpleQueue": "queue.SimpleQueue"}
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report events, queues and containers of one process that are given to a child."""
     for fn in facts.module.functions:
         yield from _inside_proxy(fn, facts)
@@ -73,18 +66,18 @@ def _is_target(call: ast.Call, fn: Function) -> bool:
     return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == fn.self_name
 
 
-def _assigned_late(runs: Function, task: ast.Call, fn: Function) -> Iterator[Finding]:
+def _assigned_late(runs: Function, task: ast.Call, fn: Function) -> Iterator[Witness]:
     """A global that is assigned after the processes of a pool were forked, which read it."""
     pool = task.func.value if isinstance(task.func, ast.Attribute) else None
     binding = fn.bound.get(pool.id) if isinstance(pool, ast.Name) else None
     read = {n.id for n in runs.names if isinstance(n.ctx, ast.Load)} - {n.id for n in runs.stores} - {*runs.parameters}
     for store in fn.stores if isinstance(binding, ast.Call) else ():
         if store.id in fn.globals and store.id in read and binding.lineno < store.lineno <= task.lineno:  # type: ignore[union-attr]
-            yield _report_late(store, runs, binding, fn)  # type: ignore[arg-type]
+            yield Witness(store, fn, "late", construction=binding, runs=runs)  # type: ignore[arg-type]
             return
 
 
-def _in_task(task: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _in_task(task: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
     """A lock or queue of multiprocessing among the arguments of a task: only a new process can be given one."""
     if short_name(task.func) not in TASKS:
         return
@@ -94,51 +87,19 @@ def _in_task(task: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
         binding = fn.bound.get(name.id)
         origin = facts.module.canonical(binding.func) if isinstance(binding, ast.Call) else ""
         if origin.startswith("multiprocessing.") and origin.rpartition(".")[2] in OF_PROCESSES:
-            yield _report_in_task(name, fn, origin)
+            yield Witness(name, fn, "in-task", origin=origin)
             return
 
 
-def _report_in_task(name: ast.Name, fn: Function, origin: str) -> Finding:
-    return finding(
-        name,
-        fn,
-        f"{name.id}, a {origin}, is given to a task of a pool: it cannot be pickled, and the task "
-        "fails with RuntimeError",
-        [
-            Step("the parent", name.lineno, f"{fn.qualname} sends {name.id} to a process that is running already"),
-            Step("the parent", name.lineno, "RuntimeError: it is shared with a new process only"),
-        ],
-        remedy="pass it by the pool's `initializer`, or take one of a multiprocessing.Manager",
-        about=name.id,
-        confidence=0.8,
-    )
-
-
-def _inside_proxy(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _inside_proxy(fn: Function, facts: Facts) -> Iterator[Witness]:
     """A change of what a proxy of a manager holds: `shared[key].append(x)` changes a copy."""
     for item in fn.subscripts:
         up = parent(item)
         called = isinstance(up, ast.Attribute) and up.attr in GROWS | SHRINKS and isinstance(parent(up), ast.Call)
         stored = isinstance(up, ast.Subscript) and up.value is item and not isinstance(up.ctx, ast.Load)
         if (called or stored) and type_name(item.value, fn, facts.module) in PROXIES:
-            yield _report_proxy(item, fn)
+            yield Witness(item, fn, "proxy")
             return
-
-
-def _report_proxy(item: ast.Subscript, fn: Function) -> Finding:
-    text = ast.unparse(item)
-    return finding(
-        item,
-        fn,
-        f"{text} of a manager's proxy is a copy: the change is lost, and no other process sees it",
-        [
-            Step("the child", item.lineno, f"{fn.qualname} gets a copy of {text}, and changes that"),
-            Step("the manager", item.lineno, "keeps the old value"),
-        ],
-        remedy=f"store the changed value again: {text} = value",
-        about=text,
-        confidence=0.75,
-    )
 
 
 def _run_in_child(call: ast.Call, fn: Function, facts: Facts) -> Function | None:
@@ -155,18 +116,18 @@ def _run_in_child(call: ast.Call, fn: Function, facts: Facts) -> Function | None
     return module.function_named(call.args[0], fn) if name in POOLS else None
 
 
-def _assigned(runs: Function, start: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _assigned(runs: Function, start: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
     """The globals that a child process assigns, and that the function which starts it reads afterwards."""
     local_names = {n.id for n in fn.stores} - fn.globals if fn is not facts.module.top else set()
     after = [n for n in fn.names if isinstance(n.ctx, ast.Load) and n.lineno > start.lineno and n.id not in local_names]
     for store in (n for n in runs.stores if n.id in runs.globals):
         read = next((n for n in after if n.id == store.id), None)
         if read is not None:
-            yield _report_assigned(store, runs, read, fn)
+            yield Witness(store, runs, "assigned", caller=fn, read=read)
             return
 
 
-def _given(call: ast.Call, fn: Function, runs: Function | None, facts: Facts) -> Iterator[Finding]:
+def _given(call: ast.Call, fn: Function, runs: Function | None, facts: Facts) -> Iterator[Witness]:
     """What one process is given as its arguments."""
     names = [p for p in runs.parameters if runs.cls is None or p != runs.self_name] if runs is not None else []
     for position, value in enumerate(start_arguments(call, fn)):
@@ -177,11 +138,11 @@ def _given(call: ast.Call, fn: Function, runs: Function | None, facts: Facts) ->
         binding = fn.bound.get(value.id) if isinstance(value, ast.Name) else None
         fills = runs is not None and position < len(names) and _fills(runs, names[position])
         if isinstance(value, ast.Name) and is_container(binding) and fills and _used_after(value, fn):
-            yield _report_filled(value, fn, runs)  # type: ignore[arg-type]
+            yield Witness(value, fn, "filled", runs=runs)  # type: ignore[arg-type]
             return
 
 
-def _kept(cls: Class, runs: Function, facts: Facts) -> Iterator[Finding]:
+def _kept(cls: Class, runs: Function, facts: Facts) -> Iterator[Witness]:
     """Events and queues of threads in an object of which a process runs a method, and that other methods use."""
     for name in cls.values:
         resource = facts.module.attribute(cls, name)
@@ -210,106 +171,7 @@ def _used_after(value: ast.Name, fn: Function) -> bool:
     return any(n.id == value.id and n.lineno > value.lineno and isinstance(n.ctx, ast.Load) for n in fn.names)
 
 
-def _report(at: ast.expr, fn: Function, what: str, kind: str) -> Finding:
-    instead = "multiprocessing." + kind.rpartition(".")[2]
-    return finding(
-        at,
-        fn,
-        f"{what} is a {kind}, of which the child process gets a copy: what one side does to it, the other never sees",
-        [
-            Step("the parent", at.lineno, f"{fn.qualname} gives {what} to a child process, which has a copy"),
-            Step("the child", at.lineno, f"waits on its own {short_name(at) or what}"),
-        ],
-        remedy=f"use a {instead}",
-        about=what,
-        confidence=0.7,
+def _report(at: ast.expr, fn: Function, what: str, kind: str) -> Witness:
+    return Witness(
+        at, fn, what=what, kind=kind, name=short_name(at) or what, instead="multiprocessing." + kind.rpartition(".")[2]
     )
-
-
-def _report_late(store: ast.Name, runs: Function, construction: ast.Call, fn: Function) -> Finding:
-    return finding(
-        store,
-        fn,
-        f"{store.id} is assigned after the pool has started its processes (line {construction.lineno}): "
-        f"{runs.qualname}, which "
-        "they run, reads the value of before",
-        [
-            Step("the parent", construction.lineno, "starts the processes, each with its copy of all globals"),
-            Step("the parent", store.lineno, f"{fn.qualname} assigns {store.id}, for itself"),
-            Step("the child", runs.line, f"{runs.qualname} reads its copy"),
-        ],
-        remedy="assign it before the pool is made, or in the pool's `initializer`",
-        about=store.id,
-        confidence=0.75,
-    )
-
-
-def _report_assigned(store: ast.Name, runs: Function, read: ast.Name, fn: Function) -> Finding:
-    return finding(
-        store,
-        runs,
-        f"{store.id} is assigned by {runs.qualname} in a child process, which has a copy of it: {fn.qualname} reads "
-        f"the parent's, which stays as it was (line {read.lineno})",
-        [
-            Step("the child", store.lineno, f"{runs.qualname} assigns to its copy of {store.id}"),
-            Step("the parent", read.lineno, f"{fn.qualname} reads {store.id}, which has not changed"),
-        ],
-        remedy="return the result, send it through a queue or pipe, or use multiprocessing.Value",
-        about=store.id,
-        confidence=0.75,
-    )
-
-
-def _report_filled(at: ast.Name, fn: Function, runs: Function) -> Finding:
-    return finding(
-        at,
-        fn,
-        f"{at.id} is filled by {runs.qualname} in a child process, which has a copy: it stays as it is here",
-        [
-            Step("the child", runs.line, f"{runs.qualname} adds to its copy of {at.id}"),
-            Step("the parent", at.lineno, f"{fn.qualname} reads {at.id}, which has not changed"),
-        ],
-        remedy="send the results through a queue or pipe, or use a Manager or a pool",
-        about=at.id,
-        confidence=0.75,
-    )
-
-
-RULE = Rule(
-    "PC222",
-    "copied-to-child",
-    "an event, queue or list of which a child process gets a copy",
-    find,
-    bad="""
-        import multiprocessing
-        import threading
-
-        def record(stop):
-            while not stop.is_set():
-                take_picture()
-
-        def capture():
-            stop = threading.Event()
-            child = multiprocessing.Process(target=record, args=(stop,))
-            child.start()
-            input()
-            stop.set()
-            child.join()
-    """,
-    good="""
-        import multiprocessing
-
-        def record(stop):
-            while not stop.is_set():
-                take_picture()
-
-        def capture():
-            stop = multiprocessing.Event()
-            child = multiprocessing.Process(target=record, args=(stop,))
-            child.start()
-            input()
-            stop.set()
-            child.join()
-    """,
-    needs=("Process", "Pool"),
-)

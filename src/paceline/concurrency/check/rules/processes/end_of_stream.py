@@ -1,17 +1,11 @@
-"""A loop that reads until something comes, and does not see that the other side has ended.
-
-At the end of a stream `recv(n)`, `read(n)` and `readline()` return at once, and with nothing. A loop that only looks
-for a delimiter or for enough bytes then turns for ever, without a wait and at full load: the peer has closed the
-connection, or the process has died. Leave the loop when nothing was read. Reported where the loop has no other way out.
-"""
+"""A loop that reads until something comes, and does not see that the other side has ended."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -23,13 +17,13 @@ HARMLESS = {"decode", "encode", "strip", "rstrip", "lstrip", "append", "extend",
             "startswith", "find", "join", "str", "bytes", "bytearray", "debug", "info", "lower", "upper"}  # fmt: skip
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report loops over reads that are left by what was read only."""
     for fn in facts.module.functions:
         for call in fn.calls:
             loop = enclosing(call, ast.While, ast.For) if _reads(call) else None
             if isinstance(loop, ast.While) and _endless(loop, call, fn):
-                yield _report(fn, call, loop)
+                yield Witness(call, fn, loop=loop)
                 break
 
 
@@ -106,50 +100,3 @@ def _may_raise(node: ast.AST, names: set[str], fn: Function) -> bool:
     name = short_name(node.func)
     is_argument = any(dotted(n) in names for a in [*node.args, *(k.value for k in node.keywords)] for n in ast.walk(a))
     return is_argument and name not in HARMLESS and name not in ("len", *READS)
-
-
-def _report(fn: Function, call: ast.Call, loop: ast.While) -> Finding:
-    stream = dotted(call.func.value)  # type: ignore[attr-defined]
-    return finding(
-        call,
-        fn,
-        f"at the end of the stream {stream}.{short_name(call.func)}() returns nothing, at once: the loop at line "
-        f"{loop.lineno} has no test for that, and turns for ever",
-        [
-            Step("the other side", call.lineno, f"closes {stream}, or dies"),
-            Step("this thread", call.lineno, "reads nothing, and does not wait"),
-            Step("this thread", loop.lineno, "finds no end of what it reads, and begins the next turn"),
-        ],
-        remedy=f"leave the loop, or raise an error, where {short_name(call.func)}() returns nothing",
-        about=stream,
-        confidence=0.65,
-    )
-
-
-RULE = Rule(
-    "PC225",
-    "end-of-stream",
-    "a loop of reads that does not see the end of the stream",
-    find,
-    bad="""
-        def read_line(connection):
-            line = b""
-            while True:
-                byte = connection.recv(1)
-                if byte == b"\\n":
-                    break
-                line += byte
-            return line
-    """,
-    good="""
-        def read_line(connection):
-            line = b""
-            while True:
-                byte = connection.recv(1)
-                if not byte or byte == b"\\n":
-                    break
-                line += byte
-            return line
-    """,
-    needs=("recv", ".read(", "readline"),
-)

@@ -1,9 +1,4 @@
-"""A child process that is joined before its queue is read.
-
-A `multiprocessing.Queue` is a pipe, and so is a `Pipe`. Data that does not fit into the pipe stays in the child, which
-cannot exit until it is read; and the parent does not read while it waits for the child. A small result passes, a large
-one hangs.
-"""
+"""A child process that is joined before its queue is read."""
 
 from __future__ import annotations
 
@@ -11,19 +6,17 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import has_timeout
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
 from paceline.concurrency.check.values.bindings import start_arguments
-from paceline.narrative import Wait
 
 READS = ("get", "get_nowait", "recv", "recv_bytes")
 WRITES = ("put", "put_nowait", "send", "send_bytes", "close")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report joins of a child before the first read of the queue or pipe that it writes to."""
     for fn in facts.module.functions:
         started = [c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process"]
@@ -36,7 +29,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             if any(c.lineno <= join.lineno for c in uses if c.lineno not in reads and short_name(c.func) not in WRITES):
                 continue
             if reads and min(reads) > join.lineno:
-                yield _report(fn, join, queue, start, min(reads))
+                yield Witness(join, fn, queue=queue, read=min(reads), started=start)
 
 
 def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast.Call]:
@@ -100,57 +93,3 @@ def _reads(call: ast.Call, queue: str, fn: Function, facts: Facts) -> bool:
         if argument is not None and dotted(argument.value) == queue:
             return any(dotted(c.func) in [f"{name}.{read}" for read in READS] for c in callee.calls)  # type: ignore[union-attr]
     return False
-
-
-def _report(fn: Function, join: ast.Call, queue: str, started: ast.Call, read: int) -> Finding:
-    return finding(
-        join,
-        fn,
-        f"the child is joined before {queue} is read (line {read}): it cannot exit while data that does not "
-        "fit into the pipe is unread",
-        [
-            Step(
-                "the child",
-                started.lineno,
-                f"puts its result into {queue}, and at exit waits until the pipe has taken it",
-            ),
-            Step("the parent", join.lineno, f"waits for the child to exit before it reads {queue} at line {read}"),
-        ],
-        remedy=f"read {queue} first, then join",
-        about=queue,
-        confidence=0.85,
-        waits=[
-            Wait("the child", "put its result", "read the pipe", "the parent"),
-            Wait("the parent", "started the child", "exit", "the child"),
-        ],
-    )
-
-
-RULE = Rule(
-    "PC201",
-    "join-before-drain",
-    "a child process joined before its queue is read",
-    find,
-    bad="""
-        from multiprocessing import Process, Queue
-
-        def run(work):
-            results = Queue()
-            child = Process(target=work, args=(results,))
-            child.start()
-            child.join()
-            return results.get(timeout=5)
-    """,
-    good="""
-        from multiprocessing import Process, Queue
-
-        def run(work):
-            results = Queue()
-            child = Process(target=work, args=(results,))
-            child.start()
-            result = results.get(timeout=5)
-            child.join()
-            return result
-    """,
-    needs=("Process",),
-)

@@ -1,30 +1,22 @@
-"""A pipe that is read to its end by a process which still has its writing end open.
-
-The end of a pipe comes when the last writing end is closed. A parent that gave one to a child has it itself, too: it
-reads what the child has written, and then waits for ever in `recv()` or `os.read()`. Close the writing end in the
-parent as soon as the child has been started.
-"""
+"""A pipe that is read to its end by a process which still has its writing end open."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.rules.forks import FORKS, on_child_side
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted
 from paceline.concurrency.check.syntax.tree import enclosing, parent
 from paceline.concurrency.check.values.bindings import start_arguments
-from paceline.narrative import Wait
 
 RECEIVES = ("recv", "recv_bytes")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report loops that end with the end of a pipe whose writing end the same process never closes."""
     for fn in facts.module.functions:
         for reading, writing, pipe in _pipes(fn, facts):
@@ -39,7 +31,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 closed = any(dotted(c.func) == f"{writing}.close" for c in fn.calls)
             entered = any(dotted(item.context_expr) == writing for block in fn.withs for item in block.items)
             if fork is not None and read is not None and not closed and not entered and read.lineno > fork.lineno:
-                yield _report(fn, read, writing, fork)
+                yield Witness(read, fn, writing=writing, fork=fork)
 
 
 def _pipes(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:
@@ -94,57 +86,3 @@ def _read_to_end(reading: str, fn: Function) -> ast.Call | None:
 
 def _closes(call: ast.Call, end: str) -> bool:
     return dotted(call.func) == "os.close" and bool(call.args) and dotted(call.args[0]) == end
-
-
-def _report(fn: Function, read: ast.Call, writing: str, fork: ast.Call) -> Finding:
-    return finding(
-        read,
-        fn,
-        f"{text_of(read)} reads until the end of the pipe, which does not come while this process has its writing end "
-        f"{writing} open",
-        [
-            Step("the parent", fork.lineno, f"starts the child, and keeps {writing} open"),
-            Step("the child", fork.lineno, "writes, closes its end, and exits"),
-            Step("the parent", read.lineno, "waits for more: a writing end is open, its own"),
-        ],
-        remedy=f"close {writing} after the child has been started",
-        about=writing,
-        confidence=0.8,
-        waits=[Wait("the parent", f"has {writing} open", "close the last writing end", "the parent")],
-    )
-
-
-RULE = Rule(
-    "PC229",
-    "own-end",
-    "a pipe read to its end by a process that has its writing end open",
-    find,
-    bad="""
-        import multiprocessing
-
-        def report(work):
-            reader, writer = multiprocessing.Pipe(duplex=False)
-            child = multiprocessing.Process(target=work, args=(writer,))
-            child.start()
-            while True:
-                try:
-                    print(reader.recv())
-                except EOFError:
-                    break
-    """,
-    good="""
-        import multiprocessing
-
-        def report(work):
-            reader, writer = multiprocessing.Pipe(duplex=False)
-            child = multiprocessing.Process(target=work, args=(writer,))
-            child.start()
-            writer.close()
-            while True:
-                try:
-                    print(reader.recv())
-                except EOFError:
-                    break
-    """,
-    needs=("ipe(",),
-)

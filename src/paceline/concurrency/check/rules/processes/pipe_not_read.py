@@ -1,29 +1,20 @@
-"""A child process that is waited for while its output is not read.
-
-With `stdout=PIPE` the output of the child goes into a pipe of some 64 KB. When it is full, the child blocks until the
-pipe is read, and the parent, in `wait()`, waits for the child. `communicate()` reads both pipes while it waits. The
-same happens when both are pipes and only one is read to its end, and when the whole input is written before the output
-is read.
-"""
+"""A child process that is waited for while its output is not read."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
 from paceline.concurrency.check.syntax.tree import awaited, enclosing, is_within, last_line, parent
-from paceline.narrative import Wait
 
 ENDS = ("terminate", "kill", "send_signal")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report waits for a child whose output pipes are not read before."""
     for fn in facts.module.functions:
         yield from _in_turn(fn)
@@ -61,7 +52,7 @@ def _returned(call: ast.Call, fn: Function, facts: Facts) -> ast.Call | None:
     return None
 
 
-def _fed_first(name: str, construction: ast.Call, child: ast.Call, fn: Function) -> Iterator[Finding]:
+def _fed_first(name: str, construction: ast.Call, child: ast.Call, fn: Function) -> Iterator[Witness]:
     """`p.stdin.write(data)`, `p.stdin.close()`, and only then `p.stdout.read()`."""
     if not _is_pipe(keyword(child, "stdin"), fn) or not _is_pipe(keyword(child, "stdout"), fn):
         return
@@ -75,23 +66,7 @@ def _fed_first(name: str, construction: ast.Call, child: ast.Call, fn: Function)
     ]
     if ends is None or not reads or any(a.lineno < ends.lineno for a in reads):
         return
-    yield finding(
-        write,
-        fn,
-        f"{name}.stdin gets its whole input here before {name}.stdout is read (line {reads[0].lineno}): once the child "
-        "has filled the pipe of its output it reads no more, and both wait for each other",
-        [
-            Step("the child", write.lineno, "fills the pipe of its output, and blocks until it is read"),
-            Step("the parent", write.lineno, "fills the pipe of the input, and blocks until the child reads it"),
-        ],
-        remedy=f"use {name}.communicate(input), which writes and reads at the same time",
-        about=name,
-        confidence=0.6,
-        waits=[
-            Wait("the child", "filled stdout", "read stdout", "the parent"),
-            Wait("the parent", "filled stdin", "read stdin", "the child"),
-        ],
-    )
+    yield Witness(write, fn, "fed-first", name=name, reads=reads)
 
 
 def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
@@ -119,7 +94,7 @@ def _is_pipe(argument: ast.expr | None, fn: Function) -> bool:
     return argument is not None and short_name(argument) == "PIPE"
 
 
-def _in_turn(fn: Function) -> Iterator[Finding]:
+def _in_turn(fn: Function) -> Iterator[Witness]:
     """A loop that reads a line of one pipe and then a line of the other one, of one child."""
     lines = {c: dotted(c.func).removesuffix(".readline") for c in fn.calls if short_name(c.func) == "readline"}
     for first, of in lines.items():
@@ -131,23 +106,11 @@ def _in_turn(fn: Function) -> Iterator[Finding]:
         if loop is None or second is None or is_guarded or isinstance(parent(first), ast.Await):
             continue
         now, next_ = sorted((first, second), key=lambda c: c.lineno)
-        yield finding(
-            now,
-            fn,
-            f"{text_of(now)} waits for a line while the child may fill the other pipe, which is read only afterwards "
-            f"(line {next_.lineno})",
-            [
-                Step("the child", next_.lineno, f"fills the pipe of {text_of(next_)}, and blocks until it is read"),
-                Step("the parent", now.lineno, f"waits in {text_of(now)} for a line that the child does not write"),
-            ],
-            remedy="read each pipe in a thread of its own, or send stderr to stdout",
-            about=of.rpartition(".")[0],
-            confidence=0.65,
-        )
+        yield Witness(now, fn, "in-turn", next_=next_, child=of.rpartition(".")[0])
         return
 
 
-def _child(target: ast.expr, construction: ast.Call, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _child(target: ast.expr, construction: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
     """Report the waits for one child process."""
     name, pipes = dotted(target), _pipes(construction, fn)
     if not name:
@@ -177,7 +140,9 @@ def _child(target: ast.expr, construction: ast.Call, fn: Function, facts: Facts)
                 return
     until = _until(reads) if not local else None
     if until is not None:
-        yield _left_unread(until, construction, next(f for a, f in places if a is until), name)
+        yield Witness(
+            until, next((f for a, f in places if a is until)), "left-unread", name=name, construction=construction
+        )
     polled = _polled(name, fn, construction, reads) if local else None
     if polled is not None:
         yield _report(polled, construction, fn, " and ".join(pipes), f"{name}.communicate()")
@@ -185,7 +150,7 @@ def _child(target: ast.expr, construction: ast.Call, fn: Function, facts: Facts)
         yield from _one_of_two(name, construction, construction, fn)
 
 
-def _one_of_two(name: str, construction: ast.Call, child: ast.Call, fn: Function) -> Iterator[Finding]:
+def _one_of_two(name: str, construction: ast.Call, child: ast.Call, fn: Function) -> Iterator[Witness]:
     """One of two pipes is read to its end while nothing reads the other one, a nested function included."""
     reads = [a for a in fn.attributes if dotted(a.value) == name and a.attr in ("stdout", "stderr", "communicate")]
     first = _one_only(reads, construction)
@@ -195,7 +160,7 @@ def _one_of_two(name: str, construction: ast.Call, child: ast.Call, fn: Function
         yield _one(first, child, fn, name)
 
 
-def _read_afterwards(fn: Function) -> Iterator[Finding]:
+def _read_afterwards(fn: Function) -> Iterator[Witness]:
     """`status = child.wait()` and then `child.stderr.read()`, wherever the child was started."""
     for wait in fn.calls:
         child = dotted(wait.func).removesuffix(".wait") if short_name(wait.func) == "wait" else ""
@@ -205,28 +170,8 @@ def _read_afterwards(fn: Function) -> Iterator[Finding]:
             continue
         binding = fn.bound.get(child) if child.isidentifier() else None
         if binding is None and not _timeout(wait) and not _ended(child, wait, fn):
-            yield _report_read_late(wait, full_reads[0], fn, child)
+            yield Witness(wait, fn, "read-late", child=child, read=full_reads[0])
             return
-
-
-def _report_read_late(wait: ast.Call, read: ast.Attribute, fn: Function, child: str) -> Finding:
-    return finding(
-        wait,
-        fn,
-        f"{child}.{read.attr} is read only after the child has ended (line {read.lineno}): once the pipe is full, "
-        "parent and child wait for each other",
-        [
-            Step("the child", wait.lineno, f"fills the pipe of {read.attr}, and blocks until it is read"),
-            Step("the parent", wait.lineno, "waits for the child to exit, and does not read"),
-        ],
-        remedy=f"use {child}.communicate(), which reads while it waits",
-        about=child,
-        confidence=0.7,
-        waits=[
-            Wait("the child", f"filled {read.attr}", "read the pipe", "the parent"),
-            Wait("the parent", "waits for the child", "exit", "the child"),
-        ],
-    )
 
 
 def _until(reads: list[ast.Attribute]) -> ast.Attribute | None:
@@ -247,24 +192,6 @@ def _until(reads: list[ast.Attribute]) -> ast.Attribute | None:
         if not ended and isinstance(test.body[-1], ast.Break | ast.Return):
             return only
     return None
-
-
-def _left_unread(read: ast.Attribute, construction: ast.Call, fn: Function, name: str) -> Finding:
-    return finding(
-        read,
-        fn,
-        f"{name}.{read.attr}, a pipe (line {construction.lineno}), is read until a certain line and then no more: "
-        "the child "
-        "blocks once it has written as much as the pipe holds",
-        [
-            Step("the parent", read.lineno, f"{fn.qualname} finds its line, and stops to read"),
-            Step("the child", construction.lineno, "fills the pipe, and blocks until it is read"),
-        ],
-        remedy="read on in a task or thread, or send the output to a file",
-        about=name,
-        confidence=0.6,
-        waits=[Wait("the child", f"filled {read.attr}", f"read {read.attr}", "the parent")],
-    )
 
 
 def _polled(name: str, fn: Function, construction: ast.Call, reads: list[ast.Attribute]) -> ast.Call | None:
@@ -321,74 +248,24 @@ def _one_only(reads: list[ast.Attribute], construction: ast.Call) -> ast.Attribu
     return None
 
 
-def _one(read: ast.Attribute, construction: ast.Call, fn: Function, name: str) -> Finding:
+def _one(read: ast.Attribute, construction: ast.Call, fn: Function, name: str) -> Witness:
     other = "stderr" if read.attr == "stdout" else "stdout"
-    return finding(
-        read,
-        fn,
-        f"{name}.{read.attr} is read to its end while {other}, which is a pipe too (line {construction.lineno}), is "
-        "not "
-        "read: a child that fills it never exits",
-        [
-            Step("the child", construction.lineno, f"fills the pipe of {other}, and blocks until it is read"),
-            Step("the parent", read.lineno, f"reads {read.attr} until the child closes it"),
-        ],
-        remedy=f"use {name}.communicate(), or send {other} elsewhere (STDOUT, DEVNULL, a file)",
-        about=name,
-        confidence=0.6,
-        waits=[
-            Wait("the child", f"filled {other}", f"read {other}", "the parent"),
-            Wait("the parent", f"reads {read.attr}", "end", "the child"),
-        ],
-    )
+    return Witness(read, fn, "one", name=name, other=other, construction=construction)
 
 
-def _report(at: ast.Call, construction: ast.Call, fn: Function, pipes: str, instead: str) -> Finding:
-    return finding(
+def _report(at: ast.Call, construction: ast.Call, fn: Function, pipes: str, instead: str) -> Witness:
+    return Witness(
         at,
         fn,
-        f"waits for the child without reading its {pipes} (piped at line {construction.lineno}): once a pipe is full, "
-        f"parent and child wait for each other{', until the timeout' if _timeout(at) else ''}",
-        [
-            Step("the child", construction.lineno, f"fills the pipe of {pipes}, and blocks until it is read"),
-            Step("the parent", at.lineno, "waits for the child to exit, and does not read"),
-        ],
-        remedy=f"use {instead}, which reads while it waits",
-        about=dotted(construction.func) + str(_order(construction, fn)),
         confidence=0.6 if _timeout(at) else 0.85,
-        waits=[
-            Wait("the child", f"filled {pipes}", "read the pipe", "the parent"),
-            Wait("the parent", "started the child", "end", "the child"),
-        ],
+        pipes=pipes,
+        construction=construction,
+        until=", until the timeout" if _timeout(at) else "",
+        instead=instead,
+        number=str(_order(construction, fn)),
     )
 
 
 def _order(construction: ast.Call, fn: Function) -> int:
     """The index among the function's calls of that name, which changes less often than the line."""
     return sum(dotted(c.func) == dotted(construction.func) and c.lineno < construction.lineno for c in fn.calls)
-
-
-RULE = Rule(
-    "PC202",
-    "pipe-not-read",
-    "a child process waited for while its output is not read",
-    find,
-    bad="""
-        import subprocess
-
-        def build(command):
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            if child.wait() != 0:
-                raise RuntimeError(child.stderr.read())
-    """,
-    good="""
-        import subprocess
-
-        def build(command):
-            child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-            _, errors = child.communicate()
-            if child.returncode != 0:
-                raise RuntimeError(errors)
-    """,
-    needs=("PIPE", "stdout.read", "stderr.read"),
-)

@@ -1,18 +1,11 @@
-"""A result that is asked for after its pool of processes was terminated.
-
-`with multiprocessing.Pool() as pool:` ends with `pool.terminate()`, which does not wait for tasks. The results of
-`apply_async` and `map_async` that have not come by then never come, and `get()` after the block waits for ever. Get the
-results inside the block, or call `close()` and `join()` there.
-"""
+"""A result that is asked for after its pool of processes was terminated."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, blocks_that_make, finding
+from paceline.concurrency.check.rules.rule import Witness, blocks_that_make
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -22,7 +15,7 @@ LATER = ("apply_async", "map_async", "starmap_async", "imap", "imap_unordered")
 GETS = ("get", "wait")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report results of a pool that are got after its block, in which nothing waits for them."""
     for fn in facts.module.functions:
         for block, pool in blocks_that_make("Pool", fn, facts):
@@ -31,7 +24,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             waited = any(dotted(c.func) == f"{pool}.join" or short_name(c.func) in GETS for c in inside)
             get = next((c for c in fn.calls if _gets(c, names, fn) and c.lineno > last_line(block)), None)
             if get is not None and not waited:
-                yield _report(fn, get, block)
+                yield Witness(get, fn, block=block, end=last_line(block))
 
 
 def _results(block: ast.With | ast.AsyncWith, pool: str, fn: Function) -> set[str]:
@@ -58,45 +51,3 @@ def _gets(call: ast.Call, names: set[str], fn: Function) -> bool:
     owner = call.func.value
     over = fn.looped.get(owner.id) if isinstance(owner, ast.Name) else None
     return dotted(owner) in names or (over is not None and dotted(over) in names)
-
-
-def _report(fn: Function, get: ast.Call, block: ast.With | ast.AsyncWith) -> Finding:
-    return finding(
-        get,
-        fn,
-        f"{text_of(get)} waits for a result of a pool that the end of its block (line {block.lineno}) has terminated: "
-        "what had not come by then never comes",
-        [
-            Step("the parent", last_line(block), "leaves the block: the pool is terminated"),
-            Step("the child", block.lineno, "is killed in the middle of its task"),
-            Step("the parent", get.lineno, "waits for the result for ever"),
-        ],
-        remedy="get the results inside the block",
-        about=text_of(get),
-        confidence=0.85,
-    )
-
-
-RULE = Rule(
-    "PC231",
-    "pool-gone",
-    "a result asked for after its pool of processes was terminated",
-    find,
-    bad="""
-        import multiprocessing
-
-        def run(work, items):
-            with multiprocessing.Pool() as pool:
-                pending = [pool.apply_async(work, (item,)) for item in items]
-            return [each.get() for each in pending]
-    """,
-    good="""
-        import multiprocessing
-
-        def run(work, items):
-            with multiprocessing.Pool() as pool:
-                pending = [pool.apply_async(work, (item,)) for item in items]
-                return [each.get() for each in pending]
-    """,
-    needs=("Pool",),
-)

@@ -1,18 +1,13 @@
-"""A queue that is checked for emptiness before a blocking `get()`.
-
-With several workers, another one may take the last item in between. The `get()` then waits for an item that never
-comes, and the worker never ends. `get_nowait()` with `queue.Empty` checks and takes in one step.
-"""
+"""A queue that is checked for emptiness before a blocking `get()`."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import Effect, text_of
+from paceline.concurrency.check.flow.effects import Effect
 from paceline.concurrency.check.libraries.catalogue import PUT_ITEM
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding, queue_of
+from paceline.concurrency.check.rules.rule import Witness, queue_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import short_name
@@ -20,7 +15,7 @@ from paceline.concurrency.check.syntax.tree import enclosing
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report blocking gets after a check of the same queue, in functions that workers run."""
     for fn in facts.module.functions:
         if not any(t.startswith(("thread:", "process:")) for t in facts.reached.get(id(fn), ())):
@@ -32,10 +27,10 @@ def find(facts: Facts) -> Iterator[Finding]:
             if effect.kind == "wait" and not effect.timeout and effect.waits_for == PUT_ITEM:
                 test = _asked(effect, fn, facts)
                 if test is not None and not facts.held_at(effect.node, fn):
-                    yield _report(fn, effect, test)
+                    yield Witness(effect.node, fn, line=test, effect=effect)
 
 
-def _left_if_empty(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _left_if_empty(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if self.items.empty(): return`, and later `self.items.get()`, of a queue for threads that the object keeps."""
     for test in fn.tests:
         asks = test.test if isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return) else None
@@ -46,17 +41,17 @@ def _left_if_empty(fn: Function, facts: Facts) -> Iterator[Finding]:
         get = next((e for e in gets if e.resource is not None and e.resource.id == queue and "." in queue), None)
         threads = get is not None and get.resource is not None and get.resource.kind == "Queue"
         if get is not None and threads and not facts.held_at(get.node, fn):
-            yield _report(fn, get, test.lineno)
+            yield Witness(get.node, fn, line=test.lineno, effect=get)
 
 
-def _emptied_beside(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _emptied_beside(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`while not self.items.empty(): self.items.get()` while a thread takes items from the same queue."""
     for effect in facts.walker.effects(fn):
         if effect.kind != "wait" or effect.timeout or effect.waits_for != PUT_ITEM or effect.resource is None:
             continue
         line = _asked(effect, fn, facts)
         if line is not None and not facts.held_at(effect.node, fn) and _taken_by_thread(effect.resource.id, facts):
-            yield _report(fn, effect, line)
+            yield Witness(effect.node, fn, line=line, effect=effect)
 
 
 def _taken_by_thread(queue: str, facts: Facts) -> bool:
@@ -84,58 +79,3 @@ def _asked(effect: Effect, fn: Function, facts: Facts) -> int | None:
                     return around.lineno
         around = enclosing(around, ast.While, ast.If)
     return None
-
-
-def _report(fn: Function, effect: Effect, line: int) -> Finding:
-    assert effect.resource is not None
-    return finding(
-        effect.node,
-        fn,
-        f"{text_of(effect.node)} waits without a timeout after the check at line {line}: another worker may take "
-        "the item in between, and this one waits for ever",
-        [
-            Step("worker A", line, f"finds an item in {effect.resource.id}"),
-            Step("worker B", effect.line, "takes it, and it was the last one"),
-            Step("worker A", effect.line, "waits for another one, which never comes"),
-        ],
-        remedy="use get_nowait() and catch queue.Empty",
-        about=effect.resource.id,
-        confidence=0.7,
-    )
-
-
-RULE = Rule(
-    "PC208",
-    "empty-then-get",
-    "a queue checked for emptiness before a blocking get()",
-    find,
-    bad="""
-        import queue
-        import threading
-
-        items = queue.Queue()
-
-        def work():
-            while not items.empty():
-                items.get().run()
-
-        threading.Thread(target=work).start()
-    """,
-    good="""
-        import queue
-        import threading
-
-        items = queue.Queue()
-
-        def work():
-            while True:
-                try:
-                    item = items.get_nowait()
-                except queue.Empty:
-                    return
-                item.run()
-
-        threading.Thread(target=work).start()
-    """,
-    needs=("empty", "qsize", "full"),
-)

@@ -1,27 +1,21 @@
-"""A consumer that ends because its producers have ended, after it has found the queue empty.
-
-The queue is empty, and only then the consumer asks whether the producers still run: one that has put its last item in
-between, and ended, is gone, and its item is never taken. Ask first and look into the queue afterwards, look once more
-before the end, or let the producers put an end mark.
-"""
+"""A consumer that ends because its producers have ended, after it has found the queue empty."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding, queue_of
+from paceline.concurrency.check.rules.rule import Witness, queue_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.syntax.names import short_name
 from paceline.concurrency.check.syntax.tree import enclosing, last_line
 
 ALIVE = ("is_alive", "isAlive")
 TAKES = ("get", "get_nowait", "empty", "qsize")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report loops over a queue that end where it was found empty and no producer is alive."""
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -69,76 +63,5 @@ def _checks_again(test: ast.If, fn: Function, facts: Facts) -> bool:
     return False
 
 
-def _report(fn: Function, test: ast.If, check: ast.Call, queue: str, line: int) -> Finding:
-    producer = dotted(check.func.value)  # type: ignore[attr-defined]
-    return finding(
-        test,
-        fn,
-        f"{queue} is found empty at line {line}, and only then {producer} is asked whether it runs: what it puts in "
-        "between, before it ends, is never taken",
-        [
-            Step("the consumer", line, f"{fn.qualname} finds {queue} empty"),
-            Step("the producer", line, "puts its last item, and ends"),
-            Step("the consumer", test.lineno, f"finds that {producer} has ended, and ends too: the item is lost"),
-        ],
-        remedy="ask whether the producer runs before you look into the queue, or look once more before the end",
-        about=queue,
-        confidence=0.55,
-    )
-
-
-RULE = Rule(
-    "PC226",
-    "ended-then-empty",
-    "a queue found empty before the producers are asked whether they have ended",
-    find,
-    bad="""
-        import queue
-        import threading
-
-        class Reader:
-            def __init__(self, lines):
-                self.lines = lines
-                self.queue = queue.Queue()
-                self.thread = threading.Thread(target=self._fill)
-                self.thread.start()
-
-            def _fill(self):
-                for line in self.lines:
-                    self.queue.put(line)
-
-            def read(self):
-                while True:
-                    try:
-                        yield self.queue.get(timeout=1)
-                    except queue.Empty:
-                        if not self.thread.is_alive():
-                            break
-    """,
-    good="""
-        import queue
-        import threading
-
-        class Reader:
-            def __init__(self, lines):
-                self.lines = lines
-                self.queue = queue.Queue()
-                self.thread = threading.Thread(target=self._fill)
-                self.thread.start()
-
-            def _fill(self):
-                try:
-                    for line in self.lines:
-                        self.queue.put(line)
-                finally:
-                    self.queue.put(None)
-
-            def read(self):
-                while True:
-                    line = self.queue.get()
-                    if line is None:
-                        break
-                    yield line
-    """,
-    needs=("is_alive", "isAlive"),
-)
+def _report(fn: Function, test: ast.If, check: ast.Call, queue: str, line: int) -> Witness:
+    return Witness(test, fn, queue=queue, line=line, check=check)

@@ -1,9 +1,4 @@
-"""A bounded queue that is filled before the threads or tasks that empty it are started.
-
-`put` waits while the queue is full, for a consumer that the same thread or task starts only afterwards, or for items
-that it takes itself later. It works as long as there are few items. Start the consumers first, or give the queue no
-size.
-"""
+"""A bounded queue that is filled before the threads or tasks that empty it are started."""
 
 from __future__ import annotations
 
@@ -11,19 +6,17 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import has_timeout, runs_now, text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding, queue_of
+from paceline.concurrency.check.rules.rule import Witness, queue_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import short_name
 from paceline.concurrency.check.syntax.tree import enclosing, last_line, parent
 from paceline.concurrency.check.threads.roots import in_loop
-from paceline.narrative import Wait
 
 TAKES = ("get", "get_nowait")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report bounded queues that a function fills before it starts what empties them, or empties them itself."""
     takers: dict[str, list[tuple[Function, ast.Call]]] = {}
     for fn in facts.module.functions:
@@ -100,65 +93,18 @@ def _starts(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr == "start" and not call.args
 
 
-def _report(fn: Function, fill: ast.Call, put: ast.Call, queue: str, taker: Function, line: int) -> Finding:
-    who = "thread A"
-    by = "," if fill is put else f", by {text_of(fill)},"
+def _report(fn: Function, fill: ast.Call, put: ast.Call, queue: str, taker: Function, line: int) -> Witness:
     itself = taker is fn
-    end = (
-        "empties it itself only afterwards" if itself else f"starts {taker.qualname}, which empties it, only afterwards"
-    )
-    return finding(
+    return Witness(
         fill,
         fn,
-        f"{queue} is bounded and filled here{by} but {fn.qualname} {end} (line {line}): once the queue is full, this "
-        "waits for a place that comes free too late",
-        [
-            Step(who, put.lineno, f"fills {queue} and waits for a consumer"),
-            Step(who, line, f"would {'take the items' if itself else f'start {taker.qualname}'}, and never gets there"),
-        ],
-        remedy="start the consumers first, or give the queue no size",
-        about=queue,
-        confidence=0.8,
-        waits=[Wait(who, f"filled {queue}", "take an item out", "the one that it has not started")],
+        queue=queue,
+        by="," if fill is put else f", by {text_of(fill)},",
+        end="empties it itself only afterwards"
+        if itself
+        else f"starts {taker.qualname}, which empties it, only afterwards",
+        line=line,
+        who="thread A",
+        put=put,
+        action="take the items" if itself else f"start {taker.qualname}",
     )
-
-
-RULE = Rule(
-    "PC212",
-    "filled-before-started",
-    "a bounded queue that is filled before the threads or tasks that empty it are started",
-    find,
-    bad="""
-        import queue
-        import threading
-
-        def run(items, work):
-            todo = queue.Queue(maxsize=8)
-
-            def consume():
-                while (item := todo.get()) is not None:
-                    work(item)
-
-            consumer = threading.Thread(target=consume)
-            for item in items:
-                todo.put(item)
-            consumer.start()
-    """,
-    good="""
-        import queue
-        import threading
-
-        def run(items, work):
-            todo = queue.Queue(maxsize=8)
-
-            def consume():
-                while (item := todo.get()) is not None:
-                    work(item)
-
-            consumer = threading.Thread(target=consume)
-            consumer.start()
-            for item in items:
-                todo.put(item)
-    """,
-    needs=("Queue",),
-)

@@ -1,10 +1,4 @@
-"""Bounded queues that wait for each other in a circle.
-
-A `put` into a full queue waits until the consumer takes something out. If the consumer is at that moment itself
-waiting to put into a full queue whose consumer is the first thread, neither continues. This happens where a thread may
-put more than it takes: several results for one item, or all items before the first result. A stage that takes one
-item and puts one back, in turn, cannot fill a queue.
-"""
+"""Bounded queues that wait for each other in a circle."""
 
 from __future__ import annotations
 
@@ -16,8 +10,8 @@ from typing import NamedTuple
 from paceline.concurrency.check.flow.components import shortest_circles
 from paceline.concurrency.check.flow.effects import has_timeout, runs_now
 from paceline.concurrency.check.libraries.catalogue import QUEUES
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.reporting.findings import Step
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Formal, Function, Resource
 from paceline.concurrency.check.syntax.names import dotted
@@ -43,7 +37,7 @@ class Actor(NamedTuple):
     uses: tuple[Use, ...]
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report circles of bounded queues of which one is fed faster than it is emptied."""
     actors = list(_actors(facts))
     following: dict[str, list[str]] = {}
@@ -161,7 +155,7 @@ def _conditions(use: Use) -> set[int]:
     return conditions
 
 
-def _report(circle: list[tuple[Actor, Use, Use]]) -> Finding:
+def _report(circle: list[tuple[Actor, Use, Use]]) -> Witness:
     story, waits = [], []
     for number, (actor, put, _) in enumerate(circle):
         whom = circle[(number + 1) % len(circle)][0].name
@@ -171,61 +165,4 @@ def _report(circle: list[tuple[Actor, Use, Use]]) -> Finding:
         waits.append(Wait(actor.name, f"filled {put.queue.id}", f"take an item out of {put.queue.id}", whom))
     _, put, got = circle[0]
     others = f" (line {', line '.join(str(use.call.lineno) for _, use, _ in circle[1:])})" if len(circle) > 1 else ""
-    return finding(
-        put.call,
-        put.fn,
-        f"{put.queue.id} is bounded, and its consumer (line {got.call.lineno}) may itself be waiting to put into a "
-        f"full queue{others}, which this thread would have to empty: once the queues are full, all wait",
-        story,
-        remedy="leave one queue of the circle unbounded, put with a timeout, or take items out between the puts",
-        about=put.queue.id,
-        confidence=0.7,
-        waits=waits,
-    )
-
-
-RULE = Rule(
-    "PC210",
-    "queues-in-a-circle",
-    "bounded queues whose producers and consumers wait for each other",
-    find,
-    bad="""
-        import queue
-        import threading
-
-        pages = queue.Queue(maxsize=10)
-        links = queue.Queue(maxsize=10)
-
-        def parse():
-            while True:
-                for link in pages.get().links:
-                    links.put(link)
-
-        def fetch():
-            while True:
-                pages.put(links.get().open())
-
-        threading.Thread(target=parse).start()
-        threading.Thread(target=fetch).start()
-    """,
-    good="""
-        import queue
-        import threading
-
-        pages = queue.Queue(maxsize=10)
-        links = queue.Queue()
-
-        def parse():
-            while True:
-                for link in pages.get().links:
-                    links.put(link)
-
-        def fetch():
-            while True:
-                pages.put(links.get().open())
-
-        threading.Thread(target=parse).start()
-        threading.Thread(target=fetch).start()
-    """,
-    needs=("Queue",),
-)
+    return Witness(put.call, put.fn, story=story, waits=waits, put=put, got=got, others=others)

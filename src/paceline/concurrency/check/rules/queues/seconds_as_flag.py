@@ -1,8 +1,4 @@
-"""A number of seconds where a call expects whether to wait at all.
-
-The first parameter of `Queue.get()` and of `acquire()`, and the second one of `Queue.put()`, is `block`: whether to
-wait. `queue.get(5)` therefore waits for ever, since 5 counts as true. Pass the number by name: `queue.get(timeout=5)`.
-"""
+"""A number of seconds where a call expects whether to wait at all."""
 
 from __future__ import annotations
 
@@ -10,10 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS, LOCKS, THREAD_QUEUES
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
+from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import keyword, short_name
@@ -24,7 +18,7 @@ KINDS = {*THREAD_QUEUES} | LOCKS - ASYNC_LOCKS
 NAMED = re.compile(r"time_?out|wait|sec(ond)?s?$|delay|interval|patience", re.I)
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report numbers of seconds given as the flag of a wait, without a timeout."""
     for fn in facts.module.functions:
         for call in fn.calls:
@@ -34,7 +28,13 @@ def find(facts: Facts) -> Iterator[Finding]:
                 continue
             resource = resource_of(call, (method,), fn, facts)
             if resource is not None and resource.sure and resource.kind in KINDS:
-                yield _report(call, argument, fn, resource.id)
+                yield Witness(
+                    call,
+                    fn,
+                    argument=argument,
+                    flag="blocking" if short_name(call.func) == "acquire" else "block",
+                    resource=resource.id,
+                )
 
 
 def _is_time(argument: ast.expr, fn: Function) -> bool:
@@ -73,52 +73,3 @@ def _default(name: str, fn: Function) -> ast.expr | None:
     ]
     value = next((default for argument, default in pairs if argument.arg == name), None)
     return value if isinstance(value, ast.Constant) and value.value is not None else None
-
-
-def _report(call: ast.Call, argument: ast.expr, fn: Function, resource: str) -> Finding:
-    method = short_name(call.func)
-    return finding(
-        call,
-        fn,
-        f"{text_of(call)} takes {ast.unparse(argument)} as `{'blocking' if method == 'acquire' else 'block'}`, not "
-        "as a "
-        "timeout: any number but 0 means that it waits for ever",
-        [
-            Step("thread A", call.lineno, f"{fn.qualname} calls {text_of(call)}, which has no timeout"),
-            Step("thread A", call.lineno, f"waits for {resource} for ever, if no other thread acts"),
-        ],
-        remedy=f"pass the number by name: timeout={ast.unparse(argument)}",
-        about=resource,
-        confidence=0.85,
-    )
-
-
-RULE = Rule(
-    "PC219",
-    "seconds-as-flag",
-    "a number of seconds that is given as the flag whether to wait",
-    find,
-    bad="""
-        import queue
-
-        inbox = queue.Queue()
-
-        def next_line():
-            try:
-                return inbox.get(5)
-            except queue.Empty:
-                return None
-    """,
-    good="""
-        import queue
-
-        inbox = queue.Queue()
-
-        def next_line():
-            try:
-                return inbox.get(timeout=5)
-            except queue.Empty:
-                return None
-    """,
-    needs=("get", "put", "acquire"),
-)

@@ -1,9 +1,4 @@
-"""A queue that is joined although items may never be marked done.
-
-`Queue.join()` returns when `task_done()` was called once for every item. Where it is never called, or where a
-`continue` or an exception skips the call, the join waits for ever. Where it is called as soon as the item was taken,
-the join returns while the item is still being worked on.
-"""
+"""A queue that is joined although items may never be marked done."""
 
 from __future__ import annotations
 
@@ -11,9 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.duties import Duty, Skipped
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding, queue_of
+from paceline.concurrency.check.rules.rule import Witness, queue_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import short_name
@@ -21,7 +14,7 @@ from paceline.concurrency.check.syntax.tree import following, statement_of
 from paceline.concurrency.check.threads.roots import in_loop
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report joins of queues without any task_done(), and paths on which an item is taken and not marked as done."""
     module = facts.module
     joins = {q: (fn, c) for fn in module.functions for c in fn.calls if (q := queue_of(c, ("join",), fn, facts))}
@@ -35,7 +28,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield _report_never(*joins[queue], queue)
     for queue, (fn, join) in joins.items() if done else ():
         if (cancel := _cancelled_before(join, fn, [f for f, q in takers if q == queue], facts)) is not None:
-            yield _report_cancelled(fn, join, cancel, queue)
+            yield Witness(join, fn, "cancelled", queue=queue, cancel=cancel)
     for fn, queue in takers if done else ():
         yield from _early(fn, queue, joins[queue][1], facts) or _skipped(fn, queue, joins[queue][1], facts)
 
@@ -48,23 +41,7 @@ def _cancelled_before(join: ast.Call, fn: Function, takers: list[Function], fact
     return looped[0] if looped and takers and all(id(f) in begun for f in takers) else None
 
 
-def _report_cancelled(fn: Function, join: ast.Call, cancel: ast.Call, queue: str) -> Finding:
-    return finding(
-        join,
-        fn,
-        f"{queue}.join() waits for every item to be marked as done, but line {cancel.lineno} has cancelled the workers "
-        "that do so: what is left in the queue is never done",
-        [
-            Step("task A", cancel.lineno, f"{fn.qualname} cancels the workers"),
-            Step("task A", join.lineno, f"waits for the items that are left in {queue} for ever"),
-        ],
-        remedy="join the queue first, and then cancel the workers",
-        about=queue,
-        confidence=0.75,
-    )
-
-
-def _early(fn: Function, queue: str, join: ast.Call, facts: Facts) -> list[Finding]:
+def _early(fn: Function, queue: str, join: ast.Call, facts: Facts) -> list[Witness]:
     """An item that is marked as done before it is worked on: `item = q.get(); q.task_done(); work(item)`."""
     for target, value in fn.assigns:
         took = isinstance(value, ast.Call) and queue_of(value, ("get", "get_nowait"), fn, facts) == queue
@@ -75,7 +52,7 @@ def _early(fn: Function, queue: str, join: ast.Call, facts: Facts) -> list[Findi
         marks = [s for s in after if isinstance(s, ast.Expr) and _marks(s.value, queue, fn, facts)]
         used = [c for s in after for c in ast.walk(s) if isinstance(c, ast.Call) and _given(c, target.id)]
         if marks and used and all(c.lineno > marks[0].lineno for c in used) and not isinstance(used[0].func, ast.Name):
-            return [_report_early(fn, marks[0], used[0], queue, join)]
+            return [Witness(marks[0], fn, "early", queue=queue, use=used[0], join=join)]
     return []
 
 
@@ -95,7 +72,7 @@ def _given(call: ast.Call, name: str) -> bool:
     return any(isinstance(n, ast.Name) and n.id == name for value in arguments for n in ast.walk(value))
 
 
-def _skipped(fn: Function, queue: str, join: ast.Call, facts: Facts) -> Iterator[Finding]:
+def _skipped(fn: Function, queue: str, join: ast.Call, facts: Facts) -> Iterator[Witness]:
     """The first way on which a loop that marks items as done does not do it, and the first exception that skips it."""
     marks = {
         id(effect.node)
@@ -112,93 +89,23 @@ def _skipped(fn: Function, queue: str, join: ast.Call, facts: Facts) -> Iterator
         yield _report_skipped(fn, skipped, queue, join)
 
 
-def _report_never(fn: Function, join: ast.Call, queue: str) -> Finding:
-    return finding(
-        join,
-        fn,
-        f"{queue}.join() waits until every item is marked done, but this file never calls task_done()",
-        [
-            Step("thread A", join.lineno, f"waits for every item of {queue} to be marked done"),
-            Step("thread B", join.lineno, "takes the items and marks none as done"),
-        ],
-        remedy="call task_done() after each item, in a `finally`",
-        about=queue,
-        confidence=0.75,
-    )
+def _report_never(fn: Function, join: ast.Call, queue: str) -> Witness:
+    return Witness(join, fn, "never", queue=queue)
 
 
-def _report_early(fn: Function, mark: ast.stmt, use: ast.Call, queue: str, join: ast.Call) -> Finding:
-    return finding(
-        mark,
-        fn,
-        f"an item of {queue} is marked as done before {text_of(use)} works on it (line {use.lineno}): join() at line "
-        f"{join.lineno} returns too early",
-        [
-            Step("thread B", mark.lineno, f"{fn.qualname} marks the last item as done"),
-            Step("thread A", join.lineno, "returns, and relies on the work"),
-            Step("thread B", use.lineno, f"only now calls {text_of(use)}"),
-        ],
-        remedy="call task_done() after the work, in a `finally`",
-        about="task_done",
-        confidence=0.7,
-    )
-
-
-def _report_skipped(fn: Function, skipped: Skipped, queue: str, join: ast.Call) -> Finding:
+def _report_skipped(fn: Function, skipped: Skipped, queue: str, join: ast.Call) -> Witness:
     line = skipped.node.line
     how = "is not marked as done on the way that ends here"
     if skipped.raised:
         how = "is not marked as done if this raises" + ("" if skipped.caught else ", which ends the worker")
-    return finding(
+    return Witness(
         skipped.node.syntax or ast.Pass(lineno=line, col_offset=0),
         fn,
-        f"an item that {fn.qualname} took from {queue} {how}; join() at line {join.lineno} then waits for ever",
-        [
-            Step("thread B", line, f"{fn.qualname} {'raises' if skipped.raised else 'continues'} without task_done()"),
-            Step("thread A", join.lineno, f"waits for every item of {queue} to be marked done"),
-        ],
-        remedy="call task_done() in a `finally`, and catch the exceptions of a single item",
-        about="task_done",
+        "skipped",
         confidence=0.6 if skipped.raised else 0.8,
+        queue=queue,
+        how=how,
+        join=join,
+        line=line,
+        continues="raises" if skipped.raised else "continues",
     )
-
-
-RULE = Rule(
-    "PC203",
-    "task-not-done",
-    "a queue that is joined although items may never be marked done",
-    find,
-    bad="""
-        import queue
-        import threading
-
-        items = queue.Queue()
-
-        def work():
-            while True:
-                item = items.get()
-                item.run()
-                items.task_done()
-
-        threading.Thread(target=work, daemon=True).start()
-        items.join()
-    """,
-    good="""
-        import queue
-        import threading
-
-        items = queue.Queue()
-
-        def work():
-            while True:
-                item = items.get()
-                try:
-                    item.run()
-                finally:
-                    items.task_done()
-
-        threading.Thread(target=work, daemon=True).start()
-        items.join()
-    """,
-    needs=("join",),
-)

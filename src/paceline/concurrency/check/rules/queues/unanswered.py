@@ -1,9 +1,4 @@
-"""A request taken from a queue whose sender waits for an answer that one path does not give.
-
-The sender puts a request with an event or a future into a queue, and waits. The worker that takes the request must set
-the event or complete the future on every path: where an exception, or another branch, skips that, the sender waits for
-ever. Answer in a `finally`, or pass the exception on with `set_exception`.
-"""
+"""A request taken from a queue whose sender waits for an answer that one path does not give."""
 
 from __future__ import annotations
 
@@ -12,11 +7,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from paceline.concurrency.check.flow.duties import Duty, Skipped, one_of
-from paceline.concurrency.check.flow.effects import has_timeout, text_of
+from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.libraries.catalogue import EVENTS
-from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.rules.futures import makes_future
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -30,7 +24,7 @@ ASKS = ("done", "cancelled", "is_set")
 HANDS_ON = ("put", "put_nowait", "append", "appendleft", "submit", "add", "send")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report worker loops in which a path does not answer the request that it took."""
     waits = _waits(facts)
     for fn in facts.module.functions if waits else ():
@@ -127,78 +121,15 @@ def _meets(call: ast.Call, names: set[str]) -> bool:
 
 def _report(
     fn: Function, take: ast.Call, answer: ast.Call, skipped: Skipped, waiter: tuple[Function, ast.AST]
-) -> Finding:
-    line = skipped.node.line
-    other, wait = waiter
-    at = getattr(wait, "lineno", other.line)
-    how = f"if line {line} raises" if skipped.raised else f"on the way over line {line}"
-    return finding(
+) -> Witness:
+    at = getattr(waiter[1], "lineno", waiter[0].line)
+    return Witness(
         answer,
         fn,
-        f"{text_of(answer)} answers the request that line {take.lineno} took, but not {how}: {other.qualname} waits "
-        f"for the answer for ever (line {at})",
-        [
-            Step("thread B", take.lineno, f"{fn.qualname} takes a request"),
-            Step("thread B", line, "raises, and does not answer" if skipped.raised else "continues without an answer"),
-            Step("thread A", at, f"{other.qualname} waits for the answer for ever"),
-        ],
-        remedy="answer in a `finally`, or pass the exception to the sender",
-        about=text_of(answer),
-        confidence=0.6,
+        take=take,
+        how=f"if line {skipped.node.line} raises" if skipped.raised else f"on the way over line {skipped.node.line}",
+        waiter=waiter,
+        edge=at,
+        skipped=skipped,
+        continues="raises, and does not answer" if skipped.raised else "continues without an answer",
     )
-
-
-RULE = Rule(
-    "PC216",
-    "unanswered",
-    "a request taken from a queue that one path does not answer",
-    find,
-    bad="""
-        import queue
-        import threading
-
-        class Loader:
-            def __init__(self):
-                self.requests = queue.Queue()
-                threading.Thread(target=self._work, daemon=True).start()
-
-            def load(self, name):
-                done = threading.Event()
-                self.requests.put((name, done))
-                done.wait()
-
-            def _work(self):
-                while True:
-                    name, done = self.requests.get()
-                    try:
-                        self.store(name, open(name).read())
-                        done.set()
-                    except OSError as error:
-                        print(error)
-    """,
-    good="""
-        import queue
-        import threading
-
-        class Loader:
-            def __init__(self):
-                self.requests = queue.Queue()
-                threading.Thread(target=self._work, daemon=True).start()
-
-            def load(self, name):
-                done = threading.Event()
-                self.requests.put((name, done))
-                done.wait()
-
-            def _work(self):
-                while True:
-                    name, done = self.requests.get()
-                    try:
-                        self.store(name, open(name).read())
-                    except OSError as error:
-                        print(error)
-                    finally:
-                        done.set()
-    """,
-    needs=("wait", "set_result"),
-)

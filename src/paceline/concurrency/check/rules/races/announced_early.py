@@ -1,8 +1,4 @@
-"""An event that is set before the state which it announces.
-
-A thread sets an event and then assigns an attribute that the thread which waits for the event reads as soon as it wakes
-up: it may find the old value, or none. Assign first, and set the event last.
-"""
+"""An event that is set before the state which it announces."""
 
 from __future__ import annotations
 
@@ -10,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.libraries.catalogue import THREAD_EVENTS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
+from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -21,7 +16,7 @@ from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 Place = tuple[Function, ast.Call]
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report attributes that are assigned after an event is set, and read by what waits for the event."""
     sets, waits = _calls("set", facts), _calls("wait", facts)
     for event in sets.keys() & waits.keys():
@@ -67,59 +62,5 @@ def _late(
 
 def _report(
     fn: Function, call: ast.Call, event: str, target: ast.expr, waiter: Function, read: ast.Attribute
-) -> Finding:
-    return finding(
-        target,
-        fn,
-        f"{dotted(target)} is assigned after {event} is set (line {call.lineno}): {waiter.qualname}, which waits for "
-        f"the event, may read the old value (line {read.lineno})",
-        [
-            Step("thread A", call.lineno, f"{fn.qualname} sets {event}"),
-            Step("thread B", read.lineno, f"{waiter.qualname} wakes up and reads {dotted(read)}"),
-            Step("thread A", target.lineno, "assigns it"),
-        ],
-        remedy="assign first, and set the event last",
-        about=dotted(target),
-        confidence=0.65,
-    )
-
-
-RULE = Rule(
-    "PC416",
-    "announced-early",
-    "an event that is set before the state which it announces",
-    find,
-    bad="""
-        import threading
-
-        class Request:
-            def __init__(self):
-                self.done = threading.Event()
-                self.answer = None
-
-            def receive(self, answer):
-                self.done.set()
-                self.answer = answer
-
-            def wait(self):
-                self.done.wait()
-                return self.answer
-    """,
-    good="""
-        import threading
-
-        class Request:
-            def __init__(self):
-                self.done = threading.Event()
-                self.answer = None
-
-            def receive(self, answer):
-                self.answer = answer
-                self.done.set()
-
-            def wait(self):
-                self.done.wait()
-                return self.answer
-    """,
-    needs=("Event",),
-)
+) -> Witness:
+    return Witness(target, fn, event=event, call=call, waiter=waiter, read=read)

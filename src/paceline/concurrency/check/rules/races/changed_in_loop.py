@@ -1,17 +1,11 @@
-"""A loop over a dictionary, set or list that itself changes the size of what it iterates over.
-
-`for key in self.jobs: if done(key): del self.jobs[key]` raises `changed size during iteration` at the next turn; with a
-list, the next item is skipped. It often shows only when a second thread or task has added another item. Iterate over a
-copy, or collect what has to go and remove it after the loop.
-"""
+"""A loop over a dictionary, set or list that itself changes the size of what it iterates over."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -22,7 +16,7 @@ from paceline.concurrency.check.threads.shared_state import accesses_of_class, i
 LEAVES = (ast.Break, ast.Return, ast.Raise)
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report loops whose body changes the size of the container, or calls a method of the object that does."""
     for fn in facts.module.functions:
         removed = _removed_from(fn)
@@ -54,7 +48,7 @@ def _removed_from(fn: Function) -> set[str]:
     return containers | {dotted(a.value) for a in fn.attributes if a.attr in ("pop", "discard", "remove")}
 
 
-def _by_its_body(loop: ast.For, name: str, fn: Function) -> Iterator[Finding]:
+def _by_its_body(loop: ast.For, name: str, fn: Function) -> Iterator[Witness]:
     """The first statement of the body that removes an item, after which the loop continues."""
     if any(isinstance(n, ast.Assign) and dotted(n.targets[0]) == name for s in loop.body for n in ast.walk(s)):
         return  # `items = items[1:]`: what is changed from here on is another object
@@ -67,7 +61,7 @@ def _by_its_body(loop: ast.For, name: str, fn: Function) -> Iterator[Finding]:
             return
 
 
-def _by_a_new_key(loop: ast.For, container: ast.Attribute | ast.Name, fn: Function) -> Iterator[Finding]:
+def _by_a_new_key(loop: ast.For, container: ast.Attribute | ast.Name, fn: Function) -> Iterator[Witness]:
     """`for key in self.d: self.d["found"] = True`: a key that the loop does not come from."""
     name = dotted(container)
     keys = {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)}
@@ -107,7 +101,7 @@ def _left_after(node: ast.AST, loop: ast.For) -> bool:
     return False
 
 
-def _by_a_method(accesses: list[Access]) -> Iterator[Finding]:
+def _by_a_method(accesses: list[Access]) -> Iterator[Witness]:
     """A loop over a view of a dictionary that calls a method of the own object which removes from it."""
     changes = [a for a in accesses if a.kind == "shrink" and _of_a_key(a)]
     for access in accesses if changes else ():
@@ -131,53 +125,5 @@ def _of_a_key(change: Access) -> bool:
     return short_name(up) in ("pop", "discard") if up is not None else False
 
 
-def _report(at: ast.AST, fn: Function, what: str, line: int) -> Finding:
-    return finding(
-        at,
-        fn,
-        f"{what} is iterated over here, and the loop itself removes from it (line {line})",
-        [
-            Step("the loop", getattr(at, "lineno", 0), f"iterates over {what}"),
-            Step("the loop", line, "removes an item"),
-            Step("the loop", getattr(at, "lineno", 0), "RuntimeError: changed size during iteration; a list skips one"),
-        ],
-        remedy="iterate over a copy, list(...), or remove after the loop",
-        about=what,
-        confidence=0.65,
-    )
-
-
-RULE = Rule(
-    "PC414",
-    "changed-in-loop",
-    "a loop that removes from what it iterates over",
-    find,
-    bad="""
-        import threading
-
-        class Jobs:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._jobs = {}
-
-            def sweep(self):
-                with self._lock:
-                    for name in self._jobs:
-                        if self._jobs[name].done():
-                            del self._jobs[name]
-    """,
-    good="""
-        import threading
-
-        class Jobs:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._jobs = {}
-
-            def sweep(self):
-                with self._lock:
-                    for name in list(self._jobs):
-                        if self._jobs[name].done():
-                            del self._jobs[name]
-    """,
-)
+def _report(at: ast.AST, fn: Function, what: str, line: int) -> Witness:
+    return Witness(at, fn, what=what, line=line, line_2=getattr(at, "lineno", 0))

@@ -1,9 +1,4 @@
-"""A check of shared state and a use of it that another thread can come between.
-
-`if self.buffer is not None: self.buffer.flush()` reads the attribute twice; if another thread sets it to None in
-between, the second read fails. So does `if key in self.d: ... self.d[key]` when another thread removes the key. Read
-the value once into a local variable, or hold the lock over both.
-"""
+"""A check of shared state and a use of it that another thread can come between."""
 
 from __future__ import annotations
 
@@ -11,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import short_name
@@ -38,7 +32,7 @@ from paceline.concurrency.check.threads.sharing import (
 )
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report checks and uses of attributes and globals that threads share, and `locked()` before acquire()."""
     for cls in facts.module.classes.values():
         if not is_shared(cls, facts):
@@ -67,7 +61,7 @@ def _shared(facts: Facts) -> Iterator[tuple[list[Access], float]]:
             yield accesses, sign
 
 
-def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Finding]:
+def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Witness]:
     """Checks of a key and uses of it in functions that threads run at the same time."""
     yield from _filled_twice(accesses, sign, facts)
     yield from _claimed(accesses, facts)
@@ -75,7 +69,7 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Find
     yield from _removed_between(accesses, facts)
 
 
-def _filled_twice(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Finding]:
+def _filled_twice(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Witness]:
     """A key that two threads find missing, and each store an object for."""
     for access, line in list(filled_if_missing(accesses))[:1]:
         together = may_coincide(access, access, facts)
@@ -83,42 +77,18 @@ def _filled_twice(accesses: list[Access], sign: float, facts: Facts) -> Iterator
         alone = facts.runs_on_own(access.fn) and (access.fn.name == "run" or access.fn.name.startswith("_"))
         if not together and (sign < least or alone or access.fn.asynchronous or facts.guards(access.fn)):
             continue
-        yield finding(
-            access.node,
-            access.fn,
-            f"{access.thing} is filled here after line {line} found no such key; several threads may run "
-            f"{access.fn.qualname}, and two of them may find none and each store an object of its own",
-            [
-                Step("thread A", line, f"{access.fn.qualname} finds no such key"),
-                Step("thread B", line, "finds none either, and stores an object"),
-                Step("thread A", access.line, "stores another one: thread B keeps using the first"),
-            ],
-            remedy="hold a lock over the check and the change, or use setdefault()",
-            about=access.thing,
-            confidence=0.6 if together else 0.55,
+        yield Witness(
+            access.node, access.fn, "filled-twice", confidence=0.6 if together else 0.55, access=access, line=line
         )
 
 
-def _last_item_taken(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _last_item_taken(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """The last item, which two threads take."""
     for access, loop in list(emptied_at_once(accesses, facts))[:1]:
-        yield finding(
-            access.node,
-            access.fn,
-            f"{access.thing} is found not to be empty at line {loop.lineno}, and an item is taken here; threads "
-            f"may run {access.fn.qualname}, and another one may have taken the last item",
-            [
-                Step("thread A", loop.lineno, f"{access.fn.qualname} finds one item left"),
-                Step("thread B", access.line, "takes it"),
-                Step("thread A", access.line, "takes an item, and there is none"),
-            ],
-            remedy="catch the exception of an empty container, use a queue, or hold one lock over both",
-            about=access.thing,
-            confidence=0.65,
-        )
+        yield Witness(access.node, access.fn, "last-item-taken", access=access, loop=loop)
 
 
-def _removed_between(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _removed_between(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """A key that another thread removes after it was found."""
     for access, check, other in list(removed_at_once(accesses, facts))[:1]:
         looped = isinstance(check, ast.For)
@@ -129,41 +99,26 @@ def _removed_between(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
             if looped
             else f"{access.thing} is asked for a key at line {check.lineno} and used here"
         )
-        yield finding(
+        yield Witness(
             access.node,
             access.fn,
-            f"{what}; {other.fn.qualname}, in another thread, may remove it in between (line {other.line})",
-            [
-                Step("thread A", check.lineno, f"{access.fn.qualname} {action}"),
-                Step("thread B", other.line, f"{other.fn.qualname} removes it"),
-                Step("thread A", access.line, "uses it, and it is gone: an exception"),
-            ],
-            remedy="use .get() or .pop(key, None) and check the result, or hold one lock over both",
-            about=access.thing,
+            "removed-between",
             confidence=0.6 if facts.threads_of(other.fn) else 0.5,
+            what=what,
+            other=other,
+            check=check,
+            action=action,
+            access=access,
         )
 
 
-def _claimed(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _claimed(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """An item that two threads find missing, and both add."""
     for access, line in list(claimed_at_once(accesses, facts))[:1]:
-        yield finding(
-            access.node,
-            access.fn,
-            f"{access.thing} is asked for an item at line {line}, and gets it here; several threads run "
-            f"{access.fn.qualname}, and two of them may find it missing and both take it",
-            [
-                Step("thread A", line, f"{access.fn.qualname} finds no such item"),
-                Step("thread B", line, "finds none either"),
-                Step("both", access.line, "add it, and do the same work"),
-            ],
-            remedy="hold a lock over the check and the change",
-            about=access.thing,
-            confidence=0.6,
-        )
+        yield Witness(access.node, access.fn, "claimed", access=access, line=line)
 
 
-def _locked(facts: Facts) -> Iterator[Finding]:
+def _locked(facts: Facts) -> Iterator[Witness]:
     """`if not lock.locked(): lock.acquire()`."""
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -182,23 +137,10 @@ def _locked(facts: Facts) -> Iterator[Finding]:
                     and effect.resource.id == lock.id
                     and enclosing(effect.node, ast.If) is test
                 ):
-                    yield finding(
-                        effect.node,
-                        fn,
-                        f"{lock.id} is checked (line {test.lineno}) and then taken: another thread may take it in "
-                        "between, and this one waits after all",
-                        [
-                            Step("thread A", test.lineno, f"finds {lock.id} free"),
-                            Step("thread B", effect.line, "takes it"),
-                            Step("thread A", effect.line, "waits for it"),
-                        ],
-                        remedy="use acquire(blocking=False), which checks and takes in one step",
-                        about=lock.id,
-                        confidence=0.7,
-                    )
+                    yield Witness(effect.node, fn, "locked", lock=lock, test=test, effect=effect)
 
 
-def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
+def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Witness]:
     """`if key not in d: d[key] = ...` without the lock under which others change it."""
     guarded = [a for a in accesses if a.changes and a.locks]
     if not guarded:
@@ -208,24 +150,11 @@ def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Finding]:
         test = enclosing(access.node, ast.If)
         if access.kind == "grow" and not access.locks and common and test is not None and stored_if_missing(access):
             line = getattr(test, "lineno", 0)
-            yield finding(
-                access.node,
-                access.fn,
-                f"{access.thing} is filled here after line {line} found no such key, without {common[0]}, "
-                f"which protects other changes of it (line {guarded[0].line})",
-                [
-                    Step("thread A", line, f"{access.fn.qualname} finds no such key"),
-                    Step("thread B", line, "finds none either, and stores an object"),
-                    Step("thread A", access.line, "stores another one: thread B keeps using the first"),
-                ],
-                remedy=f"hold {common[0]} over the check and the change, or use setdefault()",
-                about=access.thing,
-                confidence=0.65,
-            )
+            yield Witness(access.node, access.fn, "filled", access=access, line=line, common=common, guarded=guarded)
             return
 
 
-def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """`if x: x.use()` while another thread may set `x` to None."""
     resets = [a for a in accesses if a.kind == "none" and "fork" not in a.fn.name]
     if not resets:
@@ -243,20 +172,7 @@ def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         )
         if other is not None:
             reported.add(bool(facts.threads_of(access.fn)))
-            yield finding(
-                use.node,
-                access.fn,
-                f"{access.thing} is checked (line {access.line}) and used here; {other.fn.qualname} may set it to "
-                f"None in between (line {other.line}), from another thread",
-                [
-                    Step("thread A", access.line, f"{access.fn.qualname} checks {access.thing}: it is not None"),
-                    Step("thread B", other.line, f"{other.fn.qualname} sets it to None"),
-                    Step("thread A", use.line, "uses it, and it is None"),
-                ],
-                remedy=f"read {access.thing} once into a local variable, or hold one lock over both",
-                about=access.thing,
-                confidence=0.65,
-            )
+            yield Witness(use.node, access.fn, "vanishes", access=access, other=other, use=use)
 
 
 def _test(node: ast.AST) -> ast.If | None:
@@ -302,7 +218,7 @@ def _concurrent(one: Function, two: Function, facts: Facts) -> bool:
     return bool(first) != bool(second) or bool(first and second and first != second)
 
 
-def _removed(accesses: list[Access], cls: Class) -> Iterator[Finding]:
+def _removed(accesses: list[Access], cls: Class) -> Iterator[Witness]:
     """An item that is read without the lock under which items are removed."""
     removals = [a for a in accesses if a.kind == "shrink" and a.locks]
     if any(a.kind == "grow" and not a.locks for a in accesses):
@@ -325,20 +241,7 @@ def _removed(accesses: list[Access], cls: Class) -> Iterator[Finding]:
         reported.add(id(access.fn))
         lock = min(guard)
         removal = removals[0]
-        yield finding(
-            access.node,
-            access.fn,
-            f"an item of {access.thing} is read without {lock}, under which {removal.fn.qualname} removes "
-            f"items (line {removal.line}): it may have been removed since the check",
-            [
-                Step("thread A", access.fn.line, f"{access.fn.qualname} checks that the item exists"),
-                Step("thread B", removal.line, f"{removal.fn.qualname} removes it, under {lock}"),
-                Step("thread A", access.line, "reads it, and it is gone"),
-            ],
-            remedy=f"hold {lock}, or read it once with .get() and check the result",
-            about=access.thing,
-            confidence=0.6,
-        )
+        yield Witness(access.node, access.fn, "removed", access=access, lock=lock, removal=removal)
 
 
 def _looked_up(subscript: ast.Subscript, access: Access) -> bool:
@@ -350,42 +253,3 @@ def _looked_up(subscript: ast.Subscript, access: Access) -> bool:
         ):
             return True
     return False
-
-
-RULE = Rule(
-    "PC401",
-    "check-then-act",
-    "a check of shared state and a use that another thread can come between",
-    find,
-    bad="""
-        import threading
-
-        class Recorder:
-            def __init__(self):
-                self.buffer = []
-                self.thread = threading.Thread(target=self._run)
-
-            def _run(self):
-                if self.buffer is not None:
-                    self.buffer.append(1)
-
-            def stop(self):
-                self.buffer = None
-    """,
-    good="""
-        import threading
-
-        class Recorder:
-            def __init__(self):
-                self.buffer = []
-                self.thread = threading.Thread(target=self._run)
-
-            def _run(self):
-                buffer = self.buffer
-                if buffer is not None:
-                    buffer.append(1)
-
-            def stop(self):
-                self.buffer = None
-    """,
-)

@@ -1,9 +1,4 @@
-"""A check before a lock is taken, which is not repeated once it is held.
-
-`if path.exists(): return` and then `with lock: build(path)` lets a second thread or process check while the first one
-builds: it waits for the lock, and then builds again, over what the first one has made. The check before the lock only
-saves time; what decides is the check under it.
-"""
+"""A check before a lock is taken, which is not repeated once it is held."""
 
 from __future__ import annotations
 
@@ -12,8 +7,7 @@ import re
 from collections.abc import Iterator
 
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS, LOCKS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -27,7 +21,7 @@ _MAKES = re.compile(
 )
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report locks that are taken after a check, and under which nothing is checked again."""
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -137,62 +131,7 @@ def _wanted(test: ast.If, fn: Function) -> str:
     return name if "." in name or name in fn.globals else ""
 
 
-def _report(test: ast.If, lock: ast.With | ast.AsyncWith, change: ast.AST, fn: Function) -> Finding:
-    condition, what = ast.unparse(test.test), ast.unparse(lock.items[0].context_expr)
+def _report(test: ast.If, lock: ast.With | ast.AsyncWith, change: ast.AST, fn: Function) -> Witness:
     line = getattr(change, "lineno", lock.lineno)
     again = "makes it once more" if isinstance(change, ast.Assign) else "relies on what may have changed since"
-    return finding(
-        lock,
-        fn,
-        f"`{condition}` is checked before {what} is taken (line {test.lineno}), and not again under it: a thread that "
-        f"waited for the lock {again} (line {line})",
-        [
-            Step("thread A", test.lineno, f"{fn.qualname} checks `{condition}`, and takes {what}"),
-            Step("thread B", test.lineno, "checks it too, and waits for the lock"),
-            Step("thread A", line, "changes it, and releases the lock"),
-            Step("thread B", line, again),
-        ],
-        remedy="check again once the lock is held",
-        about=what,
-        confidence=0.7,
-    )
-
-
-RULE = Rule(
-    "PC411",
-    "checked-before-lock",
-    "a check before a lock is taken, which is not repeated once it is held",
-    find,
-    bad="""
-        import threading
-
-        class Tables:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._tables = {}
-
-            def table(self, name):
-                if name in self._tables:
-                    return self._tables[name]
-                with self._lock:
-                    self._tables[name] = object()
-                return self._tables[name]
-    """,
-    good="""
-        import threading
-
-        class Tables:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._tables = {}
-
-            def table(self, name):
-                if name in self._tables:
-                    return self._tables[name]
-                with self._lock:
-                    if name not in self._tables:
-                        self._tables[name] = object()
-                return self._tables[name]
-    """,
-    needs=("ock", "utex"),
-)
+    return Witness(lock, fn, test=test, again=again, line=line)

@@ -1,9 +1,4 @@
-"""A decision by shared state that changes it, taken by several threads at once.
-
-`if time() > self.expires: self.renew()` renews twice when another thread decides between the test and the change, and
-`if len(self.threads) < limit: self.threads.append(...)` exceeds the limit. The change may be made by a method that the
-branch calls. Hold one lock over both.
-"""
+"""A decision by shared state that changes it, taken by several threads at once."""
 
 from __future__ import annotations
 
@@ -11,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import Effect, runs_now
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts, same_object
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted
@@ -26,7 +20,6 @@ from paceline.concurrency.check.threads.shared_state import (
     is_teardown,
 )
 from paceline.concurrency.check.threads.sharing import (
-    THREAD_WORDS,
     absent,
     checked,
     line_of_check,
@@ -40,7 +33,7 @@ ENDS = ("cancel", "close", "stop", "terminate", "kill", "shutdown", "disconnect"
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report tests of attributes and globals whose branch changes them, in functions that several threads run."""
     if not facts.has_threads:
         return
@@ -52,7 +45,7 @@ def find(facts: Facts) -> Iterator[Finding]:
     yield from _between_calls(facts)
 
 
-def _between_calls(facts: Facts) -> Iterator[Finding]:
+def _between_calls(facts: Facts) -> Iterator[Witness]:
     """`if stock.available(item): stock.take(item)`: each call holds the object's lock, which is free in between."""
     for fn in facts.module.functions:
         calls = {id(e.node): e for e in facts.walker.effects(fn) if e.callee is not None and e.callee.cls is not None}
@@ -63,7 +56,7 @@ def _between_calls(facts: Facts) -> Iterator[Finding]:
                 for other in inside:
                     shared = _same_state(one, other, fn, facts)
                     if shared is not None and not facts.held_at(test.test, fn) and may_overlap(fn, fn, facts):
-                        yield _report_calls(fn, one, other, shared)
+                        yield Witness(other.node, fn, "calls", shared=shared, one=one, other=other)
                         return
 
 
@@ -84,24 +77,7 @@ def _same_state(one: Effect, other: Effect, fn: Function, facts: Facts) -> str |
     return None
 
 
-def _report_calls(fn: Function, one: Effect, other: Effect, shared: str) -> Finding:
-    return finding(
-        other.node,
-        fn,
-        f"{shared} is tested at line {one.line} and changed here, each under the object's lock, which is free in "
-        f"between; several threads run {fn.qualname}, and two of them may decide by the same value",
-        [
-            Step("thread A", one.line, f"{fn.qualname} decides by {shared}"),
-            Step("thread B", other.line, "decides by the same value, and changes it"),
-            Step("thread A", other.line, "changes it by a decision that does not hold any more"),
-        ],
-        remedy="make one method of both, which holds the lock over the decision and the change",
-        about=shared,
-        confidence=0.6,
-    )
-
-
-def _decided(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _decided(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """The first decision by a value that is changed on the branch taken."""
     for read in accesses:
         test = _test(read)
@@ -115,7 +91,7 @@ def _decided(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         return
 
 
-def _replaced(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _replaced(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """`self.timer.cancel()` and then `self.timer = Timer(...)`: of two that are made at once, one is not cancelled."""
     for change in accesses:
         statement = parent(change.node)
@@ -229,65 +205,11 @@ def _turns(test: ast.If | ast.While, change: Access) -> bool:
     return bool(value) and (asked_for_none or first)
 
 
-def _report(read: Access, change: Access, callee: Function | None) -> Finding:
-    assert isinstance(read.node, ast.expr)
-    where = f"{callee.qualname} changes it" if callee is not None else "it is changed"
-    return finding(
+def _report(read: Access, change: Access, callee: Function | None) -> Witness:
+    return Witness(
         read.node,
         read.fn,
-        f"{read.thing} decides here, and {where} at line {change.line}, without a lock over both; several threads run "
-        f"{read.fn.qualname}, and two of them may decide by the same value",
-        [
-            Step("thread A", read.line, f"{read.fn.qualname} decides by {read.thing}"),
-            Step("thread B", read.line, "decides by the same value"),
-            Step("both", change.line, "change it: one of them decided by a value that was no longer so"),
-        ],
-        remedy="hold one lock over the decision and the change",
-        about=read.thing,
-        confidence=0.65,
+        read=read,
+        where=f"{callee.qualname} changes it" if callee is not None else "it is changed",
+        change=change,
     )
-
-
-RULE = Rule(
-    "PC420",
-    "decided-twice",
-    "a decision by shared state that changes it, taken by two threads at once",
-    find,
-    bad="""
-        import threading
-
-        class Crew:
-            def __init__(self):
-                self.members = []
-
-            def join(self, member):
-                if len(self.members) < 8:
-                    self.members.append(member)
-                    return True
-                return False
-
-        def start(crew: Crew, members):
-            for member in members:
-                threading.Thread(target=crew.join, args=(member,)).start()
-    """,
-    good="""
-        import threading
-
-        class Crew:
-            def __init__(self):
-                self.members = []
-                self.lock = threading.Lock()
-
-            def join(self, member):
-                with self.lock:
-                    if len(self.members) < 8:
-                        self.members.append(member)
-                        return True
-                    return False
-
-        def start(crew: Crew, members):
-            for member in members:
-                threading.Thread(target=crew.join, args=(member,)).start()
-    """,
-    needs=THREAD_WORDS,
-)

@@ -1,14 +1,4 @@
-"""A file or directory that is checked for and then created, by several processes at once.
-
-All ranks of a job find that the directory does not exist, one creates it, and the others fail with `FileExistsError`
-or remove what another one has just written. `os.makedirs(..., exist_ok=True)` and `unlink(missing_ok=True)` need no
-check. Reported where two programs may meet: in files that deal with ranks or processes (removals and writes as well),
-for folders of the user or the machine, for folders that a function is given or an object keeps, and for removals of
-locks, sockets and files with a process number. What a single command does in a folder of its own is reported only on
-request (`--everything`). A handler of OSError counts only if it tells the errors apart. `tempfile.mktemp()` is
-such a check too: it chooses a name that another program may take; and so is a test before a folder of the system is
-listed, whose contents come and go by themselves (`/dev`, `/proc`, `/run`).
-"""
+"""A file or directory that is checked for and then created, by several processes at once."""
 
 from __future__ import annotations
 
@@ -16,12 +6,10 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import RANK_CALLS, RANK_ZERO_FIRST
 from paceline.concurrency.check.ranks.branches import condition
-from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.rules.existing_files import ASKS, foreseen
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
@@ -43,7 +31,7 @@ REMOVES = ("remove", "unlink", "rmtree", "rmdir")
 BETWEEN_PROGRAMS = ("lock", "pid", "sock")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report creations, removals and writes of a path inside a test of its existence."""
     yield from _temporary_name(facts)
     yield from _lock_files(facts)
@@ -67,29 +55,16 @@ def find(facts: Facts) -> Iterator[Finding]:
                     yield _report(fn, test, call, path, _confidence(path, fn, ranks or _meets_others(fn, facts)))
 
 
-def _temporary_name(facts: Facts) -> Iterator[Finding]:
+def _temporary_name(facts: Facts) -> Iterator[Witness]:
     """`tempfile.mktemp()`: a name that no file had when it was chosen."""
     for fn in facts.module.functions:
         for call in fn.calls:
             if short_name(call.func) == "mktemp" and facts.module.canonical(call.func) == "tempfile.mktemp":
-                yield finding(
-                    call,
-                    fn,
-                    "tempfile.mktemp() only chooses a name: another program may create a file of that name before "
-                    "this one does",
-                    [
-                        Step("this program", call.lineno, "finds that no file has this name"),
-                        Step("another one", call.lineno, "creates a file of this name"),
-                        Step("this program", call.lineno, "opens the file of the other one"),
-                    ],
-                    remedy="use tempfile.mkstemp() or NamedTemporaryFile(), which create the file in the same step",
-                    about="tempfile.mktemp",
-                    confidence=0.55,
-                )
+                yield Witness(call, fn, "temporary-name")
                 break
 
 
-def _recreated(facts: Facts) -> Iterator[Finding]:
+def _recreated(facts: Facts) -> Iterator[Witness]:
     """`rmtree(folder)` and then `folder.mkdir()`: another program may have created the folder in between."""
     for fn in facts.module.functions:
         calls = {path: c for c in fn.calls if short_name(c.func) == "rmtree" and (path := _path_of(c))}
@@ -100,20 +75,7 @@ def _recreated(facts: Facts) -> Iterator[Finding]:
             if is_constant(keyword(call, "exist_ok"), True) or foreseen(call) or _one_rank_only(call, fn, facts):
                 continue
             if _confidence(path, fn, _meets_others(fn, facts)) >= 0.5:
-                yield finding(
-                    call,
-                    fn,
-                    f"{path} is removed at line {calls[path].lineno} and created again here: another thread or program "
-                    "that does the same may have created it in between",
-                    [
-                        Step("this program", calls[path].lineno, f"removes {path}"),
-                        Step("another one", call.lineno, "removes it too, and creates it"),
-                        Step("this program", call.lineno, "creates it: FileExistsError"),
-                    ],
-                    remedy="pass exist_ok=True, or create a folder under a name of its own and rename it",
-                    about=path,
-                    confidence=0.55,
-                )
+                yield Witness(call, fn, "recreated", path=path, removed_at=calls[path].lineno)
                 break
 
 
@@ -129,7 +91,7 @@ def _one_rank_only(call: ast.Call, fn: Function, facts: Facts) -> bool:
     return isinstance(test, ast.If) and _one_rank(test, fn, facts)
 
 
-def _listed(facts: Facts) -> Iterator[Finding]:
+def _listed(facts: Facts) -> Iterator[Witness]:
     """`if isdir("/dev/disk"): listdir("/dev/disk")`: the system may have removed the folder in between."""
     for fn in facts.module.functions:
         for call in fn.calls:
@@ -140,23 +102,10 @@ def _listed(facts: Facts) -> Iterator[Finding]:
             named = isinstance(value, ast.Constant) and isinstance(value.value, str) and VOLATILE.match(value.value)
             asks = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS and n.args]
             if named and any(ast.unparse(ask.args[0]) == path for ask in asks):
-                yield finding(
-                    call,
-                    fn,
-                    f"{path} is checked (line {test.lineno}) before {text_of(call)}: the system, or another program, "
-                    "may remove the folder in between",
-                    [
-                        Step("this program", test.lineno, f"finds {path}"),
-                        Step("another one", test.lineno, "removes the last entry, and with it the folder"),
-                        Step("this program", call.lineno, "lists it: FileNotFoundError"),
-                    ],
-                    remedy="list it without a check, and catch FileNotFoundError",
-                    about=path,
-                    confidence=0.6,
-                )
+                yield Witness(call, fn, "listed", path=path, test=test)
 
 
-def _lock_files(facts: Facts) -> Iterator[Finding]:
+def _lock_files(facts: Facts) -> Iterator[Witness]:
     """A file that tells of a running program, and is opened for writing after a look whether there is one."""
     for fn in facts.module.functions:
         for test in fn.tests:
@@ -170,7 +119,7 @@ def _lock_files(facts: Facts) -> Iterator[Finding]:
                 continue
             call = next((c for c in fn.calls if c.lineno > test.lineno and _opens_to_write(c, path)), None)
             if call is not None:
-                yield _report_lock_file(fn, test, call, path)
+                yield Witness(call, fn, "lock-file", path=path, test=test)
 
 
 def _opens_to_write(call: ast.Call, path: str) -> bool:
@@ -187,23 +136,6 @@ def _leaves(test: ast.If) -> bool:
         isinstance(last, ast.Expr) and isinstance(last.value, ast.Call) and short_name(last.value.func).endswith("exit")
     )
     return not isinstance(test.test, ast.UnaryOp) and (ends or isinstance(last, ast.Return | ast.Raise))
-
-
-def _report_lock_file(fn: Function, test: ast.If | ast.While, call: ast.Call, path: str) -> Finding:
-    return finding(
-        call,
-        fn,
-        f"{path} keeps other programs out, but two of them may find none at line {test.lineno}, and create it",
-        [
-            Step("this program", test.lineno, f"finds no {path}"),
-            Step("another one", test.lineno, "finds none either"),
-            Step("both", call.lineno, "create it, and continue"),
-        ],
-        remedy='create it in one step with the check: open(path, "x"), os.open(..., O_CREAT | O_EXCL), or a '
-        "lock of the file",
-        about=path,
-        confidence=0.65,
-    )
 
 
 def _decided_by(call: ast.Call, test: ast.If) -> bool:
@@ -298,51 +230,21 @@ def _makes(call: ast.Call, path: str, fn: Function, ranks: bool) -> bool:
     return name in ("save", "savez", "dump") and path in places[:2] and len(call.args) > 1
 
 
-def _report(fn: Function, test: ast.If, call: ast.Call, path: str, confidence: float) -> Finding:
-    removes, makes = short_name(call.func) in REMOVES, short_name(call.func) in MAKES
-    remedy = "missing_ok=True, or ignore_errors=True" if removes else "exist_ok=True" if makes else ""
-    return finding(
+def _report(fn: Function, test: ast.If, call: ast.Call, path: str, confidence: float) -> Witness:
+    remedy = (
+        "missing_ok=True, or ignore_errors=True"
+        if short_name(call.func) in REMOVES
+        else "exist_ok=True"
+        if short_name(call.func) in MAKES
+        else ""
+    )
+    return Witness(
         call,
         fn,
-        f"{path} is checked (line {test.lineno}) before {text_of(call)}: if two processes check at once, the "
-        "second one fails, or destroys what the first one did",
-        [
-            Step("rank 0", test.lineno, f"checks {path}"),
-            Step("rank 1", test.lineno, "checks too, with the same result"),
-            Step("rank 0", call.lineno, f"calls {text_of(call)}"),
-            Step(
-                "rank 1", call.lineno, "repeats it: an error, or a half-written file that the other one already reads"
-            ),
-        ],
-        remedy=f"do it without a check ({remedy})"
+        confidence=confidence,
+        path=path,
+        test=test,
+        instead=f"do it without a check ({remedy})"
         if remedy
         else "let one rank do it while the others wait, or write to a temporary name and rename it",
-        about=path,
-        confidence=confidence,
     )
-
-
-RULE = Rule(
-    "PC406",
-    "exists-then-create",
-    "a file checked for and then created or removed, by several processes",
-    find,
-    bad="""
-        import os
-        import torch.distributed as dist
-
-        def save(folder, image):
-            if not os.path.exists(folder):
-                os.makedirs(folder)
-            image.write(os.path.join(folder, str(dist.get_rank())))
-    """,
-    good="""
-        import os
-        import torch.distributed as dist
-
-        def save(folder, image):
-            os.makedirs(folder, exist_ok=True)
-            image.write(os.path.join(folder, str(dist.get_rank())))
-    """,
-    needs=("exists", "isdir", "isfile", "islink", "is_dir", "is_file", "is_symlink", "mktemp"),
-)

@@ -1,16 +1,11 @@
-"""A file that several processes or threads read, change and write again.
-
-Each reads the whole file, changes what it has read, and writes all of it: what another one has written since is lost,
-or is read half. Lock the file over both (`fcntl.flock`), keep the state in a database, or let one process write.
-"""
+"""A file that several processes or threads read, change and write again."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
@@ -20,7 +15,7 @@ from paceline.concurrency.check.threads.sharing import may_overlap
 LOCKS = ("flock", "lockf", "FileLock", "locking", "SoftFileLock")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report functions, run by several processes or threads, that read a file and then rewrite it."""
     for fn in facts.module.functions:
         opened = [c for c in fn.calls if dotted(c.func) in ("open", "io.open") and c.args] if facts.roots else []
@@ -30,7 +25,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             read = next((c for c in reads if ast.unparse(c.args[0]) == path), None)
             if read is None or _locked(fn, write, facts) or not _by_several(fn, facts):
                 continue
-            yield _report(fn, read, write, path)
+            yield Witness(write, fn, path=path, read=read)
             break
 
 
@@ -50,61 +45,3 @@ def _by_several(fn: Function, facts: Facts) -> bool:
     tags = facts.reached.get(id(fn), set())
     several = {f"{r.kind}:{r.function.qualname}" for r in facts.roots if r.kind == "process" and r.several}
     return bool(tags & several) or may_overlap(fn, fn, facts)
-
-
-def _report(fn: Function, read: ast.Call, write: ast.Call, path: str) -> Finding:
-    return finding(
-        write,
-        fn,
-        f"{path} was read at line {read.lineno} and is rewritten here; {fn.qualname} runs several times at once, "
-        "and what another run has written in between is lost",
-        [
-            Step("process A", read.lineno, f"{fn.qualname} reads {path}"),
-            Step("process B", write.lineno, f"writes {path}"),
-            Step("process A", write.lineno, "writes what it made of the old content"),
-        ],
-        remedy="hold a lock of the file over the read and the write",
-        about=path,
-        confidence=0.65,
-    )
-
-
-RULE = Rule(
-    "PC422",
-    "file-rewritten",
-    "a file that several processes or threads read, change and write again",
-    find,
-    bad="""
-        import json
-        import multiprocessing
-
-        def count(name):
-            with open("counts.json") as file:
-                counts = json.load(file)
-            counts[name] = counts.get(name, 0) + 1
-            with open("counts.json", "w") as file:
-                json.dump(counts, file)
-
-        def run(names):
-            for name in names:
-                multiprocessing.Process(target=count, args=(name,)).start()
-    """,
-    good="""
-        import fcntl
-        import json
-        import multiprocessing
-
-        def count(name):
-            with open("counts.json", "r+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-                counts = json.load(file)
-                counts[name] = counts.get(name, 0) + 1
-                file.seek(0)
-                json.dump(counts, file)
-
-        def run(names):
-            for name in names:
-                multiprocessing.Process(target=count, args=(name,)).start()
-    """,
-    needs=("open(",),
-)

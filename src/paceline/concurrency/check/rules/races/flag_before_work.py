@@ -1,18 +1,11 @@
-"""A flag that says "done" before the work is done.
-
-`if _ready: return _value; _ready = True; _value = load()` lets a second thread, or a greenlet that runs while `load`
-waits, find the flag set and use a value that does not exist yet. Set the flag after the work, test the value itself, or
-hold a lock over both. The same holds for an object that is assigned before it is complete, where a check before the
-lock (double-checked locking) may find it.
-"""
+"""A flag that says "done" before the work is done."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant
@@ -23,7 +16,7 @@ WORDS = ("init", "ready", "done", "loaded", "setup", "set_up", "attempted", "sta
          "registered", "configured", "patched", "complete", "populated", "imported", "finalized")  # fmt: skip
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report functions that return early on a flag which they set before they do the work."""
     for fn in facts.module.functions:
         if fn.name == "__init__" or fn is facts.module.top:
@@ -43,7 +36,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 break
 
 
-def _half_made(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _half_made(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if x is None: with lock: if x is None: x = make(); x.set_up()`: the check before the lock finds it too early."""
     name = absent(test.test)
     if not name or facts.held_at(test, fn) or not (name in fn.globals or _is_shared(name, fn, facts)):
@@ -59,7 +52,7 @@ def _half_made(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
             continue
         for later in again.body[again.body.index(assignment) + 1 :]:
             if _completes(later, name):
-                yield _report_half_made(fn, test, name, assignment, later)
+                yield Witness(assignment, fn, "half-made", name=name, later=later, test=test)
                 return
 
 
@@ -71,23 +64,6 @@ def _completes(statement: ast.stmt, name: str) -> bool:
         return any(_completes(s, name) for s in statement.body)
     target = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
     return target.startswith((f"{name}.", f"{name}["))
-
-
-def _report_half_made(fn: Function, test: ast.If, name: str, assignment: ast.Assign, later: ast.stmt) -> Finding:
-    return finding(
-        assignment,
-        fn,
-        f"{name} is assigned before it is complete (line {later.lineno}): another thread that finds it at line "
-        f"{test.lineno}, where no lock is held, uses it half made",
-        [
-            Step("thread A", assignment.lineno, f"{fn.qualname} assigns {name}, under the lock"),
-            Step("thread B", test.lineno, "finds it, without the lock, and uses it"),
-            Step("thread A", later.lineno, "only now completes it"),
-        ],
-        remedy=f"complete it in a local variable, and assign {name} last",
-        about=name,
-        confidence=0.65,
-    )
 
 
 def _flag(test: ast.If, fn: Function, facts: Facts) -> str:
@@ -129,54 +105,5 @@ def _assigns(fn: Function) -> Iterator[ast.Assign]:
             todo = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt | ast.ExceptHandler)] + todo
 
 
-def _report(fn: Function, test: ast.If, name: str, flag: ast.Assign, later: ast.Assign, confidence: float) -> Finding:
-    target = dotted(later.targets[0])
-    return finding(
-        flag,
-        fn,
-        f"{name} is set before {target} is (line {later.lineno}): another thread that calls {fn.qualname} meanwhile "
-        f"finds {name} set (line {test.lineno}) and uses {target} too early",
-        [
-            Step("thread A", flag.lineno, f"{fn.qualname} sets {name}"),
-            Step("thread B", test.lineno, f"finds {name} set, and returns"),
-            Step("thread A", later.lineno, f"sets {target}, which thread B has already used"),
-        ],
-        remedy=f"set {name} last, and hold a lock over the test and the work",
-        about=name,
-        confidence=confidence,
-    )
-
-
-RULE = Rule(
-    "PC410",
-    "flag-before-work",
-    'a flag that says "done" before the work is done',
-    find,
-    bad="""
-        import threading
-
-        _loaded = False
-        _table = None
-
-        def table(load):
-            global _loaded, _table
-            if _loaded:
-                return _table
-            _loaded = True
-            _table = load()
-            return _table
-    """,
-    good="""
-        import threading
-
-        _lock = threading.Lock()
-        _table = None
-
-        def table(load):
-            global _table
-            with _lock:
-                if _table is None:
-                    _table = load()
-                return _table
-    """,
-)
+def _report(fn: Function, test: ast.If, name: str, flag: ast.Assign, later: ast.Assign, confidence: float) -> Witness:
+    return Witness(flag, fn, confidence=confidence, name=name, later=later, test=test)

@@ -1,18 +1,11 @@
-"""A change of shared state without the lock that all other changes hold.
-
-Where most functions use an attribute under one and the same lock, and one changes it without, the lock was most likely
-forgotten; a private function is judged by the locks of its callers. Assigning a plain value (a flag, None) is reported
-only where another method decides under the lock by the old value (`if self.running: raise`), since otherwise the last
-assignment wins.
-"""
+"""A change of shared state without the lock that all other changes hold."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import short_name
@@ -27,7 +20,7 @@ from paceline.concurrency.check.threads.shared_state import (
 from paceline.concurrency.check.threads.sharing import filled_if_missing, may_be_alone, stored_if_missing
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report changes without the lock, where most uses of the same attribute hold it."""
     for cls in facts.module.classes.values():
         for accesses in accesses_of_class(cls, facts).values():
@@ -38,7 +31,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield from _changes([a for a in accesses if a.kind == "update" or a.locks], None, facts)
 
 
-def _other_lock(accesses: list[Access], cls: Class) -> Iterator[Finding]:
+def _other_lock(accesses: list[Access], cls: Class) -> Iterator[Witness]:
     """A decision about an attribute under another lock of the object than the one that all its changes hold."""
     changes = [a for a in accesses if a.changes and a.fn.name not in BEGINNINGS]
     if len({a.fn for a in changes}) < 2:
@@ -48,24 +41,11 @@ def _other_lock(accesses: list[Access], cls: Class) -> Iterator[Finding]:
         others = own_locks(access.locks, cls)
         if others and not access.changes and not guard & access.locks and _decides(access):
             lock, change = min(guard), changes[0]
-            yield finding(
-                access.node,
-                access.fn,
-                f"{access.thing} decides here under {others[0]}, but is changed under {lock} (line {change.line}): the "
-                "two locks do not keep each other out",
-                [
-                    Step("thread A", access.line, f"{access.fn.qualname} decides by {access.thing}"),
-                    Step("thread B", change.line, f"{change.fn.qualname} changes it under {lock}"),
-                    Step("thread A", access.line, "acts by what is no longer so"),
-                ],
-                remedy=f"hold {lock} here as well, or use one lock for both",
-                about=access.thing,
-                confidence=0.55,
-            )
+            yield Witness(access.node, access.fn, "other-lock", access=access, others=others, lock=lock, change=change)
             return
 
 
-def _outdated(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
+def _outdated(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Witness]:
     """`old = self.x` without the lock under which `x` is replaced, and `old` used under that lock later on."""
     writes = [a for a in accesses if a.kind == "write" and a.locks and a.fn.name not in BEGINNINGS]
     guard = own_locks(frozenset.intersection(*(a.locks for a in writes)), cls) if writes else []
@@ -77,7 +57,7 @@ def _outdated(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Find
         used = next((n for n in fn.names if _later(n, name) and facts.held_at(n, fn) & {*guard}), None)
         other = next((w for w in writes if w.fn is not fn), None)
         if used is not None and other is not None:
-            yield _report_outdated(read, used, other, guard[0])
+            yield Witness(read.node, read.fn, "outdated", read=read, lock=guard[0], used=used, other=other)
             return
 
 
@@ -88,25 +68,7 @@ def _later(use: ast.Name, name: ast.Name) -> bool:
     return use.id == name.id and isinstance(use.ctx, ast.Load) and use.lineno > name.lineno and used
 
 
-def _report_outdated(read: Access, used: ast.Name, other: Access, lock: str) -> Finding:
-    assert isinstance(read.node, ast.expr)
-    return finding(
-        read.node,
-        read.fn,
-        f"{read.thing} is read here without {lock}, and used under it at line {used.lineno}: {other.fn.qualname} may "
-        f"have replaced it in between (line {other.line})",
-        [
-            Step("thread A", read.line, f"{read.fn.qualname} reads {read.thing}"),
-            Step("thread B", other.line, f"{other.fn.qualname} replaces it, under {lock}"),
-            Step("thread A", used.lineno, f"takes {lock}, and uses the old object"),
-        ],
-        remedy=f"read {read.thing} once {lock} is held",
-        about=read.thing,
-        confidence=0.6,
-    )
-
-
-def _changes(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterator[Finding]:
+def _changes(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterator[Witness]:
     if not any(a.locks for a in accesses):
         return
     filled = {id(a.node) for a, _ in filled_if_missing(accesses)}  # reported as PC401
@@ -196,69 +158,14 @@ def _others(guarded: Access) -> str:
     return "all other changes of it hold" if guarded.changes else "most others hold to use it"
 
 
-def _report(access: Access, guarded: Access, lock: str, confidence: float) -> Finding:
-    how = "changes" if guarded.changes else "uses"
-    return finding(
+def _report(access: Access, guarded: Access, lock: str, confidence: float) -> Witness:
+    return Witness(
         access.node,
         access.fn,
-        f"{access.thing} is changed here without {lock}, which {_others(guarded)} (line {guarded.line})",
-        [
-            Step("thread A", guarded.line, f"{guarded.fn.qualname} {how} {access.thing} under {lock}"),
-            Step(
-                "thread B",
-                access.line,
-                f"{access.fn.qualname} changes it at the same time, since it does not hold {lock}",
-            ),
-        ],
-        remedy=f"hold {lock} here too",
-        about=access.thing,
         confidence=confidence,
+        access=access,
+        lock=lock,
+        others=_others(guarded),
+        guarded=guarded,
+        how="changes" if guarded.changes else "uses",
     )
-
-
-RULE = Rule(
-    "PC403",
-    "forgotten-lock",
-    "a change of shared state without the lock that all others hold",
-    find,
-    bad="""
-        import threading
-
-        class Registry:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._names = {}
-
-            def add(self, name, value):
-                with self._lock:
-                    self._names[name] = value
-
-            def remove(self, name):
-                with self._lock:
-                    self._names.pop(name, None)
-
-            def rename(self, old, new):
-                self._names[new] = old
-    """,
-    good="""
-        import threading
-
-        class Registry:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._names = {}
-
-            def add(self, name, value):
-                with self._lock:
-                    self._names[name] = value
-
-            def remove(self, name):
-                with self._lock:
-                    self._names.pop(name, None)
-
-            def rename(self, old, new):
-                with self._lock:
-                    self._names[new] = old
-    """,
-    needs=("ock", "utex", "ondition"),
-)

@@ -1,8 +1,4 @@
-"""Something created or started on first use, by two threads at once.
-
-Two threads find that it does not exist yet, and both create it: two connections, two threads where one was meant, or
-`threads can only be started once`.
-"""
+"""Something created or started on first use, by two threads at once."""
 
 from __future__ import annotations
 
@@ -10,18 +6,17 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
+from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
 from paceline.concurrency.check.syntax.tree import enclosing, last_line, parent
 from paceline.concurrency.check.threads.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_shared, is_teardown, starts_or_ends
-from paceline.concurrency.check.threads.sharing import THREAD_WORDS, absent, may_overlap
+from paceline.concurrency.check.threads.sharing import absent, may_overlap
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report tests of existence, outside a lock, that guard a creation or a start."""
     for fn in facts.module.functions:
         if (fn.name in BEGINNINGS and fn.name != "__new__") or fn is facts.module.top:
@@ -39,7 +34,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield from _unless_there(fn, facts)
 
 
-def _unless_there(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _unless_there(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`try: return self.x`, and `except AttributeError: self.x = make()`, in an object that threads share."""
     if fn.cls is None or fn.asynchronous or of_threads(fn.cls, facts) < OWNS_OTHER or facts.guards(fn):
         return
@@ -57,7 +52,7 @@ def _unless_there(fn: Function, facts: Facts) -> Iterator[Finding]:
             return
 
 
-def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if not self.running: self.start()` of a thread, in a method that does something else."""
     if fn.cls is None or not fn.cls.is_a("threading.Thread", "Thread") or fn.name.startswith("__"):
         return
@@ -82,7 +77,7 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
     """An attribute or global that several threads create on first use."""
     name = absent(test.test)
     on_self = fn.cls is not None and name.startswith(fn.self_name + ".") and name.count(".") == 1
@@ -103,7 +98,7 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]
                 return
 
 
-def _flagged(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _flagged(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if not self._sent: self._sent = True; send()` in an object that has a lock, without the lock."""
     name = absent(test.test)
     attribute = name.removeprefix(f"{fn.self_name}.")
@@ -120,7 +115,7 @@ def _flagged(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
                 return
 
 
-def _signalled_by_thread(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _signalled_by_thread(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if self.connected: return`, then a thread is started that sets the flag once it has connected."""
     flag = dotted(test.test) if isinstance(test.body[-1], ast.Return) else ""
     if fn.cls is None or not flag.startswith(f"{fn.self_name}.") or flag.count(".") != 1:
@@ -137,7 +132,7 @@ def _signalled_by_thread(test: ast.If, fn: Function, facts: Facts) -> Iterator[F
                 return
 
 
-def _own_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _own_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if not self.busy: self.busy = True; work(); self.busy = False`: a lock of its own, of a test and a change."""
     leaves = isinstance(test.body[-1], ast.Return | ast.Continue)
     operands = test.test.values if isinstance(test.test, ast.BoolOp) else [test.test]
@@ -153,7 +148,7 @@ def _own_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
         yield _report(target, fn, f"{flags[0]} serves as a lock, but is tested and set apart", tested, flags[0], 0.55)
 
 
-def _event_as_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _event_as_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if self.busy.is_set(): return`, `self.busy.set()`, the work, and `self.busy.clear()`: an event is no lock."""
     event = resource_of(test.test, ("is_set", "isSet"), fn, facts) if isinstance(test.test, ast.Call) else None
     leaves = isinstance(test.body[-1], ast.Return | ast.Continue)
@@ -189,7 +184,7 @@ def _creates(value: ast.expr, fn: Function) -> bool:
     )
 
 
-def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
+def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
     """A thread of an object that has a lock, started on first use without it."""
     name = absent(test.test)
     if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or starts_or_ends(fn):
@@ -215,59 +210,6 @@ def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Finding]:
                 )
 
 
-def _report(at: ast.AST, fn: Function, what: str, condition: str, about: str, confidence: float) -> Finding:
+def _report(at: ast.AST, fn: Function, what: str, condition: str, about: str, confidence: float) -> Witness:
     line = getattr(at, "lineno", fn.line)
-    return finding(
-        at,
-        fn,
-        f"{what}: two threads may find {condition} true at the same time, and then both do it",
-        [
-            Step("thread A", line, f"{fn.qualname} finds {condition} true"),
-            Step("thread B", line, "finds it true as well, before thread A has changed it"),
-            Step("both", line, "create or start it"),
-        ],
-        remedy="check and create under one lock, or check again once it is held",
-        about=about,
-        confidence=confidence,
-    )
-
-
-RULE = Rule(
-    "PC405",
-    "lazy-start",
-    "something created or started on first use, by two threads at once",
-    find,
-    bad="""
-        import threading
-
-        class Timer(threading.Thread):
-            running = False
-
-            def run(self):
-                self.running = True
-
-            def enter(self, entry):
-                if not self.running:
-                    self.start()
-                return entry
-    """,
-    good="""
-        import threading
-
-        class Timer(threading.Thread):
-            def __init__(self):
-                super().__init__()
-                self._lock = threading.Lock()
-                self.running = False
-
-            def run(self):
-                self.running = True
-
-            def enter(self, entry):
-                with self._lock:
-                    if not self.running:
-                        self.start()
-                return entry
-    """,
-    needs=THREAD_WORDS,
-)
+    return Witness(at, fn, confidence=confidence, what=what, condition=condition, line=line, about=about)

@@ -1,24 +1,18 @@
-"""An attribute of a thread's local storage that only one thread has.
-
-`_local = threading.local()` and then `_local.depth = 0` at the level of the module sets the attribute for the thread
-that imports it. Every other thread that reads `_local.depth` gets an AttributeError. The same holds for a local that a
-constructor fills. A subclass of `threading.local` sets its attributes once in every thread.
-"""
+"""An attribute of a thread's local storage that only one thread has."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_caught
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report attributes of locals that are set at import or by a constructor, and read elsewhere."""
     top = facts.module.top
     for name, value in top.bound.items():
@@ -33,7 +27,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield from _of_one(f"self.{name}", first, [fn for fn in methods if fn not in first])
 
 
-def _of_one(name: str, first: list[Function], others: list[Function]) -> Iterator[Finding]:
+def _of_one(name: str, first: list[Function], others: list[Function]) -> Iterator[Witness]:
     """The first read of each attribute that only these functions set."""
     set_once = {
         t.attr: (t, fn) for fn in first for t, _ in fn.assigns if _is_of(t, name) and isinstance(t, ast.Attribute)
@@ -67,46 +61,5 @@ def _asks(fn: Function, attribute: str) -> bool:
     return any(isinstance(a, ast.Constant) and a.value == attribute for call in fn.calls for a in call.args)
 
 
-def _report(at: ast.AST, fn: Function, name: str, read: ast.Attribute, other: Function) -> Finding:
-    line = getattr(at, "lineno", fn.line)
-    return finding(
-        at,
-        fn,
-        f"{name} is set here for the thread that runs this, and for no other one; {other.qualname} reads it "
-        f"(line {read.lineno}), which fails in every other thread",
-        [
-            Step("thread A", line, f"sets {name}, in its own storage"),
-            Step("thread B", read.lineno, f"{other.qualname} reads {name}: AttributeError"),
-        ],
-        remedy="read it with getattr(..., default), or subclass threading.local and set it in __init__",
-        about=name,
-        confidence=0.75,
-    )
-
-
-RULE = Rule(
-    "PC412",
-    "local-set-once",
-    "an attribute of a thread's local storage that only one thread has",
-    find,
-    bad="""
-        import threading
-
-        _local = threading.local()
-        _local.depth = 0
-
-        def enter():
-            _local.depth += 1
-            return _local.depth
-    """,
-    good="""
-        import threading
-
-        _local = threading.local()
-
-        def enter():
-            _local.depth = getattr(_local, "depth", 0) + 1
-            return _local.depth
-    """,
-    needs=("local",),
-)
+def _report(at: ast.AST, fn: Function, name: str, read: ast.Attribute, other: Function) -> Witness:
+    return Witness(at, fn, name=name, other=other, read=read, line=getattr(at, "lineno", fn.line))

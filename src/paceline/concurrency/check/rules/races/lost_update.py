@@ -1,18 +1,11 @@
-"""A read-modify-write without a lock, where several threads do it.
-
-`x += 1` reads, adds and writes; the change of a thread that comes in between is overwritten. With a counter that
-issues numbers, two threads get the same one, also where it is read into a variable first. Reported for attributes of
-objects that have locks or call themselves safe for threads, where the attribute is changed under a lock elsewhere or
-its value is returned, for counts up and down beside a queue, and for globals that threads change.
-"""
+"""A read-modify-write without a lock, where several threads do it."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -25,11 +18,11 @@ from paceline.concurrency.check.threads.shared_state import (
     accesses_of_globals,
     accesses_of_locals,
 )
-from paceline.concurrency.check.threads.sharing import THREAD_WORDS, absent, filled_at_once, of_class
+from paceline.concurrency.check.threads.sharing import absent, filled_at_once, of_class
 from paceline.concurrency.check.values.library_types import type_name
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report read-modify-writes of attributes and globals that another thread may interrupt."""
     for cls in facts.module.classes.values():
         locked = owns_lock(cls, facts) or claims_safety(cls)
@@ -47,7 +40,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield from _last_number(fn, facts)
 
 
-def _last_number(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _last_number(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if number <= last: number = last + 1` and `last = number`: numbers that must differ, made by two threads."""
     for test in fn.tests if not fn.asynchronous else ():
         statement = test.body[0] if isinstance(test, ast.If) and len(test.body) == 1 else None
@@ -70,7 +63,7 @@ def _last_number(fn: Function, facts: Facts) -> Iterator[Finding]:
             return
 
 
-def _between_processes(facts: Facts) -> Iterator[Finding]:
+def _between_processes(facts: Facts) -> Iterator[Witness]:
     """`value.value += 1` and `proxy[key] += 1` of what processes share: only the read and the write are safe."""
     starts = [r for r in facts.roots if r.kind == "process"]
     tags = (
@@ -107,7 +100,7 @@ def _has_queue(cls: Class, facts: Facts) -> bool:
     return any(found is not None and found.kind in ("Queue", "SimpleQueue") for found in kinds)
 
 
-def _balance(accesses: list[Access]) -> Iterator[Finding]:
+def _balance(accesses: list[Access]) -> Iterator[Witness]:
     """A count that one method increases and another one decreases, and by which a third decision is made."""
     updates = [a for a in accesses if a.kind == "update" and not a.locks]
     signs = {type(getattr(parent(a.node), "op", None)): a for a in updates}
@@ -117,7 +110,7 @@ def _balance(accesses: list[Access]) -> Iterator[Finding]:
         yield _report(up, None, down.fn.qualname)
 
 
-def _attribute(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _attribute(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """Unlocked updates of an attribute that is locked elsewhere, or whose value is returned."""
     updates = [a for a in accesses if a.kind == "update" or _from_before(a)]
     guarded = [a for a in accesses if a.changes and a.locks]
@@ -149,7 +142,7 @@ def _from_before(access: Access) -> set[str]:
     return {name for name, value in older.items() if any(dotted(n) == text for n in ast.walk(value))}
 
 
-def _in_threads(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _in_threads(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """A read-modify-write in a thread that is started more than once, or in two kinds of thread."""
     inside = [a for a in accesses if a.kind == "update" and facts.threads_of(a.fn)]
     for access in inside:
@@ -179,7 +172,7 @@ def _handed_out(access: Access, facts: Facts) -> bool:
     return access.fn.outer is not facts.module.top and not facts.threads_of(access.fn)
 
 
-def _global(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _global(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """A read-modify-write in threads, or changes in two threads, without one lock over both."""
     inside = [a for a in accesses if a.changes and facts.threads_of(a.fn)]
     if not inside:
@@ -245,7 +238,7 @@ def _flag(access: Access) -> bool:
     return not isinstance(value, ast.Constant) or value.value is None or isinstance(value.value, bool | str)
 
 
-def _report(access: Access, guarded: Access | None, other: str = "") -> Finding:
+def _report(access: Access, guarded: Access | None, other: str = "") -> Witness:
     what = f"{access.thing} is changed here without a lock"
     if guarded is not None:
         what += f", though {guarded.fn.qualname} holds {min(guarded.locks)} to change it (line {guarded.line})"
@@ -254,50 +247,12 @@ def _report(access: Access, guarded: Access | None, other: str = "") -> Finding:
     else:
         what += " and returned: two threads may get the same value"
     name = short_name(access.node) or access.thing
-    return finding(
+    return Witness(
         access.node,
         access.fn,
-        f"{what}; a change made in between is lost",
-        [
-            Step("thread A", access.line, f"{access.fn.qualname} reads {access.thing}"),
-            Step("thread B", guarded.line if guarded else access.line, "reads and changes it too"),
-            Step("thread A", access.line, "writes a value computed from the old one: the change of thread B is lost"),
-        ],
-        remedy=f"hold {min(guarded.locks) if guarded else 'one lock'} wherever {name} is changed",
-        about=access.thing,
-        confidence=0.65,
+        what=what,
+        access=access,
+        line=guarded.line if guarded else access.line,
+        lock=min(guarded.locks) if guarded else "one lock",
+        name=name,
     )
-
-
-RULE = Rule(
-    "PC402",
-    "lost-update",
-    "a read-modify-write without a lock",
-    find,
-    bad="""
-        import threading
-
-        class Client:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._last = 0
-
-            def next_number(self):
-                self._last += 1
-                return self._last
-    """,
-    good="""
-        import threading
-
-        class Client:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._last = 0
-
-            def next_number(self):
-                with self._lock:
-                    self._last += 1
-                    return self._last
-    """,
-    needs=(*THREAD_WORDS, "multiprocessing", "Queue"),
-)

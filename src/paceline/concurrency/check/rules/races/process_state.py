@@ -1,19 +1,11 @@
-"""State of the whole process that is changed and put back, while other threads run.
-
-The working directory, the environment, `sys.stdout`, the umask, the locale and the default timeout of sockets belong to
-the process, not to a thread, and so do the globals of a module. A function or a context manager that sets one and puts
-the old value back changes it for all other threads meanwhile; and where two threads do so at once, the second one saves
-what the first one has set, and puts that back last. Pass the value on (`cwd=`, `env=`, `timeout=`), keep it in a
-`threading.local`, or hold one lock over all of it.
-"""
+"""State of the whole process that is changed and put back, while other threads run."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant
@@ -43,7 +35,7 @@ STREAMS = ("sys.stdout", "sys.stderr", "sys.stdin", "sys.argv")
 ENVIRONMENT = "os.environ"
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report functions that set state of the process and put it back, where several threads may run them."""
     for fn in facts.module.functions:
         if fn is facts.module.top or fn.name in ("main", "setUp", "tearDown") or fn.name.startswith("test"):
@@ -54,23 +46,23 @@ def find(facts: Facts) -> Iterator[Finding]:
             places = [place for place in places if _variable(place) in ("", _variable(places[-1]))]
             swapped = len(places) > 1 and _puts_back(places[-1], fn)
             if swapped and _meets(fn, facts) and not facts.held_at(places[0], fn):
-                yield _report(fn, places[0], places[-1], what)
+                yield Witness(places[0], fn, what=what, last=places[-1])
         yield from _blocks(fn, facts)
     for accesses in accesses_of_globals(facts).values():
         yield from _set_for_a_block(accesses, facts)
 
 
-def _blocks(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _blocks(fn: Function, facts: Facts) -> Iterator[Witness]:
     """Context managers of the standard library that change such state, in functions that several threads run."""
     for block in fn.withs:
         for item in block.items:
             call = item.context_expr
             name = facts.module.canonical(call.func) if isinstance(call, ast.Call) else ""
             if name in BLOCKS and may_overlap(fn, fn, facts) and not facts.held_at(block.body[0], fn):
-                yield _report(fn, call, block.body[-1], BLOCKS[name])  # type: ignore[arg-type]
+                yield Witness(call, fn, what=BLOCKS[name], last=block.body[-1])  # type: ignore[arg-type]
 
 
-def _set_for_a_block(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _set_for_a_block(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """A global that a context manager sets, or a stack that it pushes to, for the block that it is entered for."""
     if of_threads(None, facts, accesses[0].line) < STARTS:
         return
@@ -81,7 +73,7 @@ def _set_for_a_block(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         if last is not None:
             assert isinstance(first.node, ast.expr)
             assert isinstance(last.node, ast.expr)
-            yield _report(first.fn, first.node, last.node, first.thing)
+            yield Witness(first.node, first.fn, what=first.thing, last=last.node)
             return
 
 
@@ -138,69 +130,3 @@ def _meets(fn: Function, facts: Facts) -> bool:
     if fn.decorated("contextmanager") and (tasks or of_threads(fn.cls, facts, fn.line) >= IMPORTS):
         return True  # for all that enter it
     return not fn.asynchronous and of_threads(fn.cls, facts, fn.line) >= STARTS
-
-
-def _report(fn: Function, first: ast.expr, last: ast.expr, what: str) -> Finding:
-    return finding(
-        first,
-        fn,
-        f"{what} belongs to the whole process: {fn.qualname} changes it for all threads until line {last.lineno}, and "
-        "two threads that do so at once put back the wrong value",
-        [
-            Step("thread A", first.lineno, f"{fn.qualname} saves and sets {what}"),
-            Step("thread B", first.lineno, "saves what thread A has set, and sets its own"),
-            Step("thread A", last.lineno, "puts the old value back, while thread B works"),
-            Step("thread B", last.lineno, "puts back what thread A had set"),
-        ],
-        remedy="pass the value on (cwd=, env=, timeout=), or hold one lock over all of it",
-        about=what,
-        confidence=0.55,
-    )
-
-
-RULE = Rule(
-    "PC415",
-    "process-state",
-    "state of the whole process that is changed and put back while other threads run",
-    find,
-    bad="""
-        import os
-        import subprocess
-        from concurrent.futures import ThreadPoolExecutor
-
-        def build(folder):
-            before = os.getcwd()
-            os.chdir(folder)
-            try:
-                subprocess.run(["make"], check=True)
-            finally:
-                os.chdir(before)
-
-        def build_all(folders):
-            with ThreadPoolExecutor(8) as pool:
-                return [pool.submit(build, folder) for folder in folders]
-    """,
-    good="""
-        import subprocess
-        from concurrent.futures import ThreadPoolExecutor
-
-        def build(folder):
-            subprocess.run(["make"], check=True, cwd=folder)
-
-        def build_all(folders):
-            with ThreadPoolExecutor(8) as pool:
-                return [pool.submit(build, folder) for folder in folders]
-    """,
-    needs=(
-        "chdir",
-        "redirect_std",
-        "catch_warnings",
-        "umask",
-        "setlocale",
-        "setdefaulttimeout",
-        "environ",
-        *STREAMS,
-        "__enter__",
-        "contextmanager",
-    ),
-)

@@ -1,9 +1,4 @@
-"""An object that other threads or tasks see before it is complete.
-
-A constructor that starts a thread with `self`, and sets attributes afterwards, races with the thread: it may read an
-attribute that does not exist yet. The same holds for a connection, timer or server to which the constructor hands
-`self`, if that calls back at once. Set every attribute first, and start last.
-"""
+"""An object that other threads or tasks see before it is complete."""
 
 from __future__ import annotations
 
@@ -11,9 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -36,7 +29,7 @@ class Start(NamedTuple):
     confidence: float
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report attributes that a constructor sets after it has started a thread that reads them."""
     for cls in facts.module.classes.values():
         for name in CONSTRUCTORS:
@@ -102,7 +95,7 @@ def _method(node: ast.expr, fn: Function, facts: Facts) -> Function | None:
     return facts.module.function_named(node.func if isinstance(node, ast.Call) else node, fn)
 
 
-def _late(fn: Function, cls: Class, start: Start, facts: Facts) -> Iterator[Finding]:
+def _late(fn: Function, cls: Class, start: Start, facts: Facts) -> Iterator[Witness]:
     """The attributes that are set only after the start, though they could be before, and that the thread reads."""
     reads = _reads(start.runs, cls, facts) if start.runs is not None else _read_by_any(cls, facts)
     early = {t.attr for t in _targets(fn) if t.lineno <= start.call.lineno}
@@ -112,7 +105,7 @@ def _late(fn: Function, cls: Class, start: Start, facts: Facts) -> Iterator[Find
     locks = [t for t in free if facts.module.attribute(cls, t.attr) is not None]
     plain_targets = [t for t in free if isinstance(_value(t, fn), ast.Name | ast.Constant)]
     for target in [*locks[:1], *plain_targets[:1]] or late[:1]:
-        yield _report(fn, cls, start, target, reads[target.attr])
+        yield Witness(target, fn, confidence=start.confidence, cls=cls, start=start, read=reads[target.attr])
 
 
 def _value(target: ast.Attribute, fn: Function) -> ast.expr | None:
@@ -161,52 +154,3 @@ def _read_by_any(cls: Class, facts: Facts) -> dict[str, tuple[Function, int]]:
             for name, where in _reads(method, cls, facts).items():
                 reads.setdefault(name, where)
     return reads
-
-
-def _report(fn: Function, cls: Class, start: Start, target: ast.Attribute, read: tuple[Function, int]) -> Finding:
-    return finding(
-        target,
-        fn,
-        f"{cls.name}.{target.attr} is set after {text_of(start.call)} (line {start.call.lineno}), from where another "
-        f"thread may run {read[0].qualname}, which reads it (line {read[1]}): it may not exist yet",
-        [
-            Step("thread A", start.call.lineno, f"{fn.qualname} calls {text_of(start.call)}"),
-            Step("thread B", read[1], f"{read[0].qualname} reads {cls.name}.{target.attr}: AttributeError"),
-            Step("thread A", target.lineno, "sets it"),
-        ],
-        remedy="set every attribute before the thread is started",
-        about=f"{cls.name}.{target.attr}",
-        confidence=start.confidence,
-    )
-
-
-RULE = Rule(
-    "PC408",
-    "published-early",
-    "attributes set after a thread that reads them was started",
-    find,
-    bad="""
-        import threading
-
-        class Monitor:
-            def __init__(self, period):
-                self.thread = threading.Thread(target=self._run)
-                self.thread.start()
-                self.period = period
-
-            def _run(self):
-                print(self.period)
-    """,
-    good="""
-        import threading
-
-        class Monitor:
-            def __init__(self, period):
-                self.period = period
-                self.thread = threading.Thread(target=self._run)
-                self.thread.start()
-
-            def _run(self):
-                print(self.period)
-    """,
-)

@@ -1,17 +1,11 @@
-"""A buffer that is read and then emptied, so that what another thread adds in between is lost.
-
-`send(self.buffer); self.buffer = []` throws away every item that was added while `send` ran. Take the buffer out first,
-`buffer, self.buffer = self.buffer, []`, or hold the lock under which items are added over both. In a coroutine the same
-happens where an await lies between the two. Reported where another function adds items.
-"""
+"""A buffer that is read and then emptied, so that what another thread adds in between is lost."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class
 from paceline.concurrency.check.syntax.names import short_name
@@ -24,7 +18,7 @@ ADDS = ("append", "extend", "appendleft", "add", "update", "setdefault", "insert
 HOLDS = ("list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter", "StringIO", "BytesIO", "bytearray")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report functions that use a container as a whole and then empty it."""
     for cls in facts.module.classes.values():
         for accesses in accesses_of_class(cls, facts).values():
@@ -33,7 +27,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield from _emptied(accesses, None, facts)
 
 
-def _emptied(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterator[Finding]:
+def _emptied(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterator[Witness]:
     adding = [a for a in accesses if a.kind == "grow"]
     if not adding:
         return
@@ -49,7 +43,16 @@ def _emptied(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterato
         if is_teardown(reset.fn) or (not pauses and (sign < OWNS_OTHER or reset.fn.asynchronous)):
             continue
         sure = 0.55 if pauses or sign >= OWNS_LOCK else 0.5
-        yield _report(uses[-1], reset, added, "task" if pauses else "thread", sure)
+        yield Witness(
+            reset.node,
+            reset.fn,
+            confidence=sure,
+            reset=reset,
+            use=uses[-1],
+            added=added,
+            who="task" if pauses else "thread",
+            name=_text(reset),
+        )
         return
 
 
@@ -84,65 +87,5 @@ def _whole(access: Access) -> bool:
     return isinstance(up, ast.Assign) and up.value is access.node
 
 
-def _report(use: Access, reset: Access, added: Access, who: str, sure: float) -> Finding:
-    return finding(
-        reset.node,
-        reset.fn,
-        f"{reset.thing} is read at line {use.line} and emptied here; what {added.fn.qualname} adds in between "
-        f"(line {added.line}) is lost",
-        [
-            Step(f"{who} A", use.line, f"{reset.fn.qualname} reads {reset.thing}"),
-            Step(f"{who} B", added.line, f"{added.fn.qualname} adds an item"),
-            Step(f"{who} A", reset.line, "empties it: the new item is gone"),
-        ],
-        remedy=f"take it out in one step, `items, {_text(reset)} = {_text(reset)}, ...`, before it is read, or hold "
-        "one lock over both and over every addition",
-        about=reset.thing,
-        confidence=sure,
-    )
-
-
 def _text(access: Access) -> str:
     return ast.unparse(access.node) if isinstance(access.node, ast.expr) else access.thing
-
-
-RULE = Rule(
-    "PC407",
-    "read-then-reset",
-    "a buffer read and then emptied, while others add to it",
-    find,
-    bad="""
-        import threading
-
-        class Sender:
-            def __init__(self, socket):
-                self._lock = threading.Lock()
-                self._socket = socket
-                self.buffer = []
-
-            def put(self, item):
-                self.buffer.append(item)
-
-            def flush(self):
-                with self._lock:
-                    self._socket.send("".join(self.buffer))
-                    self.buffer = []
-    """,
-    good="""
-        import threading
-
-        class Sender:
-            def __init__(self, socket):
-                self._lock = threading.Lock()
-                self._socket = socket
-                self.buffer = []
-
-            def put(self, item):
-                self.buffer.append(item)
-
-            def flush(self):
-                buffer, self.buffer = self.buffer, []
-                with self._lock:
-                    self._socket.send("".join(buffer))
-    """,
-)

@@ -1,19 +1,12 @@
-"""An entry that is stored only after the message, thread or timer that will look it up has been sent or started.
-
-`number = self._send(request); self._waiting[number] = callback` leaves a gap: a reply that comes at once finds no entry
-in `_waiting`. Store the entry first, then send. The same holds for a thread that is added to a set of threads after it
-was started, and removes itself from there when it ends; and for the flag that a thread runs by, set after its start.
-"""
+"""An entry that is stored only after the message, thread or timer that will look it up has been sent or started."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import PUTS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding, queue_of
+from paceline.concurrency.check.rules.rule import Witness, queue_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -29,7 +22,7 @@ TAKES = ("pop", "remove", "discard", "get")
 ONES = ("start", "spawn", "worker", "put", "write", "post", "emit")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report entries, stored under what a sending call returned, that another method takes out, and flags."""
     for cls in facts.module.classes.values():
         yield from _flag_set_late(cls, facts)
@@ -37,7 +30,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             yield from _stored_late(accesses, cls, facts)
 
 
-def _stored_late(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
+def _stored_late(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Witness]:
     takes = [a for a in accesses if _takes(a)]
     yield from _queued_first(accesses, facts)
     for store in accesses if takes else ():
@@ -56,7 +49,7 @@ def _stored_late(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[F
             continue  # a task that was created runs only once this one awaits
         if of_threads(cls, facts) < IMPORTS and not any(fn.asynchronous for fn in cls.methods.values()):
             continue
-        yield _report(store, sent, other)
+        yield Witness(store.node, store.fn, store=store, sent=sent, other=other)
         return
 
 
@@ -65,7 +58,7 @@ def _pauses_between(sent: ast.Call, store: Access) -> bool:
     return any(sent.lineno <= pause.lineno <= store.line for pause in store.fn.awaits)
 
 
-def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Finding]:
+def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Witness]:
     """A flag without which a thread of the class ends, and which is set only after the thread was started."""
     for run in {id(r.function): r.function for r in facts.roots if r.kind == "thread"}.values():
         needed = {dotted(flag): flag for test in run.tests if (flag := _needed(test)) is not None}
@@ -81,7 +74,7 @@ def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Finding]:
                 sets = [t.lineno for t, _ in fn.assigns if dotted(t) == name]
                 unset = (v for v, _ in cls.values.get(name.partition(".")[2], ()))
                 if min(sets) > started.lineno and any(isinstance(v, ast.Constant) and not v.value for v in unset):
-                    yield _report_flag(target, started, needed[name], fn, run)
+                    yield Witness(target, fn, "flag", started=started, run=run, flag=needed[name])
 
 
 def _needed(test: ast.AST) -> ast.expr | None:
@@ -102,7 +95,7 @@ def _in_one_block(call: ast.Call, target: ast.AST) -> bool:
     return statement is not None and assigned is not None and parent(statement) is parent(assigned)
 
 
-def _queued_first(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
+def _queued_first(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """An entry under a key with which a thread has been started, or which was put into its queue, before."""
     lookups = [a for a in accesses if (_takes(a) or a.kind == "item") and facts.threads_of(a.fn)]
     for store in accesses if lookups else ():
@@ -112,7 +105,7 @@ def _queued_first(accesses: list[Access], facts: Facts) -> Iterator[Finding]:
         if other is None or call is None or on_different_branches(call, store.node):
             continue
         if not _together(store, call, other, facts):
-            yield _report(store, call, other)
+            yield Witness(store.node, store.fn, store=store, sent=call, other=other)
             return
 
 
@@ -210,89 +203,3 @@ def _sends(call: ast.Call, fn: Function, facts: Facts) -> bool:
 def _together(store: Access, sent: ast.Call, other: Access, facts: Facts) -> bool:
     """Whether one lock is held over the call and the entry, and under which the entry is taken out."""
     return bool(facts.held_at(sent, store.fn) & store.locks & other.locks)
-
-
-def _report(store: Access, sent: ast.Call, other: Access) -> Finding:
-    return finding(
-        store.node,
-        store.fn,
-        f"{store.thing} gets its entry here, after {text_of(sent)} at line {sent.lineno}: what that starts may be done "
-        f"first, and {other.fn.qualname} finds no entry (line {other.line})",
-        [
-            Step("thread A", sent.lineno, f"{store.fn.qualname} calls {text_of(sent)}"),
-            Step("thread B", other.line, f"{other.fn.qualname} looks for the entry, and finds none"),
-            Step("thread A", store.line, "stores the entry, which no one looks for any more"),
-        ],
-        remedy="store the entry before the call, and remove it if the call fails",
-        about=store.thing,
-        confidence=0.6,
-    )
-
-
-def _report_flag(target: ast.expr, started: ast.Call, flag: ast.expr, fn: Function, run: Function) -> Finding:
-    name = dotted(target)
-    return finding(
-        target,
-        fn,
-        f"{name} is set here, after the thread was started at line {started.lineno}: {run.qualname} may ask for it "
-        f"before (line {flag.lineno}), and ends",
-        [
-            Step("thread A", started.lineno, f"{fn.qualname} starts the thread"),
-            Step("thread B", flag.lineno, f"{run.qualname} finds {name} not set, and ends"),
-            Step("thread A", target.lineno, "sets it, and no thread runs any more"),
-        ],
-        remedy="set it before the thread is started",
-        about=name,
-        confidence=0.6,
-    )
-
-
-RULE = Rule(
-    "PC409",
-    "registered-late",
-    "an entry stored only after what looks it up was sent or started",
-    find,
-    bad="""
-        import threading
-
-        class Connection:
-            def __init__(self, channel):
-                self._lock = threading.Lock()
-                self._channel = channel
-                self._waiting = {}
-
-            def ask(self, request, callback):
-                number = self._send(request)
-                self._waiting[number] = callback
-
-            def _send(self, request):
-                with self._lock:
-                    return self._channel.send(request)
-
-            def answered(self, number, reply):
-                self._waiting.pop(number)(reply)
-    """,
-    good="""
-        import itertools
-        import threading
-
-        class Connection:
-            def __init__(self, channel):
-                self._lock = threading.Lock()
-                self._channel = channel
-                self._numbers = itertools.count()
-                self._waiting = {}
-
-            def ask(self, request, callback):
-                number = next(self._numbers)
-                self._waiting[number] = callback
-                self._send(number, request)
-
-            def _send(self, number, request):
-                with self._lock:
-                    self._channel.send(number, request)
-
-            def answered(self, number, reply):
-                self._waiting.pop(number)(reply)
-    """,
-)

@@ -1,10 +1,4 @@
-"""A file that is removed to make room for the new one.
-
-`if os.path.exists(path): os.remove(path)` and then `os.rename(new, path)` leaves a moment in which there is no such
-file: a reader fails, and of two writers one fails to remove what the other has removed. `os.replace()` puts the new
-file in its place in one step, on every system. A link is made under another name and then moved likewise. What is done
-on one operating system only (`if os.name == "nt"`) is not reported.
-"""
+"""A file that is removed to make room for the new one."""
 
 from __future__ import annotations
 
@@ -12,10 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.rules.existing_files import ASKS, foreseen
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
@@ -25,7 +17,7 @@ from paceline.concurrency.check.syntax.tree import enclosing, parent
 MOVES = ("rename", "renames", "move", "symlink", "link", "symlink_to", "hardlink_to")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report removals under a test of existence that are followed by a move to the same path."""
     for fn in facts.module.functions:
         moves = [c for c in fn.calls if short_name(c.func) in MOVES and len(c.args) + len(c.keywords) > 1]
@@ -79,48 +71,13 @@ def _of_one_system(node: ast.AST) -> bool:
 _SYSTEM = re.compile(r"os\.name|platform|windows|win32|\bnt\b", re.I)
 
 
-def _report(fn: Function, removal: ast.Call, move: ast.Call, path: str) -> Finding:
+def _report(fn: Function, removal: ast.Call, move: ast.Call, path: str) -> Witness:
     links = short_name(move.func) in ("symlink", "link")
-    action = "linked" if links else "moved there"
-    return finding(
+    return Witness(
         removal,
         fn,
-        f"{path} is removed here, and the new one {action} only at line {move.lineno}: another thread or program finds "
-        "none in between, or is the second one to remove it",
-        [
-            Step("this program", removal.lineno, f"removes {path}"),
-            Step("another one", removal.lineno, "opens it, and there is none; or removes it too, and fails"),
-            Step("this program", move.lineno, f"calls {text_of(move)}"),
-        ],
-        remedy=f"{'make the link under another name, then call' if links else 'use'} os.replace(), which does "
-        "both at once",
-        about=path,
-        confidence=0.6,
+        path=path,
+        action="linked" if links else "moved there",
+        move=move,
+        instead="make the link under another name, then call" if links else "use",
     )
-
-
-RULE = Rule(
-    "PC419",
-    "removed-first",
-    "a file that is removed before the new one takes its place",
-    find,
-    bad="""
-        import os
-
-        def store(path, data):
-            with open(path + ".new", "wb") as file:
-                file.write(data)
-            if os.path.exists(path):
-                os.remove(path)
-            os.rename(path + ".new", path)
-    """,
-    good="""
-        import os
-
-        def store(path, data):
-            with open(path + ".new", "wb") as file:
-                file.write(data)
-            os.replace(path + ".new", path)
-    """,
-    needs=("exists", "isfile", "islink", "is_file", "is_symlink"),
-)

@@ -1,9 +1,4 @@
-"""An object of a library that one thread at a time may use, or only the thread that made it.
-
-A connection of sqlite3 refuses every thread but the one that opened it. A socket of ZeroMQ and a connection of pika
-crash or mix up their messages when two threads use them at once. Open one in each thread, or hold a lock around every
-use. Which classes these are is data, in `libraries/bound.json`.
-"""
+"""An object of a library that one thread at a time may use, or only the thread that made it."""
 
 from __future__ import annotations
 
@@ -11,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check import libraries
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class
 from paceline.concurrency.check.syntax.names import keyword
@@ -23,7 +17,7 @@ from paceline.concurrency.check.threads.sharing import may_coincide
 from paceline.concurrency.check.values.library_types import type_name
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report such objects in attributes that a thread and another one use."""
     if not facts.has_threads:
         return
@@ -33,7 +27,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 yield from _of_one(name, accesses, cls, facts)
 
 
-def _of_one(name: str, accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Finding]:
+def _of_one(name: str, accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Witness]:
     values = [(v, f) for v, f in cls.values.get(name, ()) if isinstance(v, ast.Call)]
     kinds = {libraries.bound(type_name(value, fn, facts.module)) for value, fn in values}
     used = [a for a in accesses if isinstance(parent(a.node), ast.Attribute) and not is_teardown(a.fn)]
@@ -46,67 +40,26 @@ def _of_one(name: str, accesses: list[Access], cls: Class, facts: Facts) -> Iter
         at = next((a for a in used if facts.threads_of(a.fn)), None)
         line = min(value.lineno for value, _ in values)
         if at is not None:
-            yield _report(at, f"was opened by another thread (line {line}), and refuses this one", line, 0.7)
+            yield Witness(
+                at.node,
+                at.fn,
+                confidence=0.7,
+                edge=at,
+                what=f"was opened by another thread (line {line}), and refuses this one",
+                line=line,
+            )
     elif kinds == {"one"}:
         for at in used:
             other = next(
                 (o for o in used if o.fn is not at.fn and not o.locks & at.locks and may_coincide(at, o, facts)), None
             )
             if other is not None and facts.threads_of(at.fn):
-                yield _report(at, f"is used by {other.fn.qualname} in another thread at the same time", other.line, 0.6)
+                yield Witness(
+                    at.node,
+                    at.fn,
+                    confidence=0.6,
+                    edge=at,
+                    what=f"is used by {other.fn.qualname} in another thread at the same time",
+                    line=other.line,
+                )
                 return
-
-
-def _report(at: Access, what: str, line: int, confidence: float) -> Finding:
-    assert isinstance(at.node, ast.expr)
-    return finding(
-        at.node,
-        at.fn,
-        f"{at.thing} {what}",
-        [
-            Step("thread A", line, f"opens or uses {at.thing}"),
-            Step("thread B", at.line, f"{at.fn.qualname} uses it: an error, or messages that are mixed up"),
-        ],
-        remedy="open one in each thread, or hold one lock around every use",
-        about=at.thing,
-        confidence=confidence,
-    )
-
-
-RULE = Rule(
-    "PC418",
-    "thread-bound",
-    "an object of a library that only one thread may use",
-    find,
-    bad="""
-        import queue
-        import sqlite3
-        import threading
-
-        class History:
-            def __init__(self, path):
-                self.lines = queue.Queue()
-                self.db = sqlite3.connect(path)
-                threading.Thread(target=self._write, daemon=True).start()
-
-            def _write(self):
-                while True:
-                    self.db.execute("insert into history values (?)", (self.lines.get(),))
-    """,
-    good="""
-        import queue
-        import sqlite3
-        import threading
-
-        class History:
-            def __init__(self, path):
-                self.lines = queue.Queue()
-                threading.Thread(target=self._write, args=(path,), daemon=True).start()
-
-            def _write(self, path):
-                db = sqlite3.connect(path)
-                while True:
-                    db.execute("insert into history values (?)", (self.lines.get(),))
-    """,
-    needs=("sqlite3", "zmq", "pika"),
-)

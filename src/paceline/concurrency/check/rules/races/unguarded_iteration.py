@@ -1,21 +1,11 @@
-"""An iteration while another thread changes the size of the container.
-
-A `for` over a dictionary, set or deque raises when its size changes during the iteration; over a list it skips or
-repeats items. The same holds for a view (`.items()`) that a method returns. `list(self.d.items())` copies in one step
-and is safe with the GIL. Reported where the changes are made under a lock that the loop does not hold, in another
-thread, in a callback of a weak reference, which may run in the middle of the loop, or by a callback that the loop calls
-or that the end of an element calls (`for c in self.open: c.close()`); and in files with threads, where a public method
-removes entries.
-"""
+"""An iteration while another thread changes the size of the container."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check import libraries
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -40,7 +30,7 @@ ENDS = ("close", "kill", "stop", "disconnect", "terminate", "shutdown", "abort",
         "set_exception", "add_exception", "set_result", "fail", "errback", "callback")  # fmt: skip
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report loops over attributes and globals whose size another thread may change."""
     for cls in facts.module.classes.values():
         for accesses in (*accesses_of_class(cls, facts).values(), *accesses_of_elements(cls, facts)):
@@ -51,7 +41,7 @@ def find(facts: Facts) -> Iterator[Finding]:
         yield from _of_modules(fn, facts)
 
 
-def _of_modules(fn: Function, facts: Facts) -> Iterator[Finding]:
+def _of_modules(fn: Function, facts: Facts) -> Iterator[Witness]:
     """Loops over `sys.modules`, to which any import in another thread adds."""
     for loop in fn.loops if fn is not facts.module.top else ():
         over = loop.iter if isinstance(loop, ast.For | ast.comprehension) else None
@@ -60,22 +50,10 @@ def _of_modules(fn: Function, facts: Facts) -> Iterator[Finding]:
         if over is None or facts.module.canonical(over) != "sys.modules" or is_caught(over, "RuntimeError"):
             continue
         if facts.threads_of(fn) or of_threads(fn.cls, facts, over.lineno) >= STARTS:
-            yield finding(
-                over,
-                fn,
-                "sys.modules is iterated over here, and any import in another thread adds to it",
-                [
-                    Step("thread A", over.lineno, f"{fn.qualname} iterates over sys.modules"),
-                    Step("thread B", over.lineno, "imports a module"),
-                    Step("thread A", over.lineno, "RuntimeError: changed size during iteration"),
-                ],
-                remedy="iterate over a copy, list(sys.modules.values())",
-                about="sys.modules",
-                confidence=0.6,
-            )
+            yield Witness(over, fn, "of-modules")
 
 
-def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator[Finding]:
+def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator[Witness]:
     loops = [
         a for a in (*accesses, *_aliased(accesses, facts)) if iterates(a) and not is_caught(a.node, "RuntimeError")
     ]
@@ -268,57 +246,5 @@ def _may_come_later(change: Access, facts: Facts) -> bool:
     return not name.startswith("_") and not starts and not is_teardown(change.fn) and change.fn is not facts.module.top
 
 
-def _report(loop: Access, change: Access, who: str, confidence: float) -> Finding:
-    return finding(
-        loop.node,
-        loop.fn,
-        f"{loop.thing} is iterated over here, while {who} changes its size (line {change.line})",
-        [
-            Step("thread A", loop.line, f"{loop.fn.qualname} iterates over {loop.thing}"),
-            Step("thread B", change.line, f"{change.fn.qualname} adds or removes an item"),
-            Step("thread A", loop.line, "RuntimeError: changed size during iteration"),
-        ],
-        remedy="iterate over a copy, list(...), that is made under the lock",
-        about=loop.thing,
-        confidence=confidence,
-    )
-
-
-RULE = Rule(
-    "PC404",
-    "unguarded-iteration",
-    "an iteration while another thread changes the container's size",
-    find,
-    bad="""
-        import threading
-
-        class Cache:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._data = {}
-
-            def put(self, key, value):
-                with self._lock:
-                    self._data[key] = value
-
-            def total(self):
-                return sum(value for value in self._data.values())
-    """,
-    good="""
-        import threading
-
-        class Cache:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._data = {}
-
-            def put(self, key, value):
-                with self._lock:
-                    self._data[key] = value
-
-            def total(self):
-                with self._lock:
-                    return sum(value for value in self._data.values())
-    """,
-    needs=("ock", "utex", "hread", "signal", "weakref", "gc.callbacks", "await", *libraries.threaded()),
-)
+def _report(loop: Access, change: Access, who: str, confidence: float) -> Witness:
+    return Witness(loop.node, loop.fn, confidence=confidence, loop=loop, who=who, change=change)

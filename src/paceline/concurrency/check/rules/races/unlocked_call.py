@@ -1,8 +1,4 @@
-"""A call that needs a lock which this caller does not hold, and all others do.
-
-Most functions call `self._save()`, or `self.protocol.receive()`, under one lock: what is called relies on it. A
-function that makes the same call without the lock runs it beside another one.
-"""
+"""A call that needs a lock which this caller does not hold, and all others do."""
 
 from __future__ import annotations
 
@@ -10,10 +6,8 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS, LOCKS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted
@@ -39,7 +33,7 @@ class Use(NamedTuple):
     locks: frozenset[str]
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report calls of a method, or of an object's methods, without the lock that the other callers hold."""
     for cls in facts.module.classes.values():
         if not owns_lock(cls, facts):
@@ -86,7 +80,7 @@ def _changes(method: Function, facts: Facts) -> bool:
     return (assigns or counts) and not any(m.kind in ("take", "try") for m in facts.walker.effects(method))
 
 
-def _without(called: str, uses: list[Use], cls: Class, facts: Facts) -> Iterator[Finding]:
+def _without(called: str, uses: list[Use], cls: Class, facts: Facts) -> Iterator[Witness]:
     """The one call without the lock that the others hold."""
     for lock in own_locks(frozenset().union(*(use.locks for use in uses)), cls):
         kind = facts.module.attribute(cls, lock.rpartition(".")[2])
@@ -97,75 +91,12 @@ def _without(called: str, uses: list[Use], cls: Class, facts: Facts) -> Iterator
         functions = {id(use.fn) for use in bare}
         if len(holders) < MOST or len(functions) != 1 or may_be_alone(bare[0].fn, facts):
             continue
-        yield _report(bare[0], next(iter(holders.values())), len(holders), called, lock)
+        yield Witness(
+            bare[0].call,
+            bare[0].fn,
+            lock=lock,
+            holders=len(holders),
+            guarded=next(iter(holders.values())),
+            called=called,
+        )
         return
-
-
-def _report(bare: Use, guarded: Use, holders: int, called: str, lock: str) -> Finding:
-    return finding(
-        bare.call,
-        bare.fn,
-        f"{text_of(bare.call)} is called without {lock}, which {holders} other functions hold for it (line "
-        f"{guarded.call.lineno})",
-        [
-            Step("thread A", guarded.call.lineno, f"{guarded.fn.qualname} calls it under {lock}"),
-            Step("thread B", bare.call.lineno, f"{bare.fn.qualname} calls it at the same time, without {lock}"),
-        ],
-        remedy=f"hold {lock} here too",
-        about=f"{called} {lock}",
-        confidence=0.55,
-    )
-
-
-RULE = Rule(
-    "PC413",
-    "unlocked-call",
-    "a call without the lock that all other callers hold",
-    find,
-    bad="""
-        import threading
-
-        class Cache:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._saved = 0
-
-            def put(self, key, value):
-                with self._lock:
-                    self._save(key, value)
-
-            def move(self, old, new):
-                with self._lock:
-                    self._save(new, old)
-
-            def flush(self):
-                self._save("flushed", True)
-
-            def _save(self, key, value):
-                self._saved = self._saved + 1
-    """,
-    good="""
-        import threading
-
-        class Cache:
-            def __init__(self):
-                self._lock = threading.Lock()
-                self._saved = 0
-
-            def put(self, key, value):
-                with self._lock:
-                    self._save(key, value)
-
-            def move(self, old, new):
-                with self._lock:
-                    self._save(new, old)
-
-            def flush(self):
-                with self._lock:
-                    self._save("flushed", True)
-
-            def _save(self, key, value):
-                self._saved = self._saved + 1
-    """,
-    needs=("ock", "ondition"),
-)

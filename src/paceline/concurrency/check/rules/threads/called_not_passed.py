@@ -1,8 +1,4 @@
-"""A function that is called where it was meant to be passed.
-
-`Thread(target=self.listen())` runs `listen` at once, in the thread that creates the other one, and passes on what it
-returns: nothing. If it loops, the program never gets to `start()`. Without the parentheses the function is passed.
-"""
+"""A function that is called where it was meant to be passed."""
 
 from __future__ import annotations
 
@@ -10,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import is_constant, keyword, short_name
@@ -21,24 +16,13 @@ from paceline.concurrency.check.threads.roots import STARTS, STARTS_IN_MODULE
 TAKES = {"add_done_callback": ("fn", 0), "call_soon_threadsafe": ("callback", 0), "call_later": ("callback", 1)}
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report calls, of functions that return nothing, in the place of the function that a thread or callback is."""
     for fn in facts.module.functions:
         for call in fn.calls:
             target = _function_of(call, facts)
             if isinstance(target, ast.Call) and _returns_nothing(facts.module.callee(target, fn)):
-                yield finding(
-                    target,
-                    fn,
-                    f"{text_of(target)} is called here, before {short_name(call.func)} gets what it returns: nothing",
-                    [
-                        Step("thread A", target.lineno, f"{fn.qualname} runs {text_of(target)} itself"),
-                        Step("thread A", call.lineno, f"gives None to {short_name(call.func)}, which runs nothing"),
-                    ],
-                    remedy=f"pass the function: {text_of(target).removesuffix('()')}, and its arguments apart",
-                    about=text_of(target),
-                    confidence=0.85,
-                )
+                yield Witness(target, fn, call=call, function=text_of(target).removesuffix("()"))
 
 
 def _function_of(call: ast.Call, facts: Facts) -> ast.expr | None:
@@ -61,34 +45,3 @@ def _returns_nothing(fn: Function | None) -> bool:
     plain = not getattr(fn.node, "decorator_list", ())
     raises = len(fn.body) == 1 and isinstance(fn.body[0], ast.Raise)
     return plain and not raises and all(r.value is None or is_constant(r.value, None) for r in fn.returns)
-
-
-RULE = Rule(
-    "PC221",
-    "called-not-passed",
-    "a function that is called where it was meant to be passed",
-    find,
-    bad="""
-        import threading
-
-        class Service:
-            def listen(self):
-                while True:
-                    self.accept()
-
-            def start(self):
-                threading.Thread(target=self.listen()).start()
-    """,
-    good="""
-        import threading
-
-        class Service:
-            def listen(self):
-                while True:
-                    self.accept()
-
-            def start(self):
-                threading.Thread(target=self.listen).start()
-    """,
-    needs=("hread", "Timer", "submit", "Process", "call", "signal", "register", "apply_async", "executor"),
-)

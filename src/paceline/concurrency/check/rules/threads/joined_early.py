@@ -1,9 +1,4 @@
-"""A thread that is joined before it is asked to end.
-
-The thread works until an event is set, a flag changes or an end mark arrives, and the function that joins it does that
-only afterwards: the join never returns. Likewise a thread that puts into a bounded queue: once the queue is full, it
-waits for a reader, and the reader waits for the thread. Tell it first, empty the queue, then join.
-"""
+"""A thread that is joined before it is asked to end."""
 
 from __future__ import annotations
 
@@ -11,28 +6,26 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import has_timeout, text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.rules.endings import done_before, ends_of, never_told, signals
-from paceline.concurrency.check.rules.rule import Rule, blocks_that_make, finding, resource_of
+from paceline.concurrency.check.rules.rule import Witness, blocks_that_make, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.concurrency.check.syntax.tree import is_within, last_line, parent
 from paceline.concurrency.check.threads.roots import STARTS, in_loop
 from paceline.concurrency.check.values.bindings import start_arguments
-from paceline.narrative import Wait
 
 READS = ("get", "get_nowait")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report joins before what ends the thread, and joins of threads that may wait for room in a queue."""
     for fn in facts.module.functions:
         findings = (_signalled_after(*task, fn, facts) for task in _tasks(fn, facts))
         yield from [f for f in findings if f is not None][:1]
         for join in fn.calls:
             if _left_open(join, fn, facts):
-                yield _report_open(fn, join)
+                yield Witness(join, fn, "open")
             started = _joined(join, fn, facts)
             if started is None:
                 continue
@@ -45,7 +38,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 and not _is_daemon(constructor, maker)
                 and any(signals(c, ends, fn) for c in done_before(fn, join, facts))
             ):
-                yield _report_exit(fn, join, register, runs)
+                yield Witness(register, fn, "exit", runs=runs, join=join)
                 continue
             if signal is not None and not any(signals(c, ends, fn) for c in done_before(fn, join, facts)):
                 yield _report(fn, join, signal, runs)
@@ -92,42 +85,6 @@ def _is_daemon(constructor: ast.Call, maker: Function) -> bool:
     )
 
 
-def _report_exit(fn: Function, join: ast.Call, register: ast.Call, runs: Function) -> Finding:
-    return finding(
-        register,
-        fn,
-        f"{fn.qualname} runs at exit, when all threads have ended that are no daemons; {runs.qualname} is one of them, "
-        f"and only {fn.qualname} ends it",
-        [
-            Step("thread A", register.lineno, "leaves the program: the interpreter waits for the threads"),
-            Step("thread B", runs.line, f"{runs.qualname} continues until it is asked to end"),
-            Step("thread A", join.lineno, f"would ask it in {fn.qualname}, which comes after that"),
-        ],
-        remedy="make the thread a daemon, or end it before the end of the program",
-        about=f"{fn.qualname} at exit",
-        confidence=0.75,
-        waits=[
-            Wait("thread A", "leaves the program", "end", "thread B"),
-            Wait("thread B", "runs its loop", "tell it to end", "thread A"),
-        ],
-    )
-
-
-def _report_open(fn: Function, join: ast.Call) -> Finding:
-    return finding(
-        join,
-        fn,
-        f"{text_of(join)} is called while the pool is open: it raises ValueError, and the tasks may not have ended",
-        [
-            Step("the parent", join.lineno, f"{fn.qualname} joins a pool that still takes tasks"),
-            Step("the parent", join.lineno, "ValueError: Pool is still running"),
-        ],
-        remedy="call close() before join()",
-        about=dotted(join.func),
-        confidence=0.8,
-    )
-
-
 def _tasks(fn: Function, facts: Facts) -> Iterator[tuple[ast.stmt, ast.Call, Function]]:
     """The tasks of an executor whose block waits at its end until they have ended: that end, the call, the function."""
     for block, executor in blocks_that_make("Executor", fn, facts):
@@ -140,7 +97,7 @@ def _tasks(fn: Function, facts: Facts) -> Iterator[tuple[ast.stmt, ast.Call, Fun
 
 def _signalled_after(
     end: ast.stmt, constructor: ast.Call, runs: Function, fn: Function, facts: Facts
-) -> Finding | None:
+) -> Witness | None:
     """What would end a task comes after the block of its executor, which waits for it."""
     ends = ends_of(constructor, fn, runs, fn)
     last = ast.copy_location(ast.Name("end"), end)
@@ -201,18 +158,18 @@ def _signalled(fn: Function, join: ast.Call, ends: set[str]) -> ast.AST | None:
 
 def _report_asleep(
     fn: Function, join: ast.Call, runs: Function, wait: ast.Call, what: str, signal: ast.expr
-) -> Finding:
-    socket, event = short_name(wait.func) == "accept", short_name(wait.func) == "wait"
-    return finding(
+) -> Witness:
+    socket = short_name(wait.func) == "accept"
+    event = short_name(wait.func) == "wait"
+    return Witness(
         join,
         fn,
-        f"{text_of(join)} waits for {runs.qualname}, which waits in {text_of(wait)} (line {wait.lineno}) and sees its "
-        f"flag only once {'that happens' if event else 'a connection comes' if socket else 'something comes'}",
-        [
-            Step("thread B", wait.lineno, f"{runs.qualname} waits for {what}"),
-            Step("thread A", signal.lineno, f"{fn.qualname} asks it to end; thread B does not wake up"),
-            Step("thread A", join.lineno, "waits for it to end"),
-        ],
+        "asleep",
+        runs=runs,
+        wait=wait,
+        until="that happens" if event else "a connection comes" if socket else "something comes",
+        what=what,
+        signal=signal,
         remedy="connect to the socket once more before the join, or give it a timeout"
         if socket
         else "set the event before the join, after the flag"
@@ -220,12 +177,8 @@ def _report_asleep(
         else "wait for the data with a timeout, or for a second pipe as well, by select()"
         if short_name(wait.func) == "read"
         else f"put an end mark into {what.rpartition(' ')[2]} before the join, or get with a timeout",
-        about=what.removesuffix(" to be set").rpartition(" ")[2],
-        confidence=0.65,
-        waits=[
-            Wait("thread A", "joined the thread", "end", "thread B"),
-            Wait("thread B", f"waits for {what}", "connect" if socket else "set it" * event or "put one", "thread A"),
-        ],
+        subject=what.removesuffix(" to be set").rpartition(" ")[2],
+        need="connect" if socket else "set it" * event or "put one",
     )
 
 
@@ -289,87 +242,17 @@ def _cut_off(join: ast.Call) -> int:
     return 0
 
 
-def _report(fn: Function, join: ast.Call, signal: ast.AST, runs: Function, waits: str = "") -> Finding:
+def _report(fn: Function, join: ast.Call, signal: ast.AST, runs: Function, waits: str = "") -> Witness:
     line = getattr(signal, "lineno", join.lineno)
-    what = text_of(signal) if isinstance(signal, ast.Call) else f"{dotted(signal)} = ..."
-    return finding(
+    return Witness(
         join,
         fn,
-        f"{waits or text_of(join)} waits for {runs.qualname} to end, and line {line} ({what}), which would end it, "
-        "comes after",
-        [
-            Step("thread A", join.lineno, f"{fn.qualname} waits for the thread to end"),
-            Step("thread B", runs.line, f"{runs.qualname} continues until it is asked to end"),
-            Step("thread A", line, "would tell it, and is never reached"),
-        ],
-        remedy="tell the thread to end before it is joined",
-        about=dotted(join.func),
-        confidence=0.75,
-        waits=[
-            Wait("thread A", "joined the thread", "end", "thread B"),
-            Wait("thread B", "runs its loop", "tell it to end", "thread A"),
-        ],
+        waiter=waits or text_of(join),
+        runs=runs,
+        line=line,
+        what=text_of(signal) if isinstance(signal, ast.Call) else f"{dotted(signal)} = ...",
     )
 
 
-def _report_full(fn: Function, join: ast.Call, runs: Function, put: ast.Call, queue: str) -> Finding:
-    return finding(
-        join,
-        fn,
-        f"{text_of(join)} waits for {runs.qualname} to end, which waits for room in {queue} once that is full (line "
-        f"{put.lineno}); nothing takes the items out any more",
-        [
-            Step("thread B", put.lineno, f"{runs.qualname} puts into {queue}, which is full, and waits for room"),
-            Step("thread A", join.lineno, f"{fn.qualname} waits for it to end, and does not empty {queue}"),
-        ],
-        remedy=f"take everything out of {queue} before and while it is joined, or put with a timeout",
-        about=queue,
-        confidence=0.65,
-        waits=[
-            Wait("thread B", f"filled {queue}", "take an item", "thread A"),
-            Wait("thread A", "stopped to read", "end", "thread B"),
-        ],
-    )
-
-
-RULE = Rule(
-    "PC217",
-    "joined-early",
-    "a thread joined before it is asked to end, or while it may wait for room in a queue",
-    find,
-    bad="""
-        import threading
-
-        class Sampler:
-            def __init__(self):
-                self.stopped = threading.Event()
-                self.thread = threading.Thread(target=self._run)
-                self.thread.start()
-
-            def _run(self):
-                while not self.stopped.is_set():
-                    self.sample()
-
-            def close(self):
-                self.thread.join()
-                self.stopped.set()
-    """,
-    good="""
-        import threading
-
-        class Sampler:
-            def __init__(self):
-                self.stopped = threading.Event()
-                self.thread = threading.Thread(target=self._run)
-                self.thread.start()
-
-            def _run(self):
-                while not self.stopped.is_set():
-                    self.sample()
-
-            def close(self):
-                self.stopped.set()
-                self.thread.join()
-    """,
-    needs=("join", "Executor"),
-)
+def _report_full(fn: Function, join: ast.Call, runs: Function, put: ast.Call, queue: str) -> Witness:
+    return Witness(join, fn, "full", runs=runs, queue=queue, put=put)

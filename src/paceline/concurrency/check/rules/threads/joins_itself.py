@@ -1,19 +1,12 @@
-"""A thread or task that waits for its own end.
-
-A thread that stops its own object by a method which joins that very thread would wait for its own end; `join()` raises
-RuntimeError instead, in the middle of the clean-up. So does a task that shuts its own executor down, and a task of
-asyncio that awaits itself; with `gather` it waits for ever. Such a method asks first which thread or task it runs in.
-"""
+"""A thread or task that waits for its own end."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding
-from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
-from paceline.concurrency.check.summaries import Facts, Wait, call_steps
+from paceline.concurrency.check.rules.rule import Witness, resource_of
+from paceline.concurrency.check.summaries import Facts, Wait
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
 
@@ -25,7 +18,7 @@ STARTS = ("create_task", "ensure_future")
 WAITS = ("gather", "wait", "wait_for", "shield")
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report joins of the only thread or task that runs a function, and of executors, reached from that function."""
     yield from _tasks(facts)
     for fn in facts.module.functions:
@@ -36,7 +29,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 ended = wait.effect.resource
                 where, node = wait.steps[-1]
                 if ended is not None and ended.kind == "Executor" and ended.id == pool.id and not _asks(wait):  # type: ignore[union-attr]
-                    yield _report(task, wait, node, where)  # type: ignore[arg-type]
+                    yield Witness(node, where, target=task, wait=wait)  # type: ignore[arg-type]
     for root in facts.roots:
         if root.kind != "thread" or root.several:
             continue
@@ -56,7 +49,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 f for f in facts.module.functions if constructor is not None and any(c is constructor for c in f.calls)
             ]
             if target is not None and any(facts.module.function_named(target, f) is root.function for f in makers):
-                yield _report(root.function, wait, node, fn)
+                yield Witness(node, fn, target=root.function, wait=wait)
 
 
 def _asks(wait: Wait) -> bool:
@@ -65,7 +58,7 @@ def _asks(wait: Wait) -> bool:
     return named or any(short_name(c.func) in ASKS for f, _ in wait.steps for c in f.calls)
 
 
-def _tasks(facts: Facts) -> Iterator[Finding]:
+def _tasks(facts: Facts) -> Iterator[Witness]:
     """Awaits of the task in an attribute, reached from the coroutine that it runs."""
     for cls in facts.module.classes.values():
         for attribute, values in cls.values.items():
@@ -112,70 +105,6 @@ def _parts(node: ast.expr) -> list[ast.expr]:
     return node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
 
 
-def _report_task(target: Function, attribute: str, steps: Steps) -> Finding:
+def _report_task(target: Function, attribute: str, steps: Steps) -> Witness:
     fn, node = steps[-1]
-    return finding(
-        node,
-        fn,
-        f"{fn.self_name}.{attribute} is awaited on a way from {target.qualname}, which runs in that task: it would "
-        "wait for its own end, and raises RuntimeError",
-        call_steps("task A", steps, "awaits the task that it runs in"),
-        remedy="await it only if `asyncio.current_task() is not` the task",
-        about=target.qualname,
-        confidence=0.75,
-    )
-
-
-def _report(target: Function, wait: Wait, node: ast.expr, fn: Function) -> Finding:
-    return finding(
-        node,
-        fn,
-        f"{text_of(node)} is reached from {target.qualname}, which runs in that thread: it would wait for its own end, "
-        "and raises RuntimeError",
-        call_steps("thread B", wait.steps, "joins the thread that it runs in"),
-        remedy="join only if `threading.current_thread() is not` the thread",
-        about=target.qualname,
-        confidence=0.75,
-    )
-
-
-RULE = Rule(
-    "PC214",
-    "joins-itself",
-    "a thread or task that waits for its own end",
-    find,
-    bad="""
-        import threading
-
-        class Worker:
-            def __init__(self, work):
-                self.work = work
-                self.thread = threading.Thread(target=self.run)
-                self.thread.start()
-
-            def run(self):
-                self.work()
-                self.stop()
-
-            def stop(self):
-                self.thread.join()
-    """,
-    good="""
-        import threading
-
-        class Worker:
-            def __init__(self, work):
-                self.work = work
-                self.thread = threading.Thread(target=self.run)
-                self.thread.start()
-
-            def run(self):
-                self.work()
-                self.stop()
-
-            def stop(self):
-                if threading.current_thread() is not self.thread:
-                    self.thread.join()
-    """,
-    needs=("join", "shutdown", "await "),
-)
+    return Witness(node, fn, "task", attribute=attribute, target=target, steps=steps)

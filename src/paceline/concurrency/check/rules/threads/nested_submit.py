@@ -1,25 +1,19 @@
-"""A task that waits for another task of the same executor.
-
-If every worker of the executor runs such a task, no worker is left to run the tasks that they wait for.
-"""
+"""A task that waits for another task of the same executor."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import short_name
-from paceline.narrative import Wait
 
 DEPTH = 3
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report tasks that submit to their own executor and wait for the result."""
     for fn in facts.module.functions:
         for call in fn.calls:
@@ -29,7 +23,7 @@ def find(facts: Facts) -> Iterator[Finding]:
             inner = _submits(task, pool, facts, 0) if task is not None and pool is not None else None
             if task is not None and pool is not None and inner is not None:
                 where, at = inner
-                yield _report(where, at, task, pool, call)
+                yield Witness(at, where, pool=pool, submitted=call, task=task)
 
 
 def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
@@ -71,61 +65,3 @@ def _kept(wait: ast.Call, fn: Function, pool: str, facts: Facts) -> bool:
     elements = facts.module.objects.elements(over, fn) if over is not None else ()
     calls = [(v.what, v.fn) for v in elements if isinstance(v.what, ast.Call) and v.fn is not None]
     return any(_executor(call, scope, facts) == pool for call, scope in calls)
-
-
-def _report(fn: Function, at: ast.Call, task: Function, pool: str, submitted: ast.Call) -> Finding:
-    return finding(
-        at,
-        fn,
-        f"{text_of(at)} waits for a task of {pool} inside a task of {pool} (submitted at line "
-        f"{submitted.lineno}): if every worker does so, none is left to run the others",
-        [
-            Step("every worker", submitted.lineno, f"runs {task.qualname}"),
-            Step("every worker", at.lineno, f"waits for another task of {pool}, which no worker is free to run"),
-        ],
-        remedy="call the inner function directly, or give the inner tasks an executor of their own",
-        about=pool,
-        confidence=0.85,
-        waits=[
-            Wait("worker A", f"runs {task.qualname}", "be free", "worker B"),
-            Wait("worker B", f"runs {task.qualname}", "be free", "worker A"),
-        ],
-    )
-
-
-RULE = Rule(
-    "PC207",
-    "nested-submit",
-    "a task that waits for another task of the same executor",
-    find,
-    bad="""
-        from concurrent.futures import ThreadPoolExecutor
-
-        pool = ThreadPoolExecutor(2)
-
-        def leaf(item):
-            return item + 1
-
-        def tree(items):
-            futures = [pool.submit(leaf, item) for item in items]
-            return [future.result() for future in futures]
-
-        def run(trees):
-            return [pool.submit(tree, items) for items in trees]
-    """,
-    good="""
-        from concurrent.futures import ThreadPoolExecutor
-
-        pool = ThreadPoolExecutor(2)
-
-        def leaf(item):
-            return item + 1
-
-        def tree(items):
-            return [leaf(item) for item in items]
-
-        def run(trees):
-            return [pool.submit(tree, items) for items in trees]
-    """,
-    needs=("submit",),
-)

@@ -1,23 +1,17 @@
-"""A timer that is cancelled while it fires, and still starts the next one.
-
-A periodic job starts a `threading.Timer` whose function starts the next timer. `cancel()` stops a timer that waits; one
-that is firing continues, starts the next one, and the job that was cancelled runs for ever. Keep a flag that `cancel`
-sets, and that is asked for before a timer is started, both under one lock.
-"""
+"""A timer that is cancelled while it fires, and still starts the next one."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted, keyword
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report cancellations of timers that renew themselves without asking for anything that the canceller sets."""
     for cls in facts.module.classes.values():
         for name, values in cls.values.items():
@@ -28,7 +22,7 @@ def find(facts: Facts) -> Iterator[Finding]:
                 for fn in cls.methods.values():
                     cancel = next((c for c in fn.calls if dotted(c.func) == f"{fn.self_name}.{name}.cancel"), None)
                     if cancel is not None and fn not in (fires, starter) and not _asked(fn, (fires, starter), cls):
-                        yield _report(cancel, fn, fires, starter)
+                        yield Witness(cancel, fn, fires=fires, starter=starter)
 
 
 def _fires(value: ast.expr, starter: Function, facts: Facts) -> Function | None:
@@ -58,67 +52,3 @@ def _changes(call: ast.Call) -> bool:
     if not isinstance(method, ast.Attribute):
         return False
     return method.attr in ("set", "clear") and isinstance(method.value, ast.Attribute)
-
-
-def _report(cancel: ast.Call, fn: Function, fires: Function, starter: Function) -> Finding:
-    return finding(
-        cancel,
-        fn,
-        f"a timer that is firing is not stopped by {dotted(cancel.func)}(): {fires.qualname} starts the next one (line "
-        f"{starter.line}) after it was cancelled",
-        [
-            Step("thread B", fires.line, f"the timer fires: {fires.qualname} begins"),
-            Step("thread A", cancel.lineno, f"{fn.qualname} cancels the timer, which has fired already"),
-            Step("thread B", starter.line, f"{starter.qualname} starts the next one"),
-        ],
-        remedy="set a flag here, and ask for it before a timer is started, both under one lock",
-        about=dotted(cancel.func),
-        confidence=0.7,
-    )
-
-
-RULE = Rule(
-    "PC234",
-    "rearmed",
-    "a timer that is cancelled while it fires, and starts the next one",
-    find,
-    bad="""
-        import threading
-
-        class Poller:
-            def start(self):
-                self.timer = threading.Timer(5, self.poll)
-                self.timer.start()
-
-            def poll(self):
-                self.fetch()
-                self.start()
-
-            def stop(self):
-                self.timer.cancel()
-    """,
-    good="""
-        import threading
-
-        class Poller:
-            def __init__(self):
-                self.stopped = False
-                self.lock = threading.Lock()
-
-            def start(self):
-                with self.lock:
-                    if not self.stopped:
-                        self.timer = threading.Timer(5, self.poll)
-                        self.timer.start()
-
-            def poll(self):
-                self.fetch()
-                self.start()
-
-            def stop(self):
-                with self.lock:
-                    self.stopped = True
-                    self.timer.cancel()
-    """,
-    needs=("Timer",),
-)

@@ -1,9 +1,4 @@
-"""A request to stop that the thread or task itself resets when it begins.
-
-`stop()` clears a flag, or sets an event, and the loop of the thread ends. But the thread begins with `self.running =
-True`, or clears the event: a `stop()` that comes between `start()` and the first line of the thread is lost, and a join
-after it waits for ever. Set the flag, or clear the event, where the thread is started, before the start.
-"""
+"""A request to stop that the thread or task itself resets when it begins."""
 
 from __future__ import annotations
 
@@ -11,8 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.libraries.catalogue import EVENTS
-from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.rules.rule import Rule, finding, resource_of
+from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant
@@ -21,7 +15,7 @@ from paceline.concurrency.check.threads.roots import Root
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 
 
-def find(facts: Facts) -> Iterator[Finding]:
+def find(facts: Facts) -> Iterator[Witness]:
     """Report flags and events that ask a thread or task to end, and that it resets at its beginning."""
     for root in {id(r.function): r for r in facts.roots if r.kind in ("thread", "task")}.values():
         fn = root.function
@@ -124,78 +118,18 @@ def _waits_before(fn: Function, node: ast.expr) -> bool:
     return any(a.lineno < node.lineno for a in fn.awaits)
 
 
-def _report(root: Root, at: ast.expr, what: str, other: Function, line: int) -> Finding:
-    fn = root.function
+def _report(root: Root, at: ast.expr, what: str, other: Function, line: int) -> Witness:
     runs = "task" if root.kind == "task" else "thread"
     event = isinstance(at, ast.Call)
     does = f"clears {what}" if event else f"sets {what} again"
-    return finding(
+    return Witness(
         at,
-        fn,
-        f"the {runs} itself {does} when it begins: if {other.qualname} comes before that (line {line}), the request to "
-        "stop is lost, and the loop never ends",
-        [
-            Step("thread A", root.line, f"starts the {runs}"),
-            Step("thread A", line, f"{other.qualname} asks it to stop"),
-            Step("thread B", at.lineno, f"begins only now, and {does}"),
-            Step("thread B", at.lineno, "runs for ever, and a thread that waits for its end does, too"),
-        ],
-        remedy=f"{'clear the event' if event else 'set the flag'} before the {runs} is started, not in it",
-        about=what,
-        confidence=0.6,
+        root.function,
+        runs=runs,
+        does=does,
+        other=other,
+        line=line,
+        root=root,
+        remedy="clear the event" if event else "set the flag",
+        what=what,
     )
-
-
-RULE = Rule(
-    "PC224",
-    "stop-lost",
-    "a request to stop that the thread itself resets when it begins",
-    find,
-    bad="""
-        import threading
-        import time
-
-        class Poller:
-            def __init__(self, poll):
-                self.poll = poll
-                self.running = False
-
-            def start(self):
-                self.thread = threading.Thread(target=self._run)
-                self.thread.start()
-
-            def _run(self):
-                self.running = True
-                while self.running:
-                    self.poll()
-                    time.sleep(1)
-
-            def stop(self):
-                self.running = False
-                self.thread.join()
-    """,
-    good="""
-        import threading
-        import time
-
-        class Poller:
-            def __init__(self, poll):
-                self.poll = poll
-                self.running = False
-
-            def start(self):
-                self.running = True
-                self.thread = threading.Thread(target=self._run)
-                self.thread.start()
-
-            def _run(self):
-                while self.running:
-                    self.poll()
-                    time.sleep(1)
-
-            def stop(self):
-                self.running = False
-                self.thread.join()
-    """,
-    needs=("hread", "create_task", "ensure_future"),
-)
