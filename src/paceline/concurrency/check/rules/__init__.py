@@ -1,20 +1,19 @@
-"""The rules, by family: a folder each, with a row per rule in its `rules.toml` and a file that finds it."""
+"""The rules, by family: a folder each, with a row per rule in its `rules.toml`, and a file for what no solver finds.
+
+A row that has duties is found by the solver of `typestates`; what else a rule finds, the file of its name does.
+"""
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.concurrency.check import libraries
-from paceline.concurrency.check.rules.rule import Form, Rule
+from paceline.concurrency.check.rules.rows import forms_of, read
+from paceline.concurrency.check.rules.rule import Rule
+from paceline.concurrency.check.rules.typestates import duties
 from paceline.concurrency.check.threads.sharing import THREAD_WORDS
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 class Family(NamedTuple):
@@ -30,21 +29,20 @@ _GROUPS = {"<threads>": THREAD_WORDS, "<libraries>": libraries.threaded()}
 
 
 def _family(name: str) -> Family:
-    package = f"{__name__}.{name}"
-    rows = tomllib.loads((Path(__file__).parent / name / "rules.toml").read_text(encoding="utf-8"))
-    return Family(package, rows.pop("title"), tuple(_rule(package, rule, row) for rule, row in rows.items()))
+    folder = Path(__file__).parent / name
+    rows = read(folder / "rules.toml")
+    return Family(
+        f"{__name__}.{name}", rows.pop("title"), tuple(_rule(folder, rule, row) for rule, row in rows.items())
+    )
 
 
-def _rule(package: str, name: str, row: dict[str, Any]) -> Rule:
-    find = import_module(f"{package}.{name.replace('-', '_')}").find
-    forms = {
-        form: Form(**{key: tuple(value) if isinstance(value, list) else value for key, value in sentences.items()})
-        for form, sentences in row.items()
-        if isinstance(sentences, dict)
-    }
+def _rule(folder: Path, name: str, row: dict[str, Any]) -> Rule:
+    module = name.replace("-", "_")
+    finds = [import_module(f"{__name__}.{folder.name}.{module}").find] if (folder / f"{module}.py").exists() else []
+    finds += duties(row.get("duty", ()))
     needs = tuple(word for given in row.get("needs", ()) for word in _GROUPS.get(given, (given,)))
     bad, good = (_side(row["example"], other) for other in "+-")
-    return Rule(row["code"], name, row["summary"], row["why"], find, bad, good, forms, needs)
+    return Rule(row["code"], name, row["summary"], row["why"], tuple(finds), bad, good, forms_of(row), needs)
 
 
 def _side(example: str, other: str) -> str:

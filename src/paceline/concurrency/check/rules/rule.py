@@ -120,15 +120,17 @@ class Rule(NamedTuple):
     name: str
     summary: str  # one line, for tables
     why: str
-    find: Callable[[Facts], Iterator[Witness]]
+    finds: tuple[Callable[[Facts], Iterator[Witness]], ...]  # its own function, and the solvers that its row calls for
     bad: str
     good: str
     forms: Mapping[str, Form]
     needs: tuple[str, ...] = ()  # a file without any of these words is skipped
+    own: bool = False  # of the project that is checked, which has added it
 
     def findings(self, facts: Facts) -> Iterator[Finding]:
         """What the rule finds in a program."""
-        return (self.forms[witness.form].finding(self.code, witness) for witness in self.find(facts))
+        witnesses = (witness for find in self.finds for witness in find(facts))
+        return (self.forms[witness.form].finding(self.code, witness) for witness in witnesses)
 
 
 def resource_of(call: ast.Call, methods: tuple[str, ...], fn: Function, facts: Facts) -> Resource | None:

@@ -1,120 +1,26 @@
-"""A slot, a lock of the project's own or a "busy" mark that stays taken when the work in between fails."""
+"""A "busy" mark, or a count, that stays as it is when the work in between fails; slots are duties of the row."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import partial
-from typing import NamedTuple
 
-from paceline.concurrency.check.flow.duties import Duty, one_of
-from paceline.concurrency.check.libraries.catalogue import LOCKS
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.graph import may_raise
-from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
-from paceline.concurrency.check.syntax.tree import following, parent, user_of
+from paceline.concurrency.check.syntax.names import dotted, is_constant
+from paceline.concurrency.check.syntax.tree import following
 from paceline.concurrency.check.threads.evidence import IMPORTS, of_threads
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 
-#: How a call takes something -> how another one releases it; both are beginnings of names.
-PAIRS = (
-    ("lock", ("unlock",)),
-    ("acquire", ("release", "unlock", "give_back")),
-    ("getconn", ("putconn",)),
-    ("get_connection", ("release", "return_connection", "put_connection", "free_connection")),
-    ("checkout", ("checkin", "release")),
-    ("borrow", ("return_", "release", "give_back")),
-)
-CONDITIONS = (ast.If, ast.While, ast.For, ast.AsyncFor, ast.IfExp, ast.Lambda, ast.FunctionDef, ast.ExceptHandler)
-NOT_TAKES = ("lockfile", "locked", "lock_path", "acquired", "acquire_lock_file")
-
-
-class Taken(NamedTuple):
-    """A call that takes something, and how its function releases it."""
-
-    call: ast.Call
-    back: ast.Call
-    of: str  # what it is taken from
-
 
 def find(facts: Facts) -> Iterator[Witness]:
-    """Report slots that a path keeps, and marks that an exception leaves set."""
+    """Report marks that an exception leaves set, and counts that it leaves too high."""
     for fn in facts.module.functions:
         yield from _counts(fn, facts)
-        if fn is facts.module.top or fn.name.strip("_").lower().startswith(tuple(take for take, _ in PAIRS)):
-            continue
-        for slot in _taken(fn, facts):
-            duty = Duty(fn, partial(_is_same_function, slot.back))
-            starts = duty.steps(one_of([slot.call]))
-            ways = sorted(duty.left_after(starts), key=lambda s: (s.raised, s.node.line))
-            for skipped in ways[:1]:
-                yield Witness(
-                    slot.call,
-                    fn,
-                    confidence=0.55 if skipped.raised else 0.7,
-                    slot=slot,
-                    way=f"line {skipped.node.line} raises"
-                    if skipped.raised
-                    else f"the function leaves at line {skipped.node.line}",
-                    skipped=skipped,
-                    leaves="raises, and does not release it" if skipped.raised else "leaves without it",
-                )
         if fn.name not in BEGINNINGS and fn.cls is not None:
             yield from _marks(fn, facts)
-
-
-def _is_same_function(one: ast.Call, other: ast.Call) -> bool:
-    return dotted(one.func) == dotted(other.func)
-
-
-def _taken(fn: Function, facts: Facts) -> Iterator[Taken]:
-    """The calls of a function that take something which a later call of it releases."""
-    for call in fn.calls:
-        name = short_name(call.func).lower().strip("_")
-        pair = next((back for take, back in PAIRS if name.startswith(take)), ())
-        if not pair or name.startswith(NOT_TAKES) or not isinstance(call.func, ast.Attribute) or not _plain(call):
-            continue
-        owner = dotted(call.func.value)
-        lock = facts.module.resource(call.func.value, fn)
-        if not owner or (lock is not None and lock.kind in LOCKS):
-            continue
-        backs = [c for c in fn.calls if c.lineno > call.lineno and _gives_back(c, pair, owner, _kept(call))]
-        if backs and not _conditional(backs[0], fn):
-            yield Taken(call, backs[0], owner)
-
-
-def _plain(call: ast.Call) -> bool:
-    """Whether the call is a statement of its own, or its result is kept under a name."""
-    up = user_of(call)
-    return isinstance(up, ast.Expr) or (isinstance(up, ast.Assign) and isinstance(up.targets[0], ast.Name))
-
-
-def _kept(call: ast.Call) -> str:
-    """The name of what was taken."""
-    up = user_of(call)
-    return dotted(up.targets[0]) if isinstance(up, ast.Assign) else ""
-
-
-def _gives_back(call: ast.Call, pair: tuple[str, ...], owner: str, name: str) -> bool:
-    """Whether a call releases what was taken of an owner; what was kept under a name must be named."""
-    if not isinstance(call.func, ast.Attribute) or not call.func.attr.lower().strip("_").startswith(pair):
-        return False
-    if name:
-        is_argument = any(dotted(argument) == name for argument in call.args)
-        return (dotted(call.func.value) == owner and is_argument) or dotted(call.func.value) == name
-    return dotted(call.func.value) == owner
-
-
-def _conditional(back: ast.Call, fn: Function) -> bool:
-    """Whether the release depends on a condition, is made on a failure only, or in a function inside this one."""
-    at = parent(back)
-    while at is not None and at is not fn.node:
-        if isinstance(at, CONDITIONS):
-            return True
-        at = parent(at)
-    return False
 
 
 def _marks(fn: Function, facts: Facts) -> Iterator[Witness]:
