@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from paceline.concurrency.check.reporting.formats import FORMATS
 from paceline.concurrency.check.rules import RULES
 from paceline.concurrency.check.run import Report, check_paths
 
-BAD = textwrap.dedent(RULES["PC101"].bad)
+BAD = RULES["PC101"].bad
 
 
 def check(*paths: Path, jobs: int = 1, exclude: tuple[str, ...] = ()) -> Report:
