@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -12,12 +13,10 @@ import pytest
 
 from paceline.concurrency.check.engine import check_text
 from paceline.concurrency.check.rules import FAMILIES, RULES, typestates
-from paceline.concurrency.check.rules.rule import Rule
+from paceline.concurrency.check.rules.rule import Rule, Witness
 
 ROOT = Path(__file__).parents[3]
 RULES_FOLDER = Path(typestates.__file__).parent
-#: The rule that does not report what another one reports, and asks it.
-LEAVES_OUT = {"message_without_partner": {"both_send_first"}}
 
 
 @pytest.mark.parametrize("code", RULES)
@@ -35,15 +34,33 @@ def test_a_rule_says_what_it_finds_and_why(code: str) -> None:
     assert len(RULES[code].why.split()) > 25
 
 
-def module_of(rule: Rule) -> str:
-    """The module that finds a rule's mistakes by itself; empty where a solver finds them all."""
-    return next((find.__module__ for find in rule.finds if not isinstance(find, partial)), "")
+def own_function(rule: Rule) -> Callable[..., Iterator[Witness]] | None:
+    """The function that finds a rule's mistakes; None where a solver finds them all."""
+    return next((find for find in rule.finds if not isinstance(find, partial)), None)
+
+
+def witnesses_of(rule: Rule) -> Iterator[ast.Call]:
+    """Where the function of a rule, and those of its file that it uses, make witnesses."""
+    function = own_function(rule)
+    tree = ast.parse(Path(sys.modules[function.__module__].__file__ or "").read_text() if function else "")
+    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    others = {other.name.replace("-", "_") for other in RULES.values() if other is not rule}
+    todo, reached = [rule.name.replace("-", "_")], set[str]()
+    while todo:
+        name = todo.pop()
+        if name in defined and name not in reached | others:
+            reached.add(name)
+            todo += [node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)]
+    for name in sorted(reached):
+        calls = (node for node in ast.walk(defined[name]) if isinstance(node, ast.Call))
+        yield from (call for call in calls if getattr(call.func, "id", "") == "Witness")
 
 
 @pytest.mark.parametrize("code", RULES)
-def test_the_file_of_a_rule_has_its_name(code: str) -> None:
+def test_the_function_of_a_rule_has_its_name(code: str) -> None:
+    function = own_function(RULES[code])
     assert RULES[code].finds
-    assert module_of(RULES[code]).rpartition(".")[2] in ("", RULES[code].name.replace("-", "_"))
+    assert function is None or function.__name__ == RULES[code].name.replace("-", "_")
 
 
 @pytest.mark.parametrize("code", RULES)
@@ -52,9 +69,8 @@ def test_the_sentences_of_a_rule_name_what_its_witnesses_carry(code: str) -> Non
     solved = any(isinstance(find, partial) for find in rule.finds)
     by_solver = {name for name in rule.forms if solved and name in typestates.FORMS}
     assert all(rule.forms[name].terms <= typestates.TERMS for name in by_solver)
-    tree = ast.parse(Path(sys.modules[module_of(rule)].__file__ or "").read_text() if module_of(rule) else "")
     named: dict[str, set[str]] = {name: set() for name in by_solver}
-    for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call) and getattr(n.func, "id", "") == "Witness"):
+    for call in witnesses_of(rule):
         form = ast.literal_eval(call.args[2]) if len(call.args) > 2 else "found"
         terms = {keyword.arg or "" for keyword in call.keywords} - {"confidence", "story", "waits"}
         assert form in rule.forms, f"line {call.lineno} finds {form!r}, for which {rule.name} has no sentences"
@@ -64,14 +80,15 @@ def test_the_sentences_of_a_rule_name_what_its_witnesses_carry(code: str) -> Non
     assert named.keys() == rule.forms.keys(), "a form that nothing finds"
 
 
-def test_the_folder_of_a_family_holds_rules_alone_which_take_nothing_from_each_other() -> None:
-    modules = {module_of(rule) for rule in RULES.values()}
+def test_the_files_of_a_family_find_its_rules_and_take_nothing_from_each_other() -> None:
+    functions = [function for rule in RULES.values() if (function := own_function(rule)) is not None]
+    modules = {function.__module__ for function in functions}
     for family in FAMILIES:
         for file in Path(RULES_FOLDER, family.package.rpartition(".")[2]).glob("[!_]*.py"):
-            assert f"{family.package}.{file.stem}" in modules, f"{file.name} holds no rule"
+            assert f"{family.package}.{file.stem}" in modules, f"{file.name} finds no rule"
             imports = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)]
-            taken = modules & {name for n in imports for name in (n.module, *(f"{n.module}.{a.name}" for a in n.names))}
-            assert {name.rpartition(".")[2] for name in taken} <= LEAVES_OUT.get(file.stem, set()), file.name
+            taken = {name for n in imports for name in (n.module, *(f"{n.module}.{a.name}" for a in n.names))}
+            assert not modules & taken, file.name
 
 
 def test_a_deadlock_reads_as_everywhere_else() -> None:

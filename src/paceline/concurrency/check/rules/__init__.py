@@ -1,6 +1,6 @@
-"""The rules, by family: a folder each, with a row per rule in its `rules.toml`, and a file for what no solver finds.
+"""The rules, by family: a folder each, with a row per rule in its `rules.toml`, and files for what no solver finds.
 
-A row that has duties is found by the solver of `typestates`; what else a rule finds, the file of its name does.
+A row that has duties is solved by `typestates`. For anything else a row names the file with the function of its name.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def _family(name: str) -> Family:
 
 
 def _rule(folder: Path, name: str, row: dict[str, Any]) -> Rule:
-    module = name.replace("-", "_")
-    finds = [import_module(f"{__name__}.{folder.name}.{module}").find] if (folder / f"{module}.py").exists() else []
+    by = import_module(f"{__name__}.{folder.name}.{row['found_by']}") if "found_by" in row else None
+    finds = [getattr(by, name.replace("-", "_"))] if by is not None else []
     finds += duties(row.get("duty", ()))
     needs = tuple(word for given in row.get("needs", ()) for word in _GROUPS.get(given, (given,)))
     bad, good = (_side(row["example"], other) for other in "+-")
