@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import QUEUES
 from paceline.concurrency.check.reporting.findings import Finding, Step
-from paceline.concurrency.check.summaries import Facts, call_steps
+from paceline.concurrency.check.summaries import Facts, Use, call_steps
 from paceline.concurrency.check.syntax.declarations import Function, Resource
 from paceline.concurrency.check.syntax.names import dotted, short_name
 from paceline.narrative import Wait
@@ -145,6 +145,11 @@ def queue_of(call: ast.Call, methods: tuple[str, ...], fn: Function, facts: Fact
     if queue is None or queue.kind not in {*QUEUES, "SimpleQueue"} or queue.one_of_several:
         return ""
     return queue.id if queue.bounded or not bounded else ""
+
+
+def queue_uses(facts: Facts, methods: tuple[str, ...], of: str | None = None) -> list[Use]:
+    """The calls of these methods of queues, those of one of several left out."""
+    return [use for use in facts.uses(methods, (*QUEUES, "SimpleQueue"), of) if not use.resource.one_of_several]
 
 
 def blocks_that_make(kind: str, fn: Function, facts: Facts) -> Iterator[tuple[ast.With | ast.AsyncWith, str]]:

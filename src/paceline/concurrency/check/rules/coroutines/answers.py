@@ -9,7 +9,7 @@ from paceline.concurrency.check.flow.effects import is_limited
 from paceline.concurrency.check.libraries.catalogue import PUTS
 from paceline.concurrency.check.rules.endings import ends_by
 from paceline.concurrency.check.rules.futures import TAKES, attribute_of, makes_future, parts
-from paceline.concurrency.check.rules.rule import Witness, queue_of
+from paceline.concurrency.check.rules.rule import Witness, queue_uses
 from paceline.concurrency.check.summaries import Facts, Wait
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.graph import catches_all
@@ -246,29 +246,22 @@ def _left_waiting_report(
     )
 
 
-Put = tuple[Function, ast.Call]
-
-
 def mark_missing(facts: Facts) -> Iterator[Witness]:
     """Report queues of tasks that end by a mark which no function puts, or which a stage does not pass on."""
-    readers = [(fn, *end) for fn in facts.module.functions if fn.asynchronous for end in ends_by(fn, facts)]
-    puts: dict[str, list[Put]] = {}
-    for fn in facts.module.functions if readers else ():
-        for call in fn.calls:
-            if call.args and (queue := queue_of(call, PUTS, fn, facts)):
-                puts.setdefault(queue, []).append((fn, call))
-    for fn, queue, mark, get in readers:
-        filled = puts.get(queue, [])
-        if not filled or not _is_awaited(fn, facts):
-            continue
-        marks = [(f, c) for f, c in filled if _may_be(c.args[0], mark, f)]
-        if not marks:
-            yield Witness(filled[0][1], filled[0][0], caller=fn, queue=queue, mark=mark, get=get)
-        elif fn.cls is not None and _hands_on(fn, mark, filled):
-            others = [(f, c) for f, c in marks if f is not fn]
-            if len(others) == 1 and not in_loop(others[0][1], others[0][0]):
-                put = next(c for f, c in filled if f is fn)
-                yield Witness(get, fn, "kept", text=mark, queue=queue, put=put, mark=others[0])
+    for fn in (fn for fn in facts.module.functions if fn.asynchronous):
+        for queue, mark, get in ends_by(fn, facts):
+            filled = [put for put in queue_uses(facts, PUTS, queue) if put.call.args]
+            if not filled or not _is_awaited(fn, facts):
+                continue
+            marks = [put for put in filled if _may_be(put.call.args[0], mark, put.fn)]
+            others = [put for put in marks if put.fn is not fn]
+            mine = [put.call for put in filled if put.fn is fn]
+            if not marks:
+                yield Witness(filled[0].call, filled[0].fn, caller=fn, queue=queue, mark=mark, get=get)
+            elif fn.cls is None or not mine or not all(_is_for_the_next(call, mark) for call in mine):
+                continue
+            elif len(others) == 1 and not in_loop(others[0].call, others[0].fn):
+                yield Witness(get, fn, "kept", text=mark, queue=queue, put=mine[0], mark=others[0])
 
 
 def _is_awaited(fn: Function, facts: Facts) -> bool:
@@ -290,18 +283,12 @@ def _may_be(value: ast.expr, mark: str, fn: Function) -> bool:
     return not (plain or looped or (isinstance(binding, ast.Constant) and not is_constant(binding, None)))
 
 
-def _hands_on(fn: Function, mark: str, filled: list[Put]) -> bool:
-    """Whether a stage puts what it makes of an item into the queue of the next stage, which runs the same code."""
-    puts = [call for f, call in filled if f is fn]
+def _is_for_the_next(put: ast.Call, mark: str) -> bool:
+    """Whether a stage puts what it makes of an item into the queue of the next stage: `self.next.inbox`."""
+    owner = getattr(put.func, "value", put)
     return (
-        bool(puts) and all(ast.unparse(call.args[0]) != mark for call in puts) and all(_of_other(c, fn) for c in puts)
+        ast.unparse(put.args[0]) != mark and isinstance(owner, ast.Attribute) and isinstance(owner.value, ast.Attribute)
     )
-
-
-def _of_other(call: ast.Call, fn: Function) -> bool:
-    """Whether this is the queue of another object than the function's own: `self.next.inbox`."""
-    owner = getattr(call.func, "value", call)
-    return isinstance(owner, ast.Attribute) and isinstance(owner.value, ast.Attribute) and parent(owner) is call.func
 
 
 DOES = {
@@ -319,14 +306,13 @@ GETS = ("get", "wait")
 def own_answer(facts: Facts) -> Iterator[Witness]:
     """Report loops that wait, on a way through calls, for what only they do themselves, in another turn."""
     for fn in facts.module.functions:
-        loops = [loop for loop in fn.loops if isinstance(loop, ast.While | ast.AsyncFor | ast.For)]
-        for effect in facts.runs(fn) if loops else ():
-            loop = enclosing(effect.node, ast.While, ast.AsyncFor, ast.For)
-            if effect.callee is None or loop is None:
+        for effect in facts.runs(fn) if any(not isinstance(loop, ast.comprehension) for loop in fn.loops) else ():
+            if effect.callee is None or enclosing(effect.node, ast.While, ast.AsyncFor, ast.For) is None:
                 continue
-            witness = next(((w, d) for w in facts.waits(effect.callee).values() if (d := _does(w, fn, facts))), None)
-            if witness is not None and any(_later(effect.node, does) for does in witness[1]):
-                yield _own_answer_report(fn, effect.node, *witness)
+            waits = ((wait, _does(wait, fn, facts)) for wait in facts.waits(effect.callee).values())
+            wait, does = next(((wait, does) for wait, does in waits if does), (None, []))
+            if wait is not None and any(_later(effect.node, each) for each in does):
+                yield Witness(effect.node, fn, wait=wait, does=does, steps=((fn, effect.node), *wait.steps))
                 return
 
 
@@ -336,17 +322,8 @@ def _does(wait: Wait, fn: Function, facts: Facts) -> list[ast.Call]:
     method = short_name(getattr(wait.effect.node, "func", wait.effect.node))
     if resource is None or not resource.sure or resource.one_of_several or method not in GETS:
         return []
-    calls: list[ast.Call] = []
-    for other in facts.module.functions:
-        for call in other.calls:
-            if not isinstance(call.func, ast.Attribute) or call.func.attr not in DOES.get(resource.kind, ()):
-                continue
-            receiver = facts.module.resource(call.func.value, other)
-            if receiver is not None and receiver.id == resource.id:
-                if other is not fn:
-                    return []
-                calls.append(call)
-    return calls
+    uses = facts.uses(DOES.get(resource.kind, ()), of=resource.id)
+    return [use.call for use in uses] if all(use.fn is fn for use in uses) else []
 
 
 def _later(waits: ast.expr, does: ast.Call) -> bool:
@@ -355,7 +332,3 @@ def _later(waits: ast.expr, does: ast.Call) -> bool:
     return loop is enclosing(does, ast.While, ast.AsyncFor, ast.For) and (
         on_different_branches(waits, does) or waits.lineno < does.lineno
     )
-
-
-def _own_answer_report(fn: Function, at: ast.expr, wait: Wait, does: list[ast.Call]) -> Witness:
-    return Witness(at, fn, wait=wait, does=does, steps=((fn, at), *wait.steps))

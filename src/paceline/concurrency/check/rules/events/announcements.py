@@ -5,53 +5,80 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from itertools import pairwise
+from typing import NamedTuple
 
 from paceline.concurrency.check.flow.effects import has_timeout, text_of
 from paceline.concurrency.check.libraries.catalogue import EVENTS
 from paceline.concurrency.check.rules.rule import Witness
-from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.concurrency.check.syntax.tree import awaited, block_of, enclosing, following, is_within, last_line, parent
+from paceline.concurrency.check.syntax.tree import (
+    awaited,
+    block_of,
+    enclosing,
+    following,
+    is_within,
+    last_line,
+    parent,
+    statement_of,
+)
 from paceline.concurrency.check.threads.roots import STARTS
 
-LOST_WAKEUP_DEPTH = 2
+DEPTH = 3  # calls through which a loop, and a started function, are followed
+AT_ONCE = ("run_coroutine_threadsafe", "start_new_thread", "submit", "run_in_executor", "Thread", "Timer", "Process")
+
+
+class Event(NamedTuple):
+    """An event, and where it is set, cleared and waited for."""
+
+    name: str
+    sets: list[Use]
+    clears: list[Use]
+    waits: list[Use]
+
+    def set_elsewhere(self, fn: Function) -> Use | None:
+        """Where another function sets it."""
+        return next((use for use in self.sets if use.fn is not fn), None)
+
+
+def _events(facts: Facts) -> list[Event]:
+    every = [facts.uses((method,), EVENTS) for method in ("set", "clear", "wait")]
+    names = dict.fromkeys(use.of for uses in every for use in uses)
+    return [Event(name, *([use for use in uses if use.of == name] for uses in every)) for name in names]
 
 
 def lost_wakeup(facts: Facts) -> Iterator[Witness]:
     """Report loops that check a flag, then clear the event that announces it, then wait."""
-    for fn in facts.module.functions:
-        yield from _just_before(fn, facts)
-        yield from _pulsed(fn, facts)
-        yield from _lost_wakeup_after_work(fn, facts)
+    events = _events(facts)
+    for event in events:
+        for clear in event.clears:
+            yield from _just_before(clear, event)
+            yield from _pulsed(clear, event)
+            yield from _done_with(clear, event, facts)
+    of = {id(use.call): event for event in events for uses in event[1:] for use in uses}
+    for fn in facts.module.functions if events else ():
         for loop in fn.loops:
-            if not isinstance(loop, ast.While):
-                continue
-            flags = {dotted(n) for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)} - {
-                fn.self_name,
-                "",
-            }
-            steps = list(_in_order(loop, fn, facts, 0))
-            for index, (call, where) in enumerate(steps):
-                if not _is(call, "wait"):
-                    continue
-                event = _lost_wakeup_event(call, where, facts)
-                clear = next(
-                    (
-                        s
-                        for s in reversed(steps[:index])
-                        if _is(s[0], "clear") and _lost_wakeup_event(*s, facts) == event
-                    ),
-                    None,
-                )
-                if event is None or clear is None or any(_is(s[0], "wait") for s in steps[: steps.index(clear)]):
-                    continue
-                if fn.asynchronous and clear[1] is fn and not _gives_way(fn, loop, clear[0]):
-                    continue
-                setter = _setter(event, flags, facts)
-                if setter is not None and not _checked_again(loop, clear[0], call, setter[1], where, clear[1]):
-                    yield Witness(clear[0], clear[1], event=event, setter=setter, loop=loop, wait=call, caller=fn)
+            if isinstance(loop, ast.While):
+                yield from _checked_before(loop, fn, of, facts)
+
+
+def _checked_before(loop: ast.While, fn: Function, of: dict[int, Event], facts: Facts) -> Iterator[Witness]:
+    """A flag in the test of a loop, which then clears its event, itself or through a call, and waits for it."""
+    flags = {dotted(n) for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)} - {fn.self_name, ""}
+    steps = [step for step in _in_order(loop, fn, facts, 1) if id(step[0]) in of]
+    for index, (wait, where) in enumerate(steps):
+        event = of[id(wait)]
+        clears = [s for s in steps[:index] if short_name(s[0].func) == "clear" and of[id(s[0])] is event]
+        if short_name(wait.func) != "wait" or not clears:
+            continue
+        clear, clearing = clears[-1]
+        waited = any(short_name(step.func) == "wait" for step, _ in steps[: steps.index(clears[-1])])
+        if waited or (fn.asynchronous and clearing is fn and not _gives_way(fn, loop, clear)):
+            continue
+        setter = _setter(event, flags, facts)
+        if setter is not None and not _checked_again(loop, clear, wait, setter[1], where, clearing):
+            yield Witness(clear, clearing, event=event.name, setter=setter, loop=loop, wait=wait, caller=fn)
 
 
 def _gives_way(fn: Function, loop: ast.While, clear: ast.Call) -> bool:
@@ -60,98 +87,59 @@ def _gives_way(fn: Function, loop: ast.While, clear: ast.Call) -> bool:
     return any(loop.lineno < line < clear.lineno for line in lines)
 
 
-def _just_before(fn: Function, facts: Facts) -> Iterator[Witness]:
+def _just_before(clear: Use, event: Event) -> Iterator[Witness]:
     """`event.clear()` directly before `event.wait()` in a loop: an event set while the loop worked is lost."""
-    for loop in fn.loops:
-        if not isinstance(loop, ast.While):
-            continue
-        for first, second in pairwise(loop.body):
-            clear, wait = _call_of(first), _call_of(second)
-            if clear is None or wait is None or not _is(clear, "clear") or not _is(wait, "wait"):
-                continue
-            event = _lost_wakeup_event(clear, fn, facts)
-            if event is None or event != _lost_wakeup_event(wait, fn, facts) or has_timeout(wait, "wait"):
-                continue
-            asks = not isinstance(loop.test, ast.Constant) and loop.body[0] is first
-            if asks and fn.asynchronous:
-                continue  # nothing comes between the test of the loop and the wait
-            setter = next(
-                (
-                    (f, c)
-                    for f in facts.module.functions
-                    for c in f.calls
-                    if f is not fn and _is(c, "set") and _lost_wakeup_event(c, f, facts) == event
-                ),
-                None,
-            )
-            if setter is not None:
-                yield Witness(clear, fn, "announced", event=event, wait=wait, setter=setter)
+    statement, after = statement_of(clear.call), following(statement_of(clear.call))
+    loop = parent(statement) if statement is not None else None
+    wait = next((w for w in event.waits if after and _call_of(after[0]) is w.call), None)
+    if not isinstance(loop, ast.While) or wait is None or has_timeout(wait.call, "wait"):
+        return
+    asks = not isinstance(loop.test, ast.Constant) and loop.body[0] is statement
+    setter = event.set_elsewhere(clear.fn)
+    if setter is not None and not (asks and clear.fn.asynchronous):  # there nothing comes between the test and the wait
+        yield Witness(clear.call, clear.fn, "announced", event=event.name, wait=wait, setter=setter)
 
 
-def _pulsed(fn: Function, facts: Facts) -> Iterator[Witness]:
+def _pulsed(clear: Use, event: Event) -> Iterator[Witness]:
     """`event.set()` directly before `event.clear()`: only a thread that waits at this moment notices."""
-    for call in fn.calls:
-        statement = parent(call)
-        after = following(statement) if isinstance(statement, ast.Expr) and _is(call, "set") else []
-        clear = _call_of(after[0]) if after else None
-        if clear is None or not _is(clear, "clear"):
-            continue
-        event = _lost_wakeup_event(call, fn, facts)
-        if event is None or _lost_wakeup_event(clear, fn, facts) != event:
-            continue
-        waits = (
-            (c, f) for f in facts.module.functions for c in f.calls if _is(c, "wait") and not has_timeout(c, "wait")
-        )
-        waiter = next(((c, f) for c, f in waits if f is not fn and _lost_wakeup_event(c, f, facts) == event), None)
-        if waiter is not None:
-            yield Witness(clear, fn, "pulse", event=event, waiter=waiter[1], wait=waiter[0], sets=call)
+    for sets in event.sets:
+        after = following(parent(sets.call)) if isinstance(parent(sets.call), ast.Expr) else []
+        waits = [w for w in event.waits if w.fn is not clear.fn and not has_timeout(w.call, "wait")]
+        if after and _call_of(after[0]) is clear.call and waits:
+            yield Witness(clear.call, clear.fn, "pulse", event=event.name, wait=waits[0], sets=sets)
 
 
-def _lost_wakeup_after_work(fn: Function, facts: Facts) -> Iterator[Witness]:
+def _done_with(clear: Use, event: Event, facts: Facts) -> Iterator[Witness]:
     """`wait()`, then the work, then `clear()`: what was announced after the work was taken is forgotten."""
-    for loop in fn.loops:
-        if not isinstance(loop, ast.While):
+    for loop in clear.fn.loops:
+        inside = {id(n): n for n in ast.walk(loop)} if isinstance(loop, ast.While) else {}
+        wait = next((w for w in event.waits if id(w.call) in inside), None)
+        if id(clear.call) not in inside or wait is None or not isinstance(loop, ast.While):
             continue
-        calls = [c for s in loop.body for c in ast.walk(s) if isinstance(c, ast.Call)]
-        clears = [c for c in calls if _is(c, "clear") and (event := _lost_wakeup_event(c, fn, facts)) is not None]
-        for clear in clears:
-            event = _lost_wakeup_event(clear, fn, facts)
-            waits = [c for c in [*ast.walk(loop.test), *calls] if isinstance(c, ast.Call) and _is(c, "wait")]
-            waits = [c for c in waits if _lost_wakeup_event(c, fn, facts) == event]
-            if event is None or not waits or waits[0].lineno > clear.lineno or has_timeout(waits[0], "wait"):
-                continue
-            used = {
-                (dotted(n), n.lineno)
-                for n in ast.walk(loop)
-                if isinstance(n, ast.Attribute | ast.Name) and n.lineno > waits[0].lineno
-            }
-            done = {name for name, line in used if line < clear.lineno} - {n for n, line in used if line > clear.lineno}
-            done -= {dotted(n) for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)}
-            change = next((c for c in _changes(event, done, fn, facts)), None)
-            if change is not None:
-                yield _forgotten(fn, waits[0], clear, event, *change)
+        if wait.line > clear.line or has_timeout(wait.call, "wait"):
+            continue
+        names = [n for n in inside.values() if isinstance(n, ast.Attribute | ast.Name) and n.lineno > wait.line]
+        done = {dotted(n) for n in names if n.lineno < clear.line} - {dotted(n) for n in names if n.lineno > clear.line}
+        done -= {dotted(n) for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)}
+        change = next(_changes(event, done, clear.fn, facts), None)
+        if change is not None:
+            yield Witness(
+                clear.call, clear.fn, "forgotten", event=event.name, wait=wait, sets=change[0], name=change[1]
+            )
 
 
-def _changes(event: str, names: set[str], fn: Function, facts: Facts) -> Iterator[tuple[Function, ast.Call, str]]:
-    """The functions that change one of these attributes and then set the event."""
+def _changes(event: Event, names: set[str], fn: Function, facts: Facts) -> Iterator[tuple[Use, str]]:
+    """Where other functions set the event after they have changed one of these attributes, and which."""
     for other in facts.module.functions:
-        sets = [
-            c for c in other.calls if other is not fn and _is(c, "set") and _lost_wakeup_event(c, other, facts) == event
-        ]
+        sets = [use for use in event.sets if use.fn is other and other is not fn]
         changed = [t for t, _ in other.assigns] + [c.func.value for c in other.calls if _adds(c)]  # type: ignore[attr-defined]
-        for name in (dotted(t) for t in changed if sets and t.lineno <= sets[0].lineno):
+        for name in (dotted(t) for t in changed if sets and t.lineno <= sets[0].line):
             if name in names and "." in name:
-                yield other, sets[0], name
+                yield sets[0], name
 
 
 def _adds(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr in ("append", "appendleft", "add", "put", "update")
-
-
-def _forgotten(
-    fn: Function, wait: ast.Call, clear: ast.Call, event: str, other: Function, sets: ast.Call, name: str
-) -> Witness:
-    return Witness(clear, fn, "forgotten", event=event, name=name, other=other, wait=wait, sets=sets)
 
 
 def _call_of(statement: ast.stmt) -> ast.Call | None:
@@ -164,31 +152,18 @@ def _in_order(node: ast.AST, fn: Function, facts: Facts, depth: int) -> Iterator
     inside = {id(n) for n in ast.walk(node) if isinstance(n, ast.Call)}
     for effect in facts.walker.effects(fn):
         if id(effect.node) in inside and isinstance(effect.node, ast.Call):
-            if effect.callee is not None and depth < LOST_WAKEUP_DEPTH:
+            if effect.callee is not None and depth < DEPTH:
                 yield from _in_order(effect.callee.node, effect.callee, facts, depth + 1)
             yield effect.node, fn
 
 
-def _is(call: ast.Call, method: str) -> bool:
-    return isinstance(call.func, ast.Attribute) and call.func.attr == method
-
-
-def _lost_wakeup_event(call: ast.Call, fn: Function, facts: Facts) -> str | None:
-    assert isinstance(call.func, ast.Attribute)
-    resource = facts.module.resource(call.func.value, fn)
-    return resource.id if resource is not None and resource.kind in EVENTS else None
-
-
-def _setter(event: str, flags: set[str], facts: Facts) -> tuple[Function, str, ast.Call] | None:
-    """A function that changes a flag of the loop and then sets the event, without a lock around both."""
-    for fn in facts.module.functions:
-        if fn.name == "__init__":
-            continue
-        for call in fn.calls:
-            if _is(call, "set") and _lost_wakeup_event(call, fn, facts) == event and not facts.held_at(call, fn):
-                for target, _ in fn.assigns:
-                    if dotted(target) in flags and target.lineno <= call.lineno:
-                        return fn, dotted(target), call
+def _setter(event: Event, flags: set[str], facts: Facts) -> tuple[Use, str] | None:
+    """Where a flag of the loop is changed and then the event set, without a lock around both."""
+    for use in event.sets:
+        if use.fn.name != "__init__" and not facts.held_at(use.call, use.fn):
+            for target, _ in use.fn.assigns:
+                if dotted(target) in flags and target.lineno <= use.line:
+                    return use, dotted(target)
     return None
 
 
@@ -203,28 +178,25 @@ def _checked_again(
     ) or (clearing is not fn and any(dotted(a) == flag and a.lineno > clear.lineno for a in clearing.attributes))
 
 
-AT_ONCE = ("run_coroutine_threadsafe", "start_new_thread", "submit", "run_in_executor", "Thread", "Timer", "Process")
-
-
-CLEARED_LATE_DEPTH = 3  # calls through which the started function is followed to its `set()`
-
-
 def cleared_late(facts: Facts) -> Iterator[Witness]:
     """Report events that are cleared after a start or after the work, or replaced."""
     for cls in facts.module.classes.values():
         yield from _flags(cls, facts)
-    setters = _setters(facts)
-    for fn in facts.module.functions if setters else ():
-        clears = [(c, e) for c in fn.calls if (e := _cleared_late_event(c, "clear", fn, facts)) in setters]
-        for clear, event in clears:
-            start = next(
-                (s for s in _starts(fn, facts) if s[0].lineno < clear.lineno and _sets(s[1], event, facts)), None
+    for event in (event for event in _events(facts) if event.sets):
+        for clear in event.clears:
+            lines = (
+                s.lineno for s, runs in _starts(clear.fn, facts) if s.lineno < clear.line and _sets(runs, event, facts)
             )
-            if start is not None and not _waited(fn, event, start[0].lineno, clear.lineno, facts):
-                yield _report(clear, fn, event, start[0].lineno, "starts what sets it", setters[event], 0.7)
-        for loop in fn.loops:
-            if isinstance(loop, ast.While):
-                yield from _cleared_late_after_work(loop, fn, clears, setters, facts)
+            start = next(lines, None)
+            waited = (
+                w for w in event.waits if w.fn is clear.fn and start is not None and start <= w.line <= clear.line
+            )
+            if start is not None and next(waited, None) is None:
+                yield _report(clear.call, clear.fn, event.name, start, "starts what sets it", event.sets[0], 0.7)
+        for wait in event.waits:
+            for loop in wait.fn.loops:
+                if isinstance(loop, ast.While) and is_within(wait.call, loop):
+                    yield from _after_work(wait, loop, event, facts)
 
 
 def _flags(cls: Class, facts: Facts) -> Iterator[Witness]:
@@ -270,24 +242,6 @@ def _report_flag(at: ast.expr, fn: Function, name: str, sent: ast.Call, other: F
     return Witness(at, fn, "flag", name=name, sent=sent, other=other, sets=sets)
 
 
-def _setters(facts: Facts) -> dict[str, list[tuple[Function, ast.Call]]]:
-    """Event -> the functions that set it."""
-    setters: dict[str, list[tuple[Function, ast.Call]]] = {}
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            if event := _cleared_late_event(call, "set", fn, facts):
-                setters.setdefault(event, []).append((fn, call))
-    return setters
-
-
-def _cleared_late_event(call: ast.Call, method: str, fn: Function, facts: Facts) -> str:
-    """The event of which a call is this method; empty where it is none."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != method:
-        return ""
-    resource = facts.module.resource(call.func.value, fn)
-    return resource.id if resource is not None and resource.kind in EVENTS else ""
-
-
 def _starts(fn: Function, facts: Facts) -> Iterator[tuple[ast.Call, Function]]:
     """The calls that let another thread run a function of this file at once, and the function."""
     for call in fn.calls:
@@ -311,62 +265,38 @@ def _begun(construction: ast.Call, fn: Function) -> ast.Call | None:
     return next((c for c in fn.calls if names and dotted(c.func) == f"{names[0]}.start"), None)
 
 
-def _sets(fn: Function, event: str, facts: Facts, depth: int = CLEARED_LATE_DEPTH) -> bool:
+def _sets(fn: Function, event: Event, facts: Facts, depth: int = DEPTH) -> bool:
     """Whether a function sets an event, itself or through what it calls."""
-    if any(_cleared_late_event(call, "set", fn, facts) == event for call in fn.calls):
+    if any(use.fn is fn for use in event.sets):
         return True
     return depth > 0 and any(_sets(m.callee, event, facts, depth - 1) for m in facts.runs(fn) if m.callee is not None)
 
 
-def _waited(fn: Function, event: str, first: int, last: int, facts: Facts) -> bool:
-    """Whether the function waits for the event between two lines, so that the clear is for the next time."""
-    return any(first <= c.lineno <= last and _cleared_late_event(c, "wait", fn, facts) == event for c in fn.calls)
-
-
-def _cleared_late_after_work(
-    loop: ast.While,
-    fn: Function,
-    clears: list[tuple[ast.Call, str]],
-    setters: dict[str, list[tuple[Function, ast.Call]]],
-    facts: Facts,
-) -> Iterator[Witness]:
-    """The events that a loop waits for, and clears or replaces only after a further await."""
-    waits = [
-        (c, e) for c in fn.calls if is_within(c, loop) and (e := _cleared_late_event(c, "wait", fn, facts)) in setters
-    ]
-    replacements = [
-        (value, resource.id)
-        for target, value in fn.assigns
-        if isinstance(value, ast.Call)
-        and loop.lineno < value.lineno <= last_line(loop)
-        and facts.module.constructed_kind(value, fn) in EVENTS
-        and (resource := facts.module.resource(target, fn)) is not None
-    ]
-    for wait, event in waits:
-        others = [s for s in setters[event] if s[0] is not fn]
-        if not others or has_timeout(wait, "wait") or (fn.asynchronous is False and not replacements):
+def _after_work(wait: Use, loop: ast.While, event: Event, facts: Facts) -> Iterator[Witness]:
+    """A loop that waits for an event, and clears or replaces it only after a further await."""
+    fn, setter = wait.fn, event.set_elsewhere(wait.fn)
+    new = [v for t, v in fn.assigns if isinstance(v, ast.Call) and facts.module.constructed_kind(v, fn) in EVENTS]
+    made = [v for v in new if (r := facts.module.resource(_target(v), fn)) is not None and r.id == event.name]
+    if setter is None or has_timeout(wait.call, "wait"):
+        return
+    for at in [*(c.call for c in event.clears if c.fn is fn and fn.asynchronous), *made]:
+        if not loop.lineno < at.lineno <= last_line(loop):
             continue
-        for at, which in [*(pair for pair in clears if fn.asynchronous), *replacements]:
-            inside = which == event and loop.lineno < at.lineno <= last_line(loop)
-            gives_way = any(wait.lineno < a.lineno and last_line(a) <= at.lineno for a in fn.awaits)
-            replaced = (at, which) in replacements
-            if inside and (gives_way if fn.asynchronous and at.lineno > wait.lineno else replaced):
-                yield _report(at, fn, event, wait.lineno, "waits for it, and works", others, 0.65 if replaced else 0.55)
-                return
+        gives_way = any(wait.line < a.lineno and last_line(a) <= at.lineno for a in fn.awaits)
+        if gives_way if fn.asynchronous and at.lineno > wait.line else at in made:
+            yield _report(
+                at, fn, event.name, wait.line, "waits for it, and works", setter, 0.65 if at in made else 0.55
+            )
+            return
 
 
-def _report(
-    at: ast.Call, fn: Function, event: str, line: int, does: str, setters: list[tuple[Function, ast.Call]], sure: float
-) -> Witness:
+def _target(value: ast.Call) -> ast.expr:
+    """What an assignment gives a value to."""
+    return parent(value).targets[0] if isinstance(parent(value), ast.Assign) else value  # type: ignore[union-attr]
+
+
+def _report(at: ast.Call, fn: Function, event: str, line: int, does: str, setter: Use, sure: float) -> Witness:
     clears = short_name(at.func) == "clear"
-    return Witness(
-        at,
-        fn,
-        confidence=sure,
-        event=event,
-        done="cleared" if clears else "replaced",
-        line=line,
-        does=does,
-        setters=setters,
-        how=f"{text_of(at)} clears it" if clears else "replaces it by a new event",
-    )
+    done = "cleared" if clears else "replaced"
+    how = f"{text_of(at)} clears it" if clears else "replaces it by a new event"
+    return Witness(at, fn, confidence=sure, event=event, done=done, line=line, does=does, setter=setter, how=how)

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import has_timeout, text_of
 from paceline.concurrency.check.libraries.catalogue import NOTIFY
-from paceline.concurrency.check.rules.rule import Witness, resource_of
-from paceline.concurrency.check.summaries import Facts
-from paceline.concurrency.check.syntax.declarations import Class, Function, Resource
+from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.summaries import Facts, Use
+from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
 from paceline.concurrency.check.syntax.tree import enclosing, parent
 from paceline.concurrency.check.threads.accesses import SHRINKS, Access
@@ -20,6 +20,9 @@ from paceline.concurrency.check.threads.shared_state import (
     accesses_of_globals,
     is_teardown,
 )
+
+CONDITIONS = ("Condition", "AsyncCondition")
+NOTIFIES = ("notify", "notify_all", "notifyAll")
 
 
 def wait_outside_loop(facts: Facts) -> Iterator[Witness]:
@@ -78,55 +81,46 @@ def _outside(fn: Function, call: ast.Call, condition: str) -> Witness:
 
 def notify_without_lock(facts: Facts) -> Iterator[Witness]:
     """Report notifications in public functions that hold nothing."""
-    for fn in facts.module.functions:
-        if fn.name.startswith("_") or "notify" in fn.name or fn.name.endswith("locked"):
+    for use in facts.uses(NOTIFIES, CONDITIONS):
+        name = use.fn.name
+        if name.startswith("_") or "notify" in name or name.endswith("locked") or not use.resource.sure:
             continue  # the callers may hold it
-        for call in fn.calls:
-            resource = resource_of(call, ("notify", "notify_all", "notifyAll"), fn, facts)
-            if resource is None or resource.kind not in ("Condition", "AsyncCondition") or not resource.sure:
-                continue
-            called = any(event.held for _, event in facts.callers.get(id(fn), ()))
-            if not facts.held_at(call, fn) and not called:
-                yield Witness(call, fn, resource=resource, condition=text_of(call).rpartition(".")[0])
-
-
-CONDITIONS = ("Condition", "AsyncCondition")
+        called = any(event.held for _, event in facts.callers.get(id(use.fn), ()))
+        if not facts.held_at(use.call, use.fn) and not called:
+            yield Witness(use.call, use.fn, resource=use.resource, condition=text_of(use.call).rpartition(".")[0])
 
 
 def notify_one(facts: Facts) -> Iterator[Witness]:
     """Report functions that end something and notify one waiter, where the waiters are several."""
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            resource = resource_of(call, ("notify",), fn, facts)
-            if resource is None or resource.kind not in CONDITIONS or call.args or call.keywords:
-                continue
-            flags = {dotted(t) for t, v in fn.assigns if isinstance(v, ast.Constant) and t.lineno <= call.lineno}
-            if not is_teardown(fn):
-                flags = {flag for flag in flags if _stays(flag, fn, facts)}
-            waits = list(_notify_one_waits(resource.id, facts))
-            asking = [(f, w) for f, w in waits if _asks(w, flags, fn, f)]
-            if not asking and (kinds := _of_two_kinds(call, waits)) is not None:
-                yield _report_kinds(call, fn, resource.id, *kinds)
-            if asking and (len({id(f) for f, _ in waits}) > 1 or _in_several(asking[0][0], facts)):
-                yield _report(call, fn, resource.id, *asking[0])
+    for use in facts.uses(("notify",), CONDITIONS):
+        fn, call = use.fn, use.call
+        if call.args or call.keywords:
+            continue
+        flags = {dotted(t) for t, v in fn.assigns if isinstance(v, ast.Constant) and t.lineno <= call.lineno}
+        if not is_teardown(fn):
+            flags = {flag for flag in flags if _stays(flag, fn, facts)}
+        waits = [w for w in _waits(facts) if w.of == use.of]
+        asking = [w for w in waits if _asks(w.call, flags, fn, w.fn)]
+        if not asking and (kinds := _of_two_kinds(call, waits)) is not None:
+            yield Witness(call, fn, "kinds", one=kinds[0], two=kinds[1], condition=use.of)
+        if asking and (len({id(w.fn) for w in waits}) > 1 or _in_several(asking[0].fn, facts)):
+            yield Witness(call, fn, wait=asking[0], condition=use.of)
 
 
-def _of_two_kinds(
-    call: ast.Call, waits: list[tuple[Function, ast.Call]]
-) -> tuple[tuple[Function, ast.Call], tuple[Function, ast.Call]] | None:
+def _waits(facts: Facts) -> list[Use]:
+    """Where conditions are waited for without a timeout."""
+    waits = facts.uses(("wait", "wait_for"))
+    return [use for use in waits if not has_timeout(use.call, short_name(use.call.func))]
+
+
+def _of_two_kinds(call: ast.Call, waits: list[Use]) -> tuple[Use, Use] | None:
     """Two waits for the notified condition that ask for different things, in functions that both notify one waiter."""
     name = short_name(call.func.value)  # type: ignore[attr-defined]
-    same = [(f, w) for f, w in waits if short_name(w.func.value) == name]  # type: ignore[attr-defined]
-    tests = {id(f): ast.dump(loop.test) for f, w in same if isinstance(loop := enclosing(w, ast.While), ast.While)}
-    notifying = [(f, w) for f, w in same if any(short_name(c.func) == "notify" for c in f.calls) and id(f) in tests]
-    both = [pair for pair in notifying if tests[id(pair[0])] != tests[id(notifying[0][0])]]
-    return (notifying[0], both[0]) if both and notifying[0][1].lineno < call.lineno < both[0][1].lineno else None
-
-
-def _report_kinds(
-    call: ast.Call, fn: Function, condition: str, one: tuple[Function, ast.Call], two: tuple[Function, ast.Call]
-) -> Witness:
-    return Witness(call, fn, "kinds", one=one, two=two, condition=condition)
+    same = [w for w in waits if short_name(w.call.func.value) == name]  # type: ignore[attr-defined]
+    tests = {id(w.fn): ast.dump(loop.test) for w in same if isinstance(loop := enclosing(w.call, ast.While), ast.While)}
+    notifying = [w for w in same if any(short_name(c.func) == "notify" for c in w.fn.calls) and id(w.fn) in tests]
+    both = [w for w in notifying if tests[id(w.fn)] != tests[id(notifying[0].fn)]]
+    return (notifying[0], both[0]) if both and notifying[0].line < call.lineno < both[0].line else None
 
 
 def _stays(flag: str, fn: Function, facts: Facts) -> bool:
@@ -136,15 +130,6 @@ def _stays(flag: str, fn: Function, facts: Facts) -> bool:
         return False
     others = (other for other in facts.module.functions if other is not fn and other.name != "__init__")
     return not any(isinstance(t, ast.Attribute) and t.attr == name for other in others for t, _ in other.assigns)
-
-
-def _notify_one_waits(condition: str, facts: Facts) -> Iterator[tuple[Function, ast.Call]]:
-    """Where a condition is waited for without a timeout."""
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            resource = resource_of(call, ("wait", "wait_for"), fn, facts)
-            if resource is not None and resource.id == condition and not has_timeout(call, short_name(call.func)):
-                yield fn, call
 
 
 def _asks(wait: ast.Call, flags: set[str], ends: Function, fn: Function) -> bool:
@@ -161,56 +146,34 @@ def _in_several(fn: Function, facts: Facts) -> bool:
     return any(root.several for root in roots) or (not roots and not fn.name.startswith("_"))
 
 
-def _report(call: ast.Call, fn: Function, condition: str, waiter: Function, wait: ast.Call) -> Witness:
-    return Witness(call, fn, waiter=waiter, wait=wait, condition=condition)
-
-
-UP, DOWN = "up", "down"  # the change of an attribute that can end a wait
-
-
 _MORE = (ast.Gt, ast.GtE)
 
 
 _LESS = (ast.Lt, ast.LtE)
 
 
+UP, DOWN = "up", "down"  # the change of an attribute that can end a wait
+_MORE = (ast.Gt, ast.GtE)
+_LESS = (ast.Lt, ast.LtE)
+
+
 def unannounced(facts: Facts) -> Iterator[Witness]:
     """Report changes that can end a wait in functions that notify no waiter, themselves or around a call."""
-    waits = list(_unannounced_waits(facts))
-    if not waits:
-        return
-    notifying = _notifying(facts)
+    waits = [w for w in _waits(facts) if w.resource.kind in CONDITIONS and w.resource.sure]
+    notifying = _notifying(facts) if waits else {}
     reported: set[tuple[int, str]] = set()
-    for fn, call, condition in waits:
-        for part, holds in _asked(fn, call):
-            for node, way in _directions(part, holds):
-                for access in _accesses(node, fn, facts):
-                    key = id(access.fn), access.thing
-                    if key in reported or not _ends(access, way) or access.fn.name in BEGINNINGS:
-                        continue
-                    if condition.id in access.locks:
-                        late = _silent(access.fn, condition, notifying, facts)
-                    else:
-                        late = _notified_before(access, condition, facts)
-                    if not late:
-                        continue
-                    reported.add(key)
-                    yield Witness(access.node, access.fn, access=access, condition=condition.id, caller=fn, call=call)
+    for wait in (w for w in waits if not w.resource.one_of_several):
+        parts = [pair for asked, holds in _asked(wait.call) for pair in _directions(asked, holds)]
+        for access, way in ((access, way) for node, way in parts for access in _accesses(node, wait.fn, facts)):
+            key = id(access.fn), access.thing
+            if key in reported or not _ends(access, way) or access.fn.name in BEGINNINGS:
+                continue
+            if _is_late(access, wait.of, notifying, facts):
+                reported.add(key)
+                yield Witness(access.node, access.fn, access=access, condition=wait.of, caller=wait.fn, call=wait.call)
 
 
-def _unannounced_waits(facts: Facts) -> Iterator[tuple[Function, ast.Call, Resource]]:
-    """The waits for a condition of this file that have no timeout."""
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            resource = resource_of(call, ("wait", "wait_for"), fn, facts)
-            is_condition = (
-                resource is not None and resource.kind in CONDITIONS and resource.sure and not resource.one_of_several
-            )
-            if resource is not None and is_condition and not has_timeout(call, short_name(call.func)):
-                yield fn, call, resource
-
-
-def _asked(fn: Function, call: ast.Call) -> Iterator[tuple[ast.expr, bool]]:
+def _asked(call: ast.Call) -> Iterator[tuple[ast.expr, bool]]:
     """What a wait asks for, and whether it continues waiting while that is true."""
     if short_name(call.func) == "wait_for":
         predicate = call.args[0] if call.args else None
@@ -277,11 +240,8 @@ def _ends(access: Access, way: str) -> bool:
 def _notifying(facts: Facts) -> dict[int, set[str]]:
     """Function -> the conditions that it notifies, itself or by a call."""
     conditions: dict[int, set[str]] = {}
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            woken = resource_of(call, ("notify", "notify_all", "notifyAll"), fn, facts)
-            if woken is not None:
-                conditions.setdefault(id(fn), set()).add(woken.id)
+    for use in facts.uses(NOTIFIES):
+        conditions.setdefault(id(use.fn), set()).add(use.of)
     changed = bool(conditions)
     while changed:
         changed = False
@@ -294,14 +254,10 @@ def _notifying(facts: Facts) -> dict[int, set[str]]:
     return conditions
 
 
-def _silent(fn: Function, condition: Resource, notifying: dict[int, set[str]], facts: Facts) -> bool:
-    """Whether neither a function nor any that calls it notifies a condition."""
-    callers = [caller for caller, _ in facts.callers.get(id(fn), ())]
-    return all(condition.id not in notifying.get(id(each), ()) for each in (fn, *callers))
-
-
-def _notified_before(access: Access, condition: Resource, facts: Facts) -> bool:
-    """Whether a change without the condition comes after the notification of its function."""
-    woken = ((c, resource_of(c, ("notify", "notify_all"), access.fn, facts)) for c in access.fn.calls)
-    lines = [call.lineno for call, found in woken if found is not None and found.id == condition.id]
+def _is_late(access: Access, condition: str, notifying: dict[int, set[str]], facts: Facts) -> bool:
+    """Whether nothing around a change notifies a condition, or, where it is not held, nothing after the change."""
+    if condition in access.locks:
+        callers = [caller for caller, _ in facts.callers.get(id(access.fn), ())]
+        return all(condition not in notifying.get(id(each), ()) for each in (access.fn, *callers))
+    lines = [use.line for use in facts.uses(NOTIFIES[:2], of=condition) if use.fn is access.fn]
     return bool(lines) and max(lines) < access.line

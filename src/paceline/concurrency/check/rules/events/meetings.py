@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.duties import Duty, Skipped, one_of
 from paceline.concurrency.check.flow.effects import has_timeout, is_limited
-from paceline.concurrency.check.libraries.catalogue import QUEUES
+from paceline.concurrency.check.libraries.catalogue import PUTS, QUEUES
 from paceline.concurrency.check.rules.endings import is_end_mark
-from paceline.concurrency.check.rules.rule import Witness, queue_of, resource_of
-from paceline.concurrency.check.summaries import Facts
-from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.rules.rule import Witness, queue_uses
+from paceline.concurrency.check.summaries import Facts, Use
+from paceline.concurrency.check.syntax.declarations import Function, Resource
 from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.concurrency.check.syntax.tree import enclosing, lines_of, parent
 from paceline.concurrency.check.threads.evidence import owns_lock
@@ -20,13 +20,7 @@ from paceline.concurrency.check.threads.roots import STARTS, in_loop
 KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
 
 
-MEETS = ("wait", "abort")
-
-
 BARRIERS = ("Barrier", "AsyncBarrier")
-
-
-Waiter = tuple[Function, ast.Call]
 
 
 def never_set(facts: Facts) -> Iterator[Witness]:
@@ -36,7 +30,7 @@ def never_set(facts: Facts) -> Iterator[Witness]:
     for root in (r for r in facts.roots if not r.together):
         run.setdefault(id(root.function), (root.function, set()))[1].add(root.kind)
     for fn, kinds in run.values():
-        yield from _events(fn, {e: w for e, (kind, w) in waits.items() if KINDS[kind] in kinds}, facts)
+        yield from _events(fn, {e: w for e, w in waits.items() if KINDS[w.resource.kind] in kinds}, facts)
         yield from _end_marks(fn, gets if kinds & {"thread", "process", "task"} else {}, facts)
         if "thread" in kinds:
             yield from _barriers(fn, facts)
@@ -45,48 +39,46 @@ def never_set(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         yield from _made_for_others(fn, facts)
     for fn in facts.module.functions if waits else ():
-        cleared = {e for call in fn.calls if (e := _subject(call, ("clear",), KINDS, fn, facts)) in waits}
+        cleared = {use.of for use in facts.uses(("clear",), KINDS) if use.fn is fn and use.of in waits}
         if cleared and id(fn) not in run:  # says itself that others wait while it works
-            yield from _events(fn, {e: waits[e][1] for e in cleared}, facts)
+            yield from _events(fn, {e: waits[e] for e in cleared}, facts)
         elif id(fn) not in run and fn.cls is not None and owns_lock(fn.cls, facts):
             yield from _for_others(fn, facts)
 
 
-def _waited_for(facts: Facts) -> tuple[dict[str, tuple[str, Waiter]], dict[str, Waiter]]:
-    """The events that are waited for without a timeout, with their kind, and the queues that a loop gets from so."""
-    waits: dict[str, tuple[str, Waiter]] = {}
-    gets: dict[str, Waiter] = {}
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            resource = resource_of(call, ("wait", "get"), fn, facts)
-            if resource is None or has_timeout(call, short_name(call.func)) or is_limited(call):
-                continue
-            if short_name(call.func) == "wait" and resource.kind in KINDS:
-                waits.setdefault(resource.id, (resource.kind, (fn, call)))
-            elif resource.kind in QUEUES and not resource.one_of_several and in_loop(call, fn):
-                gets.setdefault(resource.id, (fn, call))
+def _waited_for(facts: Facts) -> tuple[dict[str, Use], dict[str, Use]]:
+    """The events that are waited for without a timeout, and the queues that a loop gets from so."""
+    limited = (
+        u for u in facts.uses(("wait", "get")) if has_timeout(u.call, short_name(u.call.func)) or is_limited(u.call)
+    )
+    left_out = {id(use.call) for use in limited}
+    waits, gets = dict[str, Use](), dict[str, Use]()
+    for use in (use for use in facts.uses(("wait", "get")) if id(use.call) not in left_out):
+        if short_name(use.call.func) == "wait" and use.resource.kind in KINDS:
+            waits.setdefault(use.of, use)
+        elif use.resource.kind in QUEUES and not use.resource.one_of_several and in_loop(use.call, use.fn):
+            gets.setdefault(use.of, use)
     return waits, gets
 
 
-def _events(fn: Function, waits: dict[str, Waiter], facts: Facts) -> Iterator[Witness]:
+def _events(fn: Function, waits: dict[str, Use], facts: Facts) -> Iterator[Witness]:
     """The events that a thread sets once, though not if it raises."""
-    for event in dict.fromkeys(e for c in fn.calls if (e := _subject(c, ("set",), KINDS, fn, facts)) in waits):
-        sets = [c for c in fn.calls if _subject(c, ("set",), KINDS, fn, facts) == event]
-        conditional = any(enclosing(c, ast.If) or in_loop(c, fn) for c in sets)
-        if conditional or waits[event][0] is fn or _set_elsewhere(event, fn, facts):
-            continue
-        yield from _skipped(fn, sets, event, waits[event])
+    every = facts.uses(("set",), KINDS)
+    for event in dict.fromkeys(use.of for use in every if use.fn is fn and use.of in waits):
+        sets = [use for use in every if use.of == event]
+        conditional = any(enclosing(use.call, ast.If) or in_loop(use.call, fn) for use in sets if use.fn is fn)
+        if not conditional and waits[event].fn is not fn and all(use.fn is fn for use in sets):
+            yield from _skipped(fn, [use.call for use in sets], event, waits[event])
 
 
 def _for_others(fn: Function, facts: Facts) -> Iterator[Witness]:
     """An event that the first caller sets after the work, and for which later callers of the same method wait."""
-    calls = [(c, e) for c in fn.calls if (e := _subject(c, ("set", "wait"), KINDS, fn, facts))]
-    for event in dict.fromkeys(e for _, e in calls):
-        sets = [c for c, e in calls if e == event and short_name(c.func) == "set"]
-        waits = [c for c, e in calls if e == event and short_name(c.func) == "wait" and not has_timeout(c, "wait")]
-        aside = [w for w in waits if enclosing(w, ast.If) is not None and sets and w.lineno < sets[0].lineno]
-        if aside and not any(in_loop(c, fn) for c in sets) and not _set_elsewhere(event, fn, facts):
-            yield from _skipped(fn, sets, event, (fn, aside[0]))
+    for event in dict.fromkeys(use.of for use in facts.uses(("set", "wait"), KINDS) if use.fn is fn):
+        sets = facts.uses(("set",), KINDS, event)
+        waits = [w for w in facts.uses(("wait",), KINDS, event) if w.fn is fn and not has_timeout(w.call, "wait")]
+        aside = [w for w in waits if enclosing(w.call, ast.If) is not None and sets and w.line < sets[0].line]
+        if aside and all(use.fn is fn and not in_loop(use.call, fn) for use in sets):
+            yield from _skipped(fn, [use.call for use in sets], event, aside[0])
 
 
 def _made_for_others(fn: Function, facts: Facts) -> Iterator[Witness]:
@@ -104,12 +96,9 @@ def _made_for_others(fn: Function, facts: Facts) -> Iterator[Witness]:
         sets = [c for c in fn.calls if dotted(c.func) == f"{target.id}.set"]
         if not stored or not sets or any(enclosing(c, ast.If) or in_loop(c, fn) or _at_last(c) for c in sets):
             continue
-        waits = (
-            (other, c)
-            for other in facts.module.functions
-            for c in other.calls
-            if dotted(c.func) in (f"{stored[0]}[].wait", f"{stored[0]}.get().wait") and not is_limited(c)
-        )
+        others = ((other, c) for other in facts.module.functions for c in other.calls if not is_limited(c))
+        names = (f"{stored[0]}[].wait", f"{stored[0]}.get().wait")
+        waits = (Use(other, c, Resource(stored[0], "Event", True)) for other, c in others if dotted(c.func) in names)
         waiter = next(waits, None)
         if waiter is not None:
             duty = Duty(fn, one_of(sets))
@@ -128,20 +117,17 @@ def _is(value: ast.expr, construction: ast.Call, name: str) -> bool:
     return value is construction or (isinstance(value, ast.Name) and value.id == name)
 
 
-def _end_marks(fn: Function, gets: dict[str, Waiter], facts: Facts) -> Iterator[Witness]:
+def _end_marks(fn: Function, gets: dict[str, Use], facts: Facts) -> Iterator[Witness]:
     """The end marks that a thread puts into a queue after its work, though not if that raises."""
-    puts: dict[str, list[ast.Call]] = {}
-    for call in fn.calls:
-        queue = queue_of(call, ("put", "put_nowait"), fn, facts)
-        if queue in gets and gets[queue][0] is not fn and not in_loop(call, fn) and is_end_mark(call):
-            puts.setdefault(queue, []).append(call)
-    for queue, marks in puts.items():
-        works = any(queue_of(c, ("put", "put_nowait"), fn, facts) == queue and in_loop(c, fn) for c in fn.calls)
-        if works and not any(enclosing(mark, ast.If) for mark in marks):
+    puts = [use for use in queue_uses(facts, PUTS) if use.fn is fn and use.of in gets and gets[use.of].fn is not fn]
+    for queue in dict.fromkeys(use.of for use in puts):
+        of_it = [use.call for use in puts if use.of == queue]
+        marks = [call for call in of_it if not in_loop(call, fn) and is_end_mark(call)]
+        if marks and any(in_loop(call, fn) for call in of_it) and not any(enclosing(mark, ast.If) for mark in marks):
             yield from _skipped(fn, marks, queue, gets[queue])
 
 
-def _skipped(fn: Function, met_by: list[ast.Call], what: str, waiter: Waiter) -> Iterator[Witness]:
+def _skipped(fn: Function, met_by: list[ast.Call], what: str, waiter: Use) -> Iterator[Witness]:
     """The first step whose exception skips what others wait for."""
     duty = Duty(fn, one_of(met_by))
     binding = fn.bound.get(what.rpartition(".")[2])
@@ -166,10 +152,11 @@ def _in_handler(skipped: Skipped) -> bool:
 
 def _barriers(fn: Function, facts: Facts) -> Iterator[Witness]:
     """The barriers at which a thread does not arrive once it has caught an exception."""
-    for barrier in dict.fromkeys(b for c in fn.calls if (b := _subject(c, ("wait",), BARRIERS, fn, facts))):
+    meets = [use for use in facts.uses(("wait", "abort"), BARRIERS) if use.fn is fn]
+    for barrier in dict.fromkeys(use.of for use in meets if short_name(use.call.func) == "wait"):
         if any(short_name(c.func) == "wait" and has_timeout(c, "wait") for c in fn.calls):
             continue
-        duty = Duty(fn, lambda call, of=barrier: _subject(call, MEETS, BARRIERS, fn, facts) == of)  # type: ignore[misc]
+        duty = Duty(fn, one_of(use.call for use in meets if use.of == barrier))
         for skipped in [s for s in duty.skipped_by_exceptions() if s.caught][:1]:
             yield _left(fn, skipped, barrier)
         returns = sorted(duty.returns_without(), key=lambda skipped: skipped.node.line)
@@ -184,19 +171,7 @@ def _all_return(skipped: Skipped, fn: Function) -> bool:
     return not names & ({*fn.parameters, *fn.bound, *fn.looped} - {fn.self_name})
 
 
-def _subject(call: ast.Call, methods: tuple[str, ...], kinds: Container[str], fn: Function, facts: Facts) -> str:
-    """The event or barrier of which a call is such a method; empty where it is none."""
-    resource = resource_of(call, methods, fn, facts)
-    return resource.id if resource is not None and resource.kind in kinds else ""
-
-
-def _set_elsewhere(event: str, fn: Function, facts: Facts) -> bool:
-    """Whether another function sets the event too."""
-    others = (other for other in facts.module.functions if other is not fn)
-    return any(_subject(c, ("set",), KINDS, other, facts) == event for other in others for c in other.calls)
-
-
-def _report(fn: Function, at: ast.Call, skipped: Skipped, event: str, waiter: Waiter) -> Witness:
+def _report(fn: Function, at: ast.Call, skipped: Skipped, event: str, waiter: Use) -> Witness:
     sets = short_name(at.func) == "set"
     what = f"{event} is set" if sets else f"the end mark is put into {event}"
     return Witness(
@@ -230,23 +205,25 @@ def _left(fn: Function, skipped: Skipped, barrier: str) -> Witness:
 
 def barrier_parties(facts: Facts) -> Iterator[Witness]:
     """Report functions that start as many threads as a barrier has parties, and wait at it themselves, or one less."""
-    if not any(short_name(c.func) == "Barrier" for fn in facts.module.functions for c in fn.calls):
-        return
-    for fn in facts.module.functions:
+    waits = [use for use in facts.uses(("wait",), ("Barrier",)) if not use.resource.one_of_several]
+    for fn in facts.module.functions if waits else ():
         for call in fn.calls:
             count, runs = _started(call, fn, facts)
-            if runs is None:
-                continue
-            for barrier, wait in _waits(runs, facts).items():
+            for barrier, wait in {use.of: use for use in waits if use.fn is runs}.items():
                 parties = _parties(barrier, facts)
-                waits = [c for c in fn.calls if _waits_at(c, fn, facts) == barrier and not in_loop(c, fn)]
-                others = [f for f in facts.module.functions if f not in (fn, runs) and barrier in _waits(f, facts)]
-                if parties is None or others or any(has_timeout(c, "wait") for c in (*waits, wait)):
+                mine = [u.call for u in waits if u.of == barrier and u.fn is fn and not in_loop(u.call, fn)]
+                others = any(u.of == barrier and u.fn not in (fn, runs) for u in waits)
+                if parties is None or count is None or others:
                     continue
-                if waits and _same(parties, count, fn):
-                    yield Witness(waits[0], fn, barrier=barrier, runs=runs, what="one party more comes than it has")
-                elif not waits and _one_more(parties, count, fn):
-                    yield Witness(wait, runs, barrier=barrier, runs=runs, what="one party less comes than it has")
+                if any(has_timeout(c, "wait") for c in (*mine, wait.call)):
+                    continue
+                more = parties.left if isinstance(parties, ast.BinOp) and is_constant(parties.right, 1) else None
+                adds = isinstance(parties, ast.BinOp) and isinstance(parties.op, ast.Add)
+                if mine and _plain(parties, fn) == _plain(count, fn):
+                    yield Witness(mine[0], fn, barrier=barrier, runs=runs, what="one party more comes than it has")
+                elif not mine and adds and more is not None and _plain(more, fn) == _plain(count, fn):
+                    what = "one party less comes than it has"
+                    yield Witness(wait.call, wait.fn, barrier=barrier, runs=runs, what=what)
 
 
 def _started(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.expr | None, Function | None]:
@@ -264,16 +241,6 @@ def _started(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.expr | Non
     return (over.args[0], runs) if isinstance(over, ast.Call) and runs is not None else (None, None)
 
 
-def _waits(fn: Function, facts: Facts) -> dict[str, ast.Call]:
-    """The barriers at which a function waits."""
-    return {name: c for c in fn.calls if (name := _waits_at(c, fn, facts))}
-
-
-def _waits_at(call: ast.Call, fn: Function, facts: Facts) -> str:
-    resource = resource_of(call, ("wait",), fn, facts)
-    return resource.id if resource is not None and resource.kind == "Barrier" and not resource.one_of_several else ""
-
-
 def _parties(barrier: str, facts: Facts) -> ast.expr | None:
     """The number of parties of a barrier, where one place makes it."""
     constructions = [
@@ -286,24 +253,10 @@ def _parties(barrier: str, facts: Facts) -> ast.expr | None:
     return constructions[0].args[0] if len(constructions) == 1 else None
 
 
-def _same(one: ast.expr, other: ast.expr | None, fn: Function) -> bool:
-    """Whether two numbers are the same: written alike, as an attribute or as the variable that it was given."""
-    if other is None:
-        return False
-    left, right = _plain(one, fn), _plain(other, fn)
-    return left == right
-
-
 def _plain(node: ast.expr, fn: Function) -> str:
+    """A number as it is written, or as the variable that an attribute was given."""
     text = ast.unparse(node)
     for target, value in fn.cls.methods["__init__"].assigns if fn.cls and "__init__" in fn.cls.methods else ():
         if dotted(target) == text and isinstance(value, ast.Name | ast.Constant):
             return ast.unparse(value)
     return text
-
-
-def _one_more(parties: ast.expr, count: ast.expr | None, fn: Function) -> bool:
-    """Whether a number is another one and one."""
-    if not isinstance(parties, ast.BinOp) or not isinstance(parties.op, ast.Add):
-        return False
-    return is_constant(parties.right, 1) and _same(parties.left, count, fn)

@@ -7,37 +7,47 @@ from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.walk import Event, Held
 from paceline.concurrency.check.rules.rule import Witness
-from paceline.concurrency.check.summaries import Facts, Take
+from paceline.concurrency.check.summaries import Facts, Take, Use
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.threads.roots import Root
 
 RUNS = {"del": "a destructor or callback of a weak reference", "gc": "a callback of the garbage collector"}
 
 
 def lock_in_destructor(facts: Facts) -> Iterator[Witness]:
-    """Report locks and queues that destructors and collector callbacks take."""
-    for root in facts.roots:
-        if root.kind not in RUNS:
-            continue
-        for take in facts.takes(root.function).values():
+    """Report locks, queues and executors that destructors and collector callbacks wait for."""
+    for root in (r for r in facts.roots if r.kind in RUNS):
+        fn, handler = root.function, RUNS[root.kind]
+        for take in facts.takes(fn).values():
             lock = take.resource
-            is_private = root.function.name == "__del__" and take.same and not _shared(lock.id, facts)
-            if lock.non_reentrant and lock.sure and not lock.one_of_several and not is_private:
-                other = _elsewhere(lock.id, root.function, facts)
-                if other is not None:
-                    yield _lock_in_destructor_report(root, take.steps, lock.id, other)
-        yield from _lock_in_destructor_queues(root, facts)
-        yield from _waits(root, facts)
+            is_private = fn.name == "__del__" and take.same and not _shared(lock.id, facts)
+            other = _elsewhere(lock.id, fn, facts) if lock.sure and lock.non_reentrant and not is_private else None
+            if other is not None and not lock.one_of_several:
+                since = next((h.line for h in other[1].held if h.resource.id == lock.id), other[1].effect.line)
+                (where, node), (caller, event) = take.steps[-1], other
+                yield Witness(
+                    node,
+                    where,
+                    handler=handler,
+                    lock=lock.id,
+                    since=since,
+                    caller=caller,
+                    event=event,
+                    steps=take.steps,
+                )
+        for use in _queues(fn, facts):
+            if fn.name != "__del__" or _shared(use.of, facts):
+                yield Witness(use.call, fn, "queues", handler=handler, resource=use.resource)
+        for wait in facts.waits(fn).values():
+            what = wait.effect.resource  # when it is shut down, it waits for tasks, one of which may run this
+            if what is not None and what.kind in ("Executor", "Pool") and what.sure:
+                yield Witness(wait.steps[0][1], fn, "waits", handler=handler, wait=wait, what=what)
+                break
 
 
-def _waits(root: Root, facts: Facts) -> Iterator[Witness]:
-    """`self._executor.shutdown()` in a destructor, which waits for tasks, and may run in one of their threads."""
-    for wait in facts.waits(root.function).values():
-        what = wait.effect.resource
-        if what is not None and what.kind in ("Executor", "Pool") and what.sure:
-            yield Witness(wait.steps[0][1], root.function, "waits", handler=RUNS[root.kind], wait=wait, what=what)
-            return
+def _queues(fn: Function, facts: Facts) -> list[Use]:
+    """Uses of a `queue.Queue`, which has a lock inside."""
+    return [use for use in facts.uses(("put", "get", "put_nowait", "get_nowait"), ("Queue",)) if use.fn is fn]
 
 
 def _shared(lock: str, facts: Facts) -> bool:
@@ -60,35 +70,11 @@ def _elsewhere(lock: str, fn: Function, facts: Facts) -> tuple[Function, Event] 
     return witness
 
 
-def _lock_in_destructor_queues(root: Root, facts: Facts) -> Iterator[Witness]:
-    """Uses of a shared queue.Queue."""
-    for call in root.function.calls:
-        if short_name(call.func) in ("put", "get", "put_nowait", "get_nowait") and isinstance(call.func, ast.Attribute):
-            resource = facts.module.resource(call.func.value, root.function)
-            is_private = root.function.name == "__del__" and resource is not None and not _shared(resource.id, facts)
-            if resource is not None and resource.kind == "Queue" and not is_private:
-                yield Witness(call, root.function, "queues", handler=RUNS[root.kind], resource=resource)
-
-
-def _lock_in_destructor_report(
-    root: Root, steps: tuple[tuple[Function, ast.expr], ...], lock: str, other: tuple[Function, Event]
-) -> Witness:
-    fn, event = other
-    since = next((h.line for h in event.held if h.resource.id == lock), event.effect.line)
-    where, node = steps[-1]
-    return Witness(node, where, handler=RUNS[root.kind], lock=lock, caller=fn, since=since, event=event, steps=steps)
-
-
 Steps = tuple[tuple[Function, ast.expr], ...]
-
-
 DEPTH = 3
 
 
 ENDS = ("exit", "_exit", "abort", "kill", "terminate")
-
-
-LOGS = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")
 
 
 def signal_handler(facts: Facts) -> Iterator[Witness]:
@@ -101,21 +87,10 @@ def signal_handler(facts: Facts) -> Iterator[Witness]:
                 where, node = take.steps[-1]
                 lock = take.resource.id
                 yield Witness(node, where, lock=lock, since=take.resource.line or root.line, take=take)
-        yield from _signal_handler_queues(root.function, facts)
+        for use in (use for use in _queues(root.function, facts) if use.resource.sure):
+            yield Witness(use.call, use.fn, "queues", since=use.resource.line or use.line, resource=use.resource)
         if not _ends(root.function):
             yield from _writes(root.function, (), facts, set())
-
-
-def _signal_handler_queues(fn: Function, facts: Facts) -> Iterator[Witness]:
-    """Uses of a queue.Queue in the handler."""
-    for call in fn.calls:
-        if short_name(call.func) not in ("put", "get", "put_nowait", "get_nowait") or not isinstance(
-            call.func, ast.Attribute
-        ):
-            continue
-        resource = facts.module.resource(call.func.value, fn)
-        if resource is not None and resource.kind == "Queue" and resource.sure:
-            yield Witness(call, fn, "queues", since=resource.line or call.lineno, resource=resource)
 
 
 def _ends(fn: Function) -> bool:
@@ -138,7 +113,7 @@ def _writes(fn: Function, way: Steps, facts: Facts, visited: set[int]) -> Iterat
             name == "print"
             or buffered
             or (
-                short_name(call.func) in LOGS
+                short_name(call.func) in LEVELS
                 and name.split(".")[0].lower() in ("logging", "log", "logger", "_log", "_logger")
             )
         ):

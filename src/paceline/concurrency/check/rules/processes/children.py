@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.rules.rule import Witness, blocks_that_make, resource_of
+from paceline.concurrency.check.rules.rule import Witness, blocks_that_make
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
+from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.concurrency.check.syntax.tree import is_within, last_line, parent
 from paceline.concurrency.check.threads.accesses import GROWS, SHRINKS, kind_of
 from paceline.concurrency.check.threads.shared_state import is_container
@@ -190,37 +190,20 @@ LOOKS = ("is_alive", "exitcode", "sentinel", "sentinels")
 
 def wait_for_the_dead(facts: Facts) -> Iterator[Witness]:
     """Report waits for what a child process must send, in functions that never check the child."""
-    module = facts.module
     shared: dict[str, ast.Call] = {}
-    for fn in module.functions:
-        for call in fn.calls:
-            if module.constructed_kind(call, fn) == "Process":
-                for value in start_arguments(call, fn):
-                    resource = module.resource(value, fn)
-                    if resource is not None and resource.kind in ("ProcessEvent", "ProcessQueue"):
-                        shared[resource.id] = call
-    if not shared:
-        return
-    for fn in module.functions:
-        if any(tag.startswith("process:") for tag in facts.reached.get(id(fn), ())):
+    for fn in facts.module.functions:
+        for call in (c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process"):
+            resources = (facts.module.resource(value, fn) for value in start_arguments(call, fn))
+            shared |= {r.id: call for r in resources if r is not None and r.kind in ("ProcessEvent", "ProcessQueue")}
+    for fn in facts.module.functions if shared else ():
+        in_child = any(tag.startswith("process:") for tag in facts.reached.get(id(fn), ()))
+        if in_child or any(a.attr in LOOKS for a in fn.attributes):
             continue
-        if any(a.attr in LOOKS for a in fn.attributes):
-            continue
-        reported: set[str] = set()
-        for effect in facts.walker.effects(fn):
-            resource = effect.resource
-            if (
-                effect.kind != "wait"
-                or effect.timeout
-                or resource is None
-                or resource.id not in shared
-                or resource.id in reported
-            ):
-                continue
-            if not dotted(effect.node).endswith(("get()", "wait()")):
-                continue
-            reported.add(resource.id)
-            yield Witness(effect.node, fn, started=shared[resource.id], what=effect.waits_for, resource=resource.id)
+        waits = [e for e in facts.walker.effects(fn) if e.kind == "wait" and not e.timeout and e.resource is not None]
+        waits = [e for e in waits if e.resource.id in shared and dotted(e.node).endswith(("get()", "wait()"))]  # type: ignore[union-attr]
+        for effect in {e.resource.id: e for e in reversed(waits)}.values():  # type: ignore[union-attr]
+            name = effect.resource.id  # type: ignore[union-attr]
+            yield Witness(effect.node, fn, started=shared[name], what=effect.waits_for, resource=name)
 
 
 LATER = ("apply_async", "map_async", "starmap_async", "imap", "imap_unordered")
@@ -269,35 +252,20 @@ def _gets(call: ast.Call, names: set[str], fn: Function) -> bool:
 
 def left_behind(facts: Facts) -> Iterator[Witness]:
     """Report waits of a child process for what only a thread of its parent does, where processes are forked."""
-    if facts.has_threads and not any(
-        isinstance(n, ast.Constant) and n.value == "spawn" for n in _left_behind_given(facts)
-    ):
-        yield from _waits(facts)
-
-
-def _left_behind_given(facts: Facts) -> Iterator[ast.expr]:
-    """The arguments of all calls."""
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            yield from call.args
-
-
-def _waits(facts: Facts) -> Iterator[Witness]:
-    """A wait of a child for what a thread does that was started in the parent, and that the child does not have."""
+    arguments = (a for fn in facts.module.functions for call in fn.calls for a in call.args)
+    if not facts.has_threads or any(is_constant(a, "spawn") for a in arguments):
+        return
     for root in (r for r in facts.roots if r.kind == "process"):
         tag = f"process:{root.function.qualname}"
         for wait in facts.waits(root.function).values():
             thing, (fn, node) = wait.effect.resource, wait.steps[-1]
             does = {"Queue": "task_done", "Event": "set"}.get(thing.kind) if thing is not None else None
-            if does is None or (does == "task_done" and short_name(getattr(node, "func", node)) != "join"):
+            if thing is None or does is None:
                 continue
-            waiters = [
-                f
-                for f in facts.module.functions
-                for c in f.calls
-                if (r := resource_of(c, (does,), f, facts)) is not None and r.id == thing.id  # type: ignore[union-attr]
-            ]
-            threads = [r for r in facts.roots if r.kind == "thread" and r.function in waiters]
+            if does == "task_done" and short_name(getattr(node, "func", node)) != "join":
+                continue
+            doers = [use.fn for use in facts.uses((does,), of=thing.id)]
+            threads = [r for r in facts.roots if r.kind == "thread" and r.function in doers]
             makers = [f for t in threads for f in facts.module.functions if any(c.lineno == t.line for c in f.calls)]
-            if len(threads) >= len(waiters) > 0 and not any(tag in facts.reached.get(id(m), ()) for m in makers):
-                yield Witness(node, fn, thread=threads[0].function, line=threads[0].line, thing=thing.id)  # type: ignore[union-attr]
+            if len(threads) >= len(doers) > 0 and not any(tag in facts.reached.get(id(m), ()) for m in makers):
+                yield Witness(node, fn, thread=threads[0].function, line=threads[0].line, thing=thing.id)

@@ -11,8 +11,8 @@ from paceline.concurrency.check.flow.components import shortest_circles
 from paceline.concurrency.check.flow.effects import has_timeout, runs_now, text_of
 from paceline.concurrency.check.libraries.catalogue import QUEUES
 from paceline.concurrency.check.reporting.findings import Step
-from paceline.concurrency.check.rules.rule import Witness, queue_of
-from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.rules.rule import Witness, queue_of, queue_uses
+from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Formal, Function, Resource
 from paceline.concurrency.check.syntax.names import dotted, short_name
 from paceline.concurrency.check.syntax.tree import enclosing, last_line, parent
@@ -22,7 +22,7 @@ from paceline.narrative import Wait
 DEPTH = 3  # calls through which a thread's use of queues is followed
 
 
-class Use(NamedTuple):
+class Transfer(NamedTuple):
     """A blocking put or get."""
 
     queue: Resource
@@ -35,14 +35,14 @@ class Actor(NamedTuple):
     """A thread, task or process, or the code that starts it, with what it puts and gets."""
 
     name: str
-    uses: tuple[Use, ...]
+    uses: tuple[Transfer, ...]
 
 
 def queues_in_a_circle(facts: Facts) -> Iterator[Witness]:
     """Report circles of bounded queues of which one is fed faster than it is emptied."""
     actors = list(_actors(facts))
     following: dict[str, list[str]] = {}
-    edges: dict[tuple[str, str], tuple[Actor, Use, Use]] = {}
+    edges: dict[tuple[str, str], tuple[Actor, Transfer, Transfer]] = {}
     for actor in actors:
         for put in (u for u in actor.uses if u.puts and u.queue.bounded):
             for other in (o for o in actors if any(not u.puts and u.queue.id == put.queue.id for u in o.uses)):
@@ -61,7 +61,7 @@ def queues_in_a_circle(facts: Facts) -> Iterator[Witness]:
             yield _queues_in_a_circle_report(used)
 
 
-def _of_another(put: Use, actor: Actor) -> bool:
+def _of_another(put: Transfer, actor: Actor) -> bool:
     """Whether a stage puts into the queue of another object, as a chain of them does: `self.next.inbox`."""
     got = [dotted(getattr(u.call.func, "value", u.call)) for u in actor.uses if not u.puts]
     text = dotted(getattr(put.call.func, "value", put.call))
@@ -97,7 +97,7 @@ def _is_beside(fn: Function, started: set[int], facts: Facts) -> bool:
     return any(id(method) in started for method in methods) and not facts.threads_of(fn)
 
 
-def _uses(fn: Function, facts: Facts, depth: int) -> list[Use]:
+def _uses(fn: Function, facts: Facts, depth: int) -> list[Transfer]:
     """The blocking puts and gets of a function and of what it calls."""
     uses = []
     for effect in facts.walker.effects(fn):
@@ -109,11 +109,11 @@ def _uses(fn: Function, facts: Facts, depth: int) -> list[Use]:
         if call.func.attr in ("put", "get") and not has_timeout(call, call.func.attr):
             queue = facts.module.resource(call.func.value, fn)
             if queue is not None and queue.kind in QUEUES and not queue.one_of_several:
-                uses.append(Use(queue, call.func.attr == "put", call, fn))
+                uses.append(Transfer(queue, call.func.attr == "put", call, fn))
     return uses
 
 
-def _passed(use: Use, owner: Function, site: ast.Call, facts: Facts) -> Use | None:
+def _passed(use: Transfer, owner: Function, site: ast.Call, facts: Facts) -> Transfer | None:
     """A use of a parameter as a use of what a call passes for it."""
     formal: Formal | None = use.queue.formal
     if formal is None or formal.function is not owner:
@@ -123,7 +123,7 @@ def _passed(use: Use, owner: Function, site: ast.Call, facts: Facts) -> Use | No
     return use._replace(queue=queue) if queue else None
 
 
-def _grows(actor: Actor, put: Use) -> bool:
+def _grows(actor: Actor, put: Transfer) -> bool:
     """Whether the actor may put more than it gets: not one for one, in the same turn of the same loop."""
     puts = [u for u in actor.uses if u.puts and u.queue.id == put.queue.id]
     gets = [u for u in actor.uses if not u.puts]
@@ -132,12 +132,12 @@ def _grows(actor: Actor, put: Use) -> bool:
     return any(all(not _matches(p, g) for g in gets) for p in puts)
 
 
-def _matches(put: Use, get: Use) -> bool:
+def _matches(put: Transfer, get: Transfer) -> bool:
     """Whether every put comes with this get: in the same loop, and under no condition that the put is not under."""
     return _loop(put) == _loop(get) and _conditions(get) <= _conditions(put)
 
 
-def _loop(use: Use) -> int:
+def _loop(use: Transfer) -> int:
     at: ast.AST | None = use.call
     while at is not None:
         before, at = at, parent(at)
@@ -148,7 +148,7 @@ def _loop(use: Use) -> int:
     return id(use.fn)
 
 
-def _conditions(use: Use) -> set[int]:
+def _conditions(use: Transfer) -> set[int]:
     """The tests around a call within its loop."""
     conditions: set[int] = set()
     at = enclosing(use.call, ast.If, ast.For, ast.AsyncFor, ast.While)
@@ -158,7 +158,7 @@ def _conditions(use: Use) -> set[int]:
     return conditions
 
 
-def _queues_in_a_circle_report(circle: list[tuple[Actor, Use, Use]]) -> Witness:
+def _queues_in_a_circle_report(circle: list[tuple[Actor, Transfer, Transfer]]) -> Witness:
     story, waits = [], []
     for number, (actor, put, _) in enumerate(circle):
         whom = circle[(number + 1) % len(circle)][0].name
@@ -176,16 +176,11 @@ TAKES = ("get", "get_nowait")
 
 def filled_before_started(facts: Facts) -> Iterator[Witness]:
     """Report bounded queues that a function fills before it starts what empties them, or empties them itself."""
-    takers: dict[str, list[tuple[Function, ast.Call]]] = {}
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            if queue := queue_of(call, TAKES, fn, facts):
-                takers.setdefault(queue, []).append((fn, call))
+    takers = queue_uses(facts, TAKES)
     for fn in facts.module.functions if takers else ():
         for call, put, queue in _fills(fn, facts):
-            if queue not in takers or _has_room(fn, queue):
-                continue
-            late = _started_after(call, fn, takers[queue], facts)
+            takes = [take for take in takers if take.of == queue]
+            late = _started_after(call, fn, takes, facts) if takes and not _has_room(fn, queue) else None
             if late is not None:
                 yield _filled_before_started_report(fn, call, put, queue, *late)
                 break
@@ -214,45 +209,30 @@ def _has_room(fn: Function, queue: str) -> bool:
     )
 
 
-def _started_after(
-    fill: ast.Call, fn: Function, takers: list[tuple[Function, ast.Call]], facts: Facts
-) -> tuple[Function, int] | None:
+def _started_after(fill: ast.Call, fn: Function, takes: list[Use], facts: Facts) -> tuple[Function, int] | None:
     """Who empties a queue, if nothing does before a function has filled it, and the line where that begins."""
-    begun = [r for r in facts.roots if r.kind in ("thread", "process", "task")]
     begins: list[tuple[Function, int]] = []
-    for taker, take in takers:
-        roots = [r for r in begun if r.function is taker]
-        if taker is fn and not roots:
-            loop = enclosing(take, ast.For, ast.AsyncFor, ast.While)
-            both = isinstance(loop, ast.For | ast.AsyncFor | ast.While) and loop.lineno <= fill.lineno
-            if both or take.lineno <= fill.lineno:
+    for take in takes:
+        roots = [r for r in facts.roots if r.kind in ("thread", "process", "task") and r.function is take.fn]
+        if take.fn is fn and not roots:
+            loop = enclosing(take.call, ast.For, ast.AsyncFor, ast.While)
+            if take.line <= fill.lineno or (loop is not None and loop.lineno <= fill.lineno):  # type: ignore[attr-defined]
                 return None
-            begins.append((taker, take.lineno))
+            begins.append((fn, take.line))
             continue
         last = last_line(fn.node) or max((r.line for r in roots), default=0)
-        if not roots or any(not fn.line <= r.line <= last for r in roots) or _called(taker, facts):
+        callers = facts.callers.get(id(take.fn), ())
+        is_called = any(isinstance(parent(event.effect.node), ast.Await) for _, event in callers)
+        if not roots or is_called or any(not fn.line <= r.line <= last for r in roots):
             return None
-        root_lines = [r.line for r in roots]
-        lines = (
-            root_lines
-            if roots[0].kind == "task"
-            else [c.lineno for c in fn.calls if _filled_before_started_starts(c)] or root_lines
-        )
-        if min(lines) <= fill.lineno:
+        starts = [
+            c.lineno for c in fn.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "start" and not c.args
+        ]
+        line = min((starts if roots[0].kind != "task" else []) or [r.line for r in roots])
+        if line <= fill.lineno:
             return None
-        begins.append((taker, min(lines)))
+        begins.append((take.fn, line))
     return begins[0] if begins else None
-
-
-def _called(taker: Function, facts: Facts) -> bool:
-    """Whether a function is also called rather than only started."""
-    callers = facts.callers.get(id(taker), ())
-    return any(isinstance(parent(event.effect.node), ast.Await) for _, event in callers)
-
-
-def _filled_before_started_starts(call: ast.Call) -> bool:
-    """Whether a call starts a thread or process."""
-    return isinstance(call.func, ast.Attribute) and call.func.attr == "start" and not call.args
 
 
 def _filled_before_started_report(
@@ -276,41 +256,26 @@ def _filled_before_started_report(
 
 def left_early(facts: Facts) -> Iterator[Witness]:
     """Report threads that leave the loop in which they read a bounded queue once it was empty for a while."""
-    for fn in {id(r.function): r.function for r in facts.roots if r.kind == "thread"}.values():
-        for call in fn.calls:
-            queue = queue_of(call, ("get",), fn, facts, bounded=True)
-            tried, loop = enclosing(call, ast.Try), enclosing(call, ast.While)
-            if not queue or not has_timeout(call, "get") or not isinstance(loop, ast.While):
-                continue
-            handlers = tried.handlers if isinstance(tried, ast.Try) else []
-            empty = [h for h in handlers if h.type is not None and short_name(h.type) in ("Empty", "Exception")]
-            exits = [h for h in empty if _leaves(h)]
-            endless = isinstance(loop.test, ast.Constant)
-            put = _put(queue, fn, facts)
-            if exits and endless and put is not None and not _ends(loop, exits[0]):
-                yield _left_early_report(fn, exits[0], queue, *put)
-
-
-def _leaves(handler: ast.ExceptHandler) -> bool:
-    return len(handler.body) > 0 and isinstance(handler.body[-1], ast.Break | ast.Return)
+    threads = {id(r.function) for r in facts.roots if r.kind == "thread"}
+    for get in queue_uses(facts, ("get",)):
+        tried, loop = enclosing(get.call, ast.Try), enclosing(get.call, ast.While)
+        if id(get.fn) not in threads or not get.resource.bounded or not has_timeout(get.call, "get"):
+            continue
+        if not isinstance(loop, ast.While) or not isinstance(loop.test, ast.Constant):
+            continue
+        handlers = tried.handlers if isinstance(tried, ast.Try) else []
+        empty = [h for h in handlers if h.type is not None and short_name(h.type) in ("Empty", "Exception")]
+        exits = [h for h in empty if isinstance(h.body[-1], ast.Break | ast.Return)]
+        puts = (
+            put for put in queue_uses(facts, ("put",), get.of) if put.fn is not get.fn and in_loop(put.call, put.fn)
+        )
+        put = next((put for put in puts if not has_timeout(put.call, "put")), None)
+        if exits and put is not None and not _ends(loop, exits[0]):
+            handler = exits[0]
+            yield Witness(handler.body[-1], get.fn, queue=get.of, producer=put.fn, put=put.call, handler=handler)
 
 
 def _ends(loop: ast.While, handler: ast.ExceptHandler) -> bool:
     """Whether the loop has another end: an end mark, a flag."""
     inside = {id(n) for n in ast.walk(handler)}
     return any(isinstance(n, ast.Break | ast.Return) and id(n) not in inside for n in ast.walk(loop))
-
-
-def _put(queue: str, consumer: Function, facts: Facts) -> tuple[Function, ast.Call] | None:
-    """Where a loop puts into the queue and waits for room."""
-    for fn in facts.module.functions:
-        for call in fn.calls if fn is not consumer else ():
-            if queue_of(call, ("put",), fn, facts) == queue and in_loop(call, fn) and not has_timeout(call, "put"):
-                return fn, call
-    return None
-
-
-def _left_early_report(
-    fn: Function, handler: ast.ExceptHandler, queue: str, producer: Function, put: ast.Call
-) -> Witness:
-    return Witness(handler.body[-1], fn, queue=queue, producer=producer, put=put, handler=handler)

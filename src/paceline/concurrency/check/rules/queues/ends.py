@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from paceline.concurrency.check.flow.effects import Effect
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS, LOCKS, PUT_ITEM, PUTS, THREAD_QUEUES
 from paceline.concurrency.check.rules.endings import ends_by
-from paceline.concurrency.check.rules.rule import Witness, queue_of, resource_of
+from paceline.concurrency.check.rules.rule import Witness, queue_of, queue_uses
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import keyword, short_name
 from paceline.concurrency.check.syntax.tree import enclosing, last_line
-from paceline.concurrency.check.threads.roots import Root, in_loop
+from paceline.concurrency.check.threads.roots import in_loop
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 
 
@@ -53,33 +53,21 @@ def _emptied_beside(fn: Function, facts: Facts) -> Iterator[Witness]:
         if effect.kind != "wait" or effect.timeout or effect.waits_for != PUT_ITEM or effect.resource is None:
             continue
         line = _asked(effect, fn, facts)
-        if line is not None and not facts.held_at(effect.node, fn) and _taken_by_thread(effect.resource.id, facts):
+        takes = queue_uses(facts, ("get", "get_nowait"), effect.resource.id)
+        by_thread = any(facts.threads_of(take.fn) for take in takes)
+        if line is not None and by_thread and not facts.held_at(effect.node, fn):
             yield Witness(effect.node, fn, line=line, effect=effect)
-
-
-def _taken_by_thread(queue: str, facts: Facts) -> bool:
-    """Whether a thread takes items from a queue."""
-    return any(
-        queue_of(call, ("get", "get_nowait"), other, facts) == queue
-        for other in facts.module.functions
-        if facts.threads_of(other)
-        for call in other.calls
-    )
 
 
 def _asked(effect: Effect, fn: Function, facts: Facts) -> int | None:
     """The line of the check around a get."""
+    asks = {
+        id(u.call) for u in facts.uses(("empty", "qsize", "full")) if effect.resource and u.of == effect.resource.id
+    }
     around = enclosing(effect.node, ast.While, ast.If)
     while isinstance(around, ast.While | ast.If):
-        for node in ast.walk(around.test):
-            if (
-                isinstance(node, ast.Call)
-                and short_name(node.func) in ("empty", "qsize", "full")
-                and isinstance(node.func, ast.Attribute)
-            ):
-                resource = facts.module.resource(node.func.value, fn)
-                if resource is not None and effect.resource is not None and resource.id == effect.resource.id:
-                    return around.lineno
+        if any(id(node) in asks for node in ast.walk(around.test)):
+            return around.lineno
         around = enclosing(around, ast.While, ast.If)
     return None
 
@@ -98,7 +86,7 @@ def ended_then_empty(facts: Facts) -> Iterator[Witness]:
                 continue
             empty = _found_empty(test, fn, facts)
             if empty is not None and not _checks_again(test, fn, facts):
-                yield _ended_then_empty_report(fn, test, check, *empty)
+                yield Witness(test, fn, queue=empty[0], line=empty[1], check=check)
                 break
 
 
@@ -138,10 +126,6 @@ def _checks_again(test: ast.If, fn: Function, facts: Facts) -> bool:
     return False
 
 
-def _ended_then_empty_report(fn: Function, test: ast.If, check: ast.Call, queue: str, line: int) -> Witness:
-    return Witness(test, fn, queue=queue, line=line, check=check)
-
-
 def too_few_end_marks(facts: Facts) -> Iterator[Witness]:
     """Report queues that get one end mark, of which several workers each need one."""
     for root in facts.roots:
@@ -152,20 +136,12 @@ def too_few_end_marks(facts: Facts) -> Iterator[Witness]:
         for queue, mark, get in ends_by(root.function, facts):
             if once_in and queue.startswith(f"{once_in}."):
                 continue  # one worker for each queue that this function makes
-            if any(queue_of(c, PUTS, root.function, facts) == queue for c in root.function.calls):
+            puts = queue_uses(facts, PUTS, queue)
+            if any(put.fn is root.function for put in puts):
                 continue  # stages, each with a queue of its own
-            puts = [
-                (fn, call)
-                for fn in facts.module.functions
-                for call in fn.calls
-                if queue_of(call, PUTS, fn, facts) == queue and call.args and ast.unparse(call.args[0]) == mark
-            ]
-            if len(puts) == 1 and puts[0][0] is not root.function and not in_loop(puts[0][1], puts[0][0]):
-                yield _too_few_end_marks_report(*puts[0], root, queue, mark, get)
-
-
-def _too_few_end_marks_report(fn: Function, put: ast.Call, root: Root, queue: str, mark: str, get: ast.Call) -> Witness:
-    return Witness(put, fn, mark=mark, queue=queue, root=root, get=get)
+            marks = [put for put in puts if put.call.args and ast.unparse(put.call.args[0]) == mark]
+            if len(marks) == 1 and not in_loop(marks[0].call, marks[0].fn):
+                yield Witness(marks[0].call, marks[0].fn, mark=mark, queue=queue, root=root, get=get)
 
 
 #: Method -> the position at which it expects whether to wait.
@@ -180,21 +156,14 @@ NAMED = re.compile(r"time_?out|wait|sec(ond)?s?$|delay|interval|patience", re.I)
 
 def seconds_as_flag(facts: Facts) -> Iterator[Witness]:
     """Report numbers of seconds given as the flag of a wait, without a timeout."""
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            method = short_name(call.func)
-            argument = call.args[FLAGS[method]] if len(call.args) == FLAGS.get(method, -2) + 1 else None
-            if argument is None or keyword(call, "timeout") is not None or not _is_time(argument, fn):
-                continue
-            resource = resource_of(call, (method,), fn, facts)
-            if resource is not None and resource.sure and resource.kind in KINDS:
-                yield Witness(
-                    call,
-                    fn,
-                    argument=argument,
-                    flag="blocking" if short_name(call.func) == "acquire" else "block",
-                    resource=resource.id,
-                )
+    for use in facts.uses(tuple(FLAGS), KINDS):
+        call, method = use.call, short_name(use.call.func)
+        argument = call.args[FLAGS[method]] if len(call.args) == FLAGS[method] + 1 else None
+        if argument is None or keyword(call, "timeout") is not None or not use.resource.sure:
+            continue
+        if _is_time(argument, use.fn):
+            flag = "blocking" if method == "acquire" else "block"
+            yield Witness(call, use.fn, argument=argument, flag=flag, resource=use.of)
 
 
 def _is_time(argument: ast.expr, fn: Function) -> bool:

@@ -10,7 +10,7 @@ from paceline.concurrency.check.flow.duties import Duty, Skipped, one_of
 from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.libraries.catalogue import EVENTS, PUTS
 from paceline.concurrency.check.rules.futures import makes_future
-from paceline.concurrency.check.rules.rule import Witness, queue_of
+from paceline.concurrency.check.rules.rule import Witness, queue_of, queue_uses
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
@@ -20,14 +20,12 @@ from paceline.concurrency.check.threads.roots import in_loop
 
 def task_not_done(facts: Facts) -> Iterator[Witness]:
     """Report joins of queues without any task_done(), and paths on which an item is taken and not marked as done."""
-    module = facts.module
-    joins = {q: (fn, c) for fn in module.functions for c in fn.calls if (q := queue_of(c, ("join",), fn, facts))}
+    joins = {use.of: (use.fn, use.call) for use in queue_uses(facts, ("join",))}
     if not joins:
         return
-    takers = [
-        (fn, q) for fn in module.functions for q in {queue_of(c, ("get",), fn, facts) for c in fn.calls} if q in joins
-    ]
-    done = any(short_name(c.func) == "task_done" for fn in module.functions for c in fn.calls)
+    gets = [use for use in queue_uses(facts, ("get",)) if use.of in joins]
+    takers = list(dict.fromkeys((use.fn, use.of) for use in gets))
+    done = any(short_name(c.func) == "task_done" for fn in facts.module.functions for c in fn.calls)
     for queue in dict.fromkeys(queue for _, queue in takers if not done):
         yield _report_never(*joins[queue], queue)
     for queue, (fn, join) in joins.items() if done else ():
@@ -149,18 +147,14 @@ def unanswered(facts: Facts) -> Iterator[Witness]:
 def _waits(facts: Facts) -> dict[str, tuple[Function, ast.AST]]:
     """How an answer is given -> where one is waited for without a timeout."""
     waits: dict[str, tuple[Function, ast.AST]] = {}
+    for use in facts.uses(("wait",), EVENTS):
+        if not use.call.args and not has_timeout(use.call, "wait"):
+            waits.setdefault("set", (use.fn, use.call))
     for fn in facts.module.functions:
-        for call in fn.calls:
-            name = short_name(call.func)
-            if name == "wait" and not call.args and not has_timeout(call, "wait"):
-                resource = facts.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
-                if resource is not None and resource.kind in EVENTS:
-                    waits.setdefault("set", (fn, call))
-            elif name == "result" and not call.args and not call.keywords:
-                waits.setdefault("set_result", (fn, call))
-        for wait in fn.awaits:
-            if isinstance(wait.value, ast.Name) and makes_future(fn.bound.get(wait.value.id)):
-                waits.setdefault("set_result", (fn, wait))
+        results = [c for c in fn.calls if short_name(c.func) == "result" and not c.args and not c.keywords]
+        awaits = [w for w in fn.awaits if isinstance(w.value, ast.Name) and makes_future(fn.bound.get(w.value.id))]
+        for wait in (*results, *awaits):
+            waits.setdefault("set_result", (fn, wait))
     return waits
 
 
@@ -245,25 +239,18 @@ def result_lost(facts: Facts) -> Iterator[Witness]:
     """Report workers that continue without a result, where one for each job is waited for."""
     for fn in facts.module.functions:
         for jobs, results, get in _counted(fn, facts):
-            for worker in facts.module.functions:
-                takes = [c for c in worker.calls if _is(c, ("get",), jobs, worker, facts) and in_loop(c, worker)]
-                if worker is fn or not takes or not any(_is(c, PUTS, results, worker, facts) for c in worker.calls):
-                    continue
-                puts = [c for c in worker.calls if any(_is(c, PUTS, name, worker, facts) for name in (results, jobs))]
-                duty = Duty(worker, one_of(puts))
-                starts = duty.steps(one_of(takes))
-                ways = list(duty.skipped_after(starts))
+            puts = [*queue_uses(facts, PUTS, results), *queue_uses(facts, PUTS, jobs)]
+            for worker in dict.fromkeys(put.fn for put in puts if put.of == results and put.fn is not fn):
+                takes = [
+                    t.call for t in queue_uses(facts, ("get",), jobs) if t.fn is worker and in_loop(t.call, worker)
+                ]
+                duty = Duty(worker, one_of(put.call for put in puts if put.fn is worker))
+                ways = duty.skipped_after(duty.steps(one_of(takes)))
                 lost = sorted((s for s in ways if not s.raised or s.caught), key=lambda s: (s.raised, s.node.line))
-                for skipped in lost[:1]:
-                    yield Witness(
-                        skipped.node.syntax or worker.node,
-                        worker,
-                        results=results,
-                        how="if this raises, which is caught" if skipped.raised else "on the way that ends here",
-                        caller=fn,
-                        get=get,
-                        skipped=skipped,
-                    )
+                for way in lost[:1]:
+                    how = "if this raises, which is caught" if way.raised else "on the way that ends here"
+                    at = way.node.syntax or worker.node
+                    yield Witness(at, worker, results=results, how=how, caller=fn, get=get, skipped=way)
 
 
 def _counted(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:
@@ -285,7 +272,3 @@ def _over(node: ast.expr) -> str:
     while isinstance(node, ast.Call) and short_name(node.func) in ("enumerate", "range", "len") and len(node.args) == 1:
         node = node.args[0]
     return ast.unparse(node)
-
-
-def _is(call: ast.Call, methods: tuple[str, ...], queue: str, fn: Function, facts: Facts) -> bool:
-    return queue_of(call, methods, fn, facts) == queue

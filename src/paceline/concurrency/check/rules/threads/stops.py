@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.libraries.catalogue import EVENTS
-from paceline.concurrency.check.rules.rule import Witness, resource_of
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword
@@ -50,8 +50,9 @@ def _flag(fn: Function, facts: Facts) -> tuple[ast.expr, str, Function, int] | N
         if not is_tested or not isinstance(value.value, bool) or _waits_before(fn, target):
             continue
         for other in _others(fn):
-            ends = (t for t, v in other.assigns if t.lineno and _same(t, name, fn, other))
-            end = next((t for t in ends if _opposite(t, other, value.value)), None)
+            theirs = name.replace(f"{fn.self_name}.", f"{other.self_name}.", 1)
+            ends = (t for t, v in other.assigns if dotted(t) == theirs and is_constant(v, not value.value))
+            end = next(ends, None)
             if end is not None and not _begins(other, fn):
                 return target, name, other, end.lineno
     return None
@@ -60,21 +61,15 @@ def _flag(fn: Function, facts: Facts) -> tuple[ast.expr, str, Function, int] | N
 def _event(fn: Function, facts: Facts) -> tuple[ast.expr, str, Function, int] | None:
     """`self.stopped.clear()` before `while not self.stopped.is_set()`, where another method sets it."""
     loop = _loop_of(fn)
-    for call in fn.calls if loop is not None else ():
-        event = resource_of(call, ("clear",), fn, facts)
-        if event is None or event.kind not in EVENTS or loop is None or call.lineno >= loop.lineno:
-            continue
-        asks = [c for c in fn.calls if _ends(c, loop)]
-        is_tested = any(
-            (r := resource_of(c, ("is_set", "isSet", "wait"), fn, facts)) and r.id == event.id for c in asks
-        )
-        if not is_tested or enclosing(call, ast.If, ast.While) is not None or _waits_before(fn, call):
+    for clear in (use for use in facts.uses(("clear",), EVENTS) if use.fn is fn and loop is not None):
+        asks = (use for use in facts.uses(("is_set", "isSet", "wait"), of=clear.of) if use.fn is fn)
+        is_tested = loop is not None and clear.line < loop.lineno and any(_ends(use.call, loop) for use in asks)
+        if not is_tested or enclosing(clear.call, ast.If, ast.While) is not None or _waits_before(fn, clear.call):
             continue
         for other in _others(fn):
-            sets = (c for c in other.calls if (r := resource_of(c, ("set",), other, facts)) and r.id == event.id)
-            end = next(sets, None)
+            end = next((use for use in facts.uses(("set",), of=clear.of) if use.fn is other), None)
             if end is not None and not _begins(other, fn):
-                return call, event.id, other, end.lineno
+                return clear.call, clear.of, other, end.line
     return None
 
 
@@ -94,16 +89,6 @@ def _others(fn: Function) -> Iterator[Function]:
     for other in fn.cls.methods.values():
         if other is not fn and other.name not in BEGINNINGS:
             yield other
-
-
-def _same(target: ast.expr, name: str, fn: Function, other: Function) -> bool:
-    """Whether this is the same attribute of the object, as another method names it."""
-    return dotted(target) == name.replace(f"{fn.self_name}.", f"{other.self_name}.", 1)
-
-
-def _opposite(target: ast.expr, fn: Function, value: bool) -> bool:
-    """Whether the other truth value is assigned."""
-    return any(t is target and is_constant(v, not value) for t, v in fn.assigns)
 
 
 def _begins(other: Function, fn: Function) -> bool:
