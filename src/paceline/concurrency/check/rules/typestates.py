@@ -21,8 +21,7 @@ A call is named by
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -77,20 +76,21 @@ def duties(rows: Iterable[Mapping[str, Any]]) -> tuple[Callable[[Facts], Iterato
     return (partial(breaches, automata),) if automata else ()
 
 
-def breaches(automata: Iterable[Automaton], facts: Facts) -> Iterator[Witness]:
+def breaches(automata: Sequence[Automaton], facts: Facts) -> Iterator[Witness]:
     """The ways on which a function leaves an object that it has opened."""
-    for automaton in automata:
-        for fn in facts.module.functions:
-            if fn is facts.module.top and automaton.proven:
-                continue
-            for opened in _opened(automaton, fn, facts):
+    openings = [name[2:] for automaton in automata for name in automaton.opens if name.startswith("*.")]
+    for fn in facts.module.functions:
+        if any(_fits(fn.name, name) for name in openings):
+            continue  # it is itself called like what opens an object, and leaves it open for its caller
+        for automaton in automata:
+            for opened in _opened(automaton, fn, facts) if fn is not facts.module.top or not automaton.proven else ():
                 yield from _breaches(automaton, opened, fn, facts)
 
 
 def _opened(automaton: Automaton, fn: Function, facts: Facts) -> Iterator[Opened]:
     """The objects that a function opens and keeps to itself."""
     for call in fn.calls:
-        if not _is_any(call, automaton.opens, fn, facts) or _is_of_its_kind(automaton, fn):
+        if not _is_any(call, automaton.opens, fn, facts):
             continue
         if automaton.once and in_loop(call, fn):
             continue
@@ -100,12 +100,6 @@ def _opened(automaton: Automaton, fn: Function, facts: Facts) -> Iterator[Opened
             yield Opened(call, "", owner)
         elif isinstance(up, ast.Assign) and len(up.targets) == 1 and isinstance(up.targets[0], ast.Name):
             yield Opened(call, up.targets[0].id, owner)
-
-
-def _is_of_its_kind(automaton: Automaton, fn: Function) -> bool:
-    """Whether a function is itself called like what opens an object, and so leaves it open for its caller."""
-    names = [opens.removeprefix("*.") for opens in automaton.opens if opens.startswith("*.")]
-    return any(fnmatchcase(_plain(fn.name), name) for name in names)
 
 
 def _breaches(automaton: Automaton, opened: Opened, fn: Function, facts: Facts) -> Iterator[Witness]:
@@ -145,7 +139,7 @@ def _named(opened: Opened, fn: Function, facts: Facts) -> str:
     """What the object is of: the queue, the pool, or else its own name."""
     function = opened.call.func
     owner = facts.module.resource(function.value, fn) if isinstance(function, ast.Attribute) else None
-    if owner is not None:
+    if owner is not None and owner.sure:
         return owner.id
     return opened.name if opened.owner.partition(".")[0] in facts.module.imports else opened.owner or opened.name
 
@@ -182,7 +176,7 @@ def _is(call: ast.Call, pattern: str, fn: Function, facts: Facts) -> bool:
     if owner == "*":
         return (
             isinstance(call.func, ast.Attribute)
-            and fnmatchcase(_plain(call.func.attr), method)
+            and _fits(call.func.attr, method)
             and not ((lock := facts.module.resource(call.func.value, fn)) is not None and lock.kind in LOCKS)
         )
     if name in _KINDS:
@@ -221,8 +215,10 @@ def _own_names(call: ast.Call, fn: Function, facts: Facts) -> Iterator[str]:
         yield f"{function.cls.name}.{function.name}" if function.cls is not None else function.name
 
 
-def _plain(name: str) -> str:
-    return name.lower().strip("_")
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a name is one, or begins with one, whatever its case and underscores around it."""
+    name = name.lower().strip("_")
+    return name.startswith(pattern[:-1]) if pattern.endswith("*") else name == pattern
 
 
 def _is_conditional(closes: ast.Call, fn: Function) -> bool:

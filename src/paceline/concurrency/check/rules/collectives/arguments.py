@@ -198,8 +198,6 @@ MADE_OF_DATA, MADE_OF_SIZE = (
     ("tensor", "LongTensor", "FloatTensor", "IntTensor", "as_tensor", "array"),
     ("empty", "zeros", "ones"),
 )
-
-
 SENT = ("broadcast", "bcast", "Bcast")
 
 
@@ -233,12 +231,8 @@ def shape_mismatch(facts: Facts) -> Iterator[Witness]:
 
 
 GATHERS = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}
-
-
 KEEPS = {"to", "cuda", "cpu", "float", "long", "int", "half", "double", "contiguous", "detach", "clone", "view",
          "squeeze", "unsqueeze", "numpy", "type"}  # fmt: skip
-
-
 JOINS = {
     "cat",
     "stack",
@@ -253,8 +247,6 @@ JOINS = {
     "vstack",
     "concat",
 }
-
-
 FILLED = {"randn", "rand", "zeros", "ones", "empty", "full", "arange"}
 
 

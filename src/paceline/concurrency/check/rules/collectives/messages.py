@@ -247,14 +247,8 @@ def _message_without_partner_report(fn: Function, stuck: Stuck, size: int, case:
 
 
 BEGIN = ("isend", "irecv", "Isend", "Irecv", "issend", "Issend")
-
-
 ADDS = ("append", "add", "appendleft", "extend", "insert")
-
-
 NOT_WAITED_FOR_DEPTH = 6  # names, lists and calls through which a value is followed
-
-
 #: What may be asked of a tensor while a message is under way.
 FORM = {"shape", "dtype", "device", "ndim", "size", "numel", "dim", "element_size", "is_cuda", "nbytes"}
 

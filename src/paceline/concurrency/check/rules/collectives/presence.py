@@ -26,8 +26,6 @@ GATHERS = {
     "pad_across_processes": 0,
     "all_gather_into_tensor": 1,
 }
-
-
 #: Those of them that take any object, so that ranks may give what they have.
 OBJECTS = {"all_gather_object", "gather_object", "allgather", "gather"}
 
@@ -158,15 +156,9 @@ def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str) -
 
 MESSAGES = {"Sendrecv", "sendrecv", "isend", "irecv", "Isend", "Irecv", "send", "recv", "Send", "Recv",
             "batch_isend_irecv", "Sendrecv_replace", "Neighbor_alltoall", "neighbor_alltoall"}  # fmt: skip
-
-
 #: What makes one number of an array.
 REDUCES = {"max", "min", "norm", "sum", "mean", "amax", "amin", "vdot", "dot"}
-
-
 KEEPS = {"float", "sqrt", "item", "abs", "fabs", "detach", "cpu"}
-
-
 DEPTH = 3
 
 
@@ -261,8 +253,6 @@ def _returned(value: ast.expr, fn: Function, facts: Facts, depth: int) -> bool:
 
 
 LAYERS = ("torch.nn.", "nn.")
-
-
 COUNTS = ("any", "all", "sum", "numel", "nonzero", "max", "min")  # of the elements of a tensor
 
 

@@ -71,8 +71,6 @@ def _is_parameter(node: ast.expr, worker: Function) -> bool:
 
 
 STORES = ("torch.distributed.TCPStore", "torch.distributed.FileStore", "torch.distributed.HashStore")
-
-
 SETS, WAITS = {"set", "add", "compare_set", "append", "multi_set"}, {"get", "wait", "multi_get"}
 
 

@@ -19,15 +19,9 @@ MAKES = ("save", "makedirs", "mkdir", "download", "dump", "write", "rmtree", "re
          "extractall", "to_csv", "to_parquet", "to_disk", "copy", "copyfile", "copytree", "move", "rename", "replace",
          "symlink", "savez", "savetxt", "write_text", "write_bytes", "prepare", "preprocess", "tokenize", "urlretrieve",
          "snapshot_download", "hf_hub_download")  # fmt: skip
-
-
 USES = ("load", "open", "exists", "isfile", "isdir", "is_file", "is_dir", "listdir", "iterdir", "glob", "rglob",
         "getsize", "read", "read_text", "read_bytes", "memmap", "from_pretrained", "chdir")  # fmt: skip
-
-
 WAITS = ("barrier", "wait_for_everyone", "synchronize", "rendezvous", "wait", "sync", "join")
-
-
 MODES = ("w", "a", "x")
 
 
@@ -128,8 +122,6 @@ def _report(fn: Function, test: ast.If, maker: ast.Call, user: ast.Call, path: s
 
 
 SAVES = {"torch.save": 1, "pickle.dump": 1, "json.dump": 1, "numpy.save": 0, "numpy.savez": 0}
-
-
 FETCHES = ("urlretrieve", "snapshot_download", "extractall")
 
 

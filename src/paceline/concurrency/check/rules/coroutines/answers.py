@@ -20,11 +20,7 @@ from paceline.concurrency.check.threads.roots import in_loop
 from paceline.concurrency.check.threads.shared_state import is_caught
 
 SETS = ("set_result", "set_exception")
-
-
 ASKS = ("done", "cancelled")
-
-
 GIVES_UP = {"wait_for", "timeout", "cancel", "wait", "move_on_after", "fail_after"}
 
 
@@ -147,8 +143,6 @@ def _given_up(facts: Facts) -> bool:
 
 
 RECEIVES = ("data_received", "datagram_received")
-
-
 #: What a function may do with a container of futures without looking at those that are left.
 BY_KEY = {"get", "setdefault", "popleft", "append", "appendleft", "add", "remove", "discard"}
 
@@ -298,8 +292,6 @@ DOES = {
     "Queue": ("put", "put_nowait"),
     "SimpleQueue": ("put",),
 }
-
-
 GETS = ("get", "wait")
 
 

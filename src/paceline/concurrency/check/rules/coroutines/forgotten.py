@@ -60,12 +60,8 @@ def _report(call: ast.Call, fn: Function) -> Witness:
 
 
 CATCHES = ("CancelledError", "BaseException")
-
-
 #: Calls that a handler may make besides those of a logger.
 TELLS = ("print", "print_exc", "format_exc", "sleep", "str", "repr", "type")
-
-
 LEAVES = (ast.Raise, ast.Return, ast.Break)
 
 

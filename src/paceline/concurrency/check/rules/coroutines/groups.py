@@ -15,19 +15,11 @@ from paceline.concurrency.check.syntax.tree import following, is_within, parent,
 from paceline.concurrency.check.threads.shared_state import ENDINGS
 
 GROUPS = ("TaskGroup", "open_nursery", "create_task_group")
-
-
 GROUP_NEVER_ENDS_STARTS = ("create_task", "ensure_future", "start_soon")
-
-
 #: What ends other tasks, or the program.
 ENDS = {"cancel", "exit", "_exit", "stop", "aclose", "kill", "raise_signal"}
-
-
 #: Functions of libraries that may run as long as the program does.
 LASTS = re.compile(r"forever|serve|listen|consume|wait|join|run|start|recv|receive|poll|watch|closed")
-
-
 GROUP_NEVER_ENDS_DEPTH = 3
 
 
@@ -178,18 +170,10 @@ def _report(
 
 
 MAKES = ("create_memory_object_stream", "open_memory_channel")
-
-
 CLOSES = ("close", "aclose")
-
-
 KEEPS_OPEN = ("send", "send_nowait", "statistics", "clone")
-
-
 #: Calls that start a coroutine with the arguments that follow it, and its position.
 LEFT_OPEN_STARTS = {"start_soon": 0, "start": 0}
-
-
 LEFT_OPEN_DEPTH = 4
 
 

@@ -132,8 +132,6 @@ def _async_with(line: int, fn: Function) -> bool:
 
 
 Steps = tuple[tuple[Function, ast.expr], ...]
-
-
 DEPTH = 3
 
 
@@ -232,8 +230,6 @@ def _of_a_coroutine(loop: ast.expr, fn: Function, facts: Facts, depth: int) -> b
 
 #: Calls that change nothing that a loop may wait for.
 IDLE = {"print", "sleep", "debug", "info", "warning", "log", "len", "str", "repr", "format", "monotonic"}
-
-
 #: Questions whose answer another task changes.
 ASKS = {"done", "is_set", "locked", "empty", "full", "cancelled", "qsize"}
 

@@ -13,8 +13,6 @@ from paceline.concurrency.check.syntax.tree import enclosing
 from paceline.concurrency.check.threads.shared_state import is_caught
 
 OF_LOOP = ("call_soon", "call_later", "call_at")
-
-
 OWN_LOOP = ("new_event_loop", "run_until_complete", "run_forever", "run", "set_event_loop")
 
 
@@ -127,8 +125,6 @@ def _is_task(node: ast.expr, fn: Function) -> bool:
 
 
 HANDLERS = ("signal.signal", "signal.set_wakeup_fd")
-
-
 MAKES_LOOP = ("set_event_loop", "new_event_loop")
 
 

@@ -14,8 +14,6 @@ from paceline.concurrency.check.syntax.tree import contexts_around
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 
 READ = re.compile(r"_*(get|load|read|retrieve|fetch)(_\w+)?$")
-
-
 WRITTEN = re.compile(r"_*(set|save|write|store|put)(_\w+)?$")
 
 

@@ -147,11 +147,7 @@ def _in_several(fn: Function, facts: Facts) -> bool:
 
 
 _MORE = (ast.Gt, ast.GtE)
-
-
 _LESS = (ast.Lt, ast.LtE)
-
-
 UP, DOWN = "up", "down"  # the change of an attribute that can end a wait
 _MORE = (ast.Gt, ast.GtE)
 _LESS = (ast.Lt, ast.LtE)

@@ -106,8 +106,6 @@ def _last(node: ast.expr) -> object:
 
 
 STARTS = ("submit", "apply_async", "start")
-
-
 WAITS = ("result", "join", "get", "wait", "map", "as_completed", "run")
 
 

@@ -18,8 +18,6 @@ from paceline.concurrency.check.threads.evidence import owns_lock
 from paceline.concurrency.check.threads.roots import STARTS, in_loop
 
 KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
-
-
 BARRIERS = ("Barrier", "AsyncBarrier")
 
 

@@ -72,8 +72,6 @@ def _elsewhere(lock: str, fn: Function, facts: Facts) -> tuple[Function, Event] 
 
 Steps = tuple[tuple[Function, ast.expr], ...]
 DEPTH = 3
-
-
 ENDS = ("exit", "_exit", "abort", "kill", "terminate")
 
 

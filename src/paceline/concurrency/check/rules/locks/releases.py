@@ -18,8 +18,6 @@ from paceline.concurrency.check.threads.evidence import IMPORTS, of_threads
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 
 EXITS = {"__enter__": "__exit__", "__aenter__": "__aexit__"}
-
-
 HANDS_ON = ("acquire", "lock", "enter", "aenter", "release_save")
 
 

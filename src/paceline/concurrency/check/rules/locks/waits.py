@@ -16,8 +16,6 @@ from paceline.concurrency.check.syntax.tree import enclosing, is_within
 from paceline.concurrency.check.threads.shared_state import accesses_of_class
 
 Steps = tuple[tuple[Function, ast.expr], ...]
-
-
 DOES = {
     "Event": "set",
     "ProcessEvent": "set",
@@ -27,11 +25,7 @@ DOES = {
     "AsyncEvent": "set",
     "AsyncQueue": "put",
 }
-
-
 STARTS = ("create_task", "ensure_future", "start_soon")
-
-
 #: Functions that wait for the coroutines and tasks that they are given.
 GATHERS = ("gather", "wait", "shield")
 

@@ -27,25 +27,17 @@ TASKS = {
     "apply_async",
     "submit",
 }
-
-
 POOLS = {
     "multiprocessing.Pool",
     "multiprocessing.pool.Pool",
     "concurrent.futures.ProcessPoolExecutor",
     "concurrent.futures.process.ProcessPoolExecutor",
 }
-
-
 OF_PROCESSES = (
     *("Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition", "Event", "Barrier"),
     *("Queue", "JoinableQueue", "SimpleQueue", "Value", "Array"),
 )
-
-
 PROXIES = ("multiprocessing.DictProxy", "multiprocessing.ListProxy")
-
-
 OF_THREADS = {"Event": "threading.Event", "Queue": "queue.Queue", "SimpleQueue": "queue.SimpleQueue"}
 
 
@@ -207,8 +199,6 @@ def wait_for_the_dead(facts: Facts) -> Iterator[Witness]:
 
 
 LATER = ("apply_async", "map_async", "starmap_async", "imap", "imap_unordered")
-
-
 GETS = ("get", "wait")
 
 

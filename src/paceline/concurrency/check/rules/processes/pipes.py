@@ -274,8 +274,6 @@ def _order(construction: ast.Call, fn: Function) -> int:
 
 
 READS = ("get", "get_nowait", "recv", "recv_bytes")
-
-
 WRITES = ("put", "put_nowait", "send", "send_bytes", "close")
 
 

@@ -14,8 +14,6 @@ from paceline.concurrency.check.syntax.tree import enclosing, parent
 from paceline.concurrency.check.values.bindings import start_arguments
 
 READS = ("recv", "read", "readline")
-
-
 #: What takes what was read as it is, and raises nothing where it is empty.
 HARMLESS = {"decode", "encode", "strip", "rstrip", "lstrip", "append", "extend", "write", "print", "endswith",
             "startswith", "find", "join", "str", "bytes", "bytearray", "debug", "info", "lower", "upper"}  # fmt: skip

@@ -73,8 +73,6 @@ def _asked(effect: Effect, fn: Function, facts: Facts) -> int | None:
 
 
 ALIVE = ("is_alive", "isAlive")
-
-
 TAKES = ("get", "get_nowait", "empty", "qsize")
 
 
@@ -146,11 +144,7 @@ def too_few_end_marks(facts: Facts) -> Iterator[Witness]:
 
 #: Method -> the position at which it expects whether to wait.
 FLAGS = {"get": 0, "put": 1, "acquire": 0}
-
-
 KINDS = {*THREAD_QUEUES} | LOCKS - ASYNC_LOCKS
-
-
 NAMED = re.compile(r"time_?out|wait|sec(ond)?s?$|delay|interval|patience", re.I)
 
 

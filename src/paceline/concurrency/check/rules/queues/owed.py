@@ -114,17 +114,9 @@ def _report_skipped(fn: Function, skipped: Skipped, queue: str, join: ast.Call) 
 
 
 TAKES = ("get", "get_nowait", "popleft", "pop", "recv")
-
-
 ANSWERS = ("set", "set_result")
-
-
 FAILS = ("set_exception", "cancel", "set_error", "fail", "abort")
-
-
 ASKS = ("done", "cancelled", "is_set")
-
-
 HANDS_ON = ("put", "put_nowait", "append", "appendleft", "submit", "add", "send")
 
 

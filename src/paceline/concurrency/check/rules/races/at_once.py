@@ -32,8 +32,6 @@ from paceline.concurrency.check.values.library_types import type_name
 
 #: What ends an object before another one takes its place.
 ENDS = ("cancel", "close", "stop", "terminate", "kill", "shutdown", "disconnect", "release")
-
-
 _LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 

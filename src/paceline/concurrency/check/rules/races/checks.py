@@ -258,8 +258,6 @@ def _looked_up(subscript: ast.Subscript, access: Access) -> bool:
 
 
 _ASKS_FOR_FILES = {"exists", "isfile", "isdir", "is_file", "is_dir"}
-
-
 _MAKES = re.compile(
     r"^(open|save|dump|write|mkdir|makedirs|download|copy|move|rmtree|extract|build|create|fetch|rename)"
 )

@@ -18,30 +18,16 @@ from paceline.concurrency.check.threads.evidence import IMPORTS, of_threads
 from paceline.concurrency.check.threads.sharing import may_overlap
 
 MAKES = ("makedirs", "mkdir")
-
-
 LISTS = ("listdir", "scandir")
-
-
 #: Classes whose objects are run by others.
 TASK = re.compile(r"(Task|Job|Worker|Request|Runnable|Download(er)?|Upload(er)?)$")
-
-
 #: Folders whose contents come and go by themselves.
 VOLATILE = re.compile(r"/(dev|proc|sys|run|var/run|var/lock)(/|$)")
-
-
 #: A folder of the user or of the machine, which every program that is started finds.
 SHARED = re.compile(r"home|expanduser|environ|cache|conf|user|tmp|temp|lock|pid|sock|share", re.I)
-
-
 #: A helper that makes a folder for its callers.
 MAKER = re.compile(r"mkdir|make_?dir|(en|as)sure|create_?(dir|folder|path)", re.I)
-
-
 REMOVES = ("remove", "unlink", "rmtree", "rmdir")
-
-
 #: Words in the names of files by which programs that run at the same time know of each other.
 BETWEEN_PROGRAMS = ("lock", "pid", "sock")
 

@@ -25,8 +25,6 @@ from paceline.concurrency.check.threads.sharing import may_be_alone, may_coincid
 
 #: Functions that make a task of a coroutine.
 TASKS = ("create_task", "ensure_future", "run_coroutine_threadsafe")
-
-
 #: Methods that end an object, which then calls back the object that keeps it.
 ENDS = ("close", "kill", "stop", "disconnect", "terminate", "shutdown", "abort", "destroy", "unsubscribe", "throw",
         "set_exception", "add_exception", "set_result", "fail", "errback", "callback")  # fmt: skip

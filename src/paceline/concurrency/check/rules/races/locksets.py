@@ -175,11 +175,7 @@ def _report(access: Access, guarded: Access, lock: str, confidence: float) -> Wi
 
 
 MOST = 2  # functions at least that hold the lock
-
-
 NOT_STATE = ("log", "event", "lock", "queue", "thread", "cond", "sock")
-
-
 #: Methods of executors, which any thread may call.
 SAFE = ("submit", "apply_async", "map_async", "spawn")
 

@@ -17,15 +17,9 @@ from paceline.concurrency.check.threads.roots import STARTS
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 
 RUNS = ("start_new_thread", "submit", "run_in_executor", "call_soon_threadsafe")  # a task begins only after an await
-
-
 #: What calls back into an object that it is given may be called like this.
 OUTSIDE = ("server", "listen", "register", "connect", "subscribe", "transport", "daemon", "client_factory")
-
-
 BASES = 4  # classes through which the start of a thread is followed
-
-
 CONSTRUCTORS = ("__init__", "__post_init__")
 
 

@@ -17,14 +17,8 @@ from paceline.concurrency.check.threads.shared_state import accesses_of_class, i
 
 SENDS = ("send", "request", "publish", "submit", "write", "transmit", "dispatch", "emit", "post", "enqueue", "start",
          "spawn", "worker", "call_async", "put")  # fmt: skip
-
-
 MESSAGES = ("send", "sendall", "sendto", "send_message", "send_request", "publish", "execute_command", "transmit")
-
-
 TAKES = ("pop", "remove", "discard", "get")
-
-
 ONES = ("start", "spawn", "worker", "put", "write", "post", "emit")
 
 

@@ -24,8 +24,6 @@ SETTERS = {
     "os.putenv": "the environment",
     "os.unsetenv": "the environment",
 }
-
-
 #: Context managers that set such state for their block, and what that is.
 BLOCKS = {
     "contextlib.redirect_stdout": "sys.stdout",
@@ -33,11 +31,7 @@ BLOCKS = {
     "contextlib.chdir": "the working directory",
     "warnings.catch_warnings": "the filter of warnings",
 }
-
-
 STREAMS = ("sys.stdout", "sys.stderr", "sys.stdin", "sys.argv")
-
-
 ENVIRONMENT = "os.environ"
 
 

@@ -260,8 +260,6 @@ def _report(access: Access, guarded: Access | None, other: str = "") -> Witness:
 
 
 ADDS = ("append", "extend", "appendleft", "add", "update", "setdefault", "insert")
-
-
 HOLDS = ("list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter", "StringIO", "BytesIO", "bytearray")
 
 

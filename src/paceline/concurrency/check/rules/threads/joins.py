@@ -259,14 +259,8 @@ def _report_full(fn: Function, join: ast.Call, runs: Function, put: ast.Call, qu
 
 
 Steps = tuple[tuple[Function, ast.expr], ...]
-
-
 ASKS = {"current_thread", "currentThread", "get_ident", "ident", "current_task"}
-
-
 JOINS_ITSELF_STARTS = ("create_task", "ensure_future")
-
-
 #: Functions that wait for the tasks that they are given.
 WAITS = ("gather", "wait", "wait_for", "shield")
 
