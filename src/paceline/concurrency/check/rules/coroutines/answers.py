@@ -285,13 +285,6 @@ def _is_for_the_next(put: ast.Call, mark: str) -> bool:
     )
 
 
-DOES = {
-    "AsyncEvent": ("set",),
-    "AsyncQueue": ("put", "put_nowait"),
-    "Event": ("set",),
-    "Queue": ("put", "put_nowait"),
-    "SimpleQueue": ("put",),
-}
 GETS = ("get", "wait")
 
 
@@ -314,7 +307,7 @@ def _does(wait: Wait, fn: Function, facts: Facts) -> list[ast.Call]:
     method = short_name(getattr(wait.effect.node, "func", wait.effect.node))
     if resource is None or not resource.sure or resource.one_of_several or method not in GETS:
         return []
-    uses = facts.uses(DOES.get(resource.kind, ()), of=resource.id)
+    uses = facts.wakers(wait.effect)
     return [use.call for use in uses] if all(use.fn is fn for use in uses) else []
 
 

@@ -165,7 +165,7 @@ def _report(
         lasting=lasting,
         what="the group" if isinstance(at, ast.AsyncWith) else text_of(at.value),
         ending=ending,
-        edge=at,
+        group=at,
     )
 
 

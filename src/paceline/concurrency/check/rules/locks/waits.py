@@ -7,24 +7,14 @@ from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import Effect, runs_now
 from paceline.concurrency.check.flow.walk import Held
-from paceline.concurrency.check.libraries.catalogue import TAKE_ITEM
 from paceline.concurrency.check.rules.rule import Witness
-from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.concurrency.check.syntax.tree import enclosing, is_within
 from paceline.concurrency.check.threads.shared_state import accesses_of_class
 
 Steps = tuple[tuple[Function, ast.expr], ...]
-DOES = {
-    "Event": "set",
-    "ProcessEvent": "set",
-    "Queue": "put",
-    "SimpleQueue": "put",
-    "ProcessQueue": "put",
-    "AsyncEvent": "set",
-    "AsyncQueue": "put",
-}
 STARTS = ("create_task", "ensure_future", "start_soon")
 #: Functions that wait for the coroutines and tasks that they are given.
 GATHERS = ("gather", "wait", "shield")
@@ -42,7 +32,7 @@ def wait_under_lock(facts: Facts) -> Iterator[Witness]:
                     lock = first.resource.id
                     if lock in reported or (wait.resource is not None and wait.resource.id == lock):
                         continue
-                    way = _needed(wait, lock, fn, facts) or _called_under(wait, lock, steps[-1][0], facts)
+                    way = _needed(wait, lock, fn, facts)
                     if way is not None:
                         reported.add(lock)
                         yield _report(fn, first, wait, steps, way)
@@ -170,56 +160,37 @@ def _needed(wait: Effect, lock: str, fn: Function, facts: Facts) -> tuple[str, S
                 if take is not None:
                     return root.function.qualname, take.steps
         return _submitting(lock, fn, facts) if kind == "Executor" else None
-    assert wait.resource is not None
-    if kind in ("AsyncEvent", "AsyncQueue") and not _all_need(wait.resource.id, kind, lock, fn, facts):
-        return None
-    does = "notify" if kind == "Condition" else "get" if wait.waits_for == TAKE_ITEM else DOES.get(kind, "")
-    for other in facts.module.functions if does else ():
-        for effect, locks_held in facts.events(other):
-            call = effect.node
-            if not isinstance(call, ast.Call) or not short_name(call.func).startswith(does) or other is fn:
-                continue
-            resource = facts.module.resource(call.func.value, other) if isinstance(call.func, ast.Attribute) else None
-            if resource is None or resource.id != wait.resource.id:
-                continue
-            mine = next((h for h in locks_held if h.resource.id == lock), None)
-            if mine is not None:
-                return other.qualname, ((other, _at(mine, call)),)
-            take = facts.takes(other).get(lock) if kind != "Condition" else None
-            if take is not None and _comes_first(take.steps[0][1], call, other):
-                return other.qualname, take.steps
-    return None
+    others = [use for use in facts.wakers(wait) if use.fn is not fn]
+    if kind in ("AsyncEvent", "AsyncQueue"):  # one that does not need the lock suffices: nothing else is blocked
+        later = [use for use in others if use.fn.name != "__init__"]
+        if not all(lock in facts.held_at(u.call, u.fn) or _takes_first(lock, u, facts) for u in later):
+            return None
+    for use in others:
+        events = (event for event in facts.events(use.fn) if event.effect.node is use.call)
+        mine = next((h for event in events for h in event.held if h.resource.id == lock), None)
+        if mine is not None:
+            return use.fn.qualname, ((use.fn, _at(mine, use.call)),)
+        take = facts.takes(use.fn).get(lock) if kind != "Condition" else None
+        if take is not None and _takes_first(lock, use, facts):
+            return use.fn.qualname, take.steps
+    return _called_under(others, lock, facts) if kind == "Condition" else None
 
 
-def _called_under(wait: Effect, lock: str, waiter: Function, facts: Facts) -> tuple[str, Steps] | None:
+def _called_under(notifies: list[Use], lock: str, facts: Facts) -> tuple[str, Steps] | None:
     """The call under the lock by which a condition is notified, where every call of what notifies it is such a one."""
-    if wait.resource is None or wait.resource.kind != "Condition":
-        return None
-    for other in facts.module.functions:
-        notifies = (c for c in other.calls if short_name(c.func).startswith("notify") and other is not waiter)
-        resources = (facts.module.resource(c.func.value, other) for c in notifies if isinstance(c.func, ast.Attribute))
-        calls = facts.callers.get(id(other), []) if any(r and r.id == wait.resource.id for r in resources) else []
+    for use in notifies:
+        calls = facts.callers.get(id(use.fn), [])
         under = [(caller, h, e.effect) for caller, e in calls for h in e.held if h.resource.id == lock]
         if under and len(under) == len(calls):
             caller, lock_held, effect = under[0]
-            return caller.qualname, ((caller, ast.copy_location(ast.Name(lock_held.receiver or lock), effect.node)),)
+            return caller.qualname, ((caller, _at(lock_held, effect.node)),)
     return None
 
 
-def _all_need(resource: str, kind: str, lock: str, fn: Function, facts: Facts) -> bool:
-    """Whether every coroutine that does what is waited for needs the lock on its way."""
-    others = []
-    for other in facts.module.functions:
-        calls = [
-            c for c in other.calls if short_name(c.func).startswith(DOES[kind]) and isinstance(c.func, ast.Attribute)
-        ]
-        for call in calls if other is not fn and other.name != "__init__" else ():
-            receiver = facts.module.resource(call.func.value, other)  # type: ignore[attr-defined]
-            if receiver is not None and receiver.id == resource:
-                others.append((other, call))
-    needs = ((facts.takes(o).get(lock), o, c) for o, c in others)
-    holds = (lock in facts.held_at(c, o) or (t is not None and _comes_first(t.steps[0][1], c, o)) for t, o, c in needs)
-    return bool(others) and all(holds)
+def _takes_first(lock: str, use: Use, facts: Facts) -> bool:
+    """Whether a function takes a lock on its way to a use."""
+    take = facts.takes(use.fn).get(lock)
+    return take is not None and _comes_first(take.steps[0][1], use.call, use.fn)
 
 
 def _comes_first(take: ast.expr, call: ast.Call, fn: Function) -> bool:
@@ -229,7 +200,7 @@ def _comes_first(take: ast.expr, call: ast.Call, fn: Function) -> bool:
     return around or (take.lineno < call.lineno and enclosing(take, ast.If) is None)
 
 
-def _at(lock_held: Held, call: ast.Call) -> ast.expr:
+def _at(lock_held: Held, call: ast.expr) -> ast.expr:
     name = ast.Name(lock_held.receiver or lock_held.resource.id)
     return ast.copy_location(name, call)
 

@@ -249,12 +249,10 @@ def left_behind(facts: Facts) -> Iterator[Witness]:
         tag = f"process:{root.function.qualname}"
         for wait in facts.waits(root.function).values():
             thing, (fn, node) = wait.effect.resource, wait.steps[-1]
-            does = {"Queue": "task_done", "Event": "set"}.get(thing.kind) if thing is not None else None
-            if thing is None or does is None:
+            method = short_name(getattr(node, "func", node))
+            if thing is None or (thing.kind, method) not in (("Queue", "join"), ("Event", "wait")):
                 continue
-            if does == "task_done" and short_name(getattr(node, "func", node)) != "join":
-                continue
-            doers = [use.fn for use in facts.uses((does,), of=thing.id)]
+            doers = [use.fn for use in facts.wakers(wait.effect)]
             threads = [r for r in facts.roots if r.kind == "thread" and r.function in doers]
             makers = [f for t in threads for f in facts.module.functions if any(c.lineno == t.line for c in f.calls)]
             if len(threads) >= len(doers) > 0 and not any(tag in facts.reached.get(id(m), ()) for m in makers):

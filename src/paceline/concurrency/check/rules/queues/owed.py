@@ -221,7 +221,7 @@ def _report(
         take=take,
         how=f"if line {skipped.node.line} raises" if skipped.raised else f"on the way over line {skipped.node.line}",
         waiter=waiter,
-        edge=at,
+        wait_line=at,
         skipped=skipped,
         continues="raises, and does not answer" if skipped.raised else "continues without an answer",
     )

@@ -304,7 +304,7 @@ def _thread_bound_of_one(name: str, accesses: list[Access], cls: Class, facts: F
                 at.node,
                 at.fn,
                 confidence=0.7,
-                edge=at,
+                access=at,
                 what=f"was opened by another thread (line {line}), and refuses this one",
                 line=line,
             )
@@ -318,7 +318,7 @@ def _thread_bound_of_one(name: str, accesses: list[Access], cls: Class, facts: F
                     at.node,
                     at.fn,
                     confidence=0.6,
-                    edge=at,
+                    access=at,
                     what=f"is used by {other.fn.qualname} in another thread at the same time",
                     line=other.line,
                 )

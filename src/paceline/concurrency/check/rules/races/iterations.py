@@ -363,4 +363,4 @@ def _of_a_key(change: Access) -> bool:
 
 
 def _changed_in_loop_report(at: ast.AST, fn: Function, what: str, line: int) -> Witness:
-    return Witness(at, fn, what=what, line=line, line_2=getattr(at, "lineno", 0))
+    return Witness(at, fn, what=what, line=line)

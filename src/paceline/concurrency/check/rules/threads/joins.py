@@ -20,18 +20,19 @@ READS = ("get", "get_nowait")
 
 def joined_early(facts: Facts) -> Iterator[Witness]:
     """Report joins before what ends the thread, and joins of threads that may wait for room in a queue."""
+    for pool in facts.uses(("join",), ("Pool",)):
+        if not facts.uses(("close", "terminate"), of=pool.of):
+            yield Witness(pool.call, pool.fn, "open")
     for fn in facts.module.functions:
         findings = (_signalled_after(*task, fn, facts) for task in _joined_early_tasks(fn, facts))
         yield from [f for f in findings if f is not None][:1]
         for join in fn.calls:
-            if _left_open(join, fn, facts):
-                yield Witness(join, fn, "open")
             started = _joined(join, fn, facts)
             if started is None:
                 continue
             constructor, maker, runs = started
             ends = ends_of(constructor, maker, runs, fn)
-            signal = _signalled(fn, join, ends)
+            signal = _signalled(fn, join.lineno, ends) if not in_loop(join, fn) else None
             register = _only_at_exit(fn, facts)
             if (
                 register is not None
@@ -50,16 +51,6 @@ def joined_early(facts: Facts) -> Iterator[Witness]:
             put = _full(constructor, maker, runs, facts)
             if put is not None and not _drained(fn, join, put[1], facts):
                 yield _report_full(fn, join, runs, *put)
-
-
-def _left_open(join: ast.Call, fn: Function, facts: Facts) -> bool:
-    """Whether a pool of processes is joined that nothing closes or terminates."""
-    pool = resource_of(join, ("join",), fn, facts)
-    if pool is None or pool.kind != "Pool":
-        return False
-    ends = ((c, f) for f in facts.module.functions for c in f.calls if short_name(c.func) in ("close", "terminate"))
-    closed = (resource_of(c, ("close", "terminate"), f, facts) for c, f in ends)
-    return not any(other is not None and other.id == pool.id for other in closed)
 
 
 def _only_at_exit(fn: Function, facts: Facts) -> ast.Call | None:
@@ -105,12 +96,8 @@ def _signalled_after(
     within = [c for f in fn.nested.values() for c in f.calls]
     if any(signals(c, ends, fn) for c in (*done_before(fn, last, facts), *within)):
         return None
-    later = [c for c in fn.calls if c.lineno > last.lineno and signals(c, ends, fn)]
-    flags = [t for t, v in fn.assigns if t.lineno > last.lineno and isinstance(v, ast.Constant) and dotted(t) in ends]
-    signal = min([*later, *flags], key=lambda n: n.lineno, default=None)
-    return (
-        None if signal is None or in_loop(end, fn) else _report(fn, constructor, signal, runs, "the end of the block")
-    )
+    signal = _signalled(fn, last.lineno, ends) if not in_loop(end, fn) else None
+    return None if signal is None else _report(fn, constructor, signal, runs, "the end of the block")
 
 
 def _joined(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.Call, Function, Function] | None:
@@ -147,12 +134,10 @@ def _values(node: ast.expr, fn: Function) -> Iterator[tuple[Function, ast.expr]]
         yield from ((maker, value) for value, maker in fn.cls.values.get(node.attr, ()))
 
 
-def _signalled(fn: Function, join: ast.Call, ends: set[str]) -> ast.AST | None:
-    """What the function does after the join that would have ended the thread."""
-    if in_loop(join, fn):
-        return None
-    later = [c for c in fn.calls if c.lineno > join.lineno and signals(c, ends, fn)]
-    flags = [t for t, v in fn.assigns if t.lineno > join.lineno and isinstance(v, ast.Constant) and dotted(t) in ends]
+def _signalled(fn: Function, line: int, ends: set[str]) -> ast.AST | None:
+    """What the function does after a line that would have ended the thread."""
+    later = [c for c in fn.calls if c.lineno > line and signals(c, ends, fn)]
+    flags = [t for t, v in fn.assigns if t.lineno > line and isinstance(v, ast.Constant) and dotted(t) in ends]
     return min([*later, *flags], key=lambda n: n.lineno, default=None)
 
 
@@ -193,9 +178,9 @@ def _full(constructor: ast.Call, maker: Function, runs: Function, facts: Facts) 
             piped = queue is not None and queue.kind == "ProcessQueue"
             if queue is None or not (piped or (queue.bounded and queue.kind == "Queue")) or has_timeout(call, "put"):
                 continue
-            if queue.one_of_several or _leaves_unread(runs):
+            if queue.one_of_several or any(short_name(c.func) == "cancel_join_thread" for c in runs.calls):
                 continue
-            readers = [f for f in facts.module.functions for c in f.calls if _gets(c, queue.id, f, facts)]
+            readers = [use.fn for use in facts.uses(READS, of=queue.id)]
             if readers and not any(_runs_beside(f, facts) for f in readers):
                 return call, queue.id
     return None
@@ -206,29 +191,17 @@ def _runs_beside(fn: Function, facts: Facts) -> bool:
     return any(root.startswith(("thread:", "process:", "task:")) for root in facts.reached.get(id(fn), ()))
 
 
-def _leaves_unread(runs: Function) -> bool:
-    """Whether a process says that it does not wait for its queue to be read."""
-    return any(short_name(c.func) == "cancel_join_thread" for c in runs.calls)
-
-
-def _gets(call: ast.Call, queue: str, fn: Function, facts: Facts) -> bool:
-    """Whether a call takes an item out of a queue."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr not in READS:
-        return False
-    resource = facts.module.resource(call.func.value, fn)
-    return resource is not None and resource.id == queue
-
-
 def _drained(fn: Function, join: ast.Call, queue: str, facts: Facts) -> bool:
     """Whether the function reads the queue until it is empty before it joins, or ends the child by force."""
     first = _cut_off(join)  # what comes before the cleanup may have been left early
     earlier = [c for c in fn.calls if first <= c.lineno <= join.lineno]
     if any(short_name(c.func) in ("terminate", "kill", "cancel_join_thread") for c in earlier):
         return True
-    if fn.cls is None and any(_gets(c, queue, fn, facts) for c in earlier):
+    reads = {id(use.call) for use in facts.uses(READS, of=queue)}
+    if fn.cls is None and any(id(call) in reads for call in earlier):
         return True
     helpers = [(h, c) for e in earlier if (h := facts.module.callee(e, fn)) is not None for c in h.calls]
-    return any(_gets(c, queue, f, facts) and in_loop(c, f) for f, c in [*((fn, c) for c in earlier), *helpers])
+    return any(id(c) in reads and in_loop(c, f) for f, c in [*((fn, c) for c in earlier), *helpers])
 
 
 def _cut_off(join: ast.Call) -> int:
