@@ -51,6 +51,7 @@ class Automaton(NamedTuple):
     owes: tuple[str, ...] = ()  # calls with the open object after which it is owed; without any it is at once
     breach: tuple[str, ...] = ("raise", "return")  # or calls
     proven: bool = False  # only where the function itself closes it later, whatever happens: that proves the duty
+    kept: bool = False  # only the result of the call is the object, where a name keeps it
     once: bool = False  # not in a loop
     at: str = "opens"  # where it is reported: where it is opened, or at the `breach`
 
@@ -96,7 +97,7 @@ def _opened(automaton: Automaton, fn: Function, facts: Facts) -> Iterator[Opened
             continue
         up = user_of(call)
         owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-        if isinstance(up, ast.Expr):
+        if isinstance(up, ast.Expr) and not automaton.kept:
             yield Opened(call, "", owner)
         elif isinstance(up, ast.Assign) and len(up.targets) == 1 and isinstance(up.targets[0], ast.Name):
             yield Opened(call, up.targets[0].id, owner)

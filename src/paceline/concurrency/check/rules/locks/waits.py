@@ -32,7 +32,7 @@ def wait_under_lock(facts: Facts) -> Iterator[Witness]:
                     lock = first.resource.id
                     if lock in reported or (wait.resource is not None and wait.resource.id == lock):
                         continue
-                    way = _needed(wait, lock, fn, facts)
+                    way = _needed(wait, lock, fn, steps[-1][0], facts)
                     if way is not None:
                         reported.add(lock)
                         yield _report(fn, first, wait, steps, way)
@@ -150,7 +150,7 @@ def _shuts_down(call: ast.expr) -> bool:
     return wait is not None and not is_constant(wait, False)
 
 
-def _needed(wait: Effect, lock: str, fn: Function, facts: Facts) -> tuple[str, Steps] | None:
+def _needed(wait: Effect, lock: str, fn: Function, waiter: Function, facts: Facts) -> tuple[str, Steps] | None:
     """The function that must act first, and the path on which it waits for the lock; None if there is none."""
     kind = wait.resource.kind if wait.resource is not None else "Executor"
     if kind in ("Thread", "Future", "Executor"):
@@ -173,6 +173,7 @@ def _needed(wait: Effect, lock: str, fn: Function, facts: Facts) -> tuple[str, S
         take = facts.takes(use.fn).get(lock) if kind != "Condition" else None
         if take is not None and _takes_first(lock, use, facts):
             return use.fn.qualname, take.steps
+    others = [use for use in facts.wakers(wait) if use.fn is not waiter]
     return _called_under(others, lock, facts) if kind == "Condition" else None
 
 
