@@ -94,7 +94,7 @@ def test_each_file_is_chosen_once(tree: Path) -> None:
     assert [file.name for file in choose_files([tree, tree / "a.py"]).files] == ["a.py", "z.py"]
 
 
-def fail_in_a(path: str, text: str) -> Examined:
+def fail_in_a(path: str, text: str, rules: object) -> Examined:
     if path == "a.py":
         raise KeyError("x")
     return Examined([Finding("PC101", 1, 1, "f", "m", path=path)])

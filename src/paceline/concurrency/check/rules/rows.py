@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paceline.concurrency.check.rules.rule import Form, Rule
+from paceline.concurrency.check.rules.rule import Form, Rule, in_tuples
 from paceline.concurrency.check.rules.typestates import duties
 from paceline.errors import UsageError, suggest
 
@@ -35,11 +35,7 @@ def read(file: Path) -> dict[str, Any]:
 
 def forms_of(row: Mapping[str, Any]) -> dict[str, Form]:
     """The forms of a rule, which are the tables in its row."""
-    return {
-        name: Form(**{key: tuple(value) if isinstance(value, list) else value for key, value in sentences.items()})
-        for name, sentences in row.items()
-        if isinstance(sentences, dict)
-    }
+    return {name: Form(**in_tuples(sentences)) for name, sentences in row.items() if isinstance(sentences, dict)}
 
 
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -46,10 +46,10 @@ class Sentences(string.Formatter):
 
     _CONVERSIONS: Mapping[str, Callable[[Any], str]] = {"c": text_of, "d": dotted, "n": short_name, "u": ast.unparse}
 
-    def convert_field(self, value: Any, conversion: str | None) -> Any:  # type: ignore[override]
+    def convert_field(self, value: Any, conversion: Any) -> Any:
         """The value as a conversion writes it."""
         convert = self._CONVERSIONS.get(conversion or "")
-        return convert(value) if convert is not None else super().convert_field(value, conversion)  # type: ignore[arg-type]
+        return convert(value) if convert is not None else super().convert_field(value, conversion)
 
     def value(self, path: str, terms: Mapping[str, Any]) -> Any:
         """What a path such as `wait.steps` names."""
@@ -101,6 +101,11 @@ class Form(NamedTuple):
             self.confidence if witness.confidence is None else witness.confidence,
             SENTENCES.vformat(self.about, (), terms),
         )
+
+
+def in_tuples(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of TOML whose lists are tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
 
 
 def _steps(row: str, terms: Mapping[str, Any]) -> list[Step]:

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 from paceline.concurrency.check.flow.duties import Duty, Skipped, one_of
 from paceline.concurrency.check.flow.effects import has_timeout, text_of
 from paceline.concurrency.check.libraries.catalogue import CONSTRUCTORS, LOCKS
-from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.rules.rule import Witness, in_tuples
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
@@ -70,10 +70,7 @@ class Opened(NamedTuple):
 
 def duties(rows: Iterable[Mapping[str, Any]]) -> tuple[Callable[[Facts], Iterator[Witness]], ...]:
     """What finds the breaches of the duties in a rule's row."""
-    automata = [
-        Automaton(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
-        for row in rows
-    ]
+    automata = [Automaton(**in_tuples(row)) for row in rows]
     return (partial(breaches, automata),) if automata else ()
 
 
@@ -172,7 +169,7 @@ def _is_any(call: ast.Call, patterns: Iterable[str], fn: Function, facts: Facts)
 def _is(call: ast.Call, pattern: str, fn: Function, facts: Facts) -> bool:
     name, _, having = pattern.rstrip(")").partition("(")
     owner, _, method = name.rpartition(".")
-    if having and not _has(call, *having.split("=", 1), fn):
+    if having and not _has(call, having, fn):
         return False
     if owner == "*":
         return (
@@ -190,8 +187,9 @@ def _is(call: ast.Call, pattern: str, fn: Function, facts: Facts) -> bool:
     return name in _names(call, fn, facts) or any(name.endswith(f".{own}") for own in _own_names(call, fn, facts))
 
 
-def _has(call: ast.Call, word: str, value: str, fn: Function) -> bool:
-    """Whether an argument is this value, or a variable or a choice that may be."""
+def _has(call: ast.Call, having: str, fn: Function) -> bool:
+    """Whether an argument, as `stdin=PIPE`, is this value, or a variable or a choice that may be."""
+    word, _, value = having.partition("=")
     todo = [keyword(call, word)]
     while todo:
         given = todo.pop()

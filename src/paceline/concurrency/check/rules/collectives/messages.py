@@ -110,7 +110,7 @@ def _both_send_first_report(fn: Function, one: ast.Call, two: ast.Call) -> Witne
     )
     need = "send" if receives else "receive"
     confidence = 0.9 if receives else 0.7
-    return Witness(one, fn, confidence=confidence, kind=_kind(one), two=two, reason=reason, need=need)
+    return Witness(one, fn, confidence=confidence, kind=_kind(one), both=(one, two), reason=reason, need=need)
 
 
 def message_without_partner(facts: Facts) -> Iterator[Witness]:
@@ -119,7 +119,7 @@ def message_without_partner(facts: Facts) -> Iterator[Witness]:
     functions = [fn for fn in module.functions if any(is_message(call, module) for call in fn.calls)]
     if not functions:
         return
-    lines = {call.lineno for found in both_send_first(facts) for call in (found.at, found.terms["two"])}
+    lines = {call.lineno for found in both_send_first(facts) for call in found.terms["both"]}
     settled: set[int] = set()
     exchanges = Exchanges(module, facts.sequences)
     for fn in _outermost_first(functions, facts):

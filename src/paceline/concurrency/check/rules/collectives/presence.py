@@ -176,7 +176,7 @@ def converged_alone(facts: Facts) -> Iterator[Witness]:
                     isinstance(test, ast.If) and isinstance(test.body[-1], SKIPS[:1] + SKIPS[2:3])
                 )
                 if ends and (name := _own_number(test, loop, fn, facts)):  # type: ignore[arg-type]
-                    yield Witness(test, fn, name=name, message=message)  # type: ignore[arg-type]
+                    yield Witness(test, fn, name=name, message=message)
                     break
 
 
@@ -267,7 +267,7 @@ def unused_on_one_rank(facts: Facts) -> Iterator[Witness]:
             why = conditions[0].why if conditions else _counts_input(test, fn) if isinstance(test, ast.If) else ""
             layer = _on_one_side(test, fn) if why else None  # type: ignore[arg-type]
             if layer is not None and average is not None:
-                yield Witness(test, fn, why=why, layer=layer, average=average)  # type: ignore[arg-type]
+                yield Witness(test, fn, why=why, layer=layer, average=average)
                 break
 
 

@@ -103,10 +103,10 @@ def _held_elsewhere(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Witn
                         "forked-beside",
                         thread=root.function,
                         lock=lock,
-                        line=take.steps[-1][1].lineno,
+                        line=take.steps[-1][1].lineno,  # type: ignore[union-attr]
                         needed_at=steps[-1][1].lineno,
                         needed=steps,
-                    )  # type: ignore[union-attr]
+                    )
                     return
 
 

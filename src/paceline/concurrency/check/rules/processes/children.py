@@ -73,7 +73,7 @@ def _assigned_late(runs: Function, task: ast.Call, fn: Function) -> Iterator[Wit
     read = {n.id for n in runs.names if isinstance(n.ctx, ast.Load)} - {n.id for n in runs.stores} - {*runs.parameters}
     for store in fn.stores if isinstance(binding, ast.Call) else ():
         if store.id in fn.globals and store.id in read and binding.lineno < store.lineno <= task.lineno:  # type: ignore[union-attr]
-            yield Witness(store, fn, "late", construction=binding, runs=runs)  # type: ignore[arg-type]
+            yield Witness(store, fn, "late", construction=binding, runs=runs)
             return
 
 
@@ -138,7 +138,7 @@ def _copied_to_child_given(call: ast.Call, fn: Function, runs: Function | None, 
         binding = fn.bound.get(value.id) if isinstance(value, ast.Name) else None
         fills = runs is not None and position < len(names) and _fills(runs, names[position])
         if isinstance(value, ast.Name) and is_container(binding) and fills and _used_after(value, fn):
-            yield Witness(value, fn, "filled", runs=runs)  # type: ignore[arg-type]
+            yield Witness(value, fn, "filled", runs=runs)
             return
 
 

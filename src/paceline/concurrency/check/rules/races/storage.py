@@ -59,7 +59,7 @@ def _blocks(fn: Function, facts: Facts) -> Iterator[Witness]:
             call = item.context_expr
             name = facts.module.canonical(call.func) if isinstance(call, ast.Call) else ""
             if name in BLOCKS and may_overlap(fn, fn, facts) and not facts.held_at(block.body[0], fn):
-                yield Witness(call, fn, what=BLOCKS[name], last=block.body[-1])  # type: ignore[arg-type]
+                yield Witness(call, fn, what=BLOCKS[name], last=block.body[-1])
 
 
 def _set_for_a_block(accesses: list[Access], facts: Facts) -> Iterator[Witness]:

@@ -249,7 +249,7 @@ def joins_itself(facts: Facts) -> Iterator[Witness]:
                 ended = wait.effect.resource
                 where, node = wait.steps[-1]
                 if ended is not None and ended.kind == "Executor" and ended.id == pool.id and not _asks(wait):  # type: ignore[union-attr]
-                    yield Witness(node, where, target=task, wait=wait)  # type: ignore[arg-type]
+                    yield Witness(node, where, target=task, wait=wait)
     for root in facts.roots:
         if root.kind != "thread" or root.several:
             continue
