@@ -29,8 +29,7 @@ from paceline.errors import (
 from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.interfaces.api.engines import ENGINES, KEEPING, Request
-from paceline.interfaces.api.hooks import Hooks, ProgressFunction
-from paceline.interfaces.api.stopped import stopped_run
+from paceline.interfaces.api.hooks import Hooks, ProgressFunction, stopped_run
 from paceline.interfaces.callbacks import check
 from paceline.interfaces.callbacks.loggers import named
 from paceline.plans.clusters import check_method
