@@ -25,7 +25,6 @@ import csv
 import hashlib
 import json
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +58,7 @@ Row = dict[str, float]
 
 def examples() -> list[Row]:
     """The features of what the rules report in their own examples."""
-    found = [f for rule in RULES.values() for f in check_text("example.py", textwrap.dedent(rule.bad))]
+    found = [f for rule in RULES.values() for f in check_text("example.py", rule.bad)]
     return [features(replace(finding, signs={})) | {CHOSEN: 1.0} for finding in found]
 
 

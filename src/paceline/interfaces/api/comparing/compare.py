@@ -21,7 +21,7 @@ from paceline.errors import UsageError, is_positive, whole
 from paceline.errors.arguments import check_arguments
 from paceline.interfaces.api.comparing.compare_link import LINK_PLANS, check_plans, simulate_plans
 from paceline.interfaces.api.comparing.overhead import Case, step, unmeasured, verdict
-from paceline.interfaces.api.comparing.progress import Cost, Course, Progress, Say
+from paceline.interfaces.api.comparing.progress import Cost, Course, Progress, Say, to_stderr
 from paceline.interfaces.api.comparing.result import Comparison
 from paceline.interfaces.api.comparing.timing import Entrant, Ratio, Schedule, Timed, entrants_of, time_plans
 from paceline.interfaces.api.comparing.trainings import train_by_all
@@ -118,7 +118,7 @@ def compare(
     link: str | None = None,
     quality_limit: float | None = None,
     folder: str | Path | None = RUNS,
-    say: Say = lambda line: None,
+    say: Say = to_stderr,
     progress: Progress | None = None,
     command: str = "",
 ) -> Comparison:
@@ -138,7 +138,7 @@ def compare(
         quality_limit: How much a plan that is recommended may lose against one process: test accuracy as a share of 1,
             or, for a job without an accuracy, test loss as a share of it. Default: 0.05 of accuracy, 0.1 of loss.
         folder: Where the folder of the comparison is created, with its runs; None writes nothing to disk.
-        say: A function that is called with lines of text about the progress; the first one estimates the time.
+        say: A function that is called with lines about the progress, an estimate first. Default: prints to stderr.
         progress: A function that is called with the share that is done, and with what is done next, in place of lines.
         command: The command that trains this job, without a plan; the recommendation quotes it.
     """
@@ -157,18 +157,26 @@ def compare(
             if link is None
             else simulate_plans(alone, chosen, link, place, course)
         )
-    record = replace(
-        record, notes=(*_diverged(record.plans, runs), *record.notes), path=str(place) if place else None,
-        page=str(place / "report.html") if place else None, machine=this_machine(), seconds=seconds, command=command,
-        quality_limit=quality_limit, test_samples=runs[0].record.job.test_samples,
-        common_accuracy=common_level([run.record.history for run in runs], ACCURACY),
-    )  # fmt: skip
-    comparison = Comparison(decided(record), runs)
+    record = replace(record, seconds=seconds, command=command, quality_limit=quality_limit)
+    comparison = Comparison(decided(_completed(record, runs, place)), runs)
     if place:
         _write(comparison.table, place)
     if record.interrupted:
         raise KeyboardInterrupt(comparison)
     return comparison
+
+
+def _completed(record: ComparisonRecord, runs: Sequence[Run], place: Path | None) -> ComparisonRecord:
+    """Return the record with what follows from all of its runs, and where it is written."""
+    return replace(
+        record,
+        notes=(*_diverged(record.plans, runs), *record.notes),
+        path=str(place) if place else None,
+        page=str(place / "report.html") if place else None,
+        machine=this_machine(),
+        test_samples=runs[0].record.job.test_samples,
+        common_accuracy=common_level([run.record.history for run in runs], ACCURACY),
+    )
 
 
 def _chosen(
