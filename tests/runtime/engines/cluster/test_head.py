@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.interfaces.testing.survival.nodes import Nodes, Program, started
+from paceline.interfaces.testing.survival.nodes import NodeProgram, Nodes, started
 from paceline.interfaces.testing.survival.proofs import applied_once, left_behind, replayed
 from paceline.runtime.runs.events import EventKind, ProcessKind, read_events
 from paceline.runtime.runs.live import Phase, read_live
