@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.concurrency.explore.report import read_token
 from paceline.concurrency.explore.session import Session, drills_of
 from paceline.concurrency.explore.settings import Settings, Target, parse_target
-from paceline.concurrency.explore.token import read_token
 from paceline.errors import UsageError
 
 PAGE = Path(__file__).parents[3] / "docs" / "internals" / "explorer.md"
@@ -54,6 +54,7 @@ def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paceline", "explore", "app.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     printed = re.sub(r"schedule \d+ \(\w+\), [\d.]+ s", "schedule N (STRATEGY), S s", done.stdout)
+    printed = re.sub(r"in \d+ of \d+ schedules in [\d.]+ s", "in N of M schedules in S s", printed)
     assert re.sub(r"ex1-\S+", "TOKEN", printed) == shown
     assert done.returncode == 1
 
@@ -61,8 +62,8 @@ def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
 @pytest.mark.parametrize("program", ["lost_update", "unread_future", "timeout_too_short"])
 def test_a_replay_gives_the_finding_again(session: Session, program: str) -> None:
     target = Target(str(PROGRAMS / f"{program}.py"))
-    report = session.explore(target, Settings(seconds=60)).report
-    assert len(read_token(report["replay"])) == report["switches"]
+    report = session.explore(target, Settings(seconds=60, first=True)).report
+    assert len(read_token(report["replay"])[0]) == report["switches"]
     for _ in range(3):
         again = session.explore(target, replay=report["replay"]).report
         assert again["finding"] == report["finding"]
@@ -72,13 +73,13 @@ def test_a_replay_gives_the_finding_again(session: Session, program: str) -> Non
 def test_a_race_that_does_no_harm_is_reported_on_request(session: Session, tmp_path: Path) -> None:
     target = written(tmp_path, RACE)
     assert session.explore(target).report["verdict"] == "dismissed within bounds"
-    finding = session.explore(target, Settings(races=True)).report["finding"]
+    finding = session.explore(target, Settings(races=True, first=True)).report["finding"]
     assert finding["kind"] == "data race"
     assert "Box.value" in finding["message"]
 
 
 def test_results_that_differ_are_reported_on_request(session: Session, tmp_path: Path) -> None:
-    finding = session.explore(written(tmp_path, RACE), Settings(same=True)).report["finding"]
+    finding = session.explore(written(tmp_path, RACE), Settings(same=True, first=True)).report["finding"]
     assert finding["kind"] == "results differ"
     assert "'1'" in finding["message"]
 

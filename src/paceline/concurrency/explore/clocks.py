@@ -10,9 +10,10 @@ from collections.abc import Hashable
 from typing import NamedTuple
 
 from paceline.concurrency.explore.finding import Finding
-from paceline.concurrency.explore.operation import Operation
+from paceline.concurrency.explore.operation import Operation, Place
 
 Clock = dict[int, int]
+MOST = 50  # races of one run that are told apart
 
 
 class Access(NamedTuple):
@@ -33,7 +34,7 @@ class Races:
     """Follows the clocks of threads and of what synchronises them, and compares accesses."""
 
     def __init__(self) -> None:
-        self.first: Race | None = None
+        self.all: dict[tuple[Place, Place], Race] = {}
         self._released: dict[Hashable, Clock] = {}
         self._reads: dict[Hashable, dict[int, Access]] = {}
         self._writes: dict[Hashable, dict[int, Access]] = {}
@@ -51,33 +52,32 @@ class Races:
         if operation.releases:
             clock[thread] = clock.get(thread, 0) + 1
 
-    def finding(self, names: list[str]) -> Finding | None:
-        """Return the first race as a finding."""
-        if self.first is None:
-            return None
-        scenes = [
-            (names[thread], f"{operation.verb} {operation.subject}", operation.place)
-            for thread, operation in (self.first.first, self.first.second)
-        ]
-        subject = self.first.second[1].subject
-        return Finding(
-            "data race",
-            f"{scenes[0][0]} and {scenes[1][0]} access {subject}, and nothing orders the accesses",
-            tuple(scenes),
-            f"hold one lock at both accesses of {subject}",
-            scenes[1][2],
-        )
+    def findings(self, names: list[str]) -> list[Finding]:
+        """Return the races as findings."""
+        return [_finding(race, names) for race in self.all.values()]
 
     def _access(self, thread: int, clock: Clock, operation: Operation) -> None:
         location, mode = operation.touches[0]  # the item or attribute itself; the others are of its container
         writes, reads = self._writes.setdefault(location, {}), self._reads.setdefault(location, {})
         against = [writes] if mode == "read" else [writes, reads]
-        if self.first is None:
-            for earlier in against:
-                for other, access in earlier.items():
-                    if other != thread and access.number > clock.get(other, 0):
-                        self.first = Race((other, access.operation), (thread, operation))
+        for earlier in against if len(self.all) < MOST else ():
+            for other, access in earlier.items():
+                if other != thread and access.number > clock.get(other, 0):
+                    race = Race((other, access.operation), (thread, operation))
+                    self.all.setdefault((access.operation.place, operation.place), race)
         (reads if mode == "read" else writes)[thread] = Access(clock.get(thread, 0), operation)
+
+
+def _finding(race: Race, names: list[str]) -> Finding:
+    scenes = [(names[thread], f"{each.verb} {each.subject}", each.place) for thread, each in race]
+    subject = race.second[1].subject
+    return Finding(
+        "data race",
+        f"{scenes[0][0]} and {scenes[1][0]} access {subject}, and nothing orders the accesses",
+        tuple(scenes),
+        f"hold one lock at both accesses of {subject}",
+        scenes[1][2],
+    )
 
 
 def join(clock: Clock, other: Clock) -> None:

@@ -96,15 +96,7 @@ class Run:
         finish: Callable[[Finding | None], NoReturn],
         shared: frozenset[str] | None = None,
     ) -> None:
-        """Prepare a run.
-
-        Args:
-            strategy: It chooses.
-            bounds: Where the run is given up.
-            finish: Ends the process with a finding, or without one.
-            shared: The attributes, items and variables that threads share, as known from earlier runs: only at those
-                can a thread be interrupted. None for all.
-        """
+        """Prepare a run; threads are interrupted only at the `shared` data, once it is known."""
         self.sharing = Sharing(shared)
         self.tasks: list[Task] = []
         self.now, self.steps = START, 0
@@ -112,6 +104,7 @@ class Run:
         self.trace: list[Executed] = []
         self.races = clocks.Races()
         self.outside: dict[str, None] = {}  # where a thread blocked outside the control
+        self.lines = set[tuple[str, int]]()  # that were executed, those without an operation left out
         self._strategy, self._bounds, self._finish = strategy, bounds, finish
         self._by_ident: dict[int, Task] = {}
         self._running: Task | None = None
@@ -160,6 +153,7 @@ class Run:
             return True
         task.expired = False
         task.steps += 1
+        self.lines.add(operation.place[:2])
         if operation.is_data and not self.sharing.can_matter(task.number, operation):
             self._count()
             self.races.step(task.number, task.clock, operation)
@@ -193,7 +187,7 @@ class Run:
         if task is not None and not task.outside:
             task.outside = True
             self._running = None
-            self._choose_and_open(task)
+            self._open(task, self._choose(task))
 
     def running_line(self) -> str:
         """Return where the running thread is, as `MainThread at app.py:7`; empty if none runs."""
@@ -212,9 +206,6 @@ class Run:
             self._open(task, chosen)
             if not task.done:
                 task.gate.acquire()
-
-    def _choose_and_open(self, task: Task) -> None:
-        self._open(task, self._choose(task))
 
     def _open(self, task: Task, chosen: Task) -> None:
         self._running, self._in_a_row = chosen, 0
@@ -253,14 +244,14 @@ class Run:
 
     def pending(self) -> dict[int, Operation]:
         """Return what each thread would do next."""
-        return {each.number: each.pending for each in self.tasks if each.pending is not None and not each.done}
+        return {each.number: each.pending for each in self.tasks if each.pending is not None}
 
     def options(self) -> list[Option]:
         """Return the possible next steps; those for which time must pass come last, the earliest deadline first."""
         on, late = [], []
         for each in self.tasks:
             operation = each.pending
-            if operation is None or each.done or each.outside:
+            if operation is None or each.outside:
                 continue
             if operation.ready():
                 on.append(Option(each.number, False))
@@ -288,18 +279,14 @@ class Run:
             real_sleep(0.002)
             if options := self.options():
                 return options
-        return self.finish(self._stuck())
+        # A thread outside is not known to be in a deadlock; the report says where it is.
+        is_outside = any(each.outside for each in self.tasks if not each.done)
+        return self.finish(None if is_outside else deadlock([], self.tasks))
 
     def _has_outside(self) -> bool:
         """Whether a thread that is not under control could still change something; the watchdog is one that cannot."""
-        under_control = sum(not each.done for each in self.tasks)
-        return any(each.outside for each in self.tasks) or _thread._count() > under_control
-
-    def _stuck(self) -> Finding | None:
-        blocked = [each for each in self.tasks if not each.done]
-        if any(each.outside for each in blocked):
-            return None  # which is not known to be a deadlock; `outside` says where
-        return deadlock([], self.tasks)
+        under_control = {*self._by_ident.values(), *(each for each in self.tasks if not each.done)}
+        return any(each.outside for each in self.tasks) or _thread._count() > len(under_control)
 
     def _never_ends(self) -> Finding:
         """Describe a run that has not ended within the bounds."""
@@ -309,7 +296,7 @@ class Run:
         scenes = [
             (each.name, f"still {each.pending.verb} {each.pending.subject}", each.pending.place)
             for each in self.tasks
-            if each.pending is not None and not each.done
+            if each.pending is not None
         ]
         kind = "never ends" if polls else "too long"
         return Finding(kind, f"the program has not ended after {bound}", tuple(scenes))

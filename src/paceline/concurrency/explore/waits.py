@@ -1,12 +1,19 @@
-"""Deadlocks: who waits for whom, each at which line."""
+"""Stories: who waits for whom, and the schedule that led there: which thread was interrupted at which line."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from paceline.concurrency.explore.finding import Finding, at
 from paceline.concurrency.explore.operation import Operation, Place
+
+if TYPE_CHECKING:
+    from paceline.concurrency.explore.scheduler import Run
+
+LONGEST = 16  # lines of a story
 
 
 class Waiter(Protocol):
@@ -104,3 +111,41 @@ def _scene(waiter: Waiter) -> tuple[str, str, Place]:
 def _held(operation: Operation) -> str:
     """Return who holds what is waited for, and since which line."""
     return str(getattr(operation.subject, "held", ""))
+
+
+class Stretch(NamedTuple):
+    """Consecutive steps of one thread."""
+
+    thread: int
+    following: Operation | None  # what it would have done next; None at its end
+    interrupted: bool  # it could have done it, but another thread was chosen
+
+
+def story_of(finding: Finding, run: Run) -> Finding:
+    """Return a finding with the schedule that led to it."""
+    if not run.switches:
+        return finding
+    scenes = [_stretch(run.tasks[each.thread].name, each) for each in stretches(run)]
+    if len(scenes) > LONGEST:
+        left_out = len(scenes) - LONGEST
+        scenes = [("", f"({left_out} earlier stretches are left out)", None), *scenes[-LONGEST:]]
+    return replace(finding, schedule=tuple(scenes))
+
+
+def stretches(run: Run) -> Iterator[Stretch]:
+    """Yield the stretches of a run but for the last one, which ends with the finding."""
+    for step, following in pairwise(run.trace):
+        thread = step.option.thread
+        if following.option.thread != thread:
+            could = any(each.thread == thread and not each.expires for each in following.options)
+            yield Stretch(thread, following.pending.get(thread), could)
+
+
+def _stretch(who: str, stretch: Stretch) -> tuple[str, str, Place | None]:
+    operation = stretch.following
+    if operation is None:
+        return who, "runs to its end", None
+    what = f"{operation.verb} {operation.subject}"
+    if stretch.interrupted:
+        return who, f"is interrupted before it {what}", operation.place
+    return who, f"runs until it {what}", operation.place

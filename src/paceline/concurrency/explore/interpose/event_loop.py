@@ -12,8 +12,7 @@ import selectors
 from asyncio import events
 from typing import Any
 
-from paceline.concurrency.explore.failures import exception_in
-from paceline.concurrency.explore.finding import Finding
+from paceline.concurrency.explore.finding import Finding, exception_in
 from paceline.concurrency.explore.interpose import control
 from paceline.concurrency.explore.interpose.control import here, step
 from paceline.concurrency.explore.operation import Place
@@ -36,7 +35,8 @@ class Loop(RealLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, Exception) and here() is not None and self._exception_handler is None:  # type: ignore[attr-defined]
-            who = _name_of(context.get("task") or context.get("future")) or "a callback of the loop"
+            task = context.get("task") or context.get("future")
+            who = f"task {task.get_name()}" if isinstance(task, asyncio.Task) else "a callback of the loop"
             unread.append(exception_in(who, error, "unread exception", f" ({context.get('message', '')})"))
         super().call_exception_handler(context)
 
@@ -89,19 +89,14 @@ class Waiting:
 def _describe(task: asyncio.Task[Any]) -> str:
     """Return where a task is, and who holds the lock that it waits for."""
     stack = [each for each in task.get_stack() if control.MARK in each.f_globals]
-    text = f"task {task.get_name()}"
-    if stack:
-        code = stack[-1].f_code
-        text += f" at {code.co_filename.rpartition('/')[2]}:{stack[-1].f_lineno}"
-    lock = _waits_for.get(task)
-    holder = _holders.get(lock) if lock is not None else None
-    if holder is not None:
-        text += f" waits for a lock that task {holder[0]} holds since line {holder[1].line}"
-    return text
+    where = f" at {stack[-1].f_code.co_filename.rpartition('/')[2]}:{stack[-1].f_lineno}" if stack else ""
+    holder = _holders.get(_waits_for.get(task))
+    held = f" waits for a lock that task {holder[0]} holds since line {holder[1].line}" if holder else ""
+    return f"task {task.get_name()}{where}{held}"
 
 
 _waits_for: dict[asyncio.Task[Any], asyncio.Lock] = {}
-_holders: dict[asyncio.Lock, tuple[str, Place]] = {}
+_holders: dict[asyncio.Lock | None, tuple[str, Place]] = {}
 
 
 async def _acquire_and_note(self: asyncio.Lock) -> Any:
@@ -121,18 +116,9 @@ def _release_and_note(self: asyncio.Lock) -> None:
     _release(self)
 
 
-def _name_of(task: Any) -> str:
-    return f"task {task.get_name()}" if isinstance(task, asyncio.Task) else ""
-
-
-def new_loop() -> Loop:
-    """Return a loop under control; its selector waits for real files and sockets only."""
-    return Loop(selectors.DefaultSelector())
-
-
 def install() -> None:
     """Make every new loop a controlled one."""
-    events.new_event_loop = asyncio.new_event_loop = new_loop
+    events.new_event_loop = asyncio.new_event_loop = lambda: Loop(selectors.DefaultSelector())
     asyncio.SelectorEventLoop = Loop
     asyncio.Lock.acquire = _acquire_and_note  # type: ignore[method-assign]
     asyncio.Lock.release = _release_and_note  # type: ignore[method-assign]

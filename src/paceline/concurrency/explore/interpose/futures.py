@@ -11,15 +11,13 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from paceline.concurrency.explore.failures import exception_in
-from paceline.concurrency.explore.finding import Finding
+from paceline.concurrency.explore.finding import Finding, exception_in
 from paceline.concurrency.explore.interpose import control
 from paceline.concurrency.explore.interpose.locks import Lock
 
 _orders = itertools.count()
 _init = Future.__init__
-_set_exception, _result, _exception = Future.set_exception, Future.result, Future.exception
-_add_callback = Future.add_done_callback
+_set_exception, _exception = Future.set_exception, Future.exception
 
 #: Futures with an exception that no one has read, and the thread that put it there.
 _unread: dict[int, tuple[Future[Any], str]] = {}
@@ -40,24 +38,15 @@ def _note_exception(self: Future[Any], exception: BaseException | None) -> None:
     _set_exception(self, exception)
 
 
-def _read(self: Future[Any]) -> None:
-    _unread.pop(id(self), None)
-    self.explored_read = True  # type: ignore[attr-defined]
+def _reading(real: Any) -> Any:
+    """Let a method note that someone reads the future, or that what it calls can read it."""
 
+    def call(self: Future[Any], *args: Any, **settings: Any) -> Any:
+        _unread.pop(id(self), None)
+        self.explored_read = True  # type: ignore[attr-defined]
+        return real(self, *args, **settings)
 
-def _read_result(self: Future[Any], timeout: float | None = None) -> Any:
-    _read(self)
-    return _result(self, timeout)
-
-
-def _read_exception(self: Future[Any], timeout: float | None = None) -> BaseException | None:
-    _read(self)
-    return _exception(self, timeout)
-
-
-def _read_by_callback(self: Future[Any], fn: Any) -> None:
-    _read(self)  # what it calls can read it
-    _add_callback(self, fn)
+    return call
 
 
 def _numbered_init(self: Future[Any]) -> None:
@@ -65,17 +54,10 @@ def _numbered_init(self: Future[Any]) -> None:
     self.explored_order = next(_orders)  # type: ignore[attr-defined]
 
 
-def _hash(self: Future[Any]) -> int:
-    """Keep the order of a set of futures the same in every run, which by their addresses it would not be."""
-    return int(self.explored_order)  # type: ignore[attr-defined]
-
-
 def begin() -> None:
     """Give the module a lock under control in the place of the one that it made when it was imported."""
-    lock = object.__new__(Lock)
-    lock.__init__()  # type: ignore[misc]
+    pool._global_shutdown_lock = lock = Lock()  # type: ignore[assignment]
     lock.name = "the lock of concurrent.futures"
-    pool._global_shutdown_lock = lock  # type: ignore[assignment]
 
 
 def end() -> None:
@@ -87,8 +69,8 @@ def end() -> None:
 def install() -> None:
     """Follow the futures."""
     Future.__init__ = _numbered_init  # type: ignore[method-assign, assignment]
-    Future.__hash__ = _hash  # type: ignore[method-assign, assignment]
+    # A set of futures has the same order in every run, which by their addresses it would not have.
+    Future.__hash__ = lambda self: self.explored_order  # type: ignore[method-assign, attr-defined]
     Future.set_exception = _note_exception  # type: ignore[method-assign]
-    Future.result = _read_result  # type: ignore[method-assign]
-    Future.exception = _read_exception  # type: ignore[method-assign]
-    Future.add_done_callback = _read_by_callback  # type: ignore[method-assign]
+    for name in ("result", "exception", "add_done_callback"):
+        setattr(Future, name, _reading(getattr(Future, name)))

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paceline.concurrency.explore.failures import exception_in
+from paceline.concurrency.explore.finding import exception_in
 from paceline.concurrency.explore.interpose import control
 from paceline.concurrency.explore.interpose.control import here, step
 from paceline.concurrency.explore.operation import Operation, Touch
@@ -34,8 +34,10 @@ class Thread(RealThread):
         return thread
 
     def __hash__(self) -> int:
-        # A pool joins the threads of a set; by their addresses their order would differ from run to run.
-        return self.order
+        return self.order  # a pool joins the threads of a set; by their addresses their order would differ
+
+    def __deepcopy__(self, memo: Any) -> Thread:
+        return self
 
     def start(self) -> None:
         where = here()
@@ -91,10 +93,10 @@ class Timer(Thread):
         self.finished.set()
 
 
-def start_task(name: str, body: Callable[[], Any], context: Any = None) -> Task:
-    """Start a thread that is no Thread of the program's: a rank."""
+def start_task(name: str, body: Callable[[], Any], context: Any, daemon: bool = False) -> Task:
+    """Start a thread that is no Thread of the program's: a process, or a rank."""
     assert control.run is not None
-    task = control.run.add(name, context=context)
+    task = control.run.add(name, daemon, context)
     _announce_start(task)
     RealThread(target=_run_controlled, args=(task, body), name=name, daemon=True).start()
     return task
@@ -108,7 +110,9 @@ def _run_controlled(task: Task, body: Callable[[], Any]) -> None:
     try:
         body()
     except SystemExit as error:
-        if task.context is not None and error.code:  # a rank's code is that of its process
+        if (
+            task.context is not None and task.context.rank is not None and error.code
+        ):  # a rank's code is that of its process
             run.finish(exception_in(task.name, error, "exit"))
     except BaseException as error:
         if threading.excepthook is threading.__excepthook__:
@@ -146,9 +150,3 @@ def _is_of_program(thread: threading.Thread) -> bool:
         or started_by.get("__name__") in control.MODELLED
         or control.MARK in getattr(module, "__dict__", {})
     )
-
-
-def install() -> None:
-    """Put them in the place of those of `threading`."""
-    threading.Thread = Thread  # type: ignore[misc]
-    threading.Timer = Timer  # type: ignore[misc, assignment]

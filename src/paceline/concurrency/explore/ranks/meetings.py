@@ -13,14 +13,17 @@ from paceline.concurrency.explore.operation import Place
 
 
 class Call(NamedTuple):
-    """A collective as one rank calls it; `name` and `detail` must be the same on all."""
+    """A collective as one rank calls it; `kind` and `detail` must be the same on all, and `name`, but for Join."""
 
     name: str  # all_reduce, gradient of DDP
+    is_joined: bool  # the rank answers, in Join, what the others call
+    kind: str  # all_reduce
     detail: str  # shape, type, operator, root
     place: Place
 
     def matches(self, other: Call) -> bool:
-        return (self.name, self.detail) == (other.name, other.detail)
+        same_name = self.is_joined or other.is_joined or self.name == other.name
+        return same_name and (self.kind, self.detail) == (other.kind, other.detail)
 
     def __str__(self) -> str:
         return self.name
@@ -37,10 +40,6 @@ class Meeting:
     @property
     def complete(self) -> bool:
         return len(self.calls) == len(self.members)
-
-    @property
-    def missing(self) -> list[int]:
-        return [rank for rank in self.members if rank not in self.calls]
 
 
 @dataclass(slots=True, eq=False)

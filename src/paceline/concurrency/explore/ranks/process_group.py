@@ -8,7 +8,8 @@ each rank computes its own result from what all have brought.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,16 +28,6 @@ _post = Post()
 _made: dict[tuple[int, tuple[int, ...]], int] = {}
 Tensors = list[torch.Tensor]
 native: Any = torch._C._distributed_c10d
-
-
-class Missing:
-    """What a rank waits for in a collective."""
-
-    def __init__(self, call: Call, meeting: Meeting) -> None:
-        self._call, self._meeting = call, meeting
-
-    def __str__(self) -> str:
-        return str(self._call)
 
 
 class Work(dist._Work):  # type: ignore[misc, name-defined]
@@ -85,83 +76,61 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
     # ---- collectives
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        operator = _operator(opts)
-
-        def finish(all_: list[Tensors]) -> Tensors:
-            for at_, tensor in enumerate(tensors):
-                tensor.copy_(_reduced([each[at_] for each in all_], operator))
-            return tensors
-
-        return self._collective("all_reduce", f"{operator} of {_shapes(tensors)}", _copies(tensors), finish)
-
-    allreduce_coalesced = allreduce
+        return self._reduction("all_reduce", tensors, opts, tensors, lambda all_: zip(*all_, strict=True))
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
+        outputs = tensors if self._position == opts.rootRank else []
+        return self._reduction(
+            f"reduce to {opts.rootRank}", tensors, opts, outputs, lambda all_: zip(*all_, strict=True)
+        )
+
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
+        mine: Callable[[list[Tensors]], Any] = lambda all_: [[each[self._position] for each in all_]]  # noqa: E731
+        return self._reduction("reduce_scatter", inputs[0], opts, outputs, mine)
+
+    def _reduction(self, name: str, inputs: Tensors, opts: Any, outputs: Tensors, columns: Any) -> Work:
+        name, _, root = name.partition(" ")
         operator = _operator(opts)
-
-        def finish(all_: list[Tensors]) -> Tensors:
-            if self._position == opts.rootRank:
-                tensors[0].copy_(_reduced([each[0] for each in all_], operator))
-            return tensors
-
-        detail = f"{operator} of {_shapes(tensors)} to {opts.rootRank}"
-        return self._collective("reduce", detail, _copies(tensors), finish)
+        detail = f"{operator} of {_shapes(inputs)} {root}".rstrip()
+        return self._collective(
+            name, detail, inputs, outputs, lambda all_: [_reduced(each, operator) for each in columns(all_)]
+        )
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
-        def finish(all_: list[Tensors]) -> Tensors:
-            for mine, theirs in zip(tensors, all_[opts.rootRank], strict=True):
-                mine.copy_(theirs)
-            return tensors
-
-        return self._collective("broadcast", f"{_shapes(tensors)} from {opts.rootRank}", _copies(tensors), finish)
+        detail = f"{_shapes(tensors)} from {opts.rootRank}"
+        return self._collective("broadcast", detail, tensors, tensors, lambda all_: all_[opts.rootRank])
 
     def barrier(self, opts: Any = None) -> Work:
-        return self._collective("barrier", "", None, lambda all_: None)
+        return self._collective("barrier")
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        def finish(all_: list[Tensors]) -> list[Tensors]:
-            for at_, output in enumerate(outputs):
-                for mine, theirs in zip(output, all_, strict=True):
-                    mine.copy_(theirs[at_])
-            return outputs
-
-        return self._collective("all_gather", _shapes(inputs), _copies(inputs), finish)
+        flat = [each for output in outputs for each in output]
+        return self._collective(
+            "all_gather",
+            _shapes(inputs),
+            inputs,
+            flat,
+            lambda all_: [y for x in zip(*all_, strict=True) for y in x],
+            outputs,
+        )
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
-        def finish(all_: list[Tensors]) -> Tensors:
-            output.view(-1).copy_(torch.cat([each[0].reshape(-1) for each in all_]))
-            return [output]
+        def joined(all_: list[Tensors]) -> Tensors:
+            return [torch.cat([each[0].reshape(-1) for each in all_])]
 
-        return self._collective("all_gather", _shapes([source]), _copies([source]), finish)
+        return self._collective("all_gather", _shapes([source]), [source], [output.view(-1)], joined, [output])
 
     def all_gather_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
         return _together([self.all_gather_single(*each) for each in zip(outputs, sources, strict=True)], outputs)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Work:
-        def finish(all_: list[Tensors]) -> list[Tensors]:
-            if self._position == opts.rootRank:
-                for mine, theirs in zip(outputs[0], all_, strict=True):
-                    mine.copy_(theirs[0])
-            return outputs
-
-        return self._collective("gather", f"{_shapes(inputs)} to {opts.rootRank}", _copies(inputs), finish)
+        mine = outputs[0] if self._position == opts.rootRank else []
+        detail = f"{_shapes(inputs)} to {opts.rootRank}"
+        return self._collective("gather", detail, inputs, mine, lambda all_: [each[0] for each in all_], outputs)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Work:
-        def finish(all_: list[Tensors]) -> Tensors:
-            outputs[0].copy_(all_[opts.rootRank][self._position])
-            return outputs
-
-        data = _copies(inputs[0]) if inputs else []
-        return self._collective("scatter", f"{_shapes(outputs)} from {opts.rootRank}", data, finish)
-
-    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
-        operator = _operator(opts)
-
-        def finish(all_: list[Tensors]) -> Tensors:
-            outputs[0].copy_(_reduced([each[self._position] for each in all_], operator))
-            return outputs
-
-        return self._collective("reduce_scatter", f"{operator} of {_shapes(inputs[0])}", _copies(inputs[0]), finish)
+        detail, data = f"{_shapes(outputs)} from {opts.rootRank}", inputs[0] if inputs else []
+        return self._collective("scatter", detail, data, outputs, lambda all_: [all_[opts.rootRank][self._position]])
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
         parts = list(source.reshape(len(self._members), -1))
@@ -172,12 +141,7 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
         return _together(works, outputs)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        def finish(all_: list[Tensors]) -> Tensors:
-            for mine, theirs in zip(outputs, all_, strict=True):
-                mine.copy_(theirs[self._position])
-            return outputs
-
-        return self._collective("all_to_all", "", _copies(inputs), finish)
+        return self._collective("all_to_all", "", inputs, outputs, lambda all_: [each[self._position] for each in all_])
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, output_sizes: Any, input_sizes: Any, opts: Any = None
@@ -187,22 +151,33 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
         inputs = list(source.split(list(input_sizes) or source.shape[0] // size))
         return self.alltoall(outputs, inputs, opts)
 
-    # The names of earlier versions of PyTorch.
+    # Other names, and those of earlier versions of PyTorch.
+    allreduce_coalesced = allreduce
     _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _collective(self, name: str, detail: str, data: Any, finish: Callable[[list[Any]], Any]) -> Work:
-        call = Call(_name_of_call(name), detail, control.place())
-        me = self._members[self._position]
-        meeting = self._group.arrive(me, call, data)
+    def _collective(
+        self,
+        name: str,
+        detail: str = "",
+        inputs: Tensors = [],  # noqa: B006  # only read
+        outputs: Tensors = [],  # noqa: B006
+        results: Callable[[list[Tensors]], Iterable[torch.Tensor]] = lambda all_: (),
+        value: Any = None,
+    ) -> Work:
+        """Bring the inputs to a meeting; when all ranks have come, store the results in the outputs."""
+        call = Call(*_name_of_call(name), name, detail, control.place())
+        meeting = self._group.arrive(self._members[self._position], call, [each.detach().clone() for each in inputs])
         if (two := different(meeting)) is not None:
             assert control.run is not None
             control.run.finish(_different(meeting, *two))
 
         def complete() -> Any:
-            step("calls", Missing(call, meeting), ("meeting", id(meeting)), mode="read", ready=lambda: meeting.complete)
-            return finish([meeting.data[rank] for rank in self._members])
+            step("calls", call, ("meeting", id(meeting)), mode="read", ready=lambda: meeting.complete)
+            for mine, theirs in zip(outputs, results([meeting.data[rank] for rank in self._members]), strict=False):
+                mine.copy_(theirs)
+            return outputs if value is None else value
 
         return Work(complete)
 
@@ -256,20 +231,25 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
         return f"ExploredGroup(rank {self._position} of {len(self._members)})"
 
 
-def _name_of_call(name: str) -> str:
-    """Name a collective as the program calls it: `all_gather_object`, or what DDP does on its behalf."""
-    frame = sys._getframe(2)
+def _name_of_call(name: str) -> tuple[str, bool]:
+    """Name a collective as the program calls it: `all_gather_object`, or what DDP does on its behalf; whether for Join.
+
+    A rank that has joined calls in the place of DDP what the others still call.
+    """
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and control.MARK not in frame.f_globals:
         module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module == "torch.distributed.algorithms.join":
+            return name, True
         if module.startswith("torch.autograd"):
-            return "gradient of DDP"
+            return "gradient of DDP", False
         if module == "torch.nn.parallel.distributed":
             name = "start of DDP" if function == "__init__" else name
             name = "buffers of DDP" if function in ("_sync_buffers", "_pre_forward") else name
         elif module.startswith("torch.distributed.distributed_c10d") and function not in ("wrapper", "<lambda>"):
             name = function
-        frame = frame.f_back  # type: ignore[assignment]
-    return name
+        frame = frame.f_back
+    return name, False
 
 
 def _different(meeting: Meeting, first: int, second: int) -> Finding:
@@ -309,18 +289,14 @@ _REDUCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-def _reduced(tensors: Tensors, operator: str) -> torch.Tensor:
-    stack = torch.stack(tensors)
+def _reduced(tensors: Sequence[torch.Tensor], operator: str) -> torch.Tensor:
+    stack = torch.stack(list(tensors))
     if operator in ("band", "bor", "bxor"):
         result = stack[0]
         for each in stack[1:]:
             result = {"band": result & each, "bor": result | each, "bxor": result ^ each}[operator]
         return result
     return _REDUCE[operator](stack)
-
-
-def _copies(tensors: Tensors) -> Tensors:
-    return [each.detach().clone() for each in tensors]
 
 
 def _shapes(tensors: Tensors) -> str:
@@ -335,7 +311,7 @@ def _create(options: Any, _: Any) -> ExploredGroup:
     number = _made[me] = _made.get(me, 0) + 1
     group = ExploredGroup(f"{members} {number}", options.group_rank, members)
     name = "new_group" if options.global_ranks_in_group else "init_process_group"
-    group._collective(name, "", None, lambda all_: None).wait()
+    group._collective(name).wait()
     return group
 
 

@@ -123,7 +123,9 @@ class Points:
 
     def _is_alone(self) -> bool:
         where = control.here()
-        return where is None or where[0].alone or where[1].context is not None  # ranks share nothing
+        if where is None or where[0].alone:
+            return True
+        return where[1].context is not None and where[1].context.rank is not None  # ranks share nothing
 
     def _announce(
         self,
@@ -139,6 +141,10 @@ class Points:
             return
         if owner is not None:
             _keep(owner)
+        where = control.here()
+        if where is not None and where[1].context is not None and not isinstance(owner, control.Shared):
+            # A class or a global has one identity, and in each process a value of its own.
+            touches = tuple(Touch((id(where[1].context), each.location), each.mode) for each in touches)
         if mode == "both":
             self._perform(subject, tuple(Touch(each.location, "read") for each in touches), line, "reads")
             self._open.writes.append((number, subject, touches, line))
@@ -165,7 +171,7 @@ def _item_touches(container: Any, key: Any, mode: str) -> tuple[Touch, ...]:
     """Return what an item's access touches: storing a new key changes the shape, an old one marks the elements."""
     shape, elements = (id(container), "shape"), (id(container), "elements")
     try:
-        item: Hashable = (id(container), "item", key if isinstance(key, int | str | tuple) else hash(key))
+        item: Hashable = (id(container), "item", key if isinstance(key, int | str) else hash(key))
         is_new = isinstance(container, dict) and key not in container
     except TypeError:
         return (Touch(shape, _mode(mode)),)

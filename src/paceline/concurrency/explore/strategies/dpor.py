@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.concurrency.explore.operation import Mode, Operation, Option
-from paceline.concurrency.explore.strategies import Decision, Executed
+from paceline.concurrency.explore.strategies import Decision, Executed, Strategy
 
 Clock = dict[int, int]  # thread -> how many of its steps are known to have happened
 CONFLICTING: dict[Mode, tuple[Mode, ...]] = {
@@ -43,7 +43,7 @@ class Node:
     todo: set[Option] = field(default_factory=set)
 
 
-class DporRun:
+class DporRun(Strategy):
     """Follows the steps up to a node, takes the step that is to be tried there, and continues in the plain order."""
 
     def __init__(self, path: Sequence[Option], sleep: set[Option]) -> None:
@@ -79,7 +79,7 @@ class Dpor:
         self.ended = False  # nothing is left to try
         self.has_timeouts = False  # a run could have let time pass earlier
 
-    def next(self) -> DporRun | None:
+    def next(self, choices: int = 0) -> DporRun | None:
         self.runs += 1
         if not self._begun:
             self._begun = True

@@ -11,29 +11,28 @@ A thread that polls would keep its priority for ever, so a thread that has made 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
 
-from paceline.concurrency.explore.operation import Operation, Option
-from paceline.concurrency.explore.strategies import Decision, Executed
-from paceline.concurrency.explore.strategies.random_walk import split
+from paceline.concurrency.explore.operation import Option
+from paceline.concurrency.explore.strategies import Decision, Strategy, split
 
 DEPTH = 4  # the largest d that is drawn
 PATIENCE = 300  # steps in a row after which a thread is taken to poll
 
 
-class PctRun:
+class PctRun(Strategy):
     """Chooses the steps of one run by priorities."""
 
-    def __init__(self, seed: int, steps: int) -> None:
+    def __init__(self, seed: int, choices: int) -> None:
         self._chance = random.Random(seed)
         self._priority: dict[int, float] = {}
         changes = self._chance.randrange(DEPTH)
-        self._falls = {self._chance.randrange(1, max(2, steps)) for _ in range(changes)}
-        self._lowest, self._in_a_row = 0.0, 0
+        self._falls = {self._chance.randrange(1, max(20, choices)) for _ in range(changes)}
+        self._lowest, self._in_a_row, self._choices = 0.0, 0, 0
 
     def pick(self, decision: Decision) -> Option:
         self._in_a_row += 1
-        if decision.step in self._falls or self._in_a_row % PATIENCE == 0:
+        self._choices += 1  # steps at which there is no choice do not count
+        if self._choices in self._falls or self._in_a_row % PATIENCE == 0:
             self._lowest -= 1
             self._priority[decision.current] = self._lowest
         on, late = split(decision.options)
@@ -44,22 +43,3 @@ class PctRun:
 
     def _of(self, option: Option) -> float:
         return self._priority.setdefault(option.thread, self._chance.random())
-
-    def executed(self, option: Option, operation: Operation) -> None:
-        pass
-
-
-class Pct:
-    """PCT for each run; k is the length of the last one."""
-
-    name = "pct"
-
-    def __init__(self, seed: int) -> None:
-        self._seed, self._steps = seed, 100
-
-    def next(self) -> PctRun:
-        self._seed += 1
-        return PctRun(self._seed, self._steps)
-
-    def learn(self, run: Sequence[Executed], pending: Mapping[int, Operation]) -> None:
-        self._steps = max(20, len(run))

@@ -71,6 +71,9 @@ def _result(finding: Finding) -> dict[str, Any]:
         "rank": PRIORITY[finding.rank],
         "properties": {"function": finding.function, "rank": finding.rank},
     }
+    if finding.proof is not None:
+        result["properties"]["explored"] = finding.proof._asdict()
+        result["rank"] = 100.0 if finding.proof.verdict == "confirmed" else result["rank"]
     if finding.further:
         places = enumerate(finding.further, start=1)
         result["relatedLocations"] = [_location(f.path, f.line, f.column, f.message) | {"id": n} for n, f in places]
