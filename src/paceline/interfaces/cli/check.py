@@ -39,9 +39,9 @@ def check(
 ) -> None:
     """Find deadlocks and races in source before it runs: locks, queues, asyncio, torch.distributed, mpi4py.
 
-    The files are neither imported nor run, but with --explore. Each finding shows, line by line, how the threads, tasks or ranks come to
-    wait for each other, and what to change. Exits with 0 when nothing was found, 1 when something was, 3
-    when the checker itself failed in a file.
+    The files are neither imported nor run, but with --explore. Each finding shows, line by line, how the threads, tasks
+    or ranks come to wait for each other, and what to change. Exits with 0 when nothing was found, 1 when something was,
+    3 when the checker itself failed in a file.
     """
     from paceline.concurrency.check.options import parse_codes, read_options
     from paceline.concurrency.check.reporting import baseline as known

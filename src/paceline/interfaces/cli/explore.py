@@ -21,11 +21,13 @@ def explore(
     seed: explore_options.ExploreSeed = 0,
     races: explore_options.ExploreRaces = False,
     same: explore_options.ExploreSame = False,
+    first: explore_options.ExploreFirst = False,
     replay: explore_options.ExploreReplay = "",
     scope: explore_options.ExploreScope = None,
+    form: explore_options.ExploreForm = explore_options.ExploreFormat.text,
     json: options.Json = False,
 ) -> None:
-    """Run a program in many orders of its threads, tasks or ranks, and find one in which it goes wrong.
+    """Run a program in many orders of its threads, tasks, processes or ranks, and find those in which it goes wrong.
 
     The program is executed, again and again, each time in a process of its own: it should do nothing that may not be
     repeated. A finding shows the order, with as few switches as it needs, and a token that replays it. Exits with 0
@@ -42,6 +44,7 @@ def explore(
         seed=seed,
         races=races,
         same=same,
+        first=first,
         ranks=ranks,
         bounds=Bounds(steps=steps),
     )
@@ -53,8 +56,12 @@ def explore(
             drills=drills_of(drill or (), ranks),
             scope=scope or (),
         )
-    if json:
+    if json or form.value == "json":
         print_json(answer.report)
+    elif form.value in ("sarif", "html"):
+        from paceline.concurrency.explore import formats
+
+        typer.echo(getattr(formats, form.value)(answer.report))
     else:
         typer.echo(visible(answer.text))
     raise typer.Exit(answer.code)

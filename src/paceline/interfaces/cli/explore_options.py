@@ -17,6 +17,16 @@ class ExploreStrategy(str, Enum):
     pct = "pct"
     pos = "pos"
     dpor = "dpor"
+    directed = "directed"
+
+
+class ExploreFormat(str, Enum):
+    """The output formats of `paceline explore`."""
+
+    text = "text"
+    json = "json"
+    sarif = "sarif"
+    html = "html"
 
 
 ExploreTarget = Annotated[
@@ -48,6 +58,8 @@ ExploreRaces = Annotated[bool, typer.Option("--races", help="Also report data ra
 ExploreSame = Annotated[
     bool, typer.Option("--same", help="Also report schedules in which the program prints otherwise.")
 ]
+ExploreFirst = Annotated[bool, typer.Option("--first", help="Stop at the first finding.")]
+ExploreForm = Annotated[ExploreFormat, typer.Option("--format", help="Output format; html is one page with lanes.")]
 ExploreReplay = Annotated[
     str, typer.Option("--replay", metavar="TOKEN", help="Run the one schedule of a finding again.")
 ]
