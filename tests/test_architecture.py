@@ -145,7 +145,6 @@ RULES: list[tuple[str, str, set[str]]] = [
         NO_TORCH,
     ),
     ("concurrency.explore.ranks", "concurrency.explore errors", {"numpy"}),
-    ("concurrency.explore.models", "concurrency.explore", PURE_NEVER | NO_TORCH),
     ("concurrency.explore.strategies", "concurrency.explore", PURE_NEVER - {"random"} | NO_TORCH),
     ("concurrency.explore.alarms", "concurrency.explore concurrency.check", NO_TORCH),
     ("concurrency.explore.formats", "concurrency.explore concurrency.check", NO_TORCH),

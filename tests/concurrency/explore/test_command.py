@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.concurrency.explore import formats
 from paceline.concurrency.explore.report import read_token
 from paceline.concurrency.explore.session import Session, drills_of
 from paceline.concurrency.explore.settings import Settings, Target, parse_target
@@ -108,6 +109,80 @@ thread.join()
     assert report["outside"] == ["waiter at app.py:9"]
 
 
+TWO = """
+import threading
+
+class Box:
+    n = 0
+    items = {"a": 1}
+
+def add():
+    Box.n += 1
+
+def drop():
+    Box.items.pop("a", None)
+
+def use():
+    if "a" in Box.items:
+        return Box.items["a"]
+
+threads = [threading.Thread(target=each) for each in (add, add, use, drop)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert Box.n == 2
+"""
+
+
+def test_the_search_goes_on_and_lists_distinct_findings(session: Session, tmp_path: Path) -> None:
+    answer = session.explore(written(tmp_path, TWO), Settings(seconds=20, schedules=150))
+    assert sorted(each["finding"]["line"] for each in answer.report["findings"]) == [16, 23]
+    assert answer.text.count("replay: paceline explore") == 2
+    assert "2 findings in" in answer.text
+    first = session.explore(written(tmp_path, TWO), Settings(seconds=20, first=True)).report
+    assert len(first["findings"]) == 1
+
+
+UPDATE = """
+import threading
+
+condition = threading.Condition()
+done = 0
+
+def work():
+    global done
+    done += 1
+    with condition:
+        condition.notify()
+
+for _ in range(3):
+    threading.Thread(target=work).start()
+with condition:
+    while done < 3:
+        condition.wait()
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_lost_update_is_found_early_and_is_no_lost_wake_up(session: Session, tmp_path: Path, seed: int) -> None:
+    report = session.explore(written(tmp_path, UPDATE), Settings(seconds=20, seed=seed, first=True)).report
+    assert report["schedules"] < 60
+    assert report["finding"]["kind"] == "deadlock"
+    assert any(each["what"] == "is interrupted before it writes done" for each in report["finding"]["schedule"])
+
+
+def test_a_finding_is_sarif_and_one_page_with_a_lane_for_each_thread(session: Session, tmp_path: Path) -> None:
+    report = session.explore(written(tmp_path, TWO), Settings(seconds=20, first=True)).report
+    result = json.loads(formats.sarif(report))["runs"][0]["results"][0]
+    assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == report["finding"]["line"]
+    assert len(result["codeFlows"][0]["threadFlows"]) > 1
+    page = formats.html(report)
+    assert page.count("<b style='grid-column:") == len(result["codeFlows"][0]["threadFlows"])
+    assert "class='switch'" in page
+    assert report["replay"] in page
+
+
 def test_a_function_of_a_module_is_explored(session: Session, tmp_path: Path) -> None:
     target = written(tmp_path, "import asyncio\n\nasync def main():\n    await asyncio.sleep(3600)\n    assert False\n")
     report = session.explore(Target(target.file, function="main")).report
@@ -188,6 +263,31 @@ def test_json_is_one_object(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert json.loads(done.stdout)["verdict"] == "dismissed within bounds"
     assert done.returncode == 0
+
+
+JOINED = """
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Join([model]):
+    for _ in range(2 + dist.get_rank()):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+dist.barrier()
+"""
+
+
+def test_uneven_inputs_with_join_are_no_finding(tmp_path: Path) -> None:
+    with Session() as session:
+        answer = session.explore(written(tmp_path, JOINED), Settings(ranks=2, schedules=2))
+    assert answer.code == 0, answer.text
 
 
 def test_modelled_collectives_compute_what_real_ones_do() -> None:

@@ -65,7 +65,6 @@ class Job(NamedTuple):
 
 
 def run_once(job: Job) -> Outcome:
-    """Run the program once, in a child process."""
     read, write = os.pipe()
     pid = os.fork()  # paceline: ignore  # this process has one thread
     if pid == 0:
@@ -109,7 +108,6 @@ class _Child:
         self._run = Run(job.strategy, job.settings.bounds, self.finish, job.shared)
 
     def run(self) -> NoReturn:
-        """Run the program as the first task, and end."""
         os.dup2(self._output, 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         run, main = self._run, self._run.add("MainThread")
@@ -202,7 +200,6 @@ class _Child:
 
 
 def execute(target: Target) -> None:
-    """Execute the program in this process."""
     file = Path(target.file).resolve()
     sys.argv = [str(target), *target.arguments]
     sys.path.insert(0, str(file.parent) if target.file else os.getcwd())

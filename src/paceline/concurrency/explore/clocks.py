@@ -16,15 +16,8 @@ Clock = dict[int, int]
 MOST = 50  # races of one run that are told apart
 
 
-class Access(NamedTuple):
-    """The last access of a location by a thread."""
-
-    number: int  # of the thread's own clock
-    operation: Operation
-
-
 class Race(NamedTuple):
-    """Two accesses that nothing orders."""
+    """Two accesses that nothing orders: by which thread, and what."""
 
     first: tuple[int, Operation]
     second: tuple[int, Operation]
@@ -36,8 +29,8 @@ class Races:
     def __init__(self) -> None:
         self.all: dict[tuple[Place, Place], Race] = {}
         self._released: dict[Hashable, Clock] = {}
-        self._reads: dict[Hashable, dict[int, Access]] = {}
-        self._writes: dict[Hashable, dict[int, Access]] = {}
+        self._reads: dict[Hashable, dict[int, tuple[int, Operation]]] = {}  # by location and thread: when, and what
+        self._writes: dict[Hashable, dict[int, tuple[int, Operation]]] = {}
 
     def step(self, thread: int, clock: Clock, operation: Operation) -> None:
         """Take note of a step, and change the thread's clock."""
@@ -53,7 +46,6 @@ class Races:
             clock[thread] = clock.get(thread, 0) + 1
 
     def findings(self, names: list[str]) -> list[Finding]:
-        """Return the races as findings."""
         return [_finding(race, names) for race in self.all.values()]
 
     def _access(self, thread: int, clock: Clock, operation: Operation) -> None:
@@ -61,11 +53,11 @@ class Races:
         writes, reads = self._writes.setdefault(location, {}), self._reads.setdefault(location, {})
         against = [writes] if mode == "read" else [writes, reads]
         for earlier in against if len(self.all) < MOST else ():
-            for other, access in earlier.items():
-                if other != thread and access.number > clock.get(other, 0):
-                    race = Race((other, access.operation), (thread, operation))
-                    self.all.setdefault((access.operation.place, operation.place), race)
-        (reads if mode == "read" else writes)[thread] = Access(clock.get(thread, 0), operation)
+            for other, (number, access) in earlier.items():
+                if other != thread and number > clock.get(other, 0):
+                    race = Race((other, access), (thread, operation))
+                    self.all.setdefault((access.place, operation.place), race)
+        (reads if mode == "read" else writes)[thread] = (clock.get(thread, 0), operation)
 
 
 def _finding(race: Race, names: list[str]) -> Finding:

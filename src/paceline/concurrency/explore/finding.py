@@ -31,7 +31,6 @@ class Finding:
 
     @property
     def where(self) -> Place | None:
-        """The line that a finding is about."""
         return self.place or next((place for _, _, place in self.story if place is not None and place.line), None)
 
     @property
@@ -56,7 +55,6 @@ class Finding:
         return format_story(head, scenes, self.conclusion or self.message)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the finding for JSON."""
         return {
             "kind": self.kind,
             "message": self.message,
@@ -86,7 +84,6 @@ def shown(place: Place) -> str:
 
 
 def relative(file: str) -> str:
-    """Return a file as seen from here."""
     try:
         return str(Path(file).relative_to(Path.cwd()))
     except ValueError:

@@ -20,7 +20,6 @@ code {{ display: block; opacity: .75; white-space: pre-wrap }}
 
 
 def html(report: dict[str, Any]) -> str:
-    """Return a page that needs no other file."""
     blocks = "".join(_block(each, report["target"]) for each in report["findings"])
     return PAGE.format(**{**report, "title": escape(report["target"]), "blocks": blocks})
 

@@ -16,7 +16,6 @@ from paceline.concurrency.explore.settings import Settings, Target
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the mark."""
     config.addinivalue_line("markers", "explore(**settings): run the test in many orders of its threads and tasks")
 
 

@@ -71,7 +71,6 @@ class Report:
     lines: set[tuple[str, int]] = field(default_factory=set)  # that were executed, where there are suspicions
 
     def count(self, outcome: Outcome, seconds: float) -> None:
-        """Take note of a run."""
         self.schedules += 1
         self.steps += outcome.steps
         self.outside.update(dict.fromkeys(outcome.outside))

@@ -243,7 +243,6 @@ class Run:
             self.finish(self._never_ends())
 
     def pending(self) -> dict[int, Operation]:
-        """Return what each thread would do next."""
         return {each.number: each.pending for each in self.tasks if each.pending is not None}
 
     def options(self) -> list[Option]:
@@ -298,5 +297,6 @@ class Run:
             for each in self.tasks
             if each.pending is not None
         ]
-        kind = "never ends" if polls else "too long"
+        # A program that ends in the plain order is not too long.
+        kind = "never ends" if polls or self.switches else "too long"
         return Finding(kind, f"the program has not ended after {bound}", tuple(scenes))

@@ -14,8 +14,8 @@ from paceline.concurrency.explore.finding import Finding
 from paceline.concurrency.explore.report import Report, write_token
 from paceline.concurrency.explore.rewriting import importing
 from paceline.concurrency.explore.settings import Settings, Target
-from paceline.concurrency.explore.strategies import Drawn, Search, Strategy
-from paceline.concurrency.explore.strategies.directed import Directed
+from paceline.concurrency.explore.strategies import Drawn, Strategy
+from paceline.concurrency.explore.strategies.directed import DirectedRun
 from paceline.concurrency.explore.strategies.dpor import Dpor
 from paceline.concurrency.explore.strategies.pct import PctRun
 from paceline.concurrency.explore.strategies.pos import PosRun
@@ -63,7 +63,6 @@ class Explorer:
         return report
 
     def replay(self, switches: Sequence[Switch]) -> Report:
-        """Run one schedule."""
         if self._settings.same:
             self._plain = self._run(Replay())
         outcome = self._run(Replay(switches))
@@ -84,18 +83,14 @@ class Explorer:
 
     def _search(self) -> None:
         settings, report = self._settings, self._report
-        searches = _searches(settings)
+        searches = self._searches()
         dpor = next((each for each in searches if isinstance(each, Dpor)), Dpor())
-        directed = next((each for each in searches if isinstance(each, Directed)), Directed(0))
         limit, choices = settings.schedules, self._plain.choices
         for search in itertools.cycle(searches):
             if self._time_is_up() or report.schedules >= limit or (settings.first and report.all):
                 return
             if search is dpor and dpor.ended:
                 continue
-            if search is directed:
-                suspected = [each.target for each in self._settings.suspects]
-                directed.targets = suspected or sorted(report.targets, key=sorted)
             strategy = search.next(choices)
             if strategy is None:
                 report.dismissed_after, report.has_timeouts = dpor.runs, dpor.has_timeouts
@@ -106,13 +101,27 @@ class Explorer:
             before = self._shared
             outcome = self._run(strategy, traced=search is dpor)
             choices = outcome.choices or choices
-            self._judge(outcome, search)
+            self._judge(outcome, search.name)
             if self._shared != before:
                 dpor.begin_again()  # its runs did not stop at the data that threads are now known to share
             elif search is dpor and outcome.trace is not None:
                 dpor.learn(*outcome.trace)
 
-    def _judge(self, outcome: Outcome, search: Search) -> None:
+    def _searches(self) -> list[Dpor | Drawn]:
+        settings = self._settings
+        if settings.ranks and settings.strategy == "auto":
+            return [Dpor()]  # ranks only wait for each other, so there is little to choose
+        seed = settings.seed * 1_000_003  # so that two seeds have no run in common
+        every = {"directed": self._directed, "pos": PosRun, "pct": PctRun, "random": RandomWalk}
+        searches = [Dpor(), *(Drawn(name, begin, seed) for name, begin in every.items())]
+        return [each for each in searches if settings.strategy in ("auto", each.name)]
+
+    def _directed(self, seed: int, choices: int) -> DirectedRun:
+        """Direct a run at what the checker suspects, else at lines at which threads conflict."""
+        targets = [each.target for each in self._settings.suspects] or sorted(self._report.targets, key=sorted)
+        return DirectedRun(seed, targets[seed % len(targets)] if targets else frozenset())
+
+    def _judge(self, outcome: Outcome, name: str) -> None:
         """Add what has gone wrong in a run to the report, if it is new and does so again."""
         if outcome.lost:
             self._report.lost[outcome.lost] = self._report.lost.get(outcome.lost, 0) + 1
@@ -126,7 +135,7 @@ class Explorer:
             seconds = min(SHRINK_SECONDS, self._settings.seconds)
             short = shrink(switches, lambda rest, like=finding: self._again(rest, like) is not None, seconds)
             last = self._again(short, finding) or first
-            self._report.add(last, write_token(short, outcome.suspect), len(short), search.name)
+            self._report.add(last, write_token(short, outcome.suspect), len(short), name)
             if outcome.suspect:
                 others = tuple(each for each in self._settings.suspects if each != outcome.suspect)
                 self._settings = replace(self._settings, suspects=others)
@@ -143,8 +152,6 @@ class Explorer:
             findings += outcome.races
         if self._settings.same and not findings and not outcome.lost and outcome.output != self._plain.output:
             findings.append(_difference(self._plain.output, outcome.output))
-        if self._report.schedules > 1:  # the plain order has ended, so what is too long does not end
-            findings = [replace(each, kind="never ends") if each.kind == "too long" else each for each in findings]
         return findings
 
     def _run(self, strategy: Strategy, traced: bool = False, counted: bool = True) -> Outcome:
@@ -169,15 +176,6 @@ class Explorer:
 
     def _time_is_up(self) -> bool:
         return time.monotonic() - self._start > self._settings.seconds
-
-
-def _searches(settings: Settings) -> list[Search]:
-    seed = settings.seed * 1_000_003  # so that two seeds have no run in common
-    drawn = [Drawn("pos", PosRun, seed), Drawn("pct", PctRun, seed), Drawn("random", RandomWalk, seed)]
-    every: list[Search] = [Dpor(), Directed(seed), *drawn]
-    if settings.ranks and settings.strategy == "auto":
-        return every[:1]  # ranks only wait for each other, so there is little to choose
-    return [each for each in every if settings.strategy in ("auto", each.name)]
 
 
 def shrink(switches: Sequence[Switch], fails: Callable[[Sequence[Switch]], bool], seconds: float) -> list[Switch]:

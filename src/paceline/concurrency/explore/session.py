@@ -78,7 +78,6 @@ class Session:
 
 
 def drills_of(names: Sequence[str], ranks: int) -> list[str]:
-    """Return the drills that a command line names, `all` among them."""
     if names and ranks < 2:
         raise UsageError(f"--drill {names[0]}: a fault on one rank needs others; add --ranks 2 or more")
     drills = [each for name in names for each in (DRILLS if name == "all" else (name,))]

@@ -39,7 +39,6 @@ def main() -> None:
 
 
 def _explore(request: Request) -> Report:
-    """Explore, replay or drill."""
     target, settings = request.target, request.settings
     folders = [Path.cwd(), *([Path(target.file).resolve().parent] if target.file else []), *request.scope]
     source = Path(target.file).read_text(encoding="utf-8", errors="replace") if target.file else ""

@@ -30,7 +30,6 @@ def _virtual(real: Callable[[], Any], epoch: float, unit: Callable[[float], Any]
 
 
 def sleep(seconds: float, /) -> None:
-    """Let virtual time pass."""
     if here() is None:
         real_sleep(seconds)
     elif seconds <= 0:
@@ -40,7 +39,6 @@ def sleep(seconds: float, /) -> None:
 
 
 def install() -> None:
-    """Put the virtual clock in the place of the real one."""
     time.sleep = sleep  # type: ignore[assignment]
     threading._time = monotonic  # type: ignore[attr-defined]  # of conditions
     for name, epoch in (("monotonic", 0.0), ("perf_counter", 0.0), ("time", EPOCH)):

@@ -48,6 +48,16 @@ def this() -> tuple[Run, Task]:
     return where
 
 
+def context() -> Any:
+    """Return the process or rank that calls; None where there is only one."""
+    where = here()
+    return where[1].context if where is not None else None
+
+
+def rank() -> int | None:
+    return getattr(context(), "rank", None)
+
+
 def is_controlled(depth: int = 2) -> bool:
     """Whether the code that calls is the program's, or creates something on its behalf."""
     if run is None or run.current() is None:
@@ -177,7 +187,6 @@ def own_steps() -> int:
 
 
 def task_name(number: int | None) -> str:
-    """Return the name of a thread by its number."""
     if number is None or run is None or not 0 <= number < len(run.tasks):
         return "a thread outside the program"
     return run.tasks[number].name

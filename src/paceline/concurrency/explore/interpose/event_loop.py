@@ -117,7 +117,6 @@ def _release_and_note(self: asyncio.Lock) -> None:
 
 
 def install() -> None:
-    """Make every new loop a controlled one."""
     events.new_event_loop = asyncio.new_event_loop = lambda: Loop(selectors.DefaultSelector())
     asyncio.SelectorEventLoop = Loop
     asyncio.Lock.acquire = _acquire_and_note  # type: ignore[method-assign]

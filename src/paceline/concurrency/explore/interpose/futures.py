@@ -67,7 +67,6 @@ def end() -> None:
 
 
 def install() -> None:
-    """Follow the futures."""
     Future.__init__ = _numbered_init  # type: ignore[method-assign, assignment]
     # A set of futures has the same order in every run, which by their addresses it would not have.
     Future.__hash__ = lambda self: self.explored_order  # type: ignore[method-assign, attr-defined]

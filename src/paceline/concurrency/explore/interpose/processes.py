@@ -21,7 +21,7 @@ from typing import Any
 
 from paceline.concurrency.explore.finding import Finding
 from paceline.concurrency.explore.interpose import control, locks, threads
-from paceline.concurrency.explore.interpose.control import Shared, here, step, this
+from paceline.concurrency.explore.interpose.control import Shared, step, this
 from paceline.concurrency.explore.interpose.memory import Context, copied
 from paceline.concurrency.explore.operation import Touch
 from paceline.concurrency.explore.rewriting import importing
@@ -56,7 +56,7 @@ class Queue(Shared, queue.Queue):  # type: ignore[type-arg]
         Queue.all.append(self)
 
     def _put(self, item: Any) -> None:
-        self.queue.append((pickle.dumps(item), _context()))
+        self.queue.append((pickle.dumps(item), control.context()))
 
     def _get(self) -> Any:
         return pickle.loads(self.queue.popleft()[0])
@@ -305,11 +305,6 @@ def _close(own: Context) -> None:
         del Connection.open[end]
 
 
-def _context() -> Context | None:
-    where = here()
-    return where[1].context if where is not None else None
-
-
 def afresh(thing: Any) -> Any:
     """Return a function or class as this process's own module has it, which is imported anew."""
     module: Any = sys.modules.get(getattr(thing, "__module__", ""))
@@ -356,7 +351,7 @@ def _refused(name: str, real: Any) -> Any:
 
 
 def _current() -> Any:
-    return getattr(_context(), "process", None) or _real["current_process"]()
+    return getattr(control.context(), "process", None) or _real["current_process"]()
 
 
 def install() -> None:
@@ -373,4 +368,4 @@ def install() -> None:
     pool.wait = connection.wait = _wait  # type: ignore[attr-defined]
     concurrent.futures.ProcessPoolExecutor = ProcessPoolExecutor  # type: ignore[misc, assignment]
     os.fork = _refused("os.fork", _real_fork)
-    os.getpid = lambda: getattr(_context(), "pid", None) or _real_pid()
+    os.getpid = lambda: getattr(control.context(), "pid", None) or _real_pid()

@@ -16,7 +16,7 @@ Real = queue.Queue
 
 
 def _put(self: Any, item: Any, block: bool = True, timeout: float | None = None) -> None:
-    room = lambda: self.mutex.model.depth == 0 and (self.maxsize <= 0 or self._qsize() < self.maxsize)  # noqa: E731
+    room = lambda: self.mutex.depth == 0 and (self.maxsize <= 0 or self._qsize() < self.maxsize)  # noqa: E731
     if not _obtain(self, "puts into", block, timeout, ready=room, releases=True):
         raise queue.Full
     self._put(item)
@@ -24,7 +24,7 @@ def _put(self: Any, item: Any, block: bool = True, timeout: float | None = None)
 
 
 def _get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
-    has_item = lambda: self.mutex.model.depth == 0 and self._qsize() > 0  # noqa: E731
+    has_item = lambda: self.mutex.depth == 0 and self._qsize() > 0  # noqa: E731
     if not _obtain(self, "gets from", block, timeout, ready=has_item, acquires=True):
         raise queue.Empty
     return self._get()
@@ -89,7 +89,6 @@ class SimpleQueue(Real):  # type: ignore[type-arg]
 
 
 def install() -> None:
-    """Put the calls in place, for every kind of queue."""
     Real.__init__ = _named_init  # type: ignore[method-assign]
     for name, method in {"put": _put, "get": _get, "task_done": _task_done, "join": _join, "qsize": _qsize}.items():
         _either(name, method)

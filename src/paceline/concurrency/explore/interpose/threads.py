@@ -110,9 +110,7 @@ def _run_controlled(task: Task, body: Callable[[], Any]) -> None:
     try:
         body()
     except SystemExit as error:
-        if (
-            task.context is not None and task.context.rank is not None and error.code
-        ):  # a rank's code is that of its process
+        if error.code and control.rank() is not None:  # a rank's code is that of its process
             run.finish(exception_in(task.name, error, "exit"))
     except BaseException as error:
         if threading.excepthook is threading.__excepthook__:
@@ -128,25 +126,14 @@ def _announce_start(task: Task) -> None:
 
 
 def wait_for_end(task: Task, timeout: float | None = None) -> bool:
-    """Wait for the end of a task."""
-    return step(
-        "waits for",
-        task,
-        ("end", task.number),
-        mode="read",
-        ready=lambda: task.done,
-        timeout=None if timeout is None or timeout < 0 else timeout,
-        acquires=True,
-        holder=lambda: task.number,
+    limit, order = (
+        None if timeout is None or timeout < 0 else timeout,
+        {"acquires": True, "holder": lambda: task.number},
     )
+    return step("waits for", task, ("end", task.number), mode="read", ready=lambda: task.done, timeout=limit, **order)
 
 
 def _is_of_program(thread: threading.Thread) -> bool:
     """Whether the code that starts a thread, or its class, is the program's own."""
-    started_by = sys._getframe(2).f_globals
     module = sys.modules.get(type(thread).__module__)
-    return (
-        control.MARK in started_by
-        or started_by.get("__name__") in control.MODELLED
-        or control.MARK in getattr(module, "__dict__", {})
-    )
+    return control.is_controlled(3) or control.MARK in getattr(module, "__dict__", {})

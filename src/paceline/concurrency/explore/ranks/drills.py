@@ -52,8 +52,7 @@ class Fault:
         return self.done
 
     def _is_here(self) -> bool:
-        where = control.here()
-        return where is not None and where[1].context is not None and where[1].context.rank == self.rank
+        return control.rank() == self.rank
 
 
 def fault(text: str, ranks: int) -> Fault:
@@ -68,7 +67,6 @@ def fault(text: str, ranks: int) -> Fault:
 
 
 def outcome(fault: Fault, finding: Finding | None) -> dict[str, str]:
-    """Say how a drill ended."""
     row = {"drill": str(fault), "outcome": "", "message": finding.message if finding else ""}
     if not fault.done:
         row["outcome"] = "not reached"
@@ -85,7 +83,6 @@ def outcome(fault: Fault, finding: Finding | None) -> dict[str, str]:
 
 
 def arm(fault: Fault) -> None:
-    """Let the fault come about in this process."""
     {"exception": _at_step, "sigterm": _at_step, "nan": _in_output, "short": _in_loader}[fault.kind](fault)
 
 
@@ -101,9 +98,7 @@ def _at_step(fault: Fault) -> None:
 
 def _terminate() -> None:
     """Do what SIGTERM does: call the rank's handler, or end the rank."""
-    where = control.here()
-    assert where is not None
-    handler = where[1].context.handlers.get(signal.SIGTERM, signal.SIG_DFL)
+    handler = control.context().handlers.get(signal.SIGTERM, signal.SIG_DFL)
     if callable(handler):
         handler(signal.SIGTERM, None)
     elif handler == signal.SIG_DFL:

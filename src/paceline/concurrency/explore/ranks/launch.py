@@ -32,13 +32,11 @@ class TorchState:
         self._torch, self._numpy = torch.Generator().manual_seed(self._seed).get_state(), None
 
     def leave(self) -> None:
-        """Keep what is this rank's."""
         self._world, self._torch = distributed_c10d._world, torch.get_rng_state()
         if "numpy" in sys.modules:
             self._numpy = sys.modules["numpy"].random.get_state()
 
     def enter(self) -> None:
-        """Put it back in place."""
         distributed_c10d._world = self._world
         torch.set_rng_state(self._torch)
         if self._numpy is not None:
@@ -56,7 +54,6 @@ def _empty_world() -> SimpleNamespace:
 
 
 def torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
-    """Return the environment that torchrun gives a rank on one machine."""
     of_rank = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
     of_all = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks))
     of_node = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
@@ -73,19 +70,12 @@ def run_ranks(body: Callable[[], Any], ranks: int) -> None:
 
 
 def start_rank(rank: int, body: Callable[[], Any], environment: dict[str, str]) -> Task:
-    """Start one rank."""
-
     def rank_body() -> None:
         torch.autograd.set_multithreading_enabled(False)
         body()
 
     present()
     return threads.start_task(f"rank {rank}", rank_body, Context(rank, environment))
-
-
-def rank_of(task: Task | None) -> int | None:
-    """Return the rank that a task belongs to."""
-    return task.context.rank if task is not None and task.context is not None else None
 
 
 def _spawn(
@@ -118,20 +108,20 @@ class _Spawned:
 
 def _rank_signal(number: int, handler: Any) -> Any:
     """Keep a rank's handler: Python allows handlers in the main thread only, and a rank takes its thread for that."""
-    where = control.here()
-    if where is None or rank_of(where[1]) is None:
+    handlers = _handlers()
+    if handlers is None:
         return _signal(number, handler)
-    handlers = where[1].context.handlers
-    before = handlers.get(number, signal.SIG_DFL)
-    handlers[number] = handler
+    before, handlers[number] = handlers.get(number, signal.SIG_DFL), handler
     return before
 
 
 def _rank_getsignal(number: int) -> Any:
-    where = control.here()
-    if where is None or rank_of(where[1]) is None:
-        return _getsignal(number)
-    return where[1].context.handlers.get(number, signal.SIG_DFL)
+    handlers = _handlers()
+    return _getsignal(number) if handlers is None else handlers.get(number, signal.SIG_DFL)
+
+
+def _handlers() -> dict[int, Any] | None:
+    return None if control.rank() is None else control.context().handlers
 
 
 _loader_init = DataLoader.__init__
@@ -145,7 +135,6 @@ def _loader_without_processes(self: Any, *args: Any, **settings: Any) -> None:
 
 
 def install() -> None:
-    """Put the launchers in place."""
     modules: tuple[Any, ...] = (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"])
     for module in modules:
         module.spawn = _spawn

@@ -7,8 +7,10 @@ each rank computes its own result from what all have brought.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from functools import reduce
 from types import FrameType
 from typing import Any
 
@@ -20,7 +22,7 @@ from torch.futures import Future
 from paceline.concurrency.explore.finding import Finding, at
 from paceline.concurrency.explore.interpose import control
 from paceline.concurrency.explore.interpose.control import step
-from paceline.concurrency.explore.ranks.meetings import Call, Group, Meeting, Message, Post, different
+from paceline.concurrency.explore.ranks.meetings import Call, Group, Meeting, Parcel, Post, different
 
 BACKEND = "explored"
 _groups: dict[str, Group] = {}
@@ -47,8 +49,7 @@ class Work(dist._Work):  # type: ignore[misc, name-defined]
     def is_completed(self) -> bool:
         return self._finish is None
 
-    def is_success(self) -> bool:
-        return self.is_completed()
+    is_success = is_completed
 
     def result(self) -> Any:
         self.wait()
@@ -93,7 +94,11 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
         operator = _operator(opts)
         detail = f"{operator} of {_shapes(inputs)} {root}".rstrip()
         return self._collective(
-            name, detail, inputs, outputs, lambda all_: [_reduced(each, operator) for each in columns(all_)]
+            name,
+            detail,
+            inputs,
+            outputs,
+            lambda all_: [_REDUCE[operator](torch.stack(list(each))) for each in columns(all_)],
         )
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
@@ -184,31 +189,23 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
     # ---- messages
 
     def send(self, tensors: Tensors, receiver: int, tag: int) -> Work:
-        message = _post.send(self._name, self._position, receiver, tag, tensors[0].detach().clone())
-        text = f"send to rank {self._members[receiver]}"
-        return Work(lambda: self._wait_for_receiver(message, text))
-
-    def _wait_for_receiver(self, message: Message, text: str) -> None:
+        message = Parcel(self._position, False, tensors[0].detach().clone())
+        _post.bring(self._name, receiver, tag, message)
         # A real backend may keep a small message until it is received, but a large one only waits.
-        step("calls", text, id(message), mode="read", ready=lambda: message.received)
+        return Work(lambda: _meet(f"send to rank {self._members[receiver]}", message))
 
-    def recv(self, tensors: Tensors, sender: int, tag: int) -> Work:
-        return self._receive(tensors, sender, tag)
-
-    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
-        return self._receive(tensors, None, tag)
-
-    def _receive(self, tensors: Tensors, sender: int | None, tag: int) -> Work:
-        request = _post.request(self._name, sender, self._position, tag)
+    def recv(self, tensors: Tensors, sender: int | None, tag: int) -> Work:
+        request = _post.bring(self._name, self._position, tag, Parcel(sender, True))
         source = "any rank" if sender is None else f"rank {self._members[sender]}"
 
         def finish() -> Tensors:
-            step("calls", f"recv from {source}", id(request), mode="read", ready=lambda: request.message is not None)
-            assert request.message is not None
-            tensors[0].copy_(request.message.data)
+            tensors[0].copy_(_meet(f"recv from {source}", request).data)
             return tensors
 
         return Work(finish)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
+        return self.recv(tensors, None, tag)
 
     # ---- what PyTorch asks of a group
 
@@ -229,6 +226,13 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"ExploredGroup(rank {self._position} of {len(self._members)})"
+
+
+def _meet(call: str, parcel: Parcel) -> Parcel:
+    """Wait for the other side of a message."""
+    step("calls", call, id(parcel), mode="read", ready=lambda: parcel.met is not None)
+    assert parcel.met is not None
+    return parcel.met
 
 
 def _name_of_call(name: str) -> tuple[str, bool]:
@@ -276,8 +280,7 @@ def _together(works: list[Work], result: Any) -> Work:
 
 def _operator(opts: Any) -> str:
     operator = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-    names = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-    return next((name.lower() for name in names if operator == getattr(dist.ReduceOp, name)), "sum")
+    return next((name for name in _REDUCE if operator == getattr(dist.ReduceOp, name.upper())), "sum")
 
 
 _REDUCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -286,17 +289,10 @@ _REDUCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "product": lambda stack: stack.prod(0),
     "min": lambda stack: stack.amin(0),
     "max": lambda stack: stack.amax(0),
+    "band": lambda stack: reduce(torch.bitwise_and, stack),
+    "bor": lambda stack: reduce(torch.bitwise_or, stack),
+    "bxor": lambda stack: reduce(torch.bitwise_xor, stack),
 }
-
-
-def _reduced(tensors: Sequence[torch.Tensor], operator: str) -> torch.Tensor:
-    stack = torch.stack(list(tensors))
-    if operator in ("band", "bor", "bxor"):
-        result = stack[0]
-        for each in stack[1:]:
-            result = {"band": result & each, "bor": result | each, "bxor": result ^ each}[operator]
-        return result
-    return _REDUCE[operator](stack)
 
 
 def _shapes(tensors: Tensors) -> str:
@@ -319,15 +315,15 @@ _init, _new_group = dist.init_process_group, dist.new_group
 
 
 def _init_process_group(
-    backend: Any = None, init_method: Any = None, timeout: Any = None, *args: Any, **rest: Any
+    backend: Any = None,
+    init_method: Any = None,
+    timeout: Any = None,
+    world_size: int = -1,
+    rank: int = -1,
+    *_: Any,
+    **__: Any,
 ) -> None:
-    import os
-
-    world = rest.pop("world_size", -1)
-    rank = rest.pop("rank", -1)
-    if args:  # world_size and rank by position
-        world, rank = args[0], args[1] if len(args) > 1 else rank
-    world = int(os.environ["WORLD_SIZE"]) if world < 0 else world
+    world = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
     rank = int(os.environ["RANK"]) if rank < 0 else rank
     _init(BACKEND, store=native.HashStore(), world_size=world, rank=rank)
 

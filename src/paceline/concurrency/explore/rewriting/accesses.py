@@ -30,7 +30,6 @@ READERS = {
 
 
 def rewritten(source: str | bytes, file: str) -> ast.Module:
-    """Return the rewritten syntax tree of a module."""
     tree = ast.parse(source, file)
     _Accesses(SharedNames(tree)).visit(tree)
     return ast.fix_missing_locations(tree)
@@ -113,20 +112,13 @@ class _Accesses(ast.NodeTransformer):
 
     # ---- elements
 
-    def visit_For(self, node: ast.For) -> Any:
-        node.target = self.visit(node.target)
-        node.iter = self._call("elements", node.iter, self.visit(node.iter), node.lineno)
-        node.body, node.orelse = self._statements(node.body), self._statements(node.orelse)
+    def visit_For(self, node: Any) -> Any:
+        self.generic_visit(node)
+        if not getattr(node, "is_async", False):
+            node.iter = self._call("elements", node.iter, node.iter, node.iter.lineno)
         return node
 
-    def visit_comprehension(self, node: ast.comprehension) -> Any:
-        node.target = self.visit(node.target)
-        line = node.iter.lineno
-        node.iter = self.visit(node.iter)
-        if not node.is_async:
-            node.iter = self._call("elements", node.iter, node.iter, line)
-        node.ifs = [self.visit(each) for each in node.ifs]
-        return node
+    visit_comprehension = visit_For  # noqa: N815
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)

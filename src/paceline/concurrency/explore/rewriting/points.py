@@ -69,14 +69,14 @@ class Points:
     def item(self, key: Any, line: int, number: int, mode: str) -> Any:
         """Announce that an item is read or written; return its index."""
         container = _pop(self._open.containers, number)
-        if container is not None and not self._is_alone():
+        if container is not None:
             touches = _item_touches(container[1], key, mode)
             self._announce(container[1], f"{_label(container[1])}[{_short(key)}]", touches, line, mode, number)
         return key
 
     def whole(self, container: Any, line: int, mode: str) -> Any:
         """Announce that all elements of a container are read, or that their number may change."""
-        if isinstance(container, CONTAINERS) and not self._is_alone():
+        if isinstance(container, CONTAINERS):
             shape, elements = (id(container), "shape"), (id(container), "elements")
             touches = (Touch(shape, _mode(mode)), Touch(elements, "read"))
             self._announce(container, f"the elements of a {_label(container)}", touches, line, mode, is_access=False)
@@ -84,20 +84,15 @@ class Points:
 
     def elements(self, iterable: Any, line: int) -> Any:
         """Announce each element of a loop over a container."""
-        if isinstance(iterable, CONTAINERS) and not self._is_alone():
-            return self._each(iterable, iterable, line)
-        if isinstance(iterable, VIEWS) and not self._is_alone():
-            return self._each(iterable, _mapping(iterable), line)
-        return iterable
+        if not isinstance(iterable, (*CONTAINERS, *VIEWS)) or self._is_alone():
+            return iterable
+        return self._each(iterable, _mapping(iterable) if isinstance(iterable, VIEWS) else iterable, line)
 
     def _each(self, iterable: Any, container: Any, line: int) -> Iterator[Any]:
-        iterator = iter(iterable)
-        while True:
-            self.whole(container, line, "read")
-            element = next(iterator, _ABSENT)
-            if element is _ABSENT:
-                return
+        self.whole(container, line, "read")
+        for element in iterable:
             yield element
+            self.whole(container, line, "read")
 
     # ---- variables
 
@@ -123,9 +118,7 @@ class Points:
 
     def _is_alone(self) -> bool:
         where = control.here()
-        if where is None or where[0].alone:
-            return True
-        return where[1].context is not None and where[1].context.rank is not None  # ranks share nothing
+        return where is None or where[0].alone or control.rank() is not None  # ranks share nothing
 
     def _announce(
         self,
@@ -141,10 +134,10 @@ class Points:
             return
         if owner is not None:
             _keep(owner)
-        where = control.here()
-        if where is not None and where[1].context is not None and not isinstance(owner, control.Shared):
+        process = control.context()
+        if process is not None and not isinstance(owner, control.Shared):
             # A class or a global has one identity, and in each process a value of its own.
-            touches = tuple(Touch((id(where[1].context), each.location), each.mode) for each in touches)
+            touches = tuple(Touch((id(process), each.location), each.mode) for each in touches)
         if mode == "both":
             self._perform(subject, tuple(Touch(each.location, "read") for each in touches), line, "reads")
             self._open.writes.append((number, subject, touches, line))

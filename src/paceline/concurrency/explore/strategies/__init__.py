@@ -7,7 +7,7 @@ from a seed. One strategy chooses for one run, and a *search* makes the strategy
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from paceline.concurrency.explore.operation import Operation, Option
 
@@ -43,17 +43,8 @@ class Strategy:
         """Take note of a step."""
 
 
-class Search(Protocol):
-    """Makes the strategy of one run after the other."""
-
-    name: str
-
-    def next(self, choices: int) -> Strategy | None:
-        """Return the strategy of the next run, of about so many choices; None when there is nothing left to try."""
-
-
 class Drawn:
-    """A strategy that begins anew for each run, with a seed of its own."""
+    """A strategy that begins anew for each run, with a seed of its own; it may be told how many choices runs have."""
 
     def __init__(self, name: str, begin: Callable[[int, int], Strategy], seed: int) -> None:
         self.name, self._begin, self._seed = name, begin, seed

@@ -60,18 +60,3 @@ class DirectedRun(Strategy):
             return self._chance.choice(postponed)
         stays = decision.plain in free and self._chance.random() >= SWITCH
         return decision.plain if stays else self._chance.choice(free)
-
-
-class Directed:
-    """One target after the other."""
-
-    name = "directed"
-
-    def __init__(self, seed: int) -> None:
-        self._seed, self._at = seed, 0
-        self.targets: list[Target] = []
-
-    def next(self, choices: int) -> DirectedRun:
-        self._seed += 1
-        self._at += 1
-        return DirectedRun(self._seed, self.targets[self._at % len(self.targets)] if self.targets else frozenset())
