@@ -46,7 +46,7 @@ def _explored(findings: Sequence[Finding], drivers: Sequence[Target], seconds: f
                 answers.append(session.explore(driver, settings, scope=[Path.cwd()]))
                 for each, suspect in zip(left, suspects, strict=True):
                     rows = [row for row in answers[-1].report["findings"] if _is_at(row, suspect)]
-                    each.proof = _proof(rows[0], driver, settings.ranks) if rows else None
+                    each.proof = _proof(rows[0], answers[-1].report["command"]) if rows else None
     return answers
 
 
@@ -62,9 +62,9 @@ def _is_at(row: dict[str, Any], suspect: Suspect) -> bool:
     return not suspect.target.isdisjoint(at)
 
 
-def _proof(row: dict[str, Any], driver: Target, ranks: int) -> Proof:
-    finding, options = row["finding"], f"--ranks {ranks} " if ranks else ""
-    return Proof("confirmed", f"{finding['kind']}: {finding['message']}", f"{options}--replay {row['replay']} {driver}")
+def _proof(row: dict[str, Any], command: str) -> Proof:
+    kind, message = row["finding"]["kind"], row["finding"]["message"]
+    return Proof("confirmed", f"{kind}: {message}", f"--replay {row['replay']} {command}")
 
 
 def _unconfirmed(finding: Finding, runs: Sequence[Answer]) -> Proof:

@@ -118,11 +118,13 @@ class _Child:
         try:
             self._execute()
             self._leave(main)
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                note = f": the program ends with {error.code!r}"
+                self.finish(exception_in("MainThread", error, "exit", note))
+            self._leave(main)
         except BaseException as error:
-            finding = failure(error)
-            if finding is None:
-                self._leave(main)
-            self.finish(finding)
+            self.finish(exception_in("MainThread", error))
 
     def _execute(self) -> None:
         """Execute the program, once or on every rank."""
@@ -217,11 +219,3 @@ def execute(target: Target) -> None:
     result = call()
     if asyncio.iscoroutine(result):
         asyncio.run(result)
-
-
-def failure(error: BaseException) -> Finding | None:
-    """Return what an exception that ended the program means; None for an exit with success."""
-    if not isinstance(error, SystemExit):
-        return exception_in("MainThread", error)
-    note = f": the program ends with {error.code!r}"
-    return exception_in("MainThread", error, "exit", note) if error.code not in (None, 0) else None

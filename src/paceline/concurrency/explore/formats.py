@@ -20,28 +20,25 @@ code {{ display: block; opacity: .75; white-space: pre-wrap }}
 
 
 def html(report: dict[str, Any]) -> str:
-    blocks = "".join(_block(each, report["target"]) for each in report["findings"])
+    blocks = "".join(_block(each, report["command"]) for each in report["findings"])
     return PAGE.format(**{**report, "title": escape(report["target"]), "blocks": blocks})
 
 
-def _block(found: dict[str, Any], target: str) -> str:
+def _block(found: dict[str, Any], command: str) -> str:
     finding = found["finding"]
     scenes = [*finding["schedule"], *finding["story"]]
     lanes = list(dict.fromkeys(each["who"] for each in scenes))
     heads = [f"<b style='grid-column:{at}'>{escape(who)}</b>" for at, who in enumerate(lanes, 1)]
-    cells = [
-        f"<div class='{_style(each, at > len(finding['schedule']))}' style='grid-column:{lanes.index(each['who']) + 1};"
-        f"grid-row:{at + 1}'>{escape(each['what'])}{_source(each)}</div>"
-        for at, each in enumerate(scenes, 1)
-    ]
+    cells = []
+    for at, each in enumerate(scenes, 1):
+        style = "switch" if each["what"].startswith("is interrupted") else "runs"
+        style = "end" if at > len(finding["schedule"]) else style
+        place = f"grid-column:{lanes.index(each['who']) + 1};grid-row:{at + 1}"
+        cells.append(f"<div class='{style}' style='{place}'>{escape(each['what'])}{_source(each)}</div>")
     title = f"{finding['kind']}: {finding['message']}"
-    replay = f"<code>paceline explore --replay {found['replay']} {escape(target)}</code>"
+    replay = f"<code>paceline explore --replay {found['replay']} {escape(command)}</code>"
     conclusion = f"<p>{escape(finding['conclusion'])}</p>"
     return f"<h2>{escape(title)}</h2><section class=lanes>{''.join(heads + cells)}</section>{conclusion}{replay}"
-
-
-def _style(scene: dict[str, Any], is_end: bool) -> str:
-    return "end" if is_end else "switch" if scene["what"].startswith("is interrupted") else "runs"
 
 
 def _source(scene: dict[str, Any]) -> str:
@@ -55,19 +52,19 @@ def sarif(report: dict[str, Any]) -> str:
     """Return a log with one run."""
     kinds = sorted({each["finding"]["kind"] for each in report["findings"]})
     rules = [{"id": f"explore/{kind.replace(' ', '-')}", "shortDescription": {"text": kind}} for kind in kinds]
-    return log(rules, [_result(each, report["target"]) for each in report["findings"]], {"executionSuccessful": True})
+    return log(rules, [_result(each, report["command"]) for each in report["findings"]], {"executionSuccessful": True})
 
 
-def _result(found: dict[str, Any], target: str) -> dict[str, Any]:
+def _result(found: dict[str, Any], command: str) -> dict[str, Any]:
     finding = found["finding"]
     scenes = [each for each in (*finding["schedule"], *finding["story"]) if each["line"]]
     steps = [(each["who"], relative(each["file"]), each["line"], each["what"]) for each in scenes]
-    place = location(relative(finding["file"] or target.partition(":")[0]), finding["line"] or 1, 1)
+    place = location(relative(finding["file"] or command), finding["line"] or 1, 1)
     return {
         "ruleId": f"explore/{finding['kind'].replace(' ', '-')}",
         "level": "error",
         "message": {"text": f"{finding['message']}\n{finding['conclusion']}"},
         "locations": [place],
         "codeFlows": [{"threadFlows": flows(steps)}] if steps else [],
-        "properties": {"replay": f"paceline explore --replay {found['replay']} {target}"},
+        "properties": {"replay": f"paceline explore --replay {found['replay']} {command}"},
     }

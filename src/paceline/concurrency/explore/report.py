@@ -36,14 +36,14 @@ class Found(NamedTuple):
     schedule: int  # the how many-eth that was executed
     seconds: float
 
-    def text(self, target: str) -> str:
+    def text(self, command: str) -> str:
         if not self.switches:
             lines = ["  (it happens in the plain order too, without any interruption: the schedule is not the cause)"]
             if any(f"KeyError: '{name}'" in self.finding.message for name in LAUNCHED):
                 lines.append("  a script that torchrun starts: give --ranks 2")
         else:
             how = f"it needs {_count(self.switches, 'switch', 'es')}; schedule {self.schedule:,} ({self.strategy})"
-            lines = [f"  ({how}, {self.seconds:.1f} s)", f"  replay: paceline explore --replay {self.token} {target}"]
+            lines = [f"  ({how}, {self.seconds:.1f} s)", f"  replay: paceline explore --replay {self.token} {command}"]
         return "\n".join([self.finding.text(), *lines])
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,6 +56,7 @@ class Report:
     """The result of an exploration."""
 
     target: str
+    command: str  # the target with what it needs of options and arguments
     all: list[Found] = field(default_factory=list)  # distinct, in the order in which they were found
     schedules: int = 0
     steps: int = 0
@@ -101,7 +102,7 @@ class Report:
 
     def text(self) -> str:
         """Return the report for people: a block for each finding, and a summary."""
-        lines = [f"{each.text(self.target)}\n" for each in self.all] + [self._summary()]
+        lines = [f"{each.text(self.command)}\n" for each in self.all] + [self._summary()]
         lines += [f"  drill: {each['drill']}: {each['outcome']}{_why(each)}" for each in self.drills]
         lines += [f"  outside the control, so that it was not explored: {each}" for each in self.outside]
         lines += [f"  {count} times: {reason}" for reason, count in self.lost.items()]
@@ -127,6 +128,7 @@ class Report:
         none = {"finding": None, "without_a_switch": False, "switches": 0, "replay": None, "strategy": "plain"}
         return {
             "target": self.target,
+            "command": self.command,
             "verdict": self.verdict,
             **(rows[0] if rows else none),
             "findings": rows,

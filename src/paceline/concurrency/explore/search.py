@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -37,7 +38,9 @@ class Explorer:
         self._target, self._settings = target, settings
         self._shared: frozenset[str] | None = None  # not known before the first run
         self._start = time.monotonic()
-        self._report = Report(str(target))
+        command = ["--ranks", str(settings.ranks)] if settings.ranks else []
+        command += [str(target), *(["--", *target.arguments] if target.arguments else [])]
+        self._report = Report(str(target), shlex.join(command))
         self._plain = Outcome()
 
     def explore(self) -> Report:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.concurrency.explore.report import Report, read_token
+from paceline.concurrency.explore.report import Report
 from paceline.concurrency.explore.settings import DRILLS, STRATEGIES, Settings, Target
 from paceline.errors import UsageError
 
@@ -63,7 +63,7 @@ class Session:
         scope: Sequence[Path] = (),
     ) -> Answer:
         """Explore a target, whose own folder and the current one are the program's in any case."""
-        _check(target, settings, replay)
+        _check(target, settings)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         pickle.dump(Request(target, settings, replay, tuple(drills), tuple(scope)), self._process.stdin)
@@ -91,10 +91,8 @@ def drills_of(names: Sequence[str], ranks: int) -> list[str]:
     return drills
 
 
-def _check(target: Target, settings: Settings, replay: str) -> None:
+def _check(target: Target, settings: Settings) -> None:
     if target.file and not Path(target.file).is_file():
         raise UsageError(f"{target.file}: there is no such file; give a script, FILE.py:FUNCTION or MODULE:FUNCTION")
     if settings.strategy not in STRATEGIES:
         raise UsageError(f"--strategy {settings.strategy}: not known; choose one of {', '.join(STRATEGIES)}")
-    if replay:
-        read_token(replay)

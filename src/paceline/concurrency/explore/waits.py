@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from paceline.concurrency.explore.finding import Finding, at
-from paceline.concurrency.explore.operation import Operation, Place
+from paceline.concurrency.explore.operation import Place
 
 if TYPE_CHECKING:
     from paceline.concurrency.explore.scheduler import Run, Task
@@ -89,39 +89,18 @@ def _scene(waiter: Task) -> tuple[str, str, Place]:
     return waiter.name, f"{verb} {operation.subject}{getattr(operation.subject, 'held', '')}", operation.place
 
 
-class Stretch(NamedTuple):
-    """Consecutive steps of one thread."""
-
-    thread: int
-    following: Operation | None  # what it would have done next; None at its end
-    interrupted: bool  # it could have done it, but another thread was chosen
-
-
 def story_of(finding: Finding, run: Run) -> Finding:
-    """Return a finding with the schedule that led to it."""
-    if not run.switches:
-        return finding
-    scenes = [_stretch(run.tasks[each.thread].name, each) for each in stretches(run)]
+    """Return a finding with the schedule that led to it: a line wherever another thread continues."""
+    scenes: list[tuple[str, str, Place | None]] = []
+    for step, following in pairwise(run.trace if run.switches else ()):
+        thread = step.option.thread
+        if following.option.thread != thread:
+            operation, who = following.pending.get(thread), run.tasks[thread].name
+            could = any(each.thread == thread and not each.expires for each in following.options)
+            what = f"{operation.verb} {operation.subject}" if operation else "runs to its end"
+            before = "" if operation is None else "is interrupted before it " if could else "runs until it "
+            scenes.append((who, before + what, operation and operation.place))
     if len(scenes) > LONGEST:
         left_out = len(scenes) - LONGEST
         scenes = [("", f"({left_out} earlier stretches are left out)", None), *scenes[-LONGEST:]]
     return replace(finding, schedule=tuple(scenes))
-
-
-def stretches(run: Run) -> Iterator[Stretch]:
-    """Yield the stretches of a run but for the last one, which ends with the finding."""
-    for step, following in pairwise(run.trace):
-        thread = step.option.thread
-        if following.option.thread != thread:
-            could = any(each.thread == thread and not each.expires for each in following.options)
-            yield Stretch(thread, following.pending.get(thread), could)
-
-
-def _stretch(who: str, stretch: Stretch) -> tuple[str, str, Place | None]:
-    operation = stretch.following
-    if operation is None:
-        return who, "runs to its end", None
-    what = f"{operation.verb} {operation.subject}"
-    if stretch.interrupted:
-        return who, f"is interrupted before it {what}", operation.place
-    return who, f"runs until it {what}", operation.place

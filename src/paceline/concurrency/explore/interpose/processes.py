@@ -276,9 +276,10 @@ class Process(Shared):
             threads.wait_for_end(self._task, timeout)
 
     def is_alive(self) -> bool:
-        if self._task is not None:
-            step("looks at", self._task, ("end", self._task.number), mode="read", acquires=True)
-        return self._task is not None and not self._task.done
+        if self._task is None:
+            return False
+        step("looks at", self._task, ("end", self._task.number), mode="read", acquires=True)
+        return not self._task.done
 
     @property
     def ready(self) -> bool:

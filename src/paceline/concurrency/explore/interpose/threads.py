@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from paceline.concurrency.explore.finding import exception_in
@@ -18,7 +18,7 @@ from paceline.concurrency.explore.interpose.control import here, step
 from paceline.concurrency.explore.operation import Operation, Touch
 from paceline.concurrency.explore.scheduler import Task
 
-RealThread = threading.Thread
+RealThread, RealTimer = threading.Thread, threading.Timer
 _orders = itertools.count()
 
 
@@ -73,24 +73,12 @@ class Thread(RealThread):
 class Timer(Thread):
     """A thread that calls a function after a time, unless it is cancelled before."""
 
-    def __init__(
-        self,
-        interval: float,
-        function: Callable[..., Any],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
+    cancel, run = RealTimer.cancel, RealTimer.run  # type: ignore[assignment]
+
+    def __init__(self, interval: float, function: Callable[..., Any], args: Any = None, kwargs: Any = None) -> None:
         super().__init__()
         self.interval, self.function, self.args, self.kwargs = interval, function, args or (), kwargs or {}
         self.finished = threading.Event()
-
-    def cancel(self) -> None:
-        self.finished.set()
-
-    def run(self) -> None:
-        if not self.finished.wait(self.interval):
-            self.function(*self.args, **self.kwargs)
-        self.finished.set()
 
 
 def start_task(name: str, body: Callable[[], Any], context: Any, daemon: bool = False) -> Task:

@@ -118,7 +118,7 @@ class _Accesses(ast.NodeTransformer):
             node.iter = self._call("elements", node.iter, node.iter, node.iter.lineno)
         return node
 
-    visit_comprehension = visit_For  # noqa: N815
+    visit_comprehension = visit_For
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
