@@ -78,6 +78,8 @@ def _unconfirmed(finding: Finding, runs: Sequence[Answer]) -> Proof:
         names = runs[0].report["target"]
         return Proof("no driver", f"none of {len(runs)} drivers, such as {names}, executes its lines{why}")
     names = ", ".join(each["target"] for each in reached[:3])
+    if failed := next((each for each in reached if each["without_a_switch"]), None):
+        return Proof("not confirmed", f"{names} fails without any switch: {failed['finding']['message']}")
     if all(each["dismissed_after"] for each in reached):
         return Proof("dismissed within bounds", f"every order of conflicting operations of {names} was executed")
     return Proof("not confirmed", f"in {sum(each['schedules'] for each in reached):,} schedules of {names}")
@@ -85,26 +87,27 @@ def _unconfirmed(finding: Finding, runs: Sequence[Answer]) -> Proof:
 
 def _drivers(path: Path, tests: Sequence[Path], findings: Sequence[Finding]) -> Iterator[Target]:
     """Yield the file itself, if it does something, and tests, those first that mention what the findings are in."""
-    source = path.read_text(encoding="utf-8", errors="replace")
-    tree = ast.parse(source)
-    if any(not isinstance(each, INERT) and not _is_text(each) for each in tree.body):
+    body = _parsed(path).body
+    if any(not isinstance(each, INERT) and not isinstance(getattr(each, "value", 0), ast.Constant) for each in body):
         yield Target(str(path))
-    elif any(isinstance(each, ast.FunctionDef) and each.name == "main" and not each.args.args for each in tree.body):
+    elif any(isinstance(each, ast.FunctionDef) and each.name == "main" and not each.args.args for each in body):
         yield Target(str(path), function="main")
     names = {part for each in findings for part in each.function.split(".")}
-    texts = [(file, file.read_text(encoding="utf-8", errors="replace")) for file in tests]
     ranked = [
         (not names.intersection(_words(test)), str(file), name)
-        for file, text in texts
-        if file.samefile(path) or path.stem in text
-        for name, test in _tests(ast.parse(text))
+        for file in tests
+        if file.samefile(path) or path.stem in file.read_text(encoding="utf-8", errors="replace")
+        for name, test in _tests(_parsed(file))
     ]
     for _, file, name in sorted(ranked)[:TESTS]:
         yield Target(relative(file), function=name)
 
 
-def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+def _parsed(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])
 
 
 def _words(node: ast.AST) -> set[str]:

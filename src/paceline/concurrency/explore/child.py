@@ -20,7 +20,7 @@ from paceline.concurrency.explore.finding import Finding, at, exception_in
 from paceline.concurrency.explore.interpose import control, event_loop, futures, threads
 from paceline.concurrency.explore.operation import Operation
 from paceline.concurrency.explore.rewriting import importing
-from paceline.concurrency.explore.scheduler import Run, Task, real_monotonic, real_sleep
+from paceline.concurrency.explore.scheduler import Run, real_monotonic, real_sleep
 from paceline.concurrency.explore.settings import Settings, Target
 from paceline.concurrency.explore.strategies import Executed, Strategy
 from paceline.concurrency.explore.strategies.directed import Target as Lines
@@ -110,25 +110,24 @@ class _Child:
     def run(self) -> NoReturn:
         os.dup2(self._output, 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        run, main = self._run, self._run.add("MainThread")
-        control.run = run
-        run.begin(main)
+        control.run, main = self._run, self._run.add("MainThread")
+        self._run.begin(main)
         futures.begin()
         _thread.start_new_thread(self._watch, ())
         try:
             self._execute()
-            self._leave(main)
+            self._leave()
         except SystemExit as error:
             if error.code not in (None, 0):
                 note = f": the program ends with {error.code!r}"
                 self.finish(exception_in("MainThread", error, "exit", note))
-            self._leave(main)
+            self._leave()
         except BaseException as error:
             self.finish(exception_in("MainThread", error))
 
     def _execute(self) -> None:
         """Execute the program, once or on every rank."""
-        settings, target = self._settings, self._target
+        settings = self._settings
         if settings.drill:
             from paceline.concurrency.explore.ranks import drills
 
@@ -137,11 +136,11 @@ class _Child:
         if settings.ranks:
             from paceline.concurrency.explore.ranks.launch import run_ranks
 
-            run_ranks(lambda: execute(target), settings.ranks)
+            run_ranks(lambda: execute(self._target), settings.ranks)
         else:
-            execute(target)
+            execute(self._target)
 
-    def _leave(self, main: Task) -> NoReturn:
+    def _leave(self) -> NoReturn:
         """Do what Python does at its end: wait for the threads of pools, then for all that are not daemons."""
         futures.end()
         for task in self._run.tasks[1:]:
@@ -204,11 +203,15 @@ class _Child:
 def execute(target: Target) -> None:
     file = Path(target.file).resolve()
     sys.argv = [str(target), *target.arguments]
-    sys.path.insert(0, str(file.parent) if target.file else os.getcwd())
+    folder, module = file.parent, file.stem
+    while target.function and (folder / "__init__.py").exists():
+        folder, module = folder.parent, f"{folder.name}.{module}"
+    sys.path[:0] = [str(folder) if target.file else os.getcwd()]
     if not target.function:
         importing.run_script(str(file))
         return
-    call: Any = importlib.import_module(Path(target.file).stem if target.file else target.module)
+    sys.path[1:1] = [os.getcwd(), str(Path("src").resolve())]  # as tests have them
+    call: Any = importlib.import_module(module if target.file else target.module)
     for name in target.function.split("."):
         owner, call = call, getattr(call, name)
         if isinstance(call, type) and hasattr(call, "debug"):  # a TestCase, whose `debug` lets its exceptions pass

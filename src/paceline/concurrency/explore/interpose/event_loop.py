@@ -100,15 +100,14 @@ _holders: dict[asyncio.Lock | None, tuple[str, Place]] = {}
 
 
 async def _acquire_and_note(self: asyncio.Lock) -> Any:
-    task = asyncio.current_task()
-    assert task is not None
+    task: Any = asyncio.current_task()
     _waits_for[task] = self
     try:
-        result = await _acquire(self)
+        await _acquire(self)
     finally:
         del _waits_for[task]
     _holders[self] = (task.get_name(), control.place())
-    return result
+    return True
 
 
 def _release_and_note(self: asyncio.Lock) -> None:

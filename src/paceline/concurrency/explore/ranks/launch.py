@@ -92,18 +92,11 @@ def _spawn(
         return lambda: afresh(fn)(rank, *args)
 
     tasks = [start_rank(rank, body_of(rank), dict(os.environ)) for rank in range(nprocs)]
-    handle = _Spawned(tasks)
-    return None if join and handle.join() else handle
 
+    def joined(timeout: float | None = None) -> bool:
+        return all(threads.wait_for_end(task, timeout) for task in tasks)
 
-class _Spawned:
-    """What `spawn(join=False)` returns."""
-
-    def __init__(self, tasks: list[Task]) -> None:
-        self._tasks = tasks
-
-    def join(self, timeout: float | None = None) -> bool:
-        return all(threads.wait_for_end(task, timeout) for task in self._tasks)
+    return None if join and joined() else SimpleNamespace(join=joined)
 
 
 def _rank_signal(number: int, handler: Any) -> Any:

@@ -32,9 +32,7 @@ class PosRun(Strategy):
         return self._priority.setdefault(option, self._chance.random())
 
     def executed(self, option: Option, operation: Operation) -> None:
-        for key in [each for each in self._priority if self._draws_again(each, option, operation)]:
-            del self._priority[key]
-
-    def _draws_again(self, waiting: Option, option: Option, operation: Operation) -> bool:
-        pending = self._pending.get(waiting.thread)
-        return waiting.thread == option.thread or pending is None or pending.conflicts(operation)
+        for key in list(self._priority):
+            waiting = self._pending.get(key.thread)
+            if key.thread == option.thread or waiting is None or waiting.conflicts(operation):
+                del self._priority[key]
