@@ -170,10 +170,8 @@ def read_token(token: str) -> tuple[list[Switch], tuple[Suspect, ...]]:
         rows = json.loads(zlib.decompress(data))
         if not token.startswith(PREFIX):
             raise ValueError
-        switches = [
-            Switch(int(row[0]), int(row[1]), int(row[2]), bool(row[3])) for row in rows if isinstance(row, list)
-        ]
-        suspects = [Suspect(row["file"], tuple(row["lines"])) for row in rows if isinstance(row, dict)]
+        switches = [Switch(*map(int, row[:3]), bool(row[3])) for row in rows if isinstance(row, list)]
+        suspects = [Suspect(row["file"], tuple(row["lines"]), True) for row in rows if isinstance(row, dict)]
         return switches, tuple(suspects)
     except (ValueError, KeyError, TypeError, zlib.error):
         raise UsageError(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline.concurrency.explore import interpose
 from paceline.concurrency.explore.report import Report, read_token
-from paceline.concurrency.explore.rewriting.importing import Finder, Scope
+from paceline.concurrency.explore.rewriting.importing import Finder, Scope, compiled
 from paceline.concurrency.explore.search import Explorer
 from paceline.concurrency.explore.session import Request
 from paceline.errors import PacelineError
@@ -48,6 +48,7 @@ def _explore(request: Request) -> Report:
         install_ranks()
         if "multiprocessing" in source and ("spawn(" in source or "Process(" in source):
             settings = replace(settings, ranks=0)  # the script starts its ranks itself
+    compiled.clear()  # a file may have changed since the last request
     finder = Finder(Scope(folders))
     sys.meta_path.insert(0, finder)
     gc.collect()

@@ -7,6 +7,7 @@ they are. One that is spawned imports its modules anew. What cannot be copied, s
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import random
 import sys
@@ -40,7 +41,7 @@ class Context:
         """Return a copy of the present process, and which object is the copy of which."""
         Context.has_forked = True
         child = cls()
-        memo: dict[int, Any] = {}
+        memo = shared_tensors()
         child._modules = _modules()
         child._contents = [
             (owner, {name: copied(value, memo) for name, value in data.items()}) for owner, data in _contents()
@@ -92,6 +93,13 @@ def _data(owner: Any) -> dict[str, Any]:
     has_code = isinstance(owner, type)
     items = ((name, value) for name, value in vars(owner).items() if not name.startswith("__"))
     return {name: value for name, value in items if not (has_code and hasattr(value, "__get__"))}
+
+
+def shared_tensors() -> dict[int, Any]:
+    """Return the tensors that processes share, as copies of themselves."""
+    torch = sys.modules.get("torch")
+    tensors = [each for each in gc.get_objects() if isinstance(each, torch.Tensor)] if torch is not None else []
+    return {id(each): each for each in tensors if each.is_shared()}
 
 
 def copied(value: Any, memo: dict[int, Any]) -> Any:

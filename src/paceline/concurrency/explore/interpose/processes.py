@@ -22,7 +22,7 @@ from typing import Any
 from paceline.concurrency.explore.finding import Finding
 from paceline.concurrency.explore.interpose import control, locks, threads
 from paceline.concurrency.explore.interpose.control import Shared, step, this
-from paceline.concurrency.explore.interpose.memory import Context, copied
+from paceline.concurrency.explore.interpose.memory import Context, copied, shared_tensors
 from paceline.concurrency.explore.operation import Touch
 from paceline.concurrency.explore.rewriting import importing
 from paceline.concurrency.explore.scheduler import Task
@@ -228,7 +228,7 @@ class Process(Shared):
         """Return the memory of the new process, and what it does."""
         task, is_fork = this()[1], (self.method or multiprocessing.get_start_method()) == "fork"
         task.quiet += 1  # methods of copying are not interrupted
-        own, memo = Context.forked() if is_fork else (Context(), {})
+        own, memo = Context.forked() if is_fork else (Context(), shared_tensors())
         for end in [each for each, owner in Connection.open.items() if is_fork and owner is task.context]:
             memo[id(end)] = Connection(end._source, end._sink, end.name, own)  # a fork leaves all of them open
         clone = own.process = object.__new__(type(self))

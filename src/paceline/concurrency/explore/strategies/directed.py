@@ -16,7 +16,6 @@ from itertools import combinations
 
 from paceline.concurrency.explore.operation import Operation, Option, Place
 from paceline.concurrency.explore.strategies import Decision, Executed, Strategy, split
-from paceline.concurrency.explore.strategies.random_walk import EARLY
 
 Target = frozenset[tuple[str, int]]  # files and lines
 SITES = 16  # accesses of one location that are paired
@@ -44,12 +43,12 @@ class DirectedRun(Strategy):
 
     def __init__(self, seed: int, target: Target) -> None:
         self._chance = random.Random(seed)
-        self._target, self._early = target, self._chance.choice(EARLY)
+        self._target = target
 
     def pick(self, decision: Decision) -> Option:
         on, late = split(decision.options)
-        if late and (not on or self._chance.random() < self._early):
-            return self._chance.choice(late) if on else late[0]
+        if not on:
+            return late[0]
         pending = decision.pending
         postponed = [each for each in on if pending[each.thread].place[:2] in self._target]
         for two in combinations(postponed, 2):
