@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -36,6 +37,9 @@ STATIC = {
     "ruff": ["ruff", "check", "--isolated", "--output-format", "json", "--select", "ASYNC,RUF006,B,PLE,PLW,S"],
     "pylint": ["pylint", "--output-format", "json", "--disable", "C,R"],
 }
+
+
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 class Program(NamedTuple):
@@ -78,7 +82,9 @@ def static(tool: str, file: Path) -> set[str]:
     """Return the codes that a static tool reports."""
     if tool == "check":
         return {each.rule for each in check_text(file.name, file.read_text())}
-    done = subprocess.run([*STATIC[tool], str(file)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*STATIC[tool], str(file)], capture_output=True, text=True, check=False, env={**os.environ, "PATH": PATH}
+    )
     return {str(each.get("code") or each.get("symbol")) for each in json.loads(done.stdout or "[]")}
 
 
@@ -97,7 +103,7 @@ def judge(
     kind = report["finding"]["kind"] if found else report["reason"]
     row |= {"explore": [found, false], "kind": kind, "schedules": report["schedules"], "twin": twin["verdict"]}
     row["false_kind"] = twin["finding"]["kind"] if false else twin["reason"]
-    for tool in ("check", *(each for each in STATIC if shutil.which(each))):
+    for tool in ("check", *(each for each in STATIC if shutil.which(each, path=PATH))):
         bad, good = static(tool, broken), static(tool, repaired)
         row[tool] = [bool(bad - good), bool(good) if tool == "check" else bool(good - bad)]
     return row

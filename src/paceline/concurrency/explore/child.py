@@ -44,7 +44,6 @@ class Outcome(NamedTuple):
     races: tuple[Finding, ...] = ()
     suspect: Suspect | None = None  # that the finding confirms
     output: bytes = b""
-    choices: int = 0
     trace: tuple[list[Executed], dict[int, Operation]] | None = None
     targets: frozenset[Lines] = frozenset()  # lines at which threads conflicted
     lines: frozenset[tuple[str, int]] = frozenset()  # that were executed
@@ -105,7 +104,7 @@ class _Child:
         self._modules, self._output = frozenset(sys.modules), os.memfd_create("output")
         self._fault: Any = None
         self._ended = _thread.allocate_lock()
-        self._run = Run(job.strategy, job.settings.bounds, self.finish, job.shared)
+        self._run = Run(job.strategy, job.settings.steps, self.finish, job.shared)
 
     def run(self) -> NoReturn:
         os.dup2(self._output, 1)
@@ -171,7 +170,6 @@ class _Child:
             tuple(story_of(race, run) for race in run.races.findings([each.name for each in run.tasks])),
             suspect,
             os.pread(self._output, 1 << 20, 0),
-            len(run.trace),
             (run.trace, run.pending()) if self._traced else None,
             frozenset(targets(run.trace)) if self._traced else frozenset(),
             frozenset(run.lines) if self._settings.suspects else frozenset(),

@@ -7,7 +7,6 @@ PPoPP 2003 (DJIT+), without the epochs of FastTrack, since programs under explor
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
 
 from paceline.concurrency.explore.finding import Finding
 from paceline.concurrency.explore.operation import Operation, Place
@@ -16,11 +15,7 @@ Clock = dict[int, int]
 MOST = 50  # races of one run that are told apart
 
 
-class Race(NamedTuple):
-    """Two accesses that nothing orders: by which thread, and what."""
-
-    first: tuple[int, Operation]
-    second: tuple[int, Operation]
+Race = tuple[tuple[int, Operation], tuple[int, Operation]]  # accesses that nothing orders, and their threads
 
 
 class Races:
@@ -55,14 +50,14 @@ class Races:
         for earlier in against if len(self.all) < MOST else ():
             for other, (number, access) in earlier.items():
                 if other != thread and number > clock.get(other, 0):
-                    race = Race((other, access), (thread, operation))
+                    race = ((other, access), (thread, operation))
                     self.all.setdefault((access.place, operation.place), race)
         (reads if mode == "read" else writes)[thread] = (clock.get(thread, 0), operation)
 
 
 def _finding(race: Race, names: list[str]) -> Finding:
     scenes = [(names[thread], f"{each.verb} {each.subject}", each.place) for thread, each in race]
-    subject = race.second[1].subject
+    subject = race[1][1].subject
     return Finding(
         "data race",
         f"{scenes[0][0]} and {scenes[1][0]} access {subject}, and nothing orders the accesses",

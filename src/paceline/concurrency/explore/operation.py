@@ -1,8 +1,4 @@
-"""What a thread is about to do: all that a strategy knows of it.
-
-Every thread stops before each operation. So the scheduler sees the next operation of every thread before it chooses,
-and what happens between two operations happens at once.
-"""
+"""What a thread is about to do: all that a strategy knows of it. Between two operations no other thread runs."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
 """One thread runs at a time, and who is next is chosen at every operation.
 
-A thread announces its operation to `Run.perform` and stops. It continues when it is chosen, and then it is the only one
-that runs, until its next operation. The thread that stops makes the choice itself and opens the *gate* of the one that
-it has chosen, so that no further thread is needed and a step costs microseconds. Nothing here knows of locks or queues:
-an operation says by itself whether it is ready.
-
-Time is virtual. It passes only when an option is chosen that *expires*: then it is the deadline of that thread.
+A thread announces its operation to `Run.perform` and stops until it is chosen; it makes the choice itself, and opens
+the *gate* of the one that it has chosen. Nothing here knows of locks or queues: an operation says whether it is ready.
+Time passes only when an option is chosen that *expires*: then it is the deadline of that thread.
 """
 
 from __future__ import annotations
@@ -26,19 +23,11 @@ from paceline.concurrency.explore.waits import circle_of, deadlock
 
 real_sleep, real_monotonic = time.sleep, time.monotonic  # the real ones, which the program does not get
 
-START = 1_000_000.0  # virtual seconds; small enough for the loop of asyncio to add nanoseconds
+DAY, START = 86_400.0, 1_000_000.0  # virtual seconds; small enough for the loop of asyncio to add nanoseconds
 #: Steps that a thread makes in a row in the plain order: Python lets the others run after a while too.
 QUANTUM = 2000
 POLLS = 1000  # a program that has let time pass so often, and has not ended, polls for what never comes
 OUTSIDE_PATIENCE = 2.0  # real seconds for an answer from outside the control: a socket, a thread of a library
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Where a run is given up."""
-
-    steps: int = 20_000
-    seconds: float = 86_400.0  # of virtual time
 
 
 @dataclass(slots=True, eq=False)
@@ -92,7 +81,7 @@ class Run:
     def __init__(
         self,
         strategy: Strategy,
-        bounds: Bounds,
+        most: int,
         finish: Callable[[Finding | None], NoReturn],
         shared: frozenset[str] | None = None,
     ) -> None:
@@ -105,7 +94,7 @@ class Run:
         self.races = clocks.Races()
         self.outside: dict[str, None] = {}  # where a thread blocked outside the control
         self.lines = set[tuple[str, int]]()  # that were executed, those without an operation left out
-        self._strategy, self._bounds, self._finish = strategy, bounds, finish
+        self._strategy, self._most, self._finish = strategy, most, finish  # of steps
         self._by_ident: dict[int, Task] = {}
         self._running: Task | None = None
         self._in_a_row = 0
@@ -239,7 +228,7 @@ class Run:
     def _count(self) -> None:
         self.steps += 1
         self._in_a_row += 1
-        if self.steps > self._bounds.steps or self.now - START > self._bounds.seconds:
+        if self.steps > self._most or self.now - START > DAY:
             self.finish(self._never_ends())
 
     def pending(self) -> dict[int, Operation]:
@@ -290,7 +279,7 @@ class Run:
     def _never_ends(self) -> Finding:
         """Describe a run that has not ended within the bounds."""
         waits = sum(each.option.expires for each in self.trace)
-        polls = waits > POLLS or self.now - START > self._bounds.seconds
+        polls = waits > POLLS or self.now - START > DAY
         bound = f"{self.steps - 1:,} steps and {self.now - START:,.0f} virtual seconds"
         scenes = [
             (each.name, f"still {each.pending.verb} {each.pending.subject}", each.pending.place)

@@ -18,7 +18,6 @@ from paceline.concurrency.explore.settings import Settings, Target
 from paceline.concurrency.explore.strategies import Drawn, Strategy
 from paceline.concurrency.explore.strategies.directed import DirectedRun
 from paceline.concurrency.explore.strategies.dpor import Dpor
-from paceline.concurrency.explore.strategies.pct import PctRun
 from paceline.concurrency.explore.strategies.pos import PosRun
 from paceline.concurrency.explore.strategies.random_walk import RandomWalk
 from paceline.concurrency.explore.strategies.replay import Replay, Switch
@@ -88,13 +87,13 @@ class Explorer:
         settings, report = self._settings, self._report
         searches = self._searches()
         dpor = next((each for each in searches if isinstance(each, Dpor)), Dpor())
-        limit, choices = settings.schedules, self._plain.choices
+        limit = settings.schedules
         for search in itertools.cycle(searches):
             if self._time_is_up() or report.schedules >= limit or (settings.first and report.all):
                 return
             if search is dpor and dpor.ended:
                 continue
-            strategy = search.next(choices)
+            strategy = search.next()
             if strategy is None:
                 report.dismissed_after, report.has_timeouts = dpor.runs, dpor.has_timeouts
                 if not dpor.has_timeouts or len(searches) == 1:
@@ -103,7 +102,6 @@ class Explorer:
                 continue
             before = self._shared
             outcome = self._run(strategy, traced=search is dpor)
-            choices = outcome.choices or choices
             self._judge(outcome, search.name)
             if self._shared != before:
                 dpor.begin_again()  # its runs did not stop at the data that threads are now known to share
@@ -115,11 +113,11 @@ class Explorer:
         if settings.ranks and settings.strategy == "auto":
             return [Dpor()]  # ranks only wait for each other, so there is little to choose
         seed = settings.seed * 1_000_003  # so that two seeds have no run in common
-        every = {"directed": self._directed, "pos": PosRun, "pct": PctRun, "random": RandomWalk}
+        every = {"directed": self._directed, "pos": PosRun, "random": RandomWalk}
         searches = [Dpor(), *(Drawn(name, begin, seed) for name, begin in every.items())]
         return [each for each in searches if settings.strategy in ("auto", each.name)]
 
-    def _directed(self, seed: int, choices: int) -> DirectedRun:
+    def _directed(self, seed: int) -> DirectedRun:
         """Direct a run at what the checker suspects, else at lines at which threads conflict."""
         targets = [each.target for each in self._settings.suspects] or sorted(self._report.targets, key=sorted)
         return DirectedRun(seed, targets[seed % len(targets)] if targets else frozenset())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from paceline.concurrency.explore.scheduler import Bounds
 from paceline.concurrency.explore.suspects import Suspect
 from paceline.errors import UsageError
 
 DRILLS = ("exception", "short", "nan", "sigterm")
-STRATEGIES = ("auto", "random", "pct", "pos", "dpor", "directed")
+STRATEGIES = ("auto", "random", "pos", "dpor", "directed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class Settings:
     drill: str = ""  # one fault on one rank
     first: bool = False  # end the search with the first finding
     suspects: tuple[Suspect, ...] = ()  # of the checker, each looked for until it is confirmed
-    bounds: Bounds = field(default_factory=Bounds)
+    steps: int = 20_000  # after which a run is given up
     run_seconds: float = 30.0  # real ones, for a single run
 
 

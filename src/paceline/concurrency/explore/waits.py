@@ -99,7 +99,7 @@ def story_of(finding: Finding, run: Run) -> Finding:
             could = any(each.thread == thread and not each.expires for each in following.options)
             what = f"{operation.verb} {operation.subject}" if operation else "runs to its end"
             before = "" if operation is None else "is interrupted before it " if could else "runs until it "
-            scenes.append((who, before + what, operation and operation.place))
+            scenes.append((who, before + what, operation.place if operation else None))
     if len(scenes) > LONGEST:
         left_out = len(scenes) - LONGEST
         scenes = [("", f"({left_out} earlier stretches are left out)", None), *scenes[-LONGEST:]]

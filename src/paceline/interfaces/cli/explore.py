@@ -33,7 +33,6 @@ def explore(
     repeated. A finding shows the order, with as few switches as it needs, and a token that replays it. Exits with 0
     when nothing was found, 1 when something was, 2 when the program could not be explored.
     """
-    from paceline.concurrency.explore.scheduler import Bounds
     from paceline.concurrency.explore.session import Session, drills_of
     from paceline.concurrency.explore.settings import Settings, parse_target
 
@@ -46,7 +45,7 @@ def explore(
         same=same,
         first=first,
         ranks=ranks,
-        bounds=Bounds(steps=steps),
+        steps=steps,
     )
     with Session() as session:
         answer = session.explore(

@@ -14,7 +14,6 @@ class ExploreStrategy(str, Enum):
 
     auto = "auto"
     random = "random"
-    pct = "pct"
     pos = "pos"
     dpor = "dpor"
     directed = "directed"

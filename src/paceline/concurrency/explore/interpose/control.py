@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from types import FrameType
 from typing import Any
 
-from paceline.concurrency.explore.finding import MARK
+from paceline.concurrency.explore.finding import MARK as MARK
 from paceline.concurrency.explore.operation import Mode, Operation, Place, Touch
 from paceline.concurrency.explore.scheduler import Run, Task, real_monotonic, real_sleep
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
 from asyncio import events
 from typing import Any
 
@@ -28,6 +29,8 @@ unread: list[Finding] = []
 class Loop(RealLoop):
     """The loop of asyncio, waiting under control."""
 
+    _unnoticed = 0  # callbacks that were added without waking it
+
     def time(self) -> float:
         where = here()
         return where[0].now if where else real_monotonic()
@@ -40,14 +43,22 @@ class Loop(RealLoop):
             unread.append(exception_in(who, error, "unread exception", f" ({context.get('message', '')})"))
         super().call_exception_handler(context)
 
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        if here() is not None and self._thread_id not in (None, threading.get_ident()):  # type: ignore[attr-defined]
+            step("adds a callback to", "the loop, without waking it", id(self))
+            self._unnoticed += 1
+        return super().call_soon(callback, *args, context=context)
+
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         step("calls into", "the loop", id(self), releases=True)
+        self._unnoticed = -1  # which wakes it
         return super().call_soon_threadsafe(callback, *args, context=context)
 
     def _run_once(self) -> None:
         if here() is None:
             super()._run_once()  # type: ignore[misc]
             return
+        self._unnoticed = 0
         self._wait_for_work()
         # With a callback ready or a timer due, the loop of asyncio looks at its sockets without waiting.
         super()._run_once()  # type: ignore[misc]
@@ -64,11 +75,11 @@ class Loop(RealLoop):
             step("runs", "callbacks of the loop", id(self), deadline=due, acquires=True)
 
     def _has_work(self) -> bool:
-        if self._ready or self._stopping:  # type: ignore[attr-defined]
+        if len(self._ready) > self._unnoticed or self._stopping:  # type: ignore[attr-defined]
             return True
         if len(self._selector.get_map()) > 1:  # type: ignore[attr-defined]  # more than the loop's own pipe
             self._process_events(self._selector.select(0))  # type: ignore[attr-defined]
-        return bool(self._ready)  # type: ignore[attr-defined]
+        return len(self._ready) > self._unnoticed  # type: ignore[attr-defined]
 
     def _next_timer(self) -> float | None:
         times = [each._when for each in self._scheduled if not each._cancelled]  # type: ignore[attr-defined]

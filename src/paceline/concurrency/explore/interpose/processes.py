@@ -326,8 +326,8 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
     """A pool of processes."""
 
     def __init__(self, max_workers: int | None = None, mp_context: Any = None, *first: Any, **settings: Any) -> None:
-        settings["maxtasksperchild"] = settings.pop("max_tasks_per_child", None)
-        self._pool = pool.Pool(max_workers or 2, *first, context=mp_context, **settings)
+        settings.pop("max_tasks_per_child", None)
+        self._pool = pool.Pool(max_workers or 2, *first, **settings, context=mp_context)
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -364,9 +364,9 @@ def install() -> None:
         setattr(context.BaseContext, name, staticmethod(value) if name in functions else value)
     for each in (context.ForkContext, context.SpawnContext, context.ForkServerContext, context.DefaultContext):
         names = {"method": getattr(each, "_name", ""), "real": each.Process}
-        each.Process = type("Process", (Process,), names)  # type: ignore[misc, assignment, attr-defined]
+        each.Process = type("Process", (Process,), names)
     process.current_process = _current
-    pool.wait = connection.wait = _wait  # type: ignore[attr-defined]
+    pool.wait = connection.wait = _wait  # type: ignore[attr-defined, assignment]
     concurrent.futures.ProcessPoolExecutor = ProcessPoolExecutor  # type: ignore[misc, assignment]
     os.fork = _refused("os.fork", _real_fork)
     os.getpid = lambda: getattr(control.context(), "pid", None) or _real_pid()

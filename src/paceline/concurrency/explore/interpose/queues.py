@@ -90,8 +90,8 @@ class SimpleQueue(Real):  # type: ignore[type-arg]
 
 def install() -> None:
     Real.__init__ = _named_init  # type: ignore[method-assign]
-    for name, method in {"put": _put, "get": _get, "task_done": _task_done, "join": _join, "qsize": _qsize}.items():
-        _either(name, method)
-    _either("empty", lambda self: _qsize(self) == 0)
-    _either("full", lambda self: 0 < self.maxsize <= _qsize(self))
+    calls: dict[str, Any] = {"put": _put, "get": _get, "task_done": _task_done, "join": _join, "qsize": _qsize}
+    calls |= {"empty": lambda self: _qsize(self) == 0, "full": lambda self: 0 < self.maxsize <= _qsize(self)}
+    for name, call in calls.items():
+        _either(name, call)
     queue.SimpleQueue = SimpleQueue  # type: ignore[misc, assignment]

@@ -18,7 +18,8 @@ from paceline.concurrency.explore.interpose.control import here, step
 from paceline.concurrency.explore.operation import Operation, Touch
 from paceline.concurrency.explore.scheduler import Task
 
-RealThread, RealTimer = threading.Thread, threading.Timer
+RealThread = threading.Thread
+RealTimer = threading.Timer
 _orders = itertools.count()
 
 

@@ -224,9 +224,6 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:  # noqa: N802  # as PyTorch calls it
         return BACKEND
 
-    def __repr__(self) -> str:
-        return f"ExploredGroup(rank {self._position} of {len(self._members)})"
-
 
 def _meet(call: str, parcel: Parcel) -> Parcel:
     """Wait for the other side of a message."""
@@ -270,12 +267,7 @@ def _different(meeting: Meeting, first: int, second: int) -> Finding:
 
 
 def _together(works: list[Work], result: Any) -> Work:
-    def finish() -> Any:
-        for work in works:
-            work.wait()
-        return result
-
-    return Work(finish)
+    return Work(lambda: all(work.wait() for work in works) and result)
 
 
 def _operator(opts: Any) -> str:
@@ -314,22 +306,12 @@ def _create(options: Any, _: Any) -> ExploredGroup:
 _init, _new_group = dist.init_process_group, dist.new_group
 
 
-def _init_process_group(
-    backend: Any = None,
-    init_method: Any = None,
-    timeout: Any = None,
-    world_size: int = -1,
-    rank: int = -1,
-    *_: Any,
-    **__: Any,
-) -> None:
-    world = int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
+def _init_process_group(backend: Any = None, method: Any = None, timeout: Any = None, *args: Any, **rest: Any) -> None:
+    given = {**dict(zip(("world_size", "rank"), args, strict=False)), **rest}
+    world, rank = given.get("world_size", -1), given.get("rank", -1)
+    world = int(os.environ["WORLD_SIZE"]) if world < 0 else world
     rank = int(os.environ["RANK"]) if rank < 0 else rank
     _init(BACKEND, store=native.HashStore(), world_size=world, rank=rank)
-
-
-def _new_group_explored(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **rest: Any) -> Any:
-    return _new_group(ranks)
 
 
 def install() -> None:
@@ -338,6 +320,6 @@ def install() -> None:
     modules: tuple[Any, ...] = (dist, distributed_c10d)
     for module in modules:
         module.init_process_group = _init_process_group
-        module.new_group = _new_group_explored
+        module.new_group = lambda ranks=None, *_, **__: _new_group(ranks)
         module.monitored_barrier = lambda group=None, *_, **__: dist.barrier(group)
     native._set_thread_isolation_mode(True)  # groups are found by their names, which are the same on all ranks

@@ -33,7 +33,7 @@ class _Open(threading.local):
 
 
 class Points:
-    """The calls of one file."""
+    """The calls of one file, which announce an access and return what they were called with; see `accesses`."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -42,7 +42,6 @@ class Points:
     # ---- attributes
 
     def at(self, owner: Any, name: str, line: int, mode: str, number: int = 0) -> Any:
-        """Announce that an attribute is read or written; return its owner."""
         if self._is_alone():
             return owner
         location = _attribute(owner, name, mode == "read")
@@ -51,7 +50,6 @@ class Points:
         return owner
 
     def method(self, owner: Any, name: str, line: int) -> Any:
-        """Announce a call of a method: of a container it reads or changes the elements."""
         if isinstance(owner, CONTAINERS):
             mode: Mode = "read" if name in READING else "write"
             self.whole(owner, line, mode)
@@ -61,13 +59,11 @@ class Points:
     # ---- items and elements
 
     def hold(self, container: Any, number: int) -> Any:
-        """Remember a container until its index is computed."""
         if isinstance(container, CONTAINERS):
             self._open.containers.append((number, container))
         return container
 
     def item(self, key: Any, line: int, number: int, mode: str) -> Any:
-        """Announce that an item is read or written; return its index."""
         container = _pop(self._open.containers, number)
         if container is not None:
             touches = _item_touches(container[1], key, mode)
@@ -75,7 +71,6 @@ class Points:
         return key
 
     def whole(self, container: Any, line: int, mode: str) -> Any:
-        """Announce that all elements of a container are read, or that their number may change."""
         if isinstance(container, CONTAINERS):
             shape, elements = (id(container), "shape"), (id(container), "elements")
             touches = (Touch(shape, _mode(mode)), Touch(elements, "read"))
@@ -83,7 +78,6 @@ class Points:
         return container
 
     def elements(self, iterable: Any, line: int) -> Any:
-        """Announce each element of a loop over a container."""
         if not isinstance(iterable, (*CONTAINERS, *VIEWS)) or self._is_alone():
             return iterable
         return self._each(iterable, _mapping(iterable) if isinstance(iterable, VIEWS) else iterable, line)
@@ -97,12 +91,10 @@ class Points:
     # ---- variables
 
     def name(self, name: str, owner: str, line: int, mode: str) -> None:
-        """Announce that a shared variable is read or written."""
         location = (self._file, owner, name)
         self._announce(None, name, (Touch(location, _mode(mode)),), line, mode)
 
     def stored(self, value: Any, name: str, owner: str, line: int) -> Any:
-        """Announce that a value is stored in a shared variable; return the value."""
         self.name(name, owner, line, "write")
         return value
 
@@ -211,7 +203,6 @@ def _keep(owner: Any) -> None:
 
 
 def _mapping(view: Any) -> Any:
-    """Return the identity of the dictionary that a view is of."""
     return next((each for each in gc.get_referents(view) if isinstance(each, dict)), view)
 
 

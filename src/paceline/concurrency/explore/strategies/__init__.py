@@ -44,14 +44,14 @@ class Strategy:
 
 
 class Drawn:
-    """A strategy that begins anew for each run, with a seed of its own; it may be told how many choices runs have."""
+    """A strategy that begins anew for each run, with a seed of its own."""
 
-    def __init__(self, name: str, begin: Callable[[int, int], Strategy], seed: int) -> None:
+    def __init__(self, name: str, begin: Callable[[int], Strategy], seed: int) -> None:
         self.name, self._begin, self._seed = name, begin, seed
 
-    def next(self, choices: int) -> Strategy:
+    def next(self) -> Strategy:
         self._seed += 1
-        return self._begin(self._seed, choices)
+        return self._begin(self._seed)
 
 
 def split(options: Sequence[Option]) -> tuple[list[Option], list[Option]]:

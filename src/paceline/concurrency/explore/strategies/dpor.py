@@ -4,11 +4,10 @@ Abdulla, Aronis, Jonsson and Sagonas, "Optimal dynamic partial order reduction",
 Flanagan and Godefroid, POPL 2005; sleep sets: Godefroid, "Partial-order methods for the verification of concurrent
 systems", 1996. Persistent sets, as of 2005, miss orders when they are combined with sleep sets.
 
-Two runs in which conflicting operations come in the same order are equivalent. The search is a depth-first walk over
-the runs, from the start each time. After a run it looks for *races*: an operation and an earlier one of another thread
-that conflict, and that nothing between them orders. The other order begins, before the earlier one, with a step that
-depends on nothing but what came before: one of those *initials* is put on the list of what is still to be tried there
-(`todo`), unless one is on it already. A thread whose step was explored at a node sleeps there, and until an operation
+The search is a depth-first walk over the runs, from the start each time. After a run it looks for *races*: an
+operation and an earlier one of another thread that conflict, and that nothing between them orders. One of the
+*initials*, with which the other order could begin, is put on the list of what is still to be tried (`todo`) before the
+earlier one, unless one is on it already. A thread whose step was explored at a node sleeps there until an operation
 conflicts with its own: a run in which only sleeping threads could continue repeats an earlier one and is cut short.
 
 When nothing is left to do, every order of conflicting operations was executed. Time passes only where no thread can
@@ -79,7 +78,7 @@ class Dpor:
         self.ended = False  # nothing is left to try
         self.has_timeouts = False  # a run could have let time pass earlier
 
-    def next(self, choices: int = 0) -> DporRun | None:
+    def next(self) -> DporRun | None:
         self.runs += 1
         if not self._begun:
             self._begun = True

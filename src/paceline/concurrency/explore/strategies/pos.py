@@ -17,7 +17,7 @@ from paceline.concurrency.explore.strategies.random_walk import EARLY
 class PosRun(Strategy):
     """Chooses the steps of one run by priorities of operations."""
 
-    def __init__(self, seed: int, choices: int = 0) -> None:
+    def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
         self._priority: dict[Option, float] = {}
         self._pending: dict[int, Operation] = {}

@@ -19,7 +19,7 @@ EARLY = (0.0, 0.0, 0.05)
 class RandomWalk(Strategy):
     """Chooses the steps of one run at random."""
 
-    def __init__(self, seed: int, choices: int = 0) -> None:
+    def __init__(self, seed: int) -> None:
         self._chance = random.Random(seed)
         self._switch, self._early = self._chance.choice(SWITCH), self._chance.choice(EARLY)
 
