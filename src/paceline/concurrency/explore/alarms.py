@@ -117,8 +117,8 @@ def _words(node: ast.AST) -> set[str]:
 def _tests(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
     """Yield the tests of a file that need no fixture: functions, and methods of classes."""
     for node in tree.body:
-        body = node.body if isinstance(node, ast.ClassDef) else [node]
-        for each in body:
-            is_test = isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name.startswith("test")
-            if is_test and len(each.args.args) == isinstance(node, ast.ClassDef):
-                yield (f"{node.name}.{each.name}" if isinstance(node, ast.ClassDef) else each.name), each
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for each in node.body if isinstance(node, ast.ClassDef) else [node]:
+            is_function = isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+            if is_function and each.name.startswith("test") and len(each.args.args) == bool(prefix):
+                yield prefix + each.name, each

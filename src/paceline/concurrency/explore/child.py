@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from paceline.concurrency.explore.finding import Finding, at, exception_in
-from paceline.concurrency.explore.interpose import control, event_loop, futures, threads
+from paceline.concurrency.explore.interpose import control, event_loop, threads
 from paceline.concurrency.explore.operation import Operation
 from paceline.concurrency.explore.rewriting import importing
 from paceline.concurrency.explore.scheduler import Run, real_monotonic, real_sleep
@@ -111,7 +111,7 @@ class _Child:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         control.run, main = self._run, self._run.add("MainThread")
         self._run.begin(main)
-        futures.begin()
+        threads.begin()
         _thread.start_new_thread(self._watch, ())
         try:
             self._execute()
@@ -141,12 +141,12 @@ class _Child:
 
     def _leave(self) -> NoReturn:
         """Do what Python does at its end: wait for the threads of pools, then for all that are not daemons."""
-        futures.end()
+        threads.end()
         for task in self._run.tasks[1:]:
             if not task.daemon:
                 threads.wait_for_end(task)
         gc.collect()  # so that tasks whose exception no one has read say so
-        finding = futures.unread() or next(iter(event_loop.unread), None)
+        finding = threads.unread() or next(iter(event_loop.unread), None)
         if finding is None and RANKS in sys.modules:
             finding = sys.modules[f"{RANKS}.replicas"].diverged()
         self.finish(finding)
@@ -157,7 +157,7 @@ class _Child:
             real_sleep(3600)  # another thread reports
         run, suspect, lost = self._run, None, ""
         if finding is not None and finding.kind == "not supported":
-            finding, lost = None, f"{finding.message}{at(finding.place)}"
+            lost, finding = f"{finding.message}{at(finding.place)}", None
         if finding is None and (hit := confirmed(self._settings.suspects, run)):
             suspect, finding = hit
         builtins.print(end="", flush=True)

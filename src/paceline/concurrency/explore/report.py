@@ -170,7 +170,7 @@ def read_token(token: str) -> tuple[list[Switch], tuple[Suspect, ...]]:
         rows = json.loads(zlib.decompress(data))
         if not token.startswith(PREFIX):
             raise ValueError
-        switches = [Switch(*map(int, row[:3]), bool(row[3])) for row in rows if isinstance(row, list)]
+        switches = [Switch(a, b, to, bool(expires)) for a, b, to, expires in (r for r in rows if isinstance(r, list))]
         suspects = [Suspect(row["file"], tuple(row["lines"]), True) for row in rows if isinstance(row, dict)]
         return switches, tuple(suspects)
     except (ValueError, KeyError, TypeError, zlib.error):

@@ -94,7 +94,8 @@ class Run:
         self.races = clocks.Races()
         self.outside: dict[str, None] = {}  # where a thread blocked outside the control
         self.lines = set[tuple[str, int]]()  # that were executed, those without an operation left out
-        self._strategy, self._most, self._finish = strategy, most, finish  # of steps
+        self._strategy, self._most = strategy, most  # of steps
+        self.finish = finish  # ends the run, and with it the process
         self._by_ident: dict[int, Task] = {}
         self._running: Task | None = None
         self._in_a_row = 0
@@ -129,11 +130,6 @@ class Run:
         """Return the task of the thread that calls this; None for a thread that is not under control."""
         return self._by_ident.get(_thread.get_ident())
 
-    @property
-    def alone(self) -> bool:
-        """Whether there never was a second thread."""
-        return len(self.tasks) == 1
-
     # ---- steps
 
     def perform(self, task: Task, operation: Operation) -> bool:
@@ -157,10 +153,6 @@ class Run:
         task.pending = None
         self.races.step(task.number, task.clock, operation)
         return not task.expired
-
-    def finish(self, finding: Finding | None) -> NoReturn:
-        """End the run, and with it the process."""
-        self._finish(finding)
 
     def _come_back(self, task: Task) -> None:
         """Take a place in the queue again, after a wait that could not be scheduled."""

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
 from paceline.concurrency.explore.child import Job, Outcome, run_once
@@ -89,7 +90,8 @@ class Explorer:
         dpor = next((each for each in searches if isinstance(each, Dpor)), Dpor())
         limit = settings.schedules
         for search in itertools.cycle(searches):
-            if self._time_is_up() or report.schedules >= limit or (settings.first and report.all):
+            is_over = time.monotonic() - self._start > settings.seconds or report.schedules >= limit
+            if is_over or (settings.first and report.all):
                 return
             if search is dpor and dpor.ended:
                 continue
@@ -113,8 +115,8 @@ class Explorer:
         if settings.ranks and settings.strategy == "auto":
             return [Dpor()]  # ranks only wait for each other, so there is little to choose
         seed = settings.seed * 1_000_003  # so that two seeds have no run in common
-        every = {"directed": self._directed, "pos": PosRun, "random": RandomWalk}
-        searches = [Dpor(), *(Drawn(name, begin, seed) for name, begin in every.items())]
+        every: dict[str, Callable[[int], Strategy]] = {"directed": self._directed, "pos": PosRun, "random": RandomWalk}
+        searches: list[Dpor | Drawn] = [Dpor(), *(Drawn(name, begin, seed) for name, begin in every.items())]
         return [each for each in searches if settings.strategy in ("auto", each.name)]
 
     def _directed(self, seed: int) -> DirectedRun:
@@ -134,7 +136,7 @@ class Explorer:
                 self._report.unstable += 1
                 continue
             seconds = min(SHRINK_SECONDS, self._settings.seconds)
-            short = shrink(switches, lambda rest, like=finding: self._again(rest, like) is not None, seconds)
+            short = shrink(switches, partial(self._again, finding=finding), seconds)
             last = self._again(short, finding) or first
             self._report.add(last, write_token(short, outcome.suspect), len(short), name)
             if outcome.suspect:
@@ -175,11 +177,8 @@ class Explorer:
                 except Exception:  # of a module that another one made up
                     continue
 
-    def _time_is_up(self) -> bool:
-        return time.monotonic() - self._start > self._settings.seconds
 
-
-def shrink(switches: Sequence[Switch], fails: Callable[[Sequence[Switch]], bool], seconds: float) -> list[Switch]:
+def shrink(switches: Sequence[Switch], fails: Callable[[Sequence[Switch]], object], seconds: float) -> list[Switch]:
     """Leave switches out as long as the finding stays: no single one can be left out, unless time ran out.
 
     Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28(2), 2002 (ddmin), over

@@ -63,7 +63,12 @@ class Session:
         scope: Sequence[Path] = (),
     ) -> Answer:
         """Explore a target, whose own folder and the current one are the program's in any case."""
-        _check(target, settings)
+        if target.file and not Path(target.file).is_file():
+            raise UsageError(
+                f"{target.file}: there is no such file; give a script, FILE.py:FUNCTION or MODULE:FUNCTION"
+            )
+        if settings.strategy not in STRATEGIES:
+            raise UsageError(f"--strategy {settings.strategy}: not known; choose one of {', '.join(STRATEGIES)}")
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         pickle.dump(Request(target, settings, replay, tuple(drills), tuple(scope)), self._process.stdin)
@@ -89,10 +94,3 @@ def drills_of(names: Sequence[str], ranks: int) -> list[str]:
                 f"--drill {each}: not a drill; write {kinds} or all, each as KIND, KIND:STEP or KIND:STEP:RANK"
             )
     return drills
-
-
-def _check(target: Target, settings: Settings) -> None:
-    if target.file and not Path(target.file).is_file():
-        raise UsageError(f"{target.file}: there is no such file; give a script, FILE.py:FUNCTION or MODULE:FUNCTION")
-    if settings.strategy not in STRATEGIES:
-        raise UsageError(f"--strategy {settings.strategy}: not known; choose one of {', '.join(STRATEGIES)}")

@@ -16,7 +16,6 @@ from paceline.concurrency.explore.strategies import Executed
 if TYPE_CHECKING:
     from paceline.concurrency.explore.scheduler import Run
 
-KIND = "suspected race"
 LOOKS = 200  # changes of one run that are looked at
 
 
@@ -69,4 +68,6 @@ def _finding(three: Sequence[Executed], run: Run) -> Finding:
         for each in three
     ]
     message = f"{scenes[1][0]} comes between two steps of {scenes[0][0]}, as `paceline check` suspects"
-    return Finding(KIND, message, tuple(scenes), "hold one lock over both steps, or make them one", scenes[-1][2])
+    return Finding(
+        "suspected race", message, tuple(scenes), "hold one lock over both steps, or make them one", scenes[-1][2]
+    )

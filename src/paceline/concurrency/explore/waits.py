@@ -15,12 +15,9 @@ if TYPE_CHECKING:
 
 LONGEST = 16  # lines of a story
 WAITING = {
-    "takes": "waits for",
-    "gets from": "waits for an item of",
-    "puts into": "waits for room in",
-    "reads from": "waits for a message of",
-    "writes into": "waits for room in",
-}
+    "takes": "waits for", "gets from": "waits for an item of", "puts into": "waits for room in",
+    "reads from": "waits for a message of", "writes into": "waits for room in",
+}  # fmt: skip
 
 
 def circle_of(tasks: Sequence[Task], first: Task) -> list[Task]:

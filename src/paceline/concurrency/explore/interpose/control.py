@@ -16,17 +16,9 @@ from paceline.concurrency.explore.scheduler import Run, Task, real_monotonic, re
 
 #: Modules of the standard library that create threads and locks on behalf of the program.
 MODELLED = {
-    "queue",
-    "logging",
-    "logging.handlers",
-    "sched",
-    "socketserver",
-    "concurrent.futures._base",
-    "concurrent.futures.thread",
-    "asyncio.base_events",
-    "multiprocessing.pool",
-    "multiprocessing.dummy",
-}
+    "queue", "logging", "logging.handlers", "sched", "socketserver", "concurrent.futures._base",
+    "concurrent.futures.thread", "asyncio.base_events", "multiprocessing.pool", "multiprocessing.dummy",
+}  # fmt: skip
 _ASSIGNED = re.compile(r"^\s*([\w.\[\]'\"]+)\s*(?::[^=]+)?=[^=]")
 
 shared: dict[int, Any] = {}  # what processes send each other without a copy

@@ -49,7 +49,6 @@ class Context:
         return child, memo
 
     def leave(self) -> None:
-        """Keep what is this process's."""
         self._environment, self._random = dict(os.environ), random.getstate()
         self._modules = _modules()
         self._contents = list(_contents()) if Context.has_forked else []
@@ -59,7 +58,6 @@ class Context:
             part.leave()
 
     def enter(self) -> None:
-        """Put it back in place."""
         os.environ.clear()
         os.environ.update(self._environment)
         random.setstate(self._random)

@@ -15,7 +15,7 @@ import pickle
 import queue
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from multiprocessing import connection, context, pool, process
 from typing import Any
 
@@ -110,12 +110,12 @@ class Connection(Shared):
     def send(self, item: Any) -> None:
         sink, data = self._use(self._sink), pickle.dumps(item)
         is_read: Callable[[], bool] = lambda: any(each._source is sink for each in Connection.open)  # noqa: E731
-        step("writes into", self, id(sink), ready=lambda: _size(sink) < PIPE or not is_read(), releases=True)
+        step("writes into", self, id(sink), ready=lambda: sum(map(len, sink)) < PIPE or not is_read(), releases=True)
         if not is_read():
             raise BrokenPipeError(32, "Broken pipe")
         sink.append(data)
-        if _size(sink) > PIPE:
-            step("waits for a reader of", self, id(sink), ready=lambda: _size(sink) <= PIPE or not is_read())
+        if sum(map(len, sink)) > PIPE:
+            step("waits for a reader of", self, id(sink), ready=lambda: sum(map(len, sink)) <= PIPE or not is_read())
 
     def recv(self) -> Any:
         source = self._use(self._source)
@@ -135,10 +135,6 @@ class Connection(Shared):
         if self.closed or messages is None:
             raise OSError("handle is closed" if self.closed else "connection is one-way")
         return messages
-
-
-def _size(messages: deque[bytes]) -> int:
-    return sum(map(len, messages))
 
 
 def _pipe(duplex: bool = True) -> tuple[Any, Any]:
@@ -192,18 +188,15 @@ class Process(Shared):
     pid: int | None = None
 
     def __init__(
-        self,
-        group: None = None,
-        target: Callable[..., Any] | None = None,
-        name: str | None = None,
-        args: Sequence[Any] = (),
-        kwargs: Any = None,
-        *,
-        daemon: bool | None = None,
+        self, group: None = None, target: Any = None, name: Any = None, args: Any = (), kwargs: Any = None, **rest: Any
     ) -> None:
         self._target, self._args, self._kwargs = target, args, kwargs or {}
         Process.made += 1
-        self.name, self.daemon, self._identity = name or f"Process-{Process.made}", bool(daemon), (Process.made,)
+        self.name, self.daemon, self._identity = (
+            name or f"Process-{Process.made}",
+            bool(rest.get("daemon")),
+            (Process.made,),
+        )
 
     def run(self) -> None:
         if self._target is not None:

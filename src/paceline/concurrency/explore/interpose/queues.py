@@ -44,18 +44,8 @@ def _task_done(self: Any) -> None:
 
 
 def _join(self: Any) -> None:
-    subject = _Unfinished(self)
+    subject = f"the unfinished items of {self.explored_name}"
     step("waits for", subject, ("items", id(self)), ready=lambda: self.unfinished_tasks == 0, acquires=True)
-
-
-class _Unfinished:
-    """What `join` waits for."""
-
-    def __init__(self, of: Any) -> None:
-        self._of = of
-
-    def __str__(self) -> str:
-        return f"the {self._of.unfinished_tasks} unfinished items of {self._of.explored_name}"
 
 
 def _qsize(self: Any) -> int:

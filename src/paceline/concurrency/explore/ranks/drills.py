@@ -1,8 +1,7 @@
 """Drills: one fault on one rank, and what the others make of it.
 
-Each is one more run of the program. It *ended with a clear error* (a launcher stops the other ranks then), *continued*,
-*hung*, or *silently diverged*: the run ended as if nothing had happened, but the ranks' parameters differ or are not
-finite.
+It *ended with a clear error* (a launcher stops the other ranks then), *continued*, *hung*, or *silently diverged*: it
+ended as if nothing had happened, but the ranks' parameters differ or are not finite.
 """
 
 from __future__ import annotations

@@ -78,14 +78,7 @@ def start_rank(rank: int, body: Callable[[], Any], environment: dict[str, str]) 
     return threads.start_task(f"rank {rank}", rank_body, Context(rank, environment))
 
 
-def _spawn(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    nprocs: int = 1,
-    join: bool = True,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> Any:
+def _spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
     """Run `fn(rank, *args)` on ranks that import the script anew, as spawned processes do."""
 
     def body_of(rank: int) -> Callable[[], Any]:

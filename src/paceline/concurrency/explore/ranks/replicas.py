@@ -69,5 +69,4 @@ def _digest(used: list[torch.optim.Optimizer]) -> str:
 
 
 def install() -> None:
-    """Take note of every optimizer before its first step."""
     optimizers.register_optimizer_step_pre_hook(_note)

@@ -110,7 +110,7 @@ class Points:
 
     def _is_alone(self) -> bool:
         where = control.here()
-        return where is None or where[0].alone or control.rank() is not None  # ranks share nothing
+        return where is None or len(where[0].tasks) == 1 or control.rank() is not None  # ranks share nothing
 
     def _announce(
         self,

@@ -73,15 +73,13 @@ class Dpor:
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
-        self._begun = False
         self.runs = 0
         self.ended = False  # nothing is left to try
         self.has_timeouts = False  # a run could have let time pass earlier
 
     def next(self) -> DporRun | None:
         self.runs += 1
-        if not self._begun:
-            self._begun = True
+        if self.runs == 1:
             return DporRun((), set())
         while self._nodes:
             node = self._nodes[-1]
@@ -96,7 +94,7 @@ class Dpor:
         return None
 
     def begin_again(self) -> None:
-        self._nodes, self._begun, self.runs, self.ended = [], False, 0, False
+        self._nodes, self.runs, self.ended = [], 0, False
 
     def learn(self, run: Sequence[Executed], pending: Mapping[int, Operation]) -> None:
         sleep = self._nodes[-1].sleep | self._nodes[-1].done if self._nodes else set()
@@ -190,7 +188,9 @@ class _Orders:
         known, steps = self._clocks.get(thread, {}), set[int]()
         for at, is_ordered in self._conflicting(operation, known, every=True):
             past = self._steps[at]
-            if not is_ordered and past.thread != thread and not never_together(past.operation, operation):
+            # A lock is released by its holder, and taken when it is free: the two are never both possible.
+            never_together = past.operation.verb == "releases" and operation.verb == "takes"
+            if not is_ordered and past.thread != thread and not never_together:
                 steps.add(at)
         return sorted(steps)
 
@@ -218,8 +218,3 @@ class _Orders:
                     yield at, is_ordered
                 if mode == "write" and (is_ordered or not every):
                     break
-
-
-def never_together(before: Operation, operation: Operation) -> bool:
-    """Whether the two can never both be possible: a lock is released by its holder, and acquired when it is free."""
-    return before.verb == "releases" and operation.verb == "takes"
