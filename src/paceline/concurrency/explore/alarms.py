@@ -118,7 +118,8 @@ def _tests(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
     """Yield the tests of a file that need no fixture: functions, and methods of classes."""
     for node in tree.body:
         prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
-        for each in node.body if isinstance(node, ast.ClassDef) else [node]:
+        body: list[Any] = node.body if isinstance(node, ast.ClassDef) else [node]
+        for each in body:
             is_function = isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
             if is_function and each.name.startswith("test") and len(each.args.args) == bool(prefix):
                 yield prefix + each.name, each

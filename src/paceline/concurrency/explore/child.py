@@ -185,16 +185,14 @@ class _Child:
 
     def _watch(self) -> None:
         """Let others continue when a thread waits where it cannot be scheduled: for a real lock or a process."""
-        run, steps, used, since = self._run, -1, 0.0, real_monotonic()
+        run, steps, since = self._run, -1, real_monotonic()
         while True:
             real_sleep(STALL / 5)
-            if run.steps != steps or time.process_time() - used > STALL / 10:
-                steps, used, since = run.steps, time.process_time(), real_monotonic()
+            if run.steps != steps or not (where := run.blocked_line()):
+                steps, since = run.steps, real_monotonic()
             elif real_monotonic() - since > STALL:
                 since = real_monotonic()
-                where = run.running_line()
-                if where:
-                    run.outside[where] = None
+                run.outside[where] = None
                 run.leave()
 
 

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.concurrency.explore import clocks
@@ -170,16 +171,17 @@ class Run:
             self._running = None
             self._open(task, self._choose(task))
 
-    def running_line(self) -> str:
-        """Return where the running thread is, as `MainThread at app.py:7`; empty if none runs."""
+    def blocked_line(self) -> str:
+        """Return where the running thread waits outside the control, as `MainThread at app.py:7`; empty if it works."""
         task = self._running
         ident = next((ident for ident, each in self._by_ident.items() if each is task), None)
-        frame = sys._current_frames().get(ident) if ident is not None else None
+        if task is None or ident is None or _is_working():
+            return ""
+        frame = sys._current_frames().get(ident)
         while frame is not None and "__explore__" not in frame.f_globals:
             frame = frame.f_back
-        if task is None or frame is None:
-            return ""
-        return f"{task.name} at {frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+        where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}" if frame else "the start of Python"
+        return f"{task.name} at {where}"
 
     def _hand_over(self, task: Task) -> None:
         chosen = self._choose(task)
@@ -281,3 +283,9 @@ class Run:
         # A program that ends in the plain order is not too long.
         kind = "never ends" if polls or self.switches else "too long"
         return Finding(kind, f"the program has not ended after {bound}", tuple(scenes))
+
+
+def _is_working() -> bool:
+    """Whether another thread than this one runs, or waits for a processor or a disk: when busy, that may take long."""
+    states = [file.read_text().rpartition(") ")[2][0] for file in Path("/proc/self/task").glob("*/stat")]
+    return sum(state in "RD" for state in states) > 1

@@ -28,7 +28,7 @@ SHRINK_SECONDS = 10.0
 #: early time-outs out.
 AFTER_PROOF = 300
 #: Modules that are imported once for all runs: to import them starts no thread and reads nothing of the program.
-COMMON = {*sys.stdlib_module_names, "numpy", "torch"} - {"antigravity", "this", "idlelib"}
+COMMON = {*sys.stdlib_module_names, "numpy", "pytest", "torch"} - {"antigravity", "this", "idlelib"}
 
 
 class Explorer:

@@ -320,7 +320,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
 
     def __init__(self, max_workers: int | None = None, mp_context: Any = None, *first: Any, **settings: Any) -> None:
         settings.pop("max_tasks_per_child", None)
-        self._pool = pool.Pool(max_workers or 2, *first, **settings, context=mp_context)
+        self._pool = pool.Pool(max_workers or 2, *first, **settings | {"context": mp_context})
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()

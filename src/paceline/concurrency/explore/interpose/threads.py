@@ -77,7 +77,7 @@ class Thread(RealThread):
 class Timer(Thread):
     """A thread that calls a function after a time, unless it is cancelled before."""
 
-    cancel, run = RealTimer.cancel, RealTimer.run  # type: ignore[assignment]
+    cancel, run = RealTimer.cancel, RealTimer.run
 
     def __init__(self, interval: float, function: Callable[..., Any], args: Any = None, kwargs: Any = None) -> None:
         super().__init__()
