@@ -76,8 +76,8 @@ def train(
 
 
 def _report(run: Run, json: bool, rank: int) -> None:
-    if rank:
-        return  # rank 0 reports for all
+    if rank and run.path is None:
+        return  # another rank leads, and reports for all
     if json:
         print_json(run.summary())
         return
