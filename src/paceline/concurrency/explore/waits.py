@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 from paceline.concurrency.explore.finding import Finding, at
 from paceline.concurrency.explore.operation import Place
 
-if TYPE_CHECKING:
-    from paceline.concurrency.explore.scheduler import Run, Task
-
+Run = Task = Any  # of the scheduler, which calls this module
 LONGEST = 16  # lines of a story
 WAITING = {
     "takes": "waits for", "gets from": "waits for an item of", "puts into": "waits for room in",

@@ -76,12 +76,16 @@ def check(
         console.print(f"{len(report.findings)} findings written to {write_baseline}")
         return
     if explore:
-        from paceline.concurrency.explore.alarms import prove
-
-        prove(report.findings, explore_seconds)
+        _prove(report, explore_seconds)
     _print(report, form, json)
     if report.exit_code:
         raise typer.Exit(report.exit_code)
+
+
+def _prove(report: Report, seconds: float) -> None:
+    from paceline.concurrency.explore.alarms import prove
+
+    prove(report.findings, seconds)
 
 
 def _print(report: Report, form: options.CheckFormat, json: bool) -> None:

@@ -154,7 +154,7 @@ def _note_exception(self: Future[Any], exception: BaseException | None) -> None:
 
 
 def _reading(real: Any) -> Any:
-    """Let a method note that someone reads the future, or that what it calls can read it."""
+    """Let a method note that the future is read, or can be by what it calls."""
 
     def call(self: Future[Any], *args: Any, **settings: Any) -> Any:
         _unread.pop(id(self), None)
