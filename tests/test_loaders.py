@@ -33,6 +33,7 @@ PIPE = "a process that this one has started, through a pipe that both inherit"
 PARENT = "the process that has started this one, through a pipe that both inherit"
 USER = "the user, who names the file"
 DRIVER = "the driver, through Ray, which runs whatever it is sent"
+JOINED = "the machine whose code the person here has typed, and to which that person has said yes"
 OWN = "a folder of this user, announced by `announce_code`"
 NO_CODE = "reads no code"
 
@@ -55,6 +56,7 @@ WRITTEN_BY = {
     "runtime/engines/cluster/servers/processes.py:run_worker:pickle.loads": PARENT,
     "runtime/engines/cluster/worker_main.py:main:pickle.loads": PARENT,
     "runtime/engines/job_file.py:_read:pickle.load": OWN,
+    "runtime/engines/joining/guest.py:train:unpack_program": JOINED,
     "runtime/engines/local/worker_pool.py:_messages:recv": PIPE,
     "runtime/engines/workers/arena.py:_arena:pickle.loads": PARENT,
     "runtime/engines/workers/process_main.py:main:pickle.loads": PARENT,

@@ -67,7 +67,7 @@ def train(
     max_updates: int | None = None, timeout: float = 120.0, world: World | None = None,
     checkpoint_every: int | str | None = None, resume: str | Path | Run | None = None, epochs: int | None = None,
     callbacks: Sequence[Any] = (), loggers: Sequence[Any] = (), keys: str | Path | None = None,
-    trusted_network: bool = False, backups: int = 1, address: str | None = None,
+    trusted_network: bool = False, backups: int = 1, address: str | None = None, joinable: bool = False,
 ) -> Run:  # fmt: skip
     """Train a job by a plan and return the run.
 
@@ -95,15 +95,22 @@ def train(
         keys: The folder of keys with which the nodes of a cluster authenticate each other (`paceline keys`).
         trusted_network: Authenticate the nodes of a cluster by `PACELINE_TOKEN`, without encryption.
         backups: Servers on other nodes that hold a copy of each shard, on a cluster and under plans with servers.
-        address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the run.
+        address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the run. With
+            `joinable`: this machine's own address.
+        joinable: Whether other machines may join by the code that is printed (`paceline join`). `workers` is how many
+            may take part at once.
     """
     arguments = locals()
-    _check_together(engine, address, keys, epochs, resume, world)
+    if joinable:
+        engine = _joinable(engine, keys, trusted_network, resume)
+    _check_together(engine, None if joinable else address, keys, epochs, resume, world)
     _check(engine, folder, timeout, checkpoint_every is not None or resume is not None, progress)
     max_updates, workers = whole("max_updates", max_updates, 1), whole("workers", workers, 1)
     backups, epochs = whole("backups", backups, 0), whole("epochs", epochs, 1)
     check_arguments(train, arguments)
-    node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
+    node = _node(plan, workers, address) if joinable else None
+    if engine == "cluster" and node is None:
+        node = cluster.roster(keys=keys, trusted_network=trusted_network)
     called = _callbacks(callbacks, loggers, node)
     request = Request(
         job, plan, workers, engine, Path(folder) if folder is not None else None, max_updates, timeout,
@@ -117,6 +124,26 @@ def train(
         raise UsageError("no job is given: name a job file, a built-in job such as digits, or a run to resume")
     checked(job).refuse_unused()
     return _begin(*_chosen(request, job if compute is None else job.with_(compute=compute)))
+
+
+def _joinable(engine: str, keys: object, trusted_network: bool, resume: object) -> str:
+    """Return the engine of a run that machines join; UsageError for settings that belong to other ways to meet."""
+    if engine not in ("local", "cluster"):
+        raise UsageError(f"machines join a run of this machine's own, and engine={engine!r} is another; leave one out")
+    if keys is not None or trusted_network:
+        raise UsageError("machines that join get keys for this run alone: leave --keys and --trusted-network out")
+    if resume is not None:
+        raise UsageError("a resumed run cannot be opened to other machines; resume it here alone, or by a launcher")
+    if cluster.nodes():
+        raise UsageError("a launcher has started this process; machines join a run that was started by hand, once")
+    return "cluster"
+
+
+def _node(plan: str | Plan | None, workers: int | None, address: str | None) -> Roster:
+    from paceline.runtime.engines.joining import open_nodes, opened_files
+
+    opened_files.watch()
+    return open_nodes.open_roster(plan, workers, address)
 
 
 def _callbacks(callbacks: Sequence[Any], loggers: Sequence[Any], node: Roster | None) -> list[Any]:

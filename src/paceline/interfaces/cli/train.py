@@ -30,6 +30,7 @@ def train(
     resume: options.Resume = None,
     keys: options.Keys = None,
     trusted_network: options.TrustedNetwork = False,
+    joinable: options.Open = False,
     backups: options.Backups = 1,
     data_dir: options.DataDir = None,
     job_args: options.JobArgs = None,
@@ -51,6 +52,10 @@ def train(
 
     if engine not in ("virtual", "mpi"):
         fork_early()
+    if joinable:
+        from paceline.runtime.engines.joining.opened_files import watch
+
+        watch()
     from paceline.concurrency.watcher.around import watched_run
     from paceline.interfaces.api.engines import KEEPING
     from paceline.interfaces.api.train import train as run_training
@@ -60,8 +65,9 @@ def train(
 
     changes = {"compute": compute, "device": device, "batch_size": batch_size, "seed": seed}
     chosen = options.open_job_or_none(job, data_dir, job_args, resume, **changes, epochs=None if resume else epochs)
-    engine = engine or engine_of(chosen)
-    quiet = quiet or rank_of(engine) > 0
+    engine = engine or ("cluster" if joinable else engine_of(chosen))
+    rank = 0 if joinable else rank_of(engine)
+    quiet = quiet or rank > 0
     console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
     every = "0" if checkpoint_every is None and engine in KEEPING and not resume else checkpoint_every  # 0: at signals
     bar = ProgressBar(str(resume) if resume or not chosen else "", quiet, console)
@@ -69,10 +75,10 @@ def train(
         run = run_training(
             chosen, plan, workers, engine=engine, folder=runs, max_updates=max_updates, timeout=timeout,
             checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
-            address=address, epochs=epochs if resume else None, loggers=logger or (),
+            address=address, joinable=joinable, epochs=epochs if resume else None, loggers=logger or (),
             callbacks=[*named_callbacks(early_stopping, best_checkpoint), bar],
         )  # fmt: skip
-    _report(run, json, rank_of(engine))
+    _report(run, json, rank)
 
 
 def _report(run: Run, json: bool, rank: int) -> None:

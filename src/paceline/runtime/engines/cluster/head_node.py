@@ -150,7 +150,7 @@ class HeadNode:
             self._broadcast(Over(*_exit_notice(error)))
             self._farewell()
             if type(error) is RunFailed and self.request is not None:  # no worker of the job's is to blame
-                where = ["on Ray or on one machine"] if self.managed is not None else []
+                where = ["on Ray or on one machine"] if self.part.roster.apart else []
                 raise RunFailed(f"{error}{resume_line(self.request.run, *where)}") from error
             raise
         values = self.head.values()
@@ -236,6 +236,7 @@ class HeadNode:
             return
         if node is not None:
             self._welcome(peer.number, node)
+            self.processes.node_joined(peer.number, node)
             self.head.joined(peer.number, node)
             if self.managed is not None:
                 self.managed.joined(peer.number)

@@ -81,7 +81,9 @@ def _follow(
         agent.poll()
         if interrupt.number and not notified:
             notified = True
-            rendezvous.send(part.hub, head, Asked(interrupt.number))
+            # A machine that has joined by a code leaves; it ends nobody's run.
+            number = signal.SIGTERM if part.roster.open else interrupt.number
+            rendezvous.send(part.hub, head, Asked(number))
         events = part.hub.poll(POLL)
 
 

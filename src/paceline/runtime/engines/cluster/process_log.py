@@ -46,6 +46,11 @@ class ProcessLog:
             kind, pid, shard = EventKind.ENDED, message.pid, -1
         self.note(Event(kind, at, message.kind, rank, message.number, pid, shard))
 
+    def node_joined(self, rank: int, node: Node) -> None:
+        """Take note of a node that has come while the run goes on."""
+        self._ahead[rank] = node.ahead
+        self.processes[ProcessKind.AGENT, rank] = NodeProcess(ProcessKind.AGENT, rank, rank, -1, _agent(node))
+
     def node_lost(self, rank: int, why: str) -> None:
         """Take note that the agent of a node cannot be reached any longer."""
         for key in [key for key, process in self.processes.items() if process.rank == rank]:

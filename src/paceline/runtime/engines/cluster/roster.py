@@ -50,6 +50,10 @@ class Roster:
     store: AgentStore | None = None
     #: Which agent of its rank this is, counted from 1 by a driver; 0 where a launcher starts them.
     attempt: int = 0
+    #: Whether machines join by a code, and may leave.
+    open: bool = False
+    #: The nodes with which the run begins, where others come later; 0: all.
+    begins_with: int = 0
 
     @property
     def leads(self) -> bool:
@@ -81,6 +85,11 @@ class Roster:
     def followers(self) -> range:
         """The ranks of all nodes but the head."""
         return range(0 if self.apart else 1, self.nodes)
+
+    @property
+    def awaited(self) -> range:
+        """Those of them without which the run does not begin."""
+        return range(self.followers.start, self.begins_with or self.nodes)
 
     @property
     def head_name(self) -> str:

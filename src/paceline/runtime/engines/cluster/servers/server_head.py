@@ -81,7 +81,9 @@ class ServerHead:
         rank_config, shards = agent.config, len(setup.layout.shards)
         listener = listen(Address(rank_config.host, 0), rank_config.credentials)
         config = ServerConfig.of(rank_config, Address(rank_config.host, listener.getsockname()[1]))
-        self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
+        present = {agent.config.rank, *workers.nodes} - {self.nodes}
+        workers.dead |= set(range(self.nodes)) - present  # others take part once they have joined
+        self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups), len(present))
         self.collector = Collector(
             config.hub(Process(Role.HEAD, 0)),
             config.desk,
@@ -181,8 +183,7 @@ class ServerHead:
         self._lost.discard(rank)
         self.workers.ahead[rank] = node.ahead
         self.lives[rank] += 1
-        spares = len(self._servers[rank])
-        self.to_rank(rank, Serve(self._desk, (), spares, self.lives[rank]))
+        self.to_rank(rank, Serve(self._desk, (), self.placement.spares(rank), self.lives[rank]))
 
     def poll(self) -> None:
         """Follow the training; called several times a second."""
