@@ -1,6 +1,6 @@
 """The way to another machine, on which `paceline doctor --listen` answers.
 
-Who answers echoes what it is sent, says what its clock shows, and opens one connection back to whoever has asked. It
+Who answers echoes what it is sent, says what its clock shows, and opens one connection back to the one that asks. It
 runs nothing, tells nothing else, and ends after a visit.
 """
 

@@ -136,7 +136,7 @@ class Guest:
         from paceline.training.gradients.pickling import unpack_program
 
         spec = unpack_program(self.job)  # of the machine to which the person here has said yes
-        roster = replace(spec.roster, rank=self.rank)
+        roster = replace(spec.roster, rank=self.rank, head=self.offer.head)
         for returns in range(RETURNS + 1):
             try:
                 spec.take_part(roster)

@@ -1,7 +1,7 @@
 """Where the run of a code is, as the machines of one network tell each other (mDNS), if zeroconf is installed.
 
 What is told is the number of the code and where machines knock. The words stay on the screen, and nothing is sent
-beyond the network that this machine is in. An answer proves nothing: whoever gives a wrong one does not know the code.
+beyond the network that this machine is in. An answer proves nothing: the machine that it names has to know the code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.errors import UsageError
 from paceline.runtime.links.tcp.address import Address
 
 TYPE = "_paceline._tcp.local."
-SECONDS = 5.0  # in which a machine has to answer
+SECONDS, REACH = 5.0, 1.0  # in which a machine has to answer, and one of its addresses to accept a connection
 GIVE = "give the address that the other screen shows, too, as in `paceline join alice:29471 7-lantern-osprey`"
 
 
@@ -77,4 +77,12 @@ def discover(number: int) -> Address:
         zeroconf.ServiceBrowser(running, TYPE, Listener())
         if not found.wait(SECONDS):
             raise UsageError(f"no machine of this network says that it has a code with the number {number}; {GIVE}")
-    return there[0]
+    return next(filter(_accepts, there[:-1]), there[-1])
+
+
+def _accepts(address: Address) -> bool:
+    try:
+        socket.create_connection(address, REACH).close()
+    except OSError:
+        return False
+    return True

@@ -52,6 +52,8 @@ class Door:
         """
         package()
         self._listener, self._receive, self._report = listener, receive, report
+        #: Where machines knock.
+        self.address = Address(*listener.getsockname()[:2])
         self._certificate = ssl.PEM_cert_to_DER_cert((keys / CERTIFICATE).read_text(encoding="ascii"))
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.minimum_version, self._tls.num_tickets = ssl.TLSVersion.TLSv1_3, 0
@@ -62,15 +64,10 @@ class Door:
         self._busy: dict[int, Code] = {}
         self._used: dict[int, str] = {}
         self._wrong = 0
-        self._announcement = Announcement(hosts, listener.getsockname()[1])
+        self._announcement = Announcement(hosts, self.address.port)
         self._closed = threading.Event()
         self._next_code()
         self._thread = threading.Thread(target=self._run, name="paceline-door", daemon=True)
-
-    @property
-    def address(self) -> Address:
-        """Where machines knock."""
-        return Address(*self._listener.getsockname()[:2])
 
     @property
     def code(self) -> Code:
@@ -165,7 +162,7 @@ class Door:
         self.close()
         self._report(
             f"a machine at {host} gave a wrong code, the {GUESSES}th: no machine can join this run any longer. The run "
-            "goes on; whoever has joined stays"
+            "goes on, with the machines that have joined"
         )
 
 

@@ -2,7 +2,7 @@
 
 machine that joins                           machine that trains
 ------------------                           -------------------
-TLS, whoever answers ----------------------> shows the certificate of the run
+TLS, with any machine ---------------------> shows the certificate of the run
 the number of the code, SPAKE2 of side A --> is there such a code?
                        <-------------------- SPAKE2 of side B
 a proof that it has the key ---------------> is it right? If not, that was a guess
