@@ -46,6 +46,7 @@ WRITTEN_BY = {
     "interfaces/api/planning/busy_cores.py:_ask:recv": PIPE,
     "interfaces/api/tuning/ray_trials.py:run_trials:unpack_program": DRIVER,
     "runtime/backend/group.py:recv_anysource:recv": f"a rank of this run, as the numbers of a tensor: {NO_CODE}",
+    "runtime/doctor/way.py:_receive:recv": f"bytes of a socket, which are counted: {NO_CODE}",
     "runtime/engines/cluster/children.py:_listen:recv": PIPE,
     "runtime/engines/cluster/group_client.py:_listen:recv": PARENT,
     "runtime/engines/cluster/ray_agent.py:run:unpack_program": DRIVER,

@@ -169,7 +169,7 @@ def sent(host: Host) -> int:
 
 def joining(seconds: float) -> dict[str, object]:
     """Time from `paceline join` until the second machine's first push, and what was sent until then."""
-    with people(0.01, 40) as (alice, bob), opened(alice) as (first, where, code):
+    with people(0.01, 8) as (alice, bob), opened(alice) as (first, where, code):
         before, start = sent(alice.host), time.time()
         second = bob.start("join", where, code)
         try:
@@ -197,7 +197,7 @@ def joining(seconds: float) -> dict[str, object]:
             "computes_seconds": computed,
             "travelled_bytes": travelled,
             "batches_of_bob": len(of_bob),
-            "batches": int((rows["kind"] == Kind.PUSH).sum()),
+            "batches": int((rows["kind"] == Kind.APPLY).sum()),
             "alice": mine,
             "bob": other,
         }
@@ -351,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"== {name}")
         for key, value in result.items():  # type: ignore[attr-defined]
             print(f"-- {key}: {value}")
-    write(FOLDER / "result.json", results)
+    write(FOLDER, results)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def train(
         job: The job. With `resume`, it is needed only where the run's folder could not keep it.
         plan: A plan, its name with options such as `"downpour:workers=4"`, or `"auto"` for the choice of
             `paceline.choose`. Default: one process.
-        workers: The number of workers, unless the plan states it.
+        workers: The number of workers, unless the plan states it; with `joinable`, of machines at once.
         engine: `"local"`: processes on this machine; `"virtual"`: a simulated clock; `"mpi"`: the ranks that mpiexec
             started; `"cluster"`: the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls
             this function; `"ray"`: nodes that Ray places, starts and replaces.
@@ -97,20 +97,16 @@ def train(
         backups: Servers on other nodes that hold a copy of each shard, on a cluster and under plans with servers.
         address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the run. With
             `joinable`: this machine's own address.
-        joinable: Whether other machines may join by the code that is printed (`paceline join`). `workers` is how many
-            may take part at once.
+        joinable: Whether other machines may join by the code that is printed (`paceline join`).
     """
     arguments = locals()
-    if joinable:
-        engine = _joinable(engine, keys, trusted_network, resume)
+    engine = _joinable(engine, keys, trusted_network, resume) if joinable else engine
     _check_together(engine, None if joinable else address, keys, epochs, resume, world)
     _check(engine, folder, timeout, checkpoint_every is not None or resume is not None, progress)
     max_updates, workers = whole("max_updates", max_updates, 1), whole("workers", workers, 1)
     backups, epochs = whole("backups", backups, 0), whole("epochs", epochs, 1)
     check_arguments(train, arguments)
-    node = _node(plan, workers, address) if joinable else None
-    if engine == "cluster" and node is None:
-        node = cluster.roster(keys=keys, trusted_network=trusted_network)
+    node = _node(joinable, plan, workers, address, keys, trusted_network) if engine == "cluster" else None
     called = _callbacks(callbacks, loggers, node)
     request = Request(
         job, plan, workers, engine, Path(folder) if folder is not None else None, max_updates, timeout,
@@ -139,10 +135,20 @@ def _joinable(engine: str, keys: object, trusted_network: bool, resume: object) 
     return "cluster"
 
 
-def _node(plan: str | Plan | None, workers: int | None, address: str | None) -> Roster:
+def _node(
+    joinable: bool,
+    plan: str | Plan | None,
+    workers: int | None,
+    address: str | None,
+    keys: str | Path | None,
+    trusted_network: bool,
+) -> Roster:
+    """Return this process's place among the nodes of its run."""
+    if not joinable:
+        return cluster.roster(keys=keys, trusted_network=trusted_network)
     from paceline.runtime.engines.joining import open_nodes, opened_files
 
-    opened_files.watch()
+    opened_files.watch_files()
     return open_nodes.open_roster(plan, workers, address)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.interfaces.cli import options
 from paceline.interfaces.cli.console import console
@@ -52,33 +52,35 @@ def train(
 
     if engine not in ("virtual", "mpi"):
         fork_early()
-    if joinable:
-        from paceline.runtime.engines.joining.opened_files import watch
-
-        watch()
     from paceline.concurrency.watcher.around import watched_run
     from paceline.interfaces.api.engines import KEEPING
     from paceline.interfaces.api.train import train as run_training
-    from paceline.interfaces.callbacks.parsing import named_callbacks
-    from paceline.interfaces.callbacks.progress_bar import ProgressBar
+    from paceline.runtime.engines.joining.opened_files import watch_files
     from paceline.runtime.engines.launched import engine_of, rank_of
 
     changes = {"compute": compute, "device": device, "batch_size": batch_size, "seed": seed}
+    watch_files(joinable)
     chosen = options.open_job_or_none(job, data_dir, job_args, resume, **changes, epochs=None if resume else epochs)
     engine = engine or ("cluster" if joinable else engine_of(chosen))
     rank = 0 if joinable else rank_of(engine)
     quiet = quiet or rank > 0
     console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
     every = "0" if checkpoint_every is None and engine in KEEPING and not resume else checkpoint_every  # 0: at signals
-    bar = ProgressBar(str(resume) if resume or not chosen else "", quiet, console)
     with watched_run(resume.parent if resume else runs):
         run = run_training(
             chosen, plan, workers, engine=engine, folder=runs, max_updates=max_updates, timeout=timeout,
             checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
             address=address, joinable=joinable, epochs=epochs if resume else None, loggers=logger or (),
-            callbacks=[*named_callbacks(early_stopping, best_checkpoint), bar],
+            callbacks=_callbacks(early_stopping, best_checkpoint, str(resume) if resume or not chosen else "", quiet),
         )  # fmt: skip
     _report(run, json, rank)
+
+
+def _callbacks(early_stopping: str | None, best_checkpoint: str | None, title: str, quiet: bool) -> list[Any]:
+    from paceline.interfaces.callbacks.parsing import named_callbacks
+    from paceline.interfaces.callbacks.progress_bar import ProgressBar
+
+    return [*named_callbacks(early_stopping, best_checkpoint), ProgressBar(title, quiet, console)]
 
 
 def _report(run: Run, json: bool, rank: int) -> None:

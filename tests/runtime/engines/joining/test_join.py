@@ -105,7 +105,7 @@ def test_a_machine_joins_while_the_run_goes_on_and_takes_part(alice: Path) -> No
     rows = trace_of(alice)
     computed = rows[(rows["kind"] == Kind.COMPUTE)]
     assert set(computed["worker"]) == {0, 1}
-    pushed = rows[rows["kind"] == Kind.PUSH]
+    pushed = rows[rows["kind"] == Kind.APPLY]
     assert sorted(pushed["update"]) == list(range(60)), "every batch is in the model once"
     assert not list((alice.parent / "bob").glob("*.txt"))
 
@@ -127,7 +127,7 @@ def test_a_machine_that_leaves_costs_no_update(alice: Path) -> None:
     assert left.code == 130, left.err
     assert "the run goes on without this rank" in left.err
     rows = trace_of(alice)
-    assert sorted(rows[rows["kind"] == Kind.PUSH]["update"]) == list(range(60))
+    assert sorted(rows[rows["kind"] == Kind.APPLY]["update"]) == list(range(60))
 
 
 def test_under_a_synchronous_plan_the_run_waits_for_all(alice: Path) -> None:

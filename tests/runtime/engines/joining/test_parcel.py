@@ -23,9 +23,9 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 
-from paceline.runtime.engines.joining.opened_files import opened, watch
+from paceline.runtime.engines.joining.opened_files import opened, watch_files
 
-watch()
+watch_files()
 import beside
 open("data/one.csv").read()
 list(os.scandir("images"))

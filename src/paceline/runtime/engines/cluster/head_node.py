@@ -161,7 +161,8 @@ class HeadNode:
         ends = [workers.finished.get(rank) for rank in range(setup.plan.workers)]
         memory = [end.peak_memory if end else 0 for end in ends]
         snapshots = list_snapshots(trace, self.snapshots)
-        return Outcome(trace, workers.seconds, values, snapshots, waited, memory, deaths=workers.deaths)
+        absent = self.head.absent
+        return Outcome(trace, workers.seconds, values, snapshots, waited, memory, absent=absent, deaths=workers.deaths)
 
     def close(self) -> None:
         """Release the files of the run."""

@@ -23,9 +23,11 @@ _folders: set[str] = set()
 _watches = False
 
 
-def watch() -> None:
-    """Take note of what is opened from now on."""
+def watch_files(joinable: bool = True) -> None:
+    """Take note of what is opened from now on, if machines may join to which it goes."""
     global _watches
+    if not joinable:
+        return
     if not _watches:
         sys.addaudithook(_note)  # which stays until the process ends
     _watches = True

@@ -125,6 +125,11 @@ class ServerHead:
             self._snapshot_at = begun.updates // every * every + every if every else 0
 
     @property
+    def absent(self) -> frozenset[int]:
+        """The ranks that no node has had."""
+        return frozenset(rank for rank in range(self.placement.present, self.nodes) if not self.lives[rank])
+
+    @property
     def done(self) -> bool:
         """Whether the result was read."""
         return bool(self._values)
