@@ -58,12 +58,11 @@ def train(
     from paceline.runtime.engines.joining.opened_files import watch_files
     from paceline.runtime.engines.launched import engine_of, rank_of
 
-    changes = {"compute": compute, "device": device, "batch_size": batch_size, "seed": seed}
     watch_files(joinable)
+    changes = {"compute": compute, "device": device, "batch_size": batch_size, "seed": seed}
     chosen = options.open_job_or_none(job, data_dir, job_args, resume, **changes, epochs=None if resume else epochs)
     engine = engine or ("cluster" if joinable else engine_of(chosen))
-    rank = 0 if joinable else rank_of(engine)
-    quiet = quiet or rank > 0
+    rank, quiet = (0, quiet) if joinable else (rank_of(engine), quiet or rank_of(engine) > 0)
     console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
     every = "0" if checkpoint_every is None and engine in KEEPING and not resume else checkpoint_every  # 0: at signals
     with watched_run(resume.parent if resume else runs):

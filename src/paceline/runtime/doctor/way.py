@@ -39,7 +39,7 @@ def answer(host: str, ready: Callable[[Address], None]) -> str:
         ready(Address(*listener.getsockname()[:2]))
         while True:
             raw, where = listener.accept()
-            raw.settimeout(PATIENCE)
+            raw.settimeout(3 * PATIENCE)  # so that the other end speaks of what does not come
             with closing(raw), suppress(OSError, _Gone):
                 _serve(raw, str(where[0]))
                 return str(where[0])
@@ -136,7 +136,7 @@ def _speed(raw: socket.socket, to: Address, latency: float) -> Iterator[Finding]
     mtu = raw.getsockopt(socket.IPPROTO_IP, IP_MTU)
     try:
         seconds, _, _ = _ask(raw, TAKE, bytes(FIRST))
-    except TimeoutError:
+    except (TimeoutError, _Gone):
         text = f"small packets reach {to.host} and large ones (MTU {mtu}) are lost on the way"
         remedy = "ip link set DEVICE mtu 1280, on both machines; a tunnel or a switch between them carries less"
         yield Finding("packets", Grade.FAULT, text, remedy)

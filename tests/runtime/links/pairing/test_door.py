@@ -37,7 +37,7 @@ class Host:
     def receive(self, line: Line, host: str) -> str:
         name = line.receive().decode()
         if name == "no":
-            raise PeerLost("bob", "has not joined: the person there said no")
+            raise PeerLost("bob", "said: no")
         line.send(b"the job")
         return name
 
@@ -76,7 +76,7 @@ def test_a_machine_that_does_not_join_leaves_the_code_good(host: Host) -> None:
     code = host.door.code
     with pytest.raises(PeerLost):
         host.join(code, "no")
-    assert "did not join: bob has not joined: the person there said no" in host.said.get(timeout=20)
+    assert "a machine did not join: bob said: no" in host.said.get(timeout=20)
     assert host.join(code) == b"the job"
 
 

@@ -155,7 +155,7 @@ class OpenNodes:
         line.send_json({**self._offer, "head": list(self._roster.head), "back": back})
         answer = line.receive_json()
         if answer.get("answer") != "yes":
-            raise PeerLost(name, f"has not joined: {answer.get('why', 'it gave no reason')}")
+            raise PeerLost(name, f"said: {answer.get('why', 'nothing')}")
         rank = self._take_seat(name)
         line.send_json({"rank": rank})
         if rank < 0:

@@ -69,9 +69,7 @@ def lacking(packages: Iterable[Package], needed_python: str, host: str) -> list[
         if importlib.util.find_spec(each.module) is None:
             lines.append(f"{each.module} is not installed here: pip install {each}")
         elif each.module in SAME and (here := _version(each.module, each.distribution)) != each.version:
-            lines.append(
-                f"{each.module} is {here} here and {each.version} on {host}: pip install {each} on one of them"
-            )
+            lines.append(f"{each.module} is {here} here and {each.version} on {host}: pip install {each}")
     return lines
 
 

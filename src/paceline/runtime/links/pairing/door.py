@@ -123,7 +123,7 @@ class Door:
                 line.allow(STAY)
                 name = self._receive(line, host)
         except (ConnectionFailed, ValueError, TypeError) as error:  # it is gone, or says what makes no sense
-            self._report(f"a machine at {host} did not join: {error}")
+            self._report(f"a machine did not join: {error}")
         finally:
             self._settle(code, name)
 
