@@ -63,9 +63,9 @@ def discover(number: int) -> Address:
         raise UsageError(
             f"finding a run by its code alone needs the package zeroconf (`pip install 'paceline[pair]'`); {GIVE}"
         )
-    found, there = threading.Event(), []
+    found, there = threading.Event(), list[Address]()
 
-    class Listener(zeroconf.ServiceListener):  # type: ignore[misc]
+    class Listener(zeroconf.ServiceListener):  # type: ignore[misc, name-defined]
         def add_service(self, running: Any, kind: str, name: str) -> None:
             if name.split(".")[0] == str(number) and (info := running.get_service_info(kind, name)):
                 there.extend(Address(host, info.port) for host in info.parsed_addresses())
@@ -77,7 +77,7 @@ def discover(number: int) -> Address:
         zeroconf.ServiceBrowser(running, TYPE, Listener())
         if not found.wait(SECONDS):
             raise UsageError(f"no machine of this network says that it has a code with the number {number}; {GIVE}")
-    return next(filter(_accepts, there[:-1]), there[-1])
+    return next((address for address in there[:-1] if _accepts(address)), there[-1])
 
 
 def _accepts(address: Address) -> bool:

@@ -43,7 +43,7 @@ class Verdict(IntEnum):
 
 
 #: What the machine that joins says at these verdicts.
-REASONS = {
+REASONS: dict[int, str] = {
     Verdict.WRONG: "the code is wrong: look at the other screen again. After a few wrong codes no machine can join",
     Verdict.NO_NUMBER: "it has no code with this number: look at its screen for the newest one",
     Verdict.USED_UP: "a machine has joined with this code, which is for one machine: its screen shows the next one",
@@ -130,7 +130,7 @@ def _require_right(line: Line, name: str) -> None:
     (number,) = line.receive(1) or b"\xff"
     if number == Verdict.RIGHT:
         return
-    reason = REASONS.get(Verdict(number)) if number in iter(Verdict) else "it speaks another protocol"
+    reason = REASONS.get(number, "it speaks another protocol")
     raise PeerRefused(f"{name} did not let this machine in: {reason}")
 
 
