@@ -31,7 +31,7 @@ from paceline.algorithms.server.gates.backup import Backup
 from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 STATES = 60_000  # of a world that is learned from
 
@@ -205,7 +205,7 @@ def main() -> None:
         }
         table[name] = {way: search(make(), score) for way, score in ways.items()}
         print(name, table[name])
-    write(Path(__file__).parent, {"moves before the first bad state": table}, "guided.json")
+    write({"moves before the first bad state": table}, "guided.json")
 
 
 if __name__ == "__main__":

@@ -40,10 +40,9 @@ from paceline.runtime.links.memory import Memory, SharedTensors
 from paceline.runtime.links.rendezvous import Rendezvous
 from paceline.runtime.links.store_order import require_store_order
 from paceline.runtime.runs.folder import RunFolder, emptied, new_folder
-from paceline.runtime.runs.machine import this_machine
-from paceline.runtime.runs.record import JobRecord, RunRecord, Status
+from paceline.runtime.runs.record import JobRecord, RunRecord, Status, this_machine
 from paceline.runtime.runs.schema import from_dict, to_dict
-from paceline.runtime.runs.summary import summarize
+from paceline.runtime.runs.time_accounting import summarize
 from paceline.runtime.runs.trace import Kind, Trace
 from paceline.training.gradients.learner import Learner
 from paceline.training.gradients.replica import Replica
@@ -161,7 +160,7 @@ class _TensorOutline(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Terms:
+class _ParallelTerms:
     """The terms of a block, which rank 0 sends to the other ranks."""
 
     plan: str
@@ -225,7 +224,7 @@ class _Block:
 
     def _share(
         self, shape: ArenaShape, rendezvous: Rendezvous, folder: str | Path | None
-    ) -> tuple[Arena, _Terms, list[int]]:
+    ) -> tuple[Arena, _ParallelTerms, list[int]]:
         """Share the arena that rank 0 makes, the parameters that all ranks start from, and all process ids."""
         everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
         resources: list[Any] = []  # made by rank 0, and kept open until every rank has it
@@ -236,7 +235,7 @@ class _Block:
                 arena.put_version_0(self.model, self.optimizer.state)
             path = str(new_folder(Path(folder), f"{_script()}-{self.plan.name}")) if folder is not None else None
             resources.extend([arena, start, path])
-            terms = _Terms(
+            terms = _ParallelTerms(
                 plan=str(self.plan),
                 model=_outline(self.model),
                 size=arena.memory.size,
@@ -246,11 +245,11 @@ class _Block:
             )
             return [arena.memory.descriptor, start.memory.descriptor, arena.locks.descriptor], to_dict(terms)
 
-        shared = rendezvous.share(make, lambda said: self._difference(from_dict(_Terms, said)))
+        shared = rendezvous.share(make, lambda said: self._difference(from_dict(_ParallelTerms, said)))
         if isinstance(shared, str):
             with emptied(Path(resources[-1]) if resources and resources[-1] else None):
                 raise UsageError(shared)
-        terms, (memory, start, locks) = from_dict(_Terms, shared.said), shared.descriptors
+        terms, (memory, start, locks) = from_dict(_ParallelTerms, shared.said), shared.descriptors
         if self.rank == 0:
             arena, self.start, _ = resources
         else:
@@ -258,7 +257,7 @@ class _Block:
             self.start = SharedTensors(everything, Memory.of(start, terms.start))
         return arena, terms, shared.pids
 
-    def _difference(self, terms: _Terms) -> str:
+    def _difference(self, terms: _ParallelTerms) -> str:
         """Describe how this rank differs from rank 0; empty if it does not."""
         mine, theirs = _outline(self.model), terms.model
         if terms.plan != str(self.plan):

@@ -29,14 +29,14 @@ from paceline.errors import (
 from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.interfaces.api.engines import ENGINES, KEEPING, Request
-from paceline.interfaces.api.hooks import Hooks, ProgressFunction
-from paceline.interfaces.api.stopped import stopped_run
+from paceline.interfaces.api.hooks import Hooks, ProgressFunction, stopped_run
 from paceline.interfaces.callbacks import check
 from paceline.interfaces.callbacks.loggers import named
 from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
 from paceline.runtime.engines import checkpoints, cluster, mpi
 from paceline.runtime.engines.checkpoints import CheckpointRequest
+from paceline.runtime.engines.cluster.successor import Promoted
 from paceline.runtime.engines.job_file import save_job_file
 from paceline.runtime.engines.life import Life
 from paceline.runtime.engines.outcome import finish
@@ -153,10 +153,10 @@ def _node(
 
 
 def _callbacks(callbacks: Sequence[Any], loggers: Sequence[Any], node: Roster | None) -> list[Any]:
-    """Return the callbacks with the loggers; of several ranks, only the first has any."""
+    """Return the callbacks with the loggers; of the ranks of MPI, only the first has any."""
     called = [*callbacks, *named(loggers)]
     check(called)
-    return [] if mpi.rank() or (node is not None and not node.leads) else called
+    return [] if mpi.rank() else called
 
 
 def _ranks(engine: str) -> contextlib.AbstractContextManager[None]:
@@ -194,8 +194,21 @@ def _begin(request: Request, job: Job) -> Run:
     folder = request.folder if leads else None
     with _notes_of_rank_0(request), _ranks(engine):
         setup = set_up(job, plan, engine, request.max_updates, tested=leads, bounded=True)
+    try:
+        return _in_folder(request, job, setup, folder, interval)
+    except Promoted as promoted:
+        request = replace(request, successor=promoted.successor)
+        setup = promoted.successor.part.setup.tested()
+        job = job.with_(model=setup.job.model)  # that of the first head, where the models of ranks differ
+        return _in_folder(request, job, setup, request.folder, interval)
+
+
+def _in_folder(
+    request: Request, job: Job, setup: Setup, folder: Path | None, interval: CheckpointInterval | None
+) -> Run:
+    """Train, in a new folder if there is one to make it in."""
     record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
-    path = new_folder(folder, f"{job.name}-{plan.name}") if folder is not None else None
+    path = new_folder(folder, f"{job.name}-{setup.plan.name}") if folder is not None else None
     checkpoint = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
     with unless_begun(path), RunFolder(path) as place:
         save_job_file(place, job, resumable=interval is not None)
@@ -354,9 +367,10 @@ def _run(
 ) -> Run:
     """Train on the engine of the setup. The folder says how it ended, also when it raises."""
     place.write(record)
-    hooks = Hooks(request.callbacks, setup, place.path, earlier)
+    callbacks = request.callbacks if request.leads else ()
+    hooks = Hooks(callbacks, setup, place.path, earlier)
     with Heartbeat(place.path, setup.agenda.updates) as heartbeat:
-        follower = hooks if request.callbacks else None
+        follower = hooks if callbacks else None
         life = Life(setup.anew(), heartbeat, place, request.timeout, follower, checkpoint)
         try:
             hooks.begin()

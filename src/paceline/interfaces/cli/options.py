@@ -241,6 +241,10 @@ Output = Annotated[
 ReportFormat = Annotated[
     str, typer.Option("--format", help="html, json, csv, tensorboard (event files) or perfetto (a trace).")
 ]
+Live = Annotated[
+    bool, typer.Option("--live", help="Serve a page that follows the runs while they go on, to this machine only.")
+]
+LivePort = Annotated[int, typer.Option("--port", help="The port of --live; 0: any that is free.", min=0, max=65535)]
 # --- check ---
 CheckFormatOption = Annotated[CheckFormat, typer.Option("--format", "--output-format", help="Output format.")]
 Select = Annotated[str | None, typer.Option(help="Rules to run, by prefixes of their codes: PC1,PC501.")]

@@ -83,8 +83,8 @@ def _callbacks(early_stopping: str | None, best_checkpoint: str | None, title: s
 
 
 def _report(run: Run, json: bool, rank: int) -> None:
-    if rank:
-        return  # rank 0 reports for all
+    if rank and run.path is None:
+        return  # another rank leads, and reports for all
     if json:
         print_json(run.summary())
         return

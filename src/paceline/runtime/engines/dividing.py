@@ -27,10 +27,8 @@ from paceline.training.jobs.threads import threads
 from paceline.training.operators.planning import OperatorBlueprint, operator_blueprint
 from paceline.training.splits.fused_shares import STAGES as FUSED_STAGES
 from paceline.training.splits.gradients import SplitBlueprint
-from paceline.training.splits.optimizers import check_parts
-from paceline.training.splits.planning import split_blueprint
+from paceline.training.splits.planning import check_parts, peaks_of_parts, split_blueprint
 from paceline.training.splits.stage_planning import with_parts
-from paceline.training.splits.weighing import peaks_of_parts
 from paceline.training.stages.blueprint import Blueprint
 from paceline.training.stages.planning import CutRequest, agrees, blueprint
 from paceline.training.stages.rehearsal import examples_of

@@ -17,8 +17,7 @@ from paceline.runtime.engines.setup import Setup
 from paceline.runtime.runs.folder import RunFolder, writing
 from paceline.runtime.runs.record import DeathRecord, Evaluation, RunRecord, Status, Summary
 from paceline.runtime.runs.run import Run
-from paceline.runtime.runs.summary import summarize
-from paceline.runtime.runs.time_accounting import idling, pace_of
+from paceline.runtime.runs.time_accounting import idling, pace_of, summarize
 from paceline.runtime.runs.trace import Trace
 from paceline.training.gradients.evaluate import evaluate
 from paceline.training.parameters.layout import not_trained, sha256, trainable

@@ -106,6 +106,17 @@ class Setup:
         """The set-up with the user's functions in the state that they have before the first update."""
         return replace(self, job=with_state_of(self.job, self.users_job))
 
+    def tested(self) -> Setup:
+        """The set-up of a rank that evaluates the model, of one that did not."""
+        users, job = self.users_job, self.job
+        if users.test is None or self.test is not None:
+            return self
+        job = job.with_(
+            test=users.test, metrics=users.metrics, evaluate=users.evaluate, evaluate_every=users.evaluate_every
+        )
+        test = open_source(job.test, job.seed, "test")
+        return replace(self, job=job, test=test, figures=rehearse(job, self.module, test, self.placement.devices[0]))
+
     def fresh_module(self) -> nn.Module:
         """A module as it is before the first update."""
         import copy

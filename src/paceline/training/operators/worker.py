@@ -34,7 +34,7 @@ class Applied(NamedTuple):
     finite: bool
 
 
-class Done(NamedTuple):
+class Completion(NamedTuple):
     """What a piece of work has come to."""
 
     sends: list[tuple[Message, Gradients]]
@@ -102,7 +102,7 @@ class OperatorWorker:
             self.arrived.setdefault((message.instance, message.call), {})[message.user] = tensors
         self.machine.arrive(message)
 
-    def do(self, work: Work) -> Done:
+    def do(self, work: Work) -> Completion:
         """Do a piece of work."""
         loss, weight, tensors = None, self.weights[work.instance], dict[int, Gradients]()
         if work.what == FORWARD:
@@ -121,7 +121,7 @@ class OperatorWorker:
         applied = self._step(outcome.step, self.chunks[work.instance].update) if outcome.step is not None else None
         if outcome.ended:
             self._end(work.instance)
-        return Done(sends, loss, weight, applied, outcome.ended)
+        return Completion(sends, loss, weight, applied, outcome.ended)
 
     def drain(self, update: int) -> list[Applied]:
         """Make the updates of what is left at the end of a pass, whose last update this was."""

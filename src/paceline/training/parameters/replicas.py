@@ -13,7 +13,7 @@ from paceline.algorithms.rules.plain import Plain
 from paceline.algorithms.streaming import ALPHA
 from paceline.training.gradients.learner import Learner
 from paceline.training.gradients.payload import GradientSum
-from paceline.training.parameters.fragments import Fragments
+from paceline.training.parameters.layout import Fragments
 from paceline.training.parameters.optimizers import Optimizer, optimizer_over
 from paceline.training.parameters.shard_version import ShardVersion
 from paceline.training.parameters.store import LocalStore, restore_store, state_of_store

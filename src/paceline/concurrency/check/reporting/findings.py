@@ -9,8 +9,9 @@ from typing import NamedTuple
 from paceline.narrative import Scene, Wait, format_story, format_waits
 
 #: How many findings of a family of rules were worth a look, of those judged by reading: two in three is high,
-#: 0.55 medium. It is a rank of the family: no model says yet how likely a single finding is true.
-RANKS = {"PC0": "high", "PC1": "medium", "PC2": "medium", "PC3": "high", "PC4": "low", "PC5": "low"}
+#: 0.55 medium. It is a rank of the family: no model says yet how likely a single finding is true. A project's own
+#: rules are PC9.
+RANKS = {"PC0": "high", "PC1": "medium", "PC2": "medium", "PC3": "high", "PC4": "low", "PC5": "low", "PC9": "medium"}
 LOWEST_FIRST = ("low", "medium", "high")
 
 

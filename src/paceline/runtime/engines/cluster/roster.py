@@ -82,9 +82,14 @@ class Roster:
         return self.head_rank == self.nodes
 
     @property
-    def followers(self) -> range:
+    def moves(self) -> bool:
+        """Whether another node leads if the head is lost: not in place of a driver, nor where machines come and go."""
+        return not (self.apart or self.open)
+
+    @property
+    def followers(self) -> list[int]:
         """The ranks of all nodes but the head."""
-        return range(0 if self.apart else 1, self.nodes)
+        return [rank for rank in range(self.nodes) if rank != self.head_rank]
 
     @property
     def awaited(self) -> range:
@@ -94,7 +99,7 @@ class Roster:
     @property
     def head_name(self) -> str:
         """What messages call the head."""
-        return "the driver" if self.apart else "rank 0"
+        return "the driver" if self.apart else f"rank {self.head_rank}"
 
 
 def nodes(environ: Mapping[str, str] = os.environ) -> int:

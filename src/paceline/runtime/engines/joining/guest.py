@@ -143,8 +143,8 @@ class Guest:
                 report(f"the run is done; its folder is on {self.offer.host}")
                 return
             except RunFailed as error:
-                if type(error) is not RunFailed or returns == RETURNS or not _listens(roster.head):
-                    raise  # as RunOver
+                if type(error) is not RunFailed or returns == RETURNS:
+                    raise  # it is over, or the other machine cannot be reached
                 report(f"{error}; coming back")
 
     def close(self) -> None:
@@ -173,15 +173,6 @@ def _offer(line: Line, consents: Callable[[Offer], bool], reached: str, report: 
         raise MachineError(f"nothing of {offer.host} was run here; the code stays good")
     line.send_json({"answer": "yes"})
     return offer
-
-
-def _listens(address: Address) -> bool:
-    """Whether a connection to this address is accepted."""
-    try:
-        socket.create_connection(address, REACH).close()
-    except OSError:
-        return False
-    return True
 
 
 def _exists(host: str) -> bool:

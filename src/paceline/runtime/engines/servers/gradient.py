@@ -16,7 +16,7 @@ from paceline.training.gradients.native_versions import native_versions
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.gradients.pulled import PulledView
 from paceline.training.parameters.optimizers import Optimizer, optimizer_over
-from paceline.training.parameters.row_copier import RowCopier
+from paceline.training.parameters.shard_version import RowCopier
 from paceline.training.parameters.store import ShardStore
 from paceline.training.parameters.worker_state import WorkerState
 

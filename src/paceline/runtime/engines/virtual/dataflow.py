@@ -26,7 +26,7 @@ from paceline.runtime.engines.virtual.rows import Rows
 from paceline.runtime.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.runtime.runs.trace import Kind, Row
 from paceline.training.operators.held import Gradients
-from paceline.training.operators.worker import Applied, Done
+from paceline.training.operators.worker import Applied, Completion
 
 ON = 1 / 3  # of a call's seconds, on the way forward
 VALUES = 1024  # bytes of a message where there is no model to measure
@@ -43,7 +43,7 @@ class Side(Protocol):
 
     def receive(self, message: Message, tensors: Gradients) -> None: ...
 
-    def do(self, work: Work) -> Done: ...
+    def do(self, work: Work) -> Completion: ...
 
     def drain(self, update: int) -> list[Applied]: ...
 
@@ -65,7 +65,7 @@ class TimedSide:
     def receive(self, message: Message, tensors: Gradients) -> None:
         self.machine.arrive(message)
 
-    def do(self, work: Work) -> Done:
+    def do(self, work: Work) -> Completion:
         graph = self.graph(work.instance)
         operator = graph.calls[work.call].operator
         self.read.setdefault((work.instance, operator), self.versions.get(operator, 0))
@@ -75,7 +75,7 @@ class TimedSide:
             self._step(outcome.step.operator, outcome.step.instances, update) if outcome.step is not None else None
         )
         last = work.call == len(graph.calls) - 1 and work.what == FORWARD
-        return Done(
+        return Completion(
             [(message, []) for message in outcome.sends], math.nan if last else None, -1.0, applied, outcome.ended
         )
 
@@ -174,7 +174,7 @@ class _Run:
         waited = nanoseconds(start - self.idle_since[worker])
         self.clock.at(end, self._ended, worker, work, done, start, waited)
 
-    def _ended(self, worker: int, work: Work, done: Done, start: float, waited: int) -> None:
+    def _ended(self, worker: int, work: Work, done: Completion, start: float, waited: int) -> None:
         """Record what a worker has done, send what follows from it, and let it go on."""
         chunk, end = self.instances.chunk(work.instance), self.clock.now
         sent = sum(self._send(worker, message, tensors) for message, tensors in done.sends)

@@ -48,11 +48,9 @@ from paceline.runtime.links.shared_memory_link import SharedMemoryLink, SharedVe
 from paceline.runtime.links.store_order import require_store_order
 from paceline.runtime.links.waiting import Waiter
 from paceline.runtime.runs.trace import Columns, TraceRing
-from paceline.training.gradients.coded_frame import CodedFrame
-from paceline.training.gradients.payload import Payload
+from paceline.training.gradients.payload import CodedFrame, Payload
 from paceline.training.operators.planning import OperatorBlueprint
-from paceline.training.parameters.fragments import Fragments
-from paceline.training.parameters.layout import Layout
+from paceline.training.parameters.layout import Fragments, Layout
 from paceline.training.parameters.optimizers import Optimizer
 from paceline.training.parameters.replicas import mean_of
 from paceline.training.parameters.rows import Journal

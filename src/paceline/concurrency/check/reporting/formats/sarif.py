@@ -7,7 +7,6 @@ from importlib import metadata
 from typing import Any
 
 from paceline.concurrency.check.reporting.findings import Finding
-from paceline.concurrency.check.reporting.page import documentation
 from paceline.concurrency.check.rules import RULES
 from paceline.concurrency.check.run import Report
 
@@ -22,7 +21,7 @@ def sarif(report: Report) -> str:
             "id": rule.code,
             "name": rule.name,
             "shortDescription": {"text": rule.summary},
-            "fullDescription": {"text": documentation(rule)},
+            "fullDescription": {"text": rule.why.strip()},
             "defaultConfiguration": {"level": "warning"},
         }
         for rule in RULES.values()

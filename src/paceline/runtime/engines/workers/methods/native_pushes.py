@@ -29,7 +29,7 @@ from torch import Tensor
 from paceline.algorithms.server.actions import Lease
 from paceline.errors import NotFinite
 from paceline.kernels.exchange import Ended
-from paceline.kernels.serve import Stage
+from paceline.kernels.serve import BatchStage
 from paceline.kernels.served_steps import ServedStep
 from paceline.plans.plan import server_of
 from paceline.runtime.engines.servers import ServerPort
@@ -139,19 +139,19 @@ class NativePushes:
         epoch = lease.batch // agenda.updates_per_epoch
         served.first = epoch * agenda.updates_per_epoch
         served.last = min(served.first + agenda.updates_per_epoch, agenda.updates)
-        served.batch, served.stage, served.made, served.ended = lease.batch, Stage.COMPUTE, 0, Ended.MADE
+        served.batch, served.stage, served.made, served.ended = lease.batch, BatchStage.COMPUTE, 0, Ended.MADE
         served.waited, self.runner.waited = self.runner.waited, 0
         for shard, port in zip(self.native.shards, self.ports, strict=False):
             shard.base, shard.own = port.base, -1
         served.until = now() + NANOSECONDS
         self.network.make(self.call, served, self.order.span(epoch, 0, agenda.samples), agenda.batch_size)
         self._end()
-        if served.stage == Stage.PUSH:
+        if served.stage == BatchStage.PUSH:
             self.gradients = self._settled()
         if not served.made and not self.gradients:
             return None
         self.runner.meter.after_step(partial(norm, [self._memory]), served.batch, self._rate())
-        self.computed = served.stage != Stage.COMPUTE
+        self.computed = served.stage != BatchStage.COMPUTE
         return Lease(served.batch, again=False, pushed=served.pushed if self.computed else 0)
 
     def _notify(self, batch: int) -> bool:
