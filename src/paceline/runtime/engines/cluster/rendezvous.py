@@ -210,7 +210,7 @@ def gather(registry: Registry, deadline: float, poll: Look | None = None) -> Non
     hub, roster, nodes = registry.hub, registry.roster, registry.nodes
     end = time.monotonic() + deadline
     try:
-        while not nodes.keys() >= set(roster.awaited) or not all(node.known for node in nodes.values()):
+        while not nodes.keys() >= roster.awaited or not all(node.known for node in nodes.values()):
             termination.check()
             for event in hub.poll(LOOK):
                 match event:
@@ -242,7 +242,7 @@ def refuse(hub: Hub, roster: Roster, error: PacelineError, late: float) -> None:
 
 
 def _missing(roster: Roster, nodes: dict[int, Node], deadline: float) -> str:
-    missing = [str(rank) for rank in roster.awaited if rank not in nodes]
+    missing = [str(rank) for rank in sorted(roster.awaited) if rank not in nodes]
     who = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(missing)} have"
     return (
         f"{who} not come to {roster.head} within {deadline:g} s, of {roster.nodes} that {roster.launcher} says there "

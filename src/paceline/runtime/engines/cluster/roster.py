@@ -92,9 +92,9 @@ class Roster:
         return [rank for rank in range(self.nodes) if rank != self.head_rank]
 
     @property
-    def awaited(self) -> range:
+    def awaited(self) -> set[int]:
         """Those of them without which the run does not begin."""
-        return range(self.followers.start, self.begins_with or self.nodes)
+        return {rank for rank in self.followers if rank < (self.begins_with or self.nodes)}
 
     @property
     def head_name(self) -> str:
