@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.kernels.exchange import MOVE, PEER, Ended, Exchange, Waits, places_of
+from paceline.kernels.exchange import MOVE, PEER, Ended, GradientExchange, Waits, places_of
 from paceline.runtime.engines.workers.collectives import PayloadReduction, Sums
 from paceline.runtime.links import futex
 from paceline.runtime.links.shared_memory_link import SharedMemoryLink
@@ -78,7 +78,7 @@ class NativeSum:
             row["doorbell"] = shared.doorbell.address
             row["vectors"] = [vector.data_ptr() for vector in shared.vectors]
         local, offered = torch.zeros_like(link.vectors[0]), link.shared_with(link.rank).vectors
-        self.exchange = Exchange.of(places, moves, self._peers, local, offered, tail, waits)
+        self.exchange = GradientExchange.of(places, moves, self._peers, local, offered, tail, waits)
         self._alive = (places, moves, local)  # the exchange has only their addresses
         self._first = 0
 
