@@ -78,8 +78,7 @@ class ServerHead:
         self._lost: set[int] = set(range(workers.count)) - set(succeeds.ranks) if succeeds else set()
         #: How many nodes each rank has had before; numbers of another term are never given out again.
         self.lives = [term * LIVES] * workers.count
-        #: Since when no worker is left.
-        self._deserted: float | None = None
+        self._deserted: float | None = None  # since when no worker is left
         self.setup, self.snapshots, self.nodes = setup, snapshots, workers.count
         self._values: list[Tensor] = []
         #: Shards whose first view was heard of.
@@ -88,12 +87,10 @@ class ServerHead:
         rank_config, shards = agent.config, len(setup.layout.shards)
         listener = listen(Address(rank_config.host, 0), rank_config.credentials)
         config = ServerConfig.of(rank_config, Address(rank_config.host, listener.getsockname()[1]))
-        present = self.nodes
-        if succeeds is None:
-            absent = set(range(self.nodes)) - {rank_config.rank, *workers.nodes}
-            workers.dead |= absent  # until they have joined
-            present -= len(absent)
-        self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups), present)
+        absent = set() if succeeds else set(range(self.nodes)) - {rank_config.rank, *workers.nodes}
+        workers.dead |= absent  # until they have joined
+        copies, present = min(self.nodes, 1 + backups), self.nodes - len(absent)
+        self.placement = placement = Placement(self.nodes, shards, copies, present)
         self.collector = Collector(
             config.hub(Process(Role.HEAD, term)),
             config.desk,
@@ -123,10 +120,15 @@ class ServerHead:
         self.checkpoints = ServerCheckpoints(manager, self.collector, READ_SECONDS) if manager is not None else None
         if self.checkpoints is not None:
             self.checkpoints.ask, self.checkpoints.tell = self._ask_workers, self._notify
-        if succeeds is None:
-            self._start_nodes(manager.request.start if manager is not None else None)
+        self._begin(succeeds is not None)
+
+    def _begin(self, took_over: bool) -> None:
+        """Start what nodes run, unless a head before this one has."""
+        manager = self.workers.manager
+        if took_over:
+            self._snapshot_at = max(self.second_home.known, default=0) + self.setup.snapshots_every
         else:
-            self._snapshot_at = max(second_home.known, default=0) + setup.snapshots_every
+            self._start_nodes(manager.request.start if manager is not None else None)
 
     def _start_nodes(self, begun: Checkpoint | None) -> None:
         """Let every node start its servers and its worker, from a checkpoint if the run is resumed."""
