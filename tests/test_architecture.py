@@ -94,8 +94,13 @@ RULES: list[tuple[str, str, set[str]]] = [
     (
         "runtime.engines",
         "runtime.engines runtime.links runtime.runs algorithms training plans kernels.exchange kernels.serve "
-        "kernels.served_steps kernels.stream narrative text_table errors",
+        "kernels.served_steps kernels.stream narrative text_table names version errors",
         set(),
+    ),
+    (
+        "runtime.doctor",
+        "runtime.doctor runtime.links.tcp kernels.build algorithms.cluster.launchers version errors",
+        NO_TORCH,
     ),
     ("runtime.runs.live_status", "runtime.runs errors", PURE_NEVER | {"torch"}),
     *((f"runtime.runs.{name}", "runtime.runs", PURE_NEVER | {"torch"}) for name in ("verdict", "figures")),
@@ -143,8 +148,9 @@ RULES: list[tuple[str, str, set[str]]] = [
         NO_TORCH,
     ),
     ("concurrency.explore.ranks", "concurrency.explore errors", {"numpy"}),
-    ("concurrency.explore.models", "concurrency.explore", PURE_NEVER | NO_TORCH),
     ("concurrency.explore.strategies", "concurrency.explore", PURE_NEVER - {"random"} | NO_TORCH),
+    ("concurrency.explore.alarms", "concurrency.explore concurrency.check", NO_TORCH),
+    ("concurrency.explore.formats", "concurrency.explore concurrency.check", NO_TORCH),
     ("concurrency.explore", "concurrency.explore narrative errors", NO_TORCH),
     (
         "interfaces.callbacks",
