@@ -94,8 +94,13 @@ RULES: list[tuple[str, str, set[str]]] = [
     (
         "runtime.engines",
         "runtime.engines runtime.links runtime.runs algorithms training plans kernels.exchange kernels.serve "
-        "kernels.served_steps kernels.stream narrative text_table errors",
+        "kernels.served_steps kernels.stream narrative text_table names version errors",
         set(),
+    ),
+    (
+        "runtime.doctor",
+        "runtime.doctor runtime.links.tcp kernels.build algorithms.cluster.launchers version errors",
+        NO_TORCH,
     ),
     ("runtime.runs.live_status", "runtime.runs errors", PURE_NEVER | {"torch"}),
     *((f"runtime.runs.{name}", "runtime.runs", PURE_NEVER | {"torch"}) for name in ("verdict", "figures")),

@@ -33,6 +33,7 @@ PIPE = "a process that this one has started, through a pipe that both inherit"
 PARENT = "the process that has started this one, through a pipe that both inherit"
 USER = "the user, who names the file"
 DRIVER = "the driver, through Ray, which runs whatever it is sent"
+JOINED = "the machine whose code the person here has typed, and to which that person has said yes"
 OWN = "a folder of this user, announced by `announce_code`"
 NO_CODE = "reads no code"
 
@@ -45,6 +46,7 @@ WRITTEN_BY = {
     "interfaces/api/planning/busy_cores.py:_ask:recv": PIPE,
     "interfaces/api/tuning/ranks.py:run_trials:unpack_program": DRIVER,
     "runtime/backend/group.py:recv_anysource:recv": f"a rank of this run, as the numbers of a tensor: {NO_CODE}",
+    "runtime/doctor/way.py:_receive:recv": f"bytes of a socket, which are counted: {NO_CODE}",
     "runtime/engines/cluster/children.py:_listen:recv": PIPE,
     "runtime/engines/cluster/group_client.py:_listen:recv": PARENT,
     "runtime/engines/cluster/ray_agent.py:run:unpack_program": DRIVER,
@@ -55,6 +57,7 @@ WRITTEN_BY = {
     "runtime/engines/cluster/servers/processes.py:run_worker:pickle.loads": PARENT,
     "runtime/engines/cluster/worker_main.py:main:pickle.loads": PARENT,
     "runtime/engines/job_file.py:_read:pickle.load": OWN,
+    "runtime/engines/joining/guest.py:train:unpack_program": JOINED,
     "runtime/engines/local/worker_pool.py:_messages:recv": PIPE,
     "runtime/engines/workers/arena.py:_arena:pickle.loads": PARENT,
     "runtime/engines/workers/process_main.py:main:pickle.loads": PARENT,

@@ -79,6 +79,10 @@ def _cluster(life: Life, request: Request) -> AbstractContextManager[Outcome]:
     from paceline.runtime.engines.cluster import engine
 
     assert request.node is not None
+    if request.node.open:
+        from paceline.runtime.engines.joining import open_nodes
+
+        return open_nodes.train(life, request.node, request.backups)
     if request.successor is not None:
         return engine.lead(life, request.successor, request.backups)
     return engine.train(life, request.node, request.backups)

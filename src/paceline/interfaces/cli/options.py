@@ -133,6 +133,28 @@ TrustedNetwork = Annotated[
     bool,
     typer.Option("--trusted-network", help="Engine cluster: recognise nodes by PACELINE_TOKEN, without encryption."),
 ]
+Open = Annotated[
+    bool,
+    typer.Option(
+        "--open",
+        help="Let other machines join by a code that is printed here; `paceline join` on each. --workers: how many may "
+        "take part at once.",
+    ),
+]
+Code = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[HOST:PORT] CODE", help="What `paceline train --open` shows on the other machine.", show_default=False
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Run the code of the other machine without asking.")]
+DoctorTo = Annotated[
+    str | None,
+    typer.Option(metavar="HOST", help="Also look at the way to this machine, where `paceline doctor --listen` runs."),
+]
+DoctorListen = Annotated[
+    bool, typer.Option("--listen", help="Answer one other machine that looks at the way to this one.")
+]
 Backups = Annotated[
     int,
     typer.Option(min=0, help="Engine cluster, plans with servers: servers that hold each shard besides its primary."),

@@ -28,10 +28,9 @@ from paceline.planning.tuner.trials import Objective
 from paceline.planning.tuner.trials.peers import RankInfo, serve
 from paceline.planning.tuner.trials.processes import Processes
 from paceline.runtime.engines import cluster
-from paceline.runtime.engines.cluster.ray_agent import with_keys
-from paceline.runtime.engines.cluster.ray_nodes import make_run_keys
 from paceline.runtime.engines.cluster.ray_session import package, session
 from paceline.runtime.engines.cluster.roster import Roster
+from paceline.runtime.engines.cluster.run_spec import make_run_keys, with_keys
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork
 from paceline.runtime.links.tcp.handshake import RUN_BYTES

@@ -13,6 +13,7 @@
     group_client.py    a worker's side of its group; surviving.py, collectives that are made again when it changes
     worker.py          a worker: the replica and the walks of the local engine; worker_main.py, its process
     servers/           plans with servers: the desk, shard servers, their workers
+    run_spec.py        what a node gets from the head where no launcher has given it the job
     ray_nodes.py       the roster `ray`; ray_actors.py starts and ends its actors, in which ray_agent.py runs;
                        ray_session.py and ray_watch.py, the connection to Ray
 

@@ -78,6 +78,8 @@ class GroupHead:
         #: Results that were delivered: the flat values of a worker.
         self.results: dict[int, Tensor] = {}
         self.wanted: tuple[int, ...] = ()
+        #: The ranks that no node has had: a group begins with all of them.
+        self.absent = frozenset[int]()
         if succeeds is not None:
             self._act(self.machine.take_over(time.monotonic()))
 

@@ -129,7 +129,7 @@ class HeadNode:
             servers = partial(self.processes.numbers, ProcessKind.SERVER)
             succeeds = Succeeds(successor.seat.machine.roll.term, successor.seat.machine.roll.ranks, servers)
         seat = successor.seat if successor else None
-        if seat is None and not part.roster.apart:
+        if seat is None and part.roster.moves:
             seat = first_seat(part, self._peers, self.registry.nodes)
         self.processes.events.copy = self.second_home.event
         self.workers.observer.copy = self.second_home.rows
@@ -208,7 +208,7 @@ class HeadNode:
             self._broadcast(Over(*_exit_notice(error)))
             self._farewell()
             if type(error) is RunFailed and self.request is not None:  # no worker of the job's is to blame
-                where = ["on Ray or on one machine"] if self.managed is not None else []
+                where = ["on Ray or on one machine"] if self.part.roster.apart else []
                 raise RunFailed(f"{error}{resume_line(self.request.run, *where)}") from error
             raise
         values = self.head.values()
@@ -221,7 +221,8 @@ class HeadNode:
         snapshots = list_snapshots(trace, self.snapshots)
         if self._successor is not None:  # some may have been lost with the head before
             snapshots = [each for each in snapshots if each.updates in self.second_home.known]
-        return Outcome(trace, workers.seconds, values, snapshots, waited, memory, deaths=workers.deaths)
+        absent = self.head.absent
+        return Outcome(trace, workers.seconds, values, snapshots, waited, memory, absent=absent, deaths=workers.deaths)
 
     def close(self) -> None:
         """Release the files of the run."""
@@ -313,6 +314,7 @@ class HeadNode:
             return
         if node is not None:
             self._welcome(peer.number, node)
+            self.processes.node_joined(peer.number, node)
             self.workers.agents[peer.number] = peer.incarnation
             self.head.joined(peer.number, node)
             if self.leadership is not None:

@@ -118,7 +118,9 @@ class OtherNode:
                 self.agent.poll()
             if self.interrupt.number and not self._notified and self._heard:
                 self._notified = True
-                rendezvous.send(self.hub, self.head, Asked(self.interrupt.number))
+                # A machine that has joined by a code leaves; it ends nobody's run.
+                number = signal.SIGTERM if self.part.roster.open else self.interrupt.number
+                rendezvous.send(self.hub, self.head, Asked(number))
             events = self.hub.poll(POLL)
 
     def close(self) -> None:

@@ -46,6 +46,11 @@ class ProcessLog:
             kind, pid, shard = EventKind.ENDED, message.pid, -1
         self.note(Event(kind, at, message.kind, rank, message.number, pid, shard))
 
+    def node_joined(self, rank: int, node: Node) -> None:
+        """Take note of a node that has come while the run goes on."""
+        self._ahead[rank] = node.ahead
+        self.processes[ProcessKind.AGENT, rank] = NodeProcess(ProcessKind.AGENT, rank, rank, -1, _agent(node))
+
     def numbers(self, kind: ProcessKind) -> set[int]:
         """Return the numbers of the processes of a kind that run."""
         return {number for each, number in self.processes if each is kind}

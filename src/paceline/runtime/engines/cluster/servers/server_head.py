@@ -88,7 +88,12 @@ class ServerHead:
         rank_config, shards = agent.config, len(setup.layout.shards)
         listener = listen(Address(rank_config.host, 0), rank_config.credentials)
         config = ServerConfig.of(rank_config, Address(rank_config.host, listener.getsockname()[1]))
-        self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
+        present = self.nodes
+        if succeeds is None:
+            absent = set(range(self.nodes)) - {rank_config.rank, *workers.nodes}
+            workers.dead |= absent  # until they have joined
+            present -= len(absent)
+        self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups), present)
         self.collector = Collector(
             config.hub(Process(Role.HEAD, term)),
             config.desk,
@@ -142,6 +147,11 @@ class ServerHead:
     def complete(self) -> None:
         """All ranks have said what they run: the desk can ask the servers what they hold."""
         self.desk_supervisor.start()
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """The ranks that no node has had."""
+        return frozenset(rank for rank in range(self.placement.present, self.nodes) if not self.lives[rank])
 
     @property
     def done(self) -> bool:
@@ -202,8 +212,7 @@ class ServerHead:
         self._lost.discard(rank)
         self.workers.ahead[rank] = node.ahead
         self.lives[rank] += 1
-        spares = len(self._servers[rank])
-        self.to_rank(rank, Serve(self._desk, (), spares, self.lives[rank]))
+        self.to_rank(rank, Serve(self._desk, (), self.placement.spares(rank), self.lives[rank]))
 
     def poll(self) -> None:
         """Follow the training; called several times a second."""
