@@ -148,8 +148,9 @@ RULES: list[tuple[str, str, set[str]]] = [
         NO_TORCH,
     ),
     ("concurrency.explore.ranks", "concurrency.explore errors", {"numpy"}),
-    ("concurrency.explore.models", "concurrency.explore", PURE_NEVER | NO_TORCH),
     ("concurrency.explore.strategies", "concurrency.explore", PURE_NEVER - {"random"} | NO_TORCH),
+    ("concurrency.explore.alarms", "concurrency.explore concurrency.check", NO_TORCH),
+    ("concurrency.explore.formats", "concurrency.explore concurrency.check", NO_TORCH),
     ("concurrency.explore", "concurrency.explore narrative errors", NO_TORCH),
     (
         "interfaces.callbacks",

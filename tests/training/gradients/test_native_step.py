@@ -251,5 +251,5 @@ def test_a_training_has_the_same_bits_with_and_without(
     assert passes
     monkeypatch.setattr(replica, "native_step", lambda optimizer: None)
     monkeypatch.setattr(gradient, "native_versions", lambda *_: None)
-    monkeypatch.setattr("paceline.runtime.engines.servers.native_step", lambda optimizer: None)
+    monkeypatch.setattr("paceline.runtime.engines.servers.port.native_step", lambda optimizer: None)
     assert trained(plan, optimizer) == found

@@ -31,6 +31,7 @@ from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.interfaces.api.parallel_world import meet, plan_here, refuse
 from paceline.plans.plan import Plan
+from paceline.runtime.engines.servers.open_ports import version_shapes
 from paceline.runtime.engines.workers.arena import Arena, ArenaShape
 from paceline.runtime.engines.workers.loop_worker import LoopWorker, copy_values, endless, statistics, tables
 from paceline.runtime.engines.workers.process import tune_for_speed
@@ -200,7 +201,9 @@ class _Block:
         job = Job(
             model, (), step=_no_rank, optimizer=lambda _: optimizer, lr_scheduler=followers.append, name=_script()
         )
-        shape = ArenaShape.of(plan, layout, endless(plan).leases, trainable(model), optimizer, sparse)
+        server = plan.method.server
+        versions = version_shapes(server, layout, trainable(model), optimizer, sparse) if server is not None else ()
+        shape = ArenaShape.of(plan, layout, endless(plan).leases, versions)
         rendezvous = Rendezvous(store, rank, plan.workers, timeout, "the beginning of `parallel`")
         self.arena, self.terms, self.pids = self._share(shape, rendezvous, folder)
         self._start_alike()

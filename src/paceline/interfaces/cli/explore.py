@@ -20,9 +20,18 @@ class ExploreStrategy(str, Enum):
 
     auto = "auto"
     random = "random"
-    pct = "pct"
     pos = "pos"
     dpor = "dpor"
+    directed = "directed"
+
+
+class ExploreFormat(str, Enum):
+    """The output formats of `paceline explore`."""
+
+    text = "text"
+    json = "json"
+    sarif = "sarif"
+    html = "html"
 
 
 ExploreTarget = Annotated[
@@ -54,6 +63,8 @@ ExploreRaces = Annotated[bool, typer.Option("--races", help="Also report data ra
 ExploreSame = Annotated[
     bool, typer.Option("--same", help="Also report schedules in which the program prints otherwise.")
 ]
+ExploreFirst = Annotated[bool, typer.Option("--first", help="Stop at the first finding.")]
+ExploreForm = Annotated[ExploreFormat, typer.Option("--format", help="Output format; html is one page with lanes.")]
 ExploreReplay = Annotated[
     str, typer.Option("--replay", metavar="TOKEN", help="Run the one schedule of a finding again.")
 ]
@@ -75,17 +86,18 @@ def explore(
     seed: ExploreSeed = 0,
     races: ExploreRaces = False,
     same: ExploreSame = False,
+    first: ExploreFirst = False,
     replay: ExploreReplay = "",
     scope: ExploreScope = None,
+    form: ExploreForm = ExploreFormat.text,
     json: options.Json = False,
 ) -> None:
-    """Run a program in many orders of its threads, tasks or ranks, and find one in which it goes wrong.
+    """Run a program in many orders of its threads, tasks, processes or ranks, and find those in which it goes wrong.
 
     The program is executed, again and again, each time in a process of its own: it should do nothing that may not be
     repeated. A finding shows the order, with as few switches as it needs, and a token that replays it. Exits with 0
     when nothing was found, 1 when something was, 2 when the program could not be explored.
     """
-    from paceline.concurrency.explore.scheduler import Bounds
     from paceline.concurrency.explore.session import Session, drills_of
     from paceline.concurrency.explore.settings import Settings, parse_target
 
@@ -96,8 +108,9 @@ def explore(
         seed=seed,
         races=races,
         same=same,
+        first=first,
         ranks=ranks,
-        bounds=Bounds(steps=steps),
+        steps=steps,
     )
     with Session() as session:
         answer = session.explore(
@@ -107,8 +120,12 @@ def explore(
             drills=drills_of(drill or (), ranks),
             scope=scope or (),
         )
-    if json:
+    if json or form.value == "json":
         print_json(answer.report)
+    elif form.value in ("sarif", "html"):
+        from paceline.concurrency.explore import formats
+
+        typer.echo(getattr(formats, form.value)(answer.report))
     else:
         typer.echo(visible(answer.text))
     raise typer.Exit(answer.code)

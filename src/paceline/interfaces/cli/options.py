@@ -276,6 +276,12 @@ Cached = Annotated[
 Jobs = Annotated[
     int | None, typer.Option(min=0, metavar="N", help="Processes.", show_default="one per CPU in a large tree")
 ]
+CheckExplore = Annotated[
+    bool, typer.Option("--explore", help="Run the project's own scripts and tests in many orders to confirm findings.")
+]
+CheckExploreSeconds = Annotated[
+    float, typer.Option("--explore-seconds", min=0.0, help="With --explore: for the findings of one file.")
+]
 LanguageServer = Annotated[
     bool, typer.Option("--lsp", help="Serve diagnostics to an editor on standard input and output (LSP).")
 ]

@@ -27,6 +27,7 @@ from paceline.runtime.engines.refusals import (
     refuse_state,
 )
 from paceline.runtime.engines.signals import termination
+from paceline.runtime.engines.workers.channels import NO_CHANNELS, Channels
 from paceline.runtime.engines.workers.forkserver import nameless_main, prepare
 from paceline.runtime.links.store_order import require_store_order
 from paceline.training.data.opening import open_source
@@ -72,6 +73,7 @@ class Setup:
     blueprint: Blueprint | None = None  # only under plans that cut the model into stages
     split: SplitBlueprint | None = None  # only under plans that split layers
     operators: OperatorBlueprint | None = None  # only under plans whose workers hold operators
+    channels: Channels = NO_CHANNELS
     choice: Choice | None = None  # only where compute="auto" has made one
 
     @property
@@ -172,7 +174,7 @@ def set_up(
     plan = plan.fitted(len(layout.shards))
     plan.check_fragments(len(trainable(module)))
     plan.method.prove(plan.workers)
-    parts = divided(Draft(job, plan, module, optimizer, source, agenda, probed))
+    parts = divided(Draft(job, plan, module, optimizer, source, agenda, probed, layout))
     if parts.blueprint is not None:
         plan = plan.cut_at(parts.blueprint.names)
     setup = Setup(

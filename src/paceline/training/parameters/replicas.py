@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from paceline.algorithms.rules import Averaging, Exchanging, GradientUpdate, Memory
+from paceline.algorithms.rules import Averaging, Exchanging, Memory
 from paceline.algorithms.rules.ad_psgd import AdPsgd
 from paceline.algorithms.rules.plain import Plain
 from paceline.algorithms.streaming import ALPHA
@@ -35,7 +35,7 @@ class SteppingReplica:
         self.learner, self.store = learner, store
 
     def step(self, gradient: GradientSum) -> None:
-        Plain().update(self.store, GradientUpdate(self.learner.finalize(gradient)))
+        self.store.step(self.learner.finalize(gradient))
         self.note_losses([gradient.mean])
 
     def note_losses(self, losses: Sequence[float]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.interfaces.testing.survival.nodes import Nodes, Program, started
+from paceline.interfaces.testing.survival.nodes import NodeProgram, Nodes, started
 from paceline.interfaces.testing.survival.proofs import applied_once, left_behind, replayed
 from paceline.runtime.runs.events import EventKind, ProcessKind, read_events
 from paceline.runtime.runs.live import Phase, read_live
@@ -81,7 +81,7 @@ class Heads:
 
 @pytest.mark.parametrize("plan", ["downpour:shards=2", "ring"])
 def test_the_head_is_killed_and_the_next_rank_leads(tmp_path: Path, plan: str) -> None:
-    with started(tmp_path, Program(plan, 3, BATCHES, STEP), held=True) as (ran, _):
+    with started(tmp_path, NodeProgram(plan, 3, BATCHES, STEP), held=True) as (ran, _):
         heads = Heads(ran)
         heads.kill(0)
         heads.leads()
@@ -95,7 +95,7 @@ def test_the_head_is_killed_and_the_next_rank_leads(tmp_path: Path, plan: str) -
 @pytest.mark.soak
 @pytest.mark.parametrize("plan", ["downpour:shards=2", "ring", "ssp:bound=2", "backup:backups=1", "local_sgd:every=4"])
 def test_a_stopped_head_is_replaced_and_ends_when_it_wakes(tmp_path: Path, plan: str) -> None:
-    with started(tmp_path, Program(plan, 3, BATCHES, STEP), held=True) as (ran, _):
+    with started(tmp_path, NodeProgram(plan, 3, BATCHES, STEP), held=True) as (ran, _):
         heads = Heads(ran)
         heads.machine(0, signal.SIGSTOP)
         heads.leads()
@@ -108,7 +108,7 @@ def test_a_stopped_head_is_replaced_and_ends_when_it_wakes(tmp_path: Path, plan:
 @pytest.mark.soak
 @pytest.mark.parametrize("plan", ["downpour:shards=2", "ring"])
 def test_two_heads_are_killed_one_after_another(tmp_path: Path, plan: str) -> None:
-    with started(tmp_path, Program(plan, 3, BATCHES, STEP), held=True) as (ran, _):
+    with started(tmp_path, NodeProgram(plan, 3, BATCHES, STEP), held=True) as (ran, _):
         heads = Heads(ran)
         heads.kill(0)
         heads.leads()
@@ -119,7 +119,7 @@ def test_two_heads_are_killed_one_after_another(tmp_path: Path, plan: str) -> No
 
 @pytest.mark.soak
 def test_the_other_of_two_leads_where_the_head_is_known_to_be_dead(tmp_path: Path) -> None:
-    with started(tmp_path, Program("ring", 2, BATCHES, STEP), held=True) as (ran, _):
+    with started(tmp_path, NodeProgram("ring", 2, BATCHES, STEP), held=True) as (ran, _):
         heads = Heads(ran)
         heads.kill(0)
         heads.leads()
@@ -129,7 +129,7 @@ def test_the_other_of_two_leads_where_the_head_is_known_to_be_dead(tmp_path: Pat
 
 @pytest.mark.soak
 def test_of_two_nodes_none_goes_on_without_a_head_that_is_silent(tmp_path: Path) -> None:
-    with started(tmp_path, Program("ring", 2, BATCHES, STEP), held=True) as (ran, _):
+    with started(tmp_path, NodeProgram("ring", 2, BATCHES, STEP), held=True) as (ran, _):
         heads = Heads(ran)
         heads.machine(0, signal.SIGSTOP)
         heads.until(lambda: ran.running[1].process.exitcode is not None, "the end of rank 1")

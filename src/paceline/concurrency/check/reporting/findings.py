@@ -28,6 +28,17 @@ class Step(NamedTuple):
     what: str
 
 
+class Proof(NamedTuple):
+    """What running the program has said of a finding."""
+
+    verdict: str  # confirmed, dismissed within bounds, not confirmed, no driver
+    reason: str
+    replay: str = ""  # options of `paceline explore` that show it again
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.reason}" + (f"\n     paceline explore {self.replay}" if self.replay else "")
+
+
 @dataclass(slots=True)
 class Finding:
     """What a rule reports."""
@@ -49,6 +60,7 @@ class Finding:
     subject: str = ""  # what it is about, where that has one name in the whole file
     further: list[Finding] = field(default_factory=list)  # the same mistake at other places of the file
     bug: float = 0.5  # how likely it is a bug, rather than a smell or false
+    proof: Proof | None = None  # with --explore
 
     @property
     def fingerprint(self) -> str:
@@ -73,8 +85,9 @@ class Finding:
         return f"also at line{'s' if lines[1:] else ''} {', '.join(lines)}" if lines else ""
 
     def explanation(self) -> str:
-        """The story, the remedy and the further places as lines of text."""
-        return "\n  => ".join(filter(None, (self._steps(), self.elsewhere)))
+        """The story, the remedy, the further places and the proof as lines of text."""
+        proof = str(self.proof) if self.proof is not None else ""
+        return "\n  => ".join(filter(None, (self._steps(), self.elsewhere, proof)))
 
     def _steps(self) -> str:
         scenes = [Scene(step.who, f"line {step.line}: {step.what}") for step in self.story]
@@ -98,6 +111,7 @@ class Finding:
             "confidence": round(self.confidence, 3),  # deprecated, as "bug" is: no probabilities on unseen programs
             "bug": round(self.bug, 3),
             "fingerprint": self.fingerprint,
+            **({"explored": self.proof._asdict()} if self.proof is not None else {}),
             "also_at": [
                 {name: getattr(place, name) for name in ("line", "column", "function", "message", "fingerprint")}
                 for place in self.further

@@ -97,7 +97,7 @@ class Agent:
     def __post_init__(self) -> None:
         setup = self.setup
         #: What the worker shares with this process. Nothing that ranks exchange is in it.
-        self.arena = Arena.create(ArenaShape(1, setup.layout, "alone", 1))
+        self.arena = Arena.create(ArenaShape(1, setup.layout, 1))
         source = setup.source
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         self.scratch = (

@@ -31,12 +31,12 @@ from torch import Tensor, nn
 from paceline.algorithms.server.desk import Desk
 from paceline.kernels.stream import stream_copy, stream_tensor
 from paceline.plans.methods import Server
-from paceline.plans.methods.split_layers import DATA, INSIDE
+from paceline.plans.methods.split_layers import DATA
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.checkpoints import Checkpoint
-from paceline.runtime.engines.servers.open_ports import put_version_0, restore, version_shapes
+from paceline.runtime.engines.servers.open_ports import put_version_0, restore
 from paceline.runtime.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
-from paceline.runtime.engines.workers.channels import mail_between, mail_of
+from paceline.runtime.engines.workers.channels import NO_CHANNELS, Channels
 from paceline.runtime.engines.workers.worker_context import REQUESTED, WorkerMemory
 from paceline.runtime.links import Link
 from paceline.runtime.links.doorbell import Doorbell
@@ -49,15 +49,10 @@ from paceline.runtime.links.store_order import require_store_order
 from paceline.runtime.links.waiting import Waiter
 from paceline.runtime.runs.trace import Columns, TraceRing
 from paceline.training.gradients.payload import CodedFrame, Payload
-from paceline.training.operators.planning import OperatorBlueprint
 from paceline.training.parameters.layout import Fragments, Layout
-from paceline.training.parameters.optimizers import Optimizer
 from paceline.training.parameters.replicas import mean_of
 from paceline.training.parameters.rows import Journal
 from paceline.training.parameters.shard_version import ShardVersion, VersionShape
-from paceline.training.splits.gradients import SplitBlueprint
-from paceline.training.splits.stages import bytes_sent
-from paceline.training.stages.blueprint import Blueprint
 
 CONTROL = 4
 ABORT, GO = 0, 1
@@ -74,8 +69,6 @@ class ArenaShape:
 
     workers: int
     layout: Layout
-    #: What workers exchange vectors by: "alone", "collective", "pipeline", "parts", "operators" or "shards".
-    kind: str
     #: Workers whose replicas make the result.
     results: int
     server: Server | None = None
@@ -101,51 +94,22 @@ class ArenaShape:
         plan: Plan,
         layout: Layout,
         leases: int,
-        named: dict[str, nn.Parameter],
-        optimizer: Optimizer,
-        tables: Sequence[str],
+        versions: Sequence[VersionShape] = (),
+        channels: Channels = NO_CHANNELS,
         pending_owners: int = 0,
-        blueprint: Blueprint | None = None,
-        split: SplitBlueprint | None = None,
-        operators: OperatorBlueprint | None = None,
-        stages: Sequence[VersionShape] = (),
     ) -> ArenaShape:
         """Return the shape that a plan needs for these parameters."""
-        workers, server, mesh = plan.workers, plan.method.server, plan.method.mesh(plan.workers)
-        if blueprint is not None:
-            data, inside = mesh.size(DATA), mesh.size(INSIDE)
-            desk = Desk(data, leases, server.gate) if server is not None else None
-            return ArenaShape(
-                workers,
-                layout,
-                "pipeline",
-                plan.results,
-                mail=tuple(mail_of(blueprint, data * inside)),
-                payload=Payload.length(layout) if data > 1 and server is None else 0,
-                parts=bytes_sent(blueprint, layout) if inside > 1 else 0,
-                server=server,
-                desk=desk,
-                versions=tuple(stages),
-                clients=data,
-            )
-        if server is not None:
-            desk = Desk(workers, leases, server.gate, pending_owners)
-            versions = tuple(version_shapes(server, layout, named, optimizer, tables))
-            return ArenaShape(workers, layout, "shards", plan.results, server, desk, versions, pending_owners, workers)
-        if split is not None:
-            payload = Payload.length(layout)  # of the whole: parts of a few workers are larger than others
-            return ArenaShape(workers, layout, "parts", plan.results, payload=payload, parts=split.bytes_sent(layout))
-        if operators is not None:
-            mail = tuple(mail_between(operators, workers))
-            return ArenaShape(workers, layout, "operators", plan.results, mail=mail)
-        if not (plan.traits.exchanges and plan.traits.traced):
-            return ArenaShape(workers, layout, "alone", plan.results)
-        fragments = Fragments.of(layout, plan.fragments)
-        payload = max(map(Payload.length, fragments.each))
-        frame = CodedFrame.largest(plan.codec, fragments) if plan.codec else 0
+        workers, server, payload, frame, fragments = plan.workers, plan.method.server, 0, 0, 1
+        clients = plan.method.mesh(workers).size(DATA) if server is not None else 0
+        desk = Desk(clients, leases, server.gate, pending_owners) if server is not None else None
+        if server is None and channels.sums and plan.traits.exchanges and plan.traits.traced:
+            each = Fragments.of(layout, plan.fragments)
+            payload, fragments = max(map(Payload.length, each.each)), len(each)
+            frame = CodedFrame.largest(plan.codec, each) if plan.codec else 0
         return ArenaShape(
-            workers, layout, "collective", plan.results, payload=payload, frame=frame, fragments=len(fragments)
-        )
+            workers, layout, plan.results, server, desk, tuple(versions), pending_owners, clients, channels.mail,
+            payload, frame, fragments, channels.parts,
+        )  # fmt: skip
 
     @property
     def vector(self) -> tuple[int, torch.dtype]:

@@ -30,11 +30,11 @@ def both_send_first(facts: Facts) -> Iterator[Witness]:
         for yes, no in sides:
             one, two = _in(messages, yes), _in(messages, no)
             if one and two and _kind(one[0]) == _kind(two[0]) and any(_kind(c) != _kind(one[0]) for c in one + two):
-                yield _both_send_first_report(fn, one[0], two[0])
+                yield _report_both_send_first(fn, one[0], two[0])
         alone = [c for c in messages if not _chosen(c, fn, facts)]
         first = alone[0] if alone else None
         if first is not None and any(_kind(c) != _kind(first) for c in alone) and _neighbour(first, fn, facts):
-            yield _both_send_first_report(fn, first, first)
+            yield _report_both_send_first(fn, first, first)
 
 
 def _message(call: ast.Call, fn: Function, facts: Facts) -> bool:
@@ -101,7 +101,7 @@ def _neighbour(call: ast.Call, fn: Function, facts: Facts) -> bool:
     return of_rank(other.left, fn, facts.module) is not None or of_rank(other.right, fn, facts.module) is not None
 
 
-def _both_send_first_report(fn: Function, one: ast.Call, two: ast.Call) -> Witness:
+def _report_both_send_first(fn: Function, one: ast.Call, two: ast.Call) -> Witness:
     receives = _kind(one) == "receive"
     reason = (
         "neither ever sends"
@@ -132,7 +132,7 @@ def message_without_partner(facts: Facts) -> Iterator[Witness]:
         if all(stuck for stuck, _ in worlds.values()):  # a program for two ranks may leave the others of a larger world
             stuck, case = worlds[max(worlds)]
             if not lines & {s.operation.line for s in stuck}:
-                yield _message_without_partner_report(fn, stuck[0], max(worlds), case)
+                yield _report_message_without_partner(fn, stuck[0], max(worlds), case)
 
 
 def _outermost_first(functions: list[Function], facts: Facts) -> list[Function]:
@@ -217,7 +217,7 @@ def _named(operation: Operation) -> str:
     return f"{way}{tag} (line {operation.line})"
 
 
-def _message_without_partner_report(fn: Function, stuck: Stuck, size: int, case: str) -> Witness:
+def _report_message_without_partner(fn: Function, stuck: Stuck, size: int, case: str) -> Witness:
     operation, other = stuck.operation, stuck.other
     peer = f"rank {operation.peer}" if operation.peer != ANY else "every other rank"
     if operation.peer == stuck.rank:

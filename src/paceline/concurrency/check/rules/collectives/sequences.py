@@ -24,7 +24,7 @@ def collective_on_some_ranks(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         if fn.decorated(*RANK_DECORATORS) or _for_one_rank(fn, facts):
             for item in facts.sequences.operations(fn)[:1]:
-                yield _collective_on_some_ranks_report(
+                yield _report_collective_on_some_ranks(
                     fn, item, f"{fn.qualname} runs on one rank only (line {fn.line})", fn.line, 0.85
                 )
         reported = 0
@@ -33,12 +33,12 @@ def collective_on_some_ranks(facts: Facts) -> Iterator[Witness]:
                 reported += 1
                 yield _difference(difference)
         for operand, item, why in facts.sequences.choices(fn):
-            yield _collective_on_some_ranks_report(
+            yield _report_collective_on_some_ranks(
                 fn, item, f"`{ast.unparse(operand)}` decides on {why}", operand.lineno, 0.6
             )
         for loop, item, why in facts.sequences.turns(fn):
             how = f"the loop at line {loop.lineno} runs as often as {why} says"
-            yield _collective_on_some_ranks_report(fn, item, how, loop.lineno, 0.65)
+            yield _report_collective_on_some_ranks(fn, item, how, loop.lineno, 0.65)
 
 
 def _for_one_rank(fn: Function, facts: Facts) -> bool:
@@ -57,7 +57,7 @@ def _for_one_rank(fn: Function, facts: Facts) -> bool:
 def _difference(difference: Difference) -> Witness:
     condition = ast.unparse(difference.test.test)
     why = difference.condition.why
-    return _collective_on_some_ranks_report(
+    return _report_collective_on_some_ranks(
         difference.fn,
         difference.items[0],
         f"`if {condition}` at line {difference.test.lineno} depends on {why}",
@@ -66,7 +66,7 @@ def _difference(difference: Difference) -> Witness:
     )
 
 
-def _collective_on_some_ranks_report(fn: Function, item: Item, why: str, line: int, confidence: float) -> Witness:
+def _report_collective_on_some_ranks(fn: Function, item: Item, why: str, line: int, confidence: float) -> Witness:
     by = text_of(item.at) if isinstance(item.at, ast.Call) else item.name
     return Witness(
         item.at,
@@ -103,7 +103,7 @@ def left_before_collective(facts: Facts) -> Iterator[Witness]:
                 dies = difference.exit == "raise"
                 if dies and _compares_forms(difference.test.test):
                     continue
-                yield _left_before_collective_report(
+                yield _report_left_before_collective(
                     fn,
                     difference.test,
                     difference.missed[0],
@@ -132,7 +132,7 @@ def _raised_in_call(fn: Function, facts: Facts) -> Iterator[Witness]:
             conditions = facts.sequences.conditions(test.test, callee)
             is_local = len(conditions) == 1 and conditions[0].local and conditions[0].why in (RANK, HOST, FILES)
             if is_local and not _is_assertion(statement) and enclosing(test, ast.Try) is None:
-                yield _left_before_collective_report(
+                yield _report_left_before_collective(
                     callee,
                     statement,
                     missed,
@@ -165,7 +165,7 @@ def _without_loss(fn: Function, facts: Facts) -> Iterator[Witness]:
         conditions = facts.sequences.conditions(test.test, fn) if none and isinstance(test, ast.If) else []
         if conditions:
             why = f"`if {ast.unparse(test.test)}` depends on {conditions[0].why}, and one rank returns no loss"
-            yield _left_before_collective_report(fn, statement, Item("backward", fn.returns[-1]), why, 0.6)
+            yield _report_left_before_collective(fn, statement, Item("backward", fn.returns[-1]), why, 0.6)
 
 
 def _raised(fn: Function, facts: Facts) -> Iterator[Witness]:
@@ -194,7 +194,7 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Witness]:
                     and not _is_caught(node, test)
                     and not _is_assertion(node)
                 ):
-                    yield _left_before_collective_report(
+                    yield _report_left_before_collective(
                         fn,
                         node,
                         missed[0],
@@ -250,7 +250,7 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Witness]:
             yield Witness(alone[0].at, fn, "in-handler", tried=node, name=alone[0].name)
         if not alone and (skipped := _fallen_out_of(node, fn, facts)) is not None:
             how = f"an exception that only one rank sees (line {node.lineno}) takes it out of the `try`"
-            yield _left_before_collective_report(fn, node.handlers[0].body[0], skipped, how, 0.6)
+            yield _report_left_before_collective(fn, node.handlers[0].body[0], skipped, how, 0.6)
             continue
         if not isinstance(final, ast.Return | ast.Continue | ast.Break) and not _exits(final):
             continue
@@ -259,7 +259,7 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Witness]:
         missed = [i for i in usual if getattr(i.at, "lineno", 0) > last_line(node) and i not in reached]
         if missed:
             how = "exit" if _exits(final) else type(final).__name__.lower()
-            yield _left_before_collective_report(
+            yield _report_left_before_collective(
                 fn, final, missed[0], f"an exception that only one rank sees makes it {how}", 0.65
             )
 
@@ -338,7 +338,7 @@ def _broad(handler: ast.ExceptHandler) -> bool:
     return any(short_name(kind) not in THE_SAME for kind in kinds)
 
 
-def _left_before_collective_report(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Witness:
+def _report_left_before_collective(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Witness:
     line = getattr(item.at, "lineno", at.lineno)
     by = text_of(item.at) if isinstance(item.at, ast.Call) else item.name
     return Witness(

@@ -158,7 +158,7 @@ def left_waiting(facts: Facts) -> Iterator[Witness]:
             answers = [fn for fn in methods if any(_answers(c, attribute, fn) for c in fn.calls)]
             ends = [end for fn in answers if (end := _ends(fn, cls, facts)) is not None]
             if answers and len(ends) == len(answers):
-                yield _left_waiting_report(*ends[0], attribute, cls, waits[0])
+                yield _report_left_waiting(*ends[0], attribute, cls, waits[0])
 
 
 def _kept_and_awaited(attribute: str, fn: Function) -> tuple[Function, ast.AST] | None:
@@ -231,7 +231,7 @@ def _holds(loop: ast.While) -> bool:
     return len(loop.body) == 1 and bool(tried) and any(catches_all(h) for h in tried[0].handlers)
 
 
-def _left_waiting_report(
+def _report_left_waiting(
     fn: Function, at: ast.AST, attribute: str, cls: Class, waiter: tuple[Function, ast.AST]
 ) -> Witness:
     wait_line = getattr(waiter[1], "lineno", waiter[0].line)

@@ -15,7 +15,7 @@ from paceline.concurrency.check.syntax.tree import following, is_within, parent,
 from paceline.concurrency.check.threads.shared_state import ENDINGS
 
 GROUPS = ("TaskGroup", "open_nursery", "create_task_group")
-GROUP_NEVER_ENDS_STARTS = ("create_task", "ensure_future", "start_soon")
+STARTS_IN_GROUPS = ("create_task", "ensure_future", "start_soon")
 #: What ends other tasks, or the program.
 ENDS = {"cancel", "exit", "_exit", "stop", "aclose", "kill", "raise_signal"}
 #: Functions of libraries that may run as long as the program does.
@@ -52,7 +52,7 @@ def _awaited_in_vain(fn: Function, facts: Facts) -> Iterator[Witness]:
         started = [
             (v.args[0], f)
             for v, f in values
-            if isinstance(v, ast.Call) and v.args and short_name(v.func) in GROUP_NEVER_ENDS_STARTS
+            if isinstance(v, ast.Call) and v.args and short_name(v.func) in STARTS_IN_GROUPS
         ]
         run = [each for given, f in started if (each := _runs(given, f, facts)) is not None]
         ended = any(
@@ -75,7 +75,7 @@ def _started_in(block: ast.AsyncWith, group: str, fn: Function) -> list[tuple[as
     starts = []
     for name in used:
         method = parent(name)
-        call = parent(method) if isinstance(method, ast.Attribute) and method.attr in GROUP_NEVER_ENDS_STARTS else None
+        call = parent(method) if isinstance(method, ast.Attribute) and method.attr in STARTS_IN_GROUPS else None
         if not isinstance(call, ast.Call) or call.func is not method or not call.args:
             return []
         starts.append((call, call.args[0]))
@@ -173,7 +173,7 @@ MAKES = ("create_memory_object_stream", "open_memory_channel")
 CLOSES = ("close", "aclose")
 KEEPS_OPEN = ("send", "send_nowait", "statistics", "clone")
 #: Calls that start a coroutine with the arguments that follow it, and its position.
-LEFT_OPEN_STARTS = {"start_soon": 0, "start": 0}
+STARTS_WITH_ARGUMENTS = {"start_soon": 0, "start": 0}
 LEFT_OPEN_DEPTH = 4
 
 
@@ -226,7 +226,7 @@ def _given(use: ast.expr, fn: Function, facts: Facts) -> tuple[Function, str] | 
         return None
     name, place = short_name(call.func), call.args.index(use)
     callee = facts.module.callee(call, fn)
-    if callee is None and name in LEFT_OPEN_STARTS and call.args:
+    if callee is None and name in STARTS_WITH_ARGUMENTS and call.args:
         callee, place = facts.module.function_named(call.args[0], fn), place - 1
     if callee is None or place < 0:
         return None

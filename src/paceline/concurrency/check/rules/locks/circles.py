@@ -40,10 +40,10 @@ def lock_order(facts: Facts) -> Iterator[Witness]:
     for circle in shortest_circles(following):
         chosen = together([ways[pair] for pair in pairwise([*circle, circle[0]])])
         if chosen is not None:
-            yield _lock_order_report(chosen, ways)
+            yield _report_lock_order(chosen, ways)
 
 
-def _lock_order_report(circle: list[Edge], ways: dict[tuple[str, str], list[Edge]]) -> Witness:
+def _report_lock_order(circle: list[Edge], ways: dict[tuple[str, str], list[Edge]]) -> Witness:
     """The finding; its story begins with the rarer order, which is the likelier mistake."""
     ends = [(edge.first.resource, edge.second.resource) for edge in circle]
     rarest = min(range(len(circle)), key=lambda i: (len(ways[ends[i][0].id, ends[i][1].id]), i))
@@ -135,7 +135,7 @@ def lock_taken_again(facts: Facts) -> Iterator[Witness]:
                         steps = ((fn, effect.node), *take.steps)
                 if steps is not None and (lock.id, effect.line) not in reported:
                     reported.add((lock.id, effect.line))
-                    yield _lock_taken_again_report(fn, first, steps)
+                    yield _report_lock_taken_again(fn, first, steps)
 
 
 def _between_items(fn: Function, facts: Facts) -> Iterator[Witness]:
@@ -184,7 +184,7 @@ def _of_the_same(effect: Effect, first: Held, fn: Function, facts: Facts) -> boo
     return False
 
 
-def _lock_taken_again_report(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], ...]) -> Witness:
+def _report_lock_taken_again(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], ...]) -> Witness:
     lock = first.resource
     where, _last = steps[-1]
     by = "" if len(steps) == 1 else f" by {text_of(steps[0][1])}"

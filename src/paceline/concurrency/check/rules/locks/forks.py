@@ -43,7 +43,7 @@ def lock_across_fork(facts: Facts) -> Iterator[Witness]:
             lock = f"{cls.name}.{attribute}"
             taker = next((fn for fn in cls.methods.values() if lock in facts.takes(fn)), None)
             if taker is not None:
-                yield _lock_across_fork_report(call, maker, asks[0], taker, lock, facts)
+                yield _report_lock_across_fork(call, maker, asks[0], taker, lock, facts)
 
 
 def _globals(facts: Facts) -> Iterator[Witness]:
@@ -63,7 +63,7 @@ def _globals(facts: Facts) -> Iterator[Witness]:
             ):
                 continue
             if facts.module.canonical(construction[1].func).startswith(("threading.", "_thread.")):
-                yield _lock_across_fork_report(construction[1], top, fn, fn, lock, facts)
+                yield _report_lock_across_fork(construction[1], top, fn, fn, lock, facts)
 
 
 def _held(facts: Facts) -> Iterator[Witness]:
@@ -89,7 +89,7 @@ def _held(facts: Facts) -> Iterator[Witness]:
 def _held_elsewhere(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
     """A lock that a child takes, and that a thread started before the fork takes again and again."""
     begun = [r for r in facts.roots if r.kind == "thread" and r.line < call.lineno and r.line in lines_of(fn.node)]
-    for takes in _in_child(call, fn, facts) if begun and _lock_across_fork_forks(facts) else ():
+    for takes in _in_child(call, fn, facts) if begun and _forks_holding(facts) else ():
         for name, steps in takes.items():
             for root in begun:
                 take = facts.takes(root.function).get(name)
@@ -110,7 +110,7 @@ def _held_elsewhere(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Witn
                     return
 
 
-def _lock_across_fork_forks(facts: Facts) -> bool:
+def _forks_holding(facts: Facts) -> bool:
     """Whether nothing in the file asks for another way to start processes than a fork."""
     words = {"spawn", "forkserver"}
     arguments = (
@@ -173,7 +173,7 @@ def _again(maker: Function, cls: Class) -> bool:
     )
 
 
-def _lock_across_fork_report(
+def _report_lock_across_fork(
     call: ast.Call, maker: Function, asks: Function, taker: Function, lock: str, facts: Facts
 ) -> Witness:
     take = facts.takes(taker)[lock].steps[-1][1]
@@ -198,8 +198,8 @@ def fork_with_threads(facts: Facts) -> Iterator[Witness]:
             continue
         for call in fn.calls:
             line = next((line for line in lines if same_file(line, call.lineno)), None)
-            if line is not None and _fork_with_threads_forks(call, fn, facts) and not _comes_first(call, fn, line):
-                yield _fork_with_threads_report(fn, call, line)
+            if line is not None and _forks_among_threads(call, fn, facts) and not _comes_first(call, fn, line):
+                yield _report_fork_with_threads(fn, call, line)
 
 
 def _starts(call: ast.Call, fn: Function, facts: Facts) -> bool:
@@ -215,7 +215,7 @@ def _runs_in_threads(call: ast.Call, fn: Function, facts: Facts) -> bool:
     return executor is not None and type_name(executor, fn, facts.module).endswith("ThreadPoolExecutor")
 
 
-def _fork_with_threads_forks(call: ast.Call, fn: Function, facts: Facts) -> bool:
+def _forks_among_threads(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether a call forks this process: itself, or as a process or pool of a context that is said to fork."""
     if facts.module.canonical(call.func) in FORKS:
         return True
@@ -231,7 +231,7 @@ def _fork_with_threads_forks(call: ast.Call, fn: Function, facts: Facts) -> bool
     return context is not None and is_constant(keyword(context, "method", 0), "fork")
 
 
-def _fork_with_threads_report(fn: Function, call: ast.Call, line: int) -> Witness:
+def _report_fork_with_threads(fn: Function, call: ast.Call, line: int) -> Witness:
     how = ", and runs Python code in the child (preexec_fn)," if keyword(call, "preexec_fn") is not None else ""
     return Witness(
         call,

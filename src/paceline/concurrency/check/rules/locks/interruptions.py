@@ -140,7 +140,7 @@ def logs_under_lock(facts: Facts) -> Iterator[Witness]:
                 continue
             via = None if effect.callee is None else logs.get(id(effect.callee))
             if _is_log_call(effect.node) or (via is not None and effect.callee is not takes[first.resource.id][0]):
-                yield _logs_under_lock_report(fn, first, effect.node, *takes[first.resource.id])
+                yield _report_logs_under_lock(fn, first, effect.node, *takes[first.resource.id])
                 break
 
 
@@ -161,5 +161,5 @@ def _is_log_call(call: ast.Call) -> bool:
     return level in LEVELS and "log" in name.rpartition(".")[2].lower()
 
 
-def _logs_under_lock_report(fn: Function, first: Held, call: ast.Call, emit: Function, take: Take) -> Witness:
+def _report_logs_under_lock(fn: Function, first: Held, call: ast.Call, emit: Function, take: Take) -> Witness:
     return Witness(call, fn, first=first, emit=emit, take=take)

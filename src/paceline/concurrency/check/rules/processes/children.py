@@ -48,7 +48,7 @@ def copied_to_child(facts: Facts) -> Iterator[Witness]:
         for call in fn.calls:
             runs = _run_in_child(call, fn, facts)
             if facts.module.constructed_kind(call, fn) == "Process":
-                yield from _copied_to_child_given(call, fn, runs, facts)
+                yield from _given_to_children(call, fn, runs, facts)
             if runs is not None:
                 yield from _assigned(runs, call, fn, facts)
                 yield from _assigned_late(runs, call, fn)
@@ -127,7 +127,7 @@ def _assigned(runs: Function, start: ast.Call, fn: Function, facts: Facts) -> It
             return
 
 
-def _copied_to_child_given(call: ast.Call, fn: Function, runs: Function | None, facts: Facts) -> Iterator[Witness]:
+def _given_to_children(call: ast.Call, fn: Function, runs: Function | None, facts: Facts) -> Iterator[Witness]:
     """What one process is given as its arguments."""
     names = [p for p in runs.parameters if runs.cls is None or p != runs.self_name] if runs is not None else []
     for position, value in enumerate(start_arguments(call, fn)):

@@ -53,12 +53,12 @@ def queues_in_a_circle(facts: Facts) -> Iterator[Witness]:
                 edges.setdefault((actor.name, other.name), (actor, put, got))
     for name, others in following.items():
         if name in others:
-            yield _queues_in_a_circle_report([edges[name, name]])
+            yield _report_queues_in_a_circle([edges[name, name]])
     for circle in shortest_circles(following):
         used = [edges[pair] for pair in pairwise([*circle, circle[0]])]
         queues = {put.queue.id for _, put, _ in used}
         if len(queues) == len(used) and any(_grows(actor, put) for actor, put, _ in used):
-            yield _queues_in_a_circle_report(used)
+            yield _report_queues_in_a_circle(used)
 
 
 def _of_another(put: Transfer, actor: Actor) -> bool:
@@ -80,13 +80,11 @@ def _actors(facts: Facts) -> Iterator[Actor]:
         for number, site in enumerate(sites, 1):
             bound = [_passed(use, formals[0].function, site, facts) for use in uses]
             yield Actor(f"{fn.qualname} ({number})", tuple(use for use in bound if use is not None))
-        if not formals and (
-            id(fn) in started or _queues_in_a_circle_starts(fn, facts) or _is_beside(fn, started, facts)
-        ):
+        if not formals and (id(fn) in started or _starts_of_circle(fn, facts) or _is_beside(fn, started, facts)):
             yield Actor(fn.qualname, tuple(uses))
 
 
-def _queues_in_a_circle_starts(fn: Function, facts: Facts) -> bool:
+def _starts_of_circle(fn: Function, facts: Facts) -> bool:
     """Whether a function starts a thread or process, and so runs beside it."""
     return any(facts.module.constructed_kind(call, fn) in ("Thread", "Process") for call in fn.calls)
 
@@ -158,7 +156,7 @@ def _conditions(use: Transfer) -> set[int]:
     return conditions
 
 
-def _queues_in_a_circle_report(circle: list[tuple[Actor, Transfer, Transfer]]) -> Witness:
+def _report_queues_in_a_circle(circle: list[tuple[Actor, Transfer, Transfer]]) -> Witness:
     story, waits = [], []
     for number, (actor, put, _) in enumerate(circle):
         whom = circle[(number + 1) % len(circle)][0].name
@@ -182,7 +180,7 @@ def filled_before_started(facts: Facts) -> Iterator[Witness]:
             takes = [take for take in takers if take.of == queue]
             late = _started_after(call, fn, takes, facts) if takes and not _has_room(fn, queue) else None
             if late is not None:
-                yield _filled_before_started_report(fn, call, put, queue, *late)
+                yield _report_filled_before_started(fn, call, put, queue, *late)
                 break
 
 
@@ -235,7 +233,7 @@ def _started_after(fill: ast.Call, fn: Function, takes: list[Use], facts: Facts)
     return begins[0] if begins else None
 
 
-def _filled_before_started_report(
+def _report_filled_before_started(
     fn: Function, fill: ast.Call, put: ast.Call, queue: str, taker: Function, line: int
 ) -> Witness:
     itself = taker is fn

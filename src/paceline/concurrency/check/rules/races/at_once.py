@@ -224,11 +224,11 @@ def generator_shared(facts: Facts) -> Iterator[Witness]:
     for cls in facts.module.classes.values():
         for name, accesses in accesses_of_class(cls, facts).items():
             if any(_is_generator(value, fn, facts) for value, fn in cls.values.get(name, ())):
-                yield from _generator_shared_of_one(accesses, facts)
+                yield from _advanced_by_one(accesses, facts)
     top = facts.module.top
     for name, accesses in accesses_of_globals(facts).items():
         if _is_generator(top.bound.get(name), top, facts):
-            yield from _generator_shared_of_one(accesses, facts)
+            yield from _advanced_by_one(accesses, facts)
 
 
 def _is_generator(value: ast.expr | None, fn: Function, facts: Facts) -> bool:
@@ -241,7 +241,7 @@ def _is_generator(value: ast.expr | None, fn: Function, facts: Facts) -> bool:
     )
 
 
-def _generator_shared_of_one(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
+def _advanced_by_one(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     takes = [a for a in accesses if _takes(a.node) and not a.locks]
     for access in takes:
         other = next((o for o in takes if may_coincide(access, o, facts)), None)
@@ -284,10 +284,10 @@ def thread_bound(facts: Facts) -> Iterator[Witness]:
     for cls in facts.module.classes.values():
         for name, accesses in accesses_of_class(cls, facts).items():
             if any(facts.threads_of(a.fn) for a in accesses):
-                yield from _thread_bound_of_one(name, accesses, cls, facts)
+                yield from _kept_by_one(name, accesses, cls, facts)
 
 
-def _thread_bound_of_one(name: str, accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Witness]:
+def _kept_by_one(name: str, accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Witness]:
     values = [(v, f) for v, f in cls.values.get(name, ()) if isinstance(v, ast.Call)]
     kinds = {libraries.bound(type_name(value, fn, facts.module)) for value, fn in values}
     used = [a for a in accesses if isinstance(parent(a.node), ast.Attribute) and not is_teardown(a.fn)]

@@ -53,7 +53,7 @@ def exists_then_create(facts: Facts) -> Iterator[Witness]:
             path = ast.unparse(check.args[0]) if check.args else dotted(getattr(check.func, "value", check))
             for call in fn.calls:
                 if _decided_by(call, test) and _makes(call, path, fn, ranks) and not foreseen(call):
-                    yield _exists_then_create_report(
+                    yield _report_exists_then_create(
                         fn, test, call, path, _confidence(path, fn, ranks or _meets_others(fn, facts))
                     )
 
@@ -233,7 +233,7 @@ def _makes(call: ast.Call, path: str, fn: Function, ranks: bool) -> bool:
     return name in ("save", "savez", "dump") and path in places[:2] and len(call.args) > 1
 
 
-def _exists_then_create_report(fn: Function, test: ast.If, call: ast.Call, path: str, confidence: float) -> Witness:
+def _report_exists_then_create(fn: Function, test: ast.If, call: ast.Call, path: str, confidence: float) -> Witness:
     remedy = (
         "missing_ok=True, or ignore_errors=True"
         if short_name(call.func) in REMOVES
@@ -269,7 +269,7 @@ def removed_first(facts: Facts) -> Iterator[Witness]:
             is_tested = any(isinstance(n, ast.Call) and short_name(n.func) in ASKS for n in ast.walk(test.test))
             move = next((m for m in moves if m.lineno > removal.lineno and _follows(m, test) and _to(m, path)), None)
             if is_tested and move is not None and path in ast.unparse(test.test) and not facts.held_at(removal, fn):
-                yield _removed_first_report(fn, removal, move, path)
+                yield _report_removed_first(fn, removal, move, path)
                 break
 
 
@@ -311,7 +311,7 @@ def _of_one_system(node: ast.AST) -> bool:
 _SYSTEM = re.compile(r"os\.name|platform|windows|win32|\bnt\b", re.I)
 
 
-def _removed_first_report(fn: Function, removal: ast.Call, move: ast.Call, path: str) -> Witness:
+def _report_removed_first(fn: Function, removal: ast.Call, move: ast.Call, path: str) -> Witness:
     links = short_name(move.func) in ("symlink", "link")
     return Witness(
         removal,

@@ -48,7 +48,7 @@ def _unless_there(fn: Function, facts: Facts) -> Iterator[Witness]:
         on_self = name.startswith(f"{fn.self_name}.") and name.count(".") == 1 and "local" not in name
         if short_name(handler.type) == "AttributeError" and read and on_self and not facts.held_at(target, fn):
             condition = f"`{ast.unparse(handler.type)}` of {name}"
-            yield _lazy_start_report(
+            yield _report_lazy_start(
                 target, fn, f"{name} is created on first use by several threads", condition, name, 0.55
             )
             return
@@ -69,7 +69,7 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
             and dotted(call.func) == f"{fn.self_name}.start"
             and fn.cls.method("start") is None
         ):
-            yield _lazy_start_report(
+            yield _report_lazy_start(
                 call,
                 fn,
                 "the thread is started on first use",
@@ -96,7 +96,7 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]
             if creates and not facts.held_at(statement, fn):
                 tested = f"`{ast.unparse(test.test)}`"
                 sure = 0.6 if together else 0.55
-                yield _lazy_start_report(
+                yield _report_lazy_start(
                     statement, fn, f"{name} is created on first use by several threads", tested, name, sure
                 )
                 return
@@ -115,7 +115,7 @@ def _flagged(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
             works = any(isinstance(n, ast.Call) for s in test.body for n in ast.walk(s) if s is not statement)
             if is_constant(statement.value, True) and works and not facts.held_at(statement, fn):
                 tested = f"`{ast.unparse(test.test)}`"
-                yield _lazy_start_report(
+                yield _report_lazy_start(
                     statement, fn, f"{name} is tested and set without the object's lock", tested, name, 0.5
                 )
                 return
@@ -134,7 +134,7 @@ def _signalled_by_thread(test: ast.If, fn: Function, facts: Facts) -> Iterator[W
             start = next((c for c in fn.calls if c.lineno == root.line), None)
             if start is not None and not facts.held_at(start, fn):
                 what = f"{flag} says that the thread is there, but is set only by the thread itself"
-                yield _lazy_start_report(start, fn, what, f"`not {flag}`", flag, 0.65)
+                yield _report_lazy_start(start, fn, what, f"`not {flag}`", flag, 0.65)
                 return
 
 
@@ -151,7 +151,7 @@ def _own_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
     freed = any(is_constant(v, False) and target is not None and t.lineno > target.lineno for t, v in changes)
     if target is not None and freed and not facts.held_at(target, fn):
         tested = f"`{ast.unparse(test.test)}`"
-        yield _lazy_start_report(
+        yield _report_lazy_start(
             target, fn, f"{flags[0]} serves as a lock, but is tested and set apart", tested, flags[0], 0.55
         )
 
@@ -169,7 +169,7 @@ def _event_as_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness
     names = [short_name(c.func) for c in calls]
     if names[:1] == ["set"] and "clear" in names[1:]:
         tested = f"`{ast.unparse(test.test)}`"
-        yield _lazy_start_report(
+        yield _report_lazy_start(
             calls[0], fn, f"{event.id} serves as a lock, but is tested and set apart", tested, event.id, 0.55
         )
 
@@ -210,7 +210,7 @@ def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
         if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name and has_lock:
             construction = facts.module.constructed(statement.value, fn)
             if construction is not None and construction[0] == "Thread":
-                yield _lazy_start_report(
+                yield _report_lazy_start(
                     statement,
                     fn,
                     f"{name} is created and started on first use, without the object's lock",
@@ -220,7 +220,7 @@ def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
                 )
 
 
-def _lazy_start_report(at: ast.AST, fn: Function, what: str, condition: str, about: str, confidence: float) -> Witness:
+def _report_lazy_start(at: ast.AST, fn: Function, what: str, condition: str, about: str, confidence: float) -> Witness:
     line = getattr(at, "lineno", fn.line)
     return Witness(at, fn, confidence=confidence, what=what, condition=condition, line=line, about=about)
 
@@ -245,7 +245,7 @@ def flag_before_work(facts: Facts) -> Iterator[Witness]:
             assignments = _set_early(name, test, fn, facts)
             everywhere = name in fn.globals or name.split(".")[0] in facts.module.classes
             if assignments is not None and (sign >= IMPORTS or everywhere) and not facts.held_at(assignments[0], fn):
-                yield _flag_before_work_report(fn, test, name, *assignments, 0.6 if sign >= OWNS_OTHER else 0.5)
+                yield _report_flag_before_work(fn, test, name, *assignments, 0.6 if sign >= OWNS_OTHER else 0.5)
                 break
 
 
@@ -318,7 +318,7 @@ def _assigns(fn: Function) -> Iterator[ast.Assign]:
             todo = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt | ast.ExceptHandler)] + todo
 
 
-def _flag_before_work_report(
+def _report_flag_before_work(
     fn: Function, test: ast.If, name: str, flag: ast.Assign, later: ast.Assign, confidence: float
 ) -> Witness:
     return Witness(flag, fn, confidence=confidence, name=name, later=later, test=test)

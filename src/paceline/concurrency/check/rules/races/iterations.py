@@ -71,7 +71,7 @@ def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator
             why = (other, f"{other.fn.qualname}, which other threads may call,", 0.5)
         if why is not None and id(loop.fn) not in reported:
             reported.add(id(loop.fn))
-            yield _unguarded_iteration_report(loop, *why)
+            yield _report_unguarded_iteration(loop, *why)
 
 
 def _replaces(change: Access) -> bool:
@@ -246,7 +246,7 @@ def _may_come_later(change: Access, facts: Facts) -> bool:
     return not name.startswith("_") and not starts and not is_teardown(change.fn) and change.fn is not facts.module.top
 
 
-def _unguarded_iteration_report(loop: Access, change: Access, who: str, confidence: float) -> Witness:
+def _report_unguarded_iteration(loop: Access, change: Access, who: str, confidence: float) -> Witness:
     return Witness(loop.node, loop.fn, confidence=confidence, loop=loop, who=who, change=change)
 
 
@@ -294,7 +294,7 @@ def _by_its_body(loop: ast.For, name: str, fn: Function) -> Iterator[Witness]:
             continue
         goes_on = enclosing(node, ast.For, ast.While) is loop and not _left_after(node, loop)
         if goes_on and not is_caught(node, "RuntimeError"):
-            yield _changed_in_loop_report(loop.iter, fn, name, node.lineno)
+            yield _report_changed_in_loop(loop.iter, fn, name, node.lineno)
             return
 
 
@@ -307,7 +307,7 @@ def _by_a_new_key(loop: ast.For, container: ast.Attribute | ast.Name, fn: Functi
             continue
         fixed = isinstance(stored.slice, ast.Constant) and isinstance(stored.slice.value, str)
         if fixed and keys and not _left_after(stored, loop) and enclosing(stored, ast.For, ast.While) is loop:
-            yield _changed_in_loop_report(loop.iter, fn, name, stored.lineno)
+            yield _report_changed_in_loop(loop.iter, fn, name, stored.lineno)
             return
 
 
@@ -350,7 +350,7 @@ def _by_a_method(accesses: list[Access]) -> Iterator[Witness]:
             name = dotted(call.func) if isinstance(call, ast.Call) else ""
             change = next((c for c in changes if name == f"{access.fn.self_name}.{c.fn.name}"), None)
             if change is not None and not is_caught(access.node, "RuntimeError"):
-                yield _changed_in_loop_report(access.node, access.fn, access.thing, change.line)
+                yield _report_changed_in_loop(access.node, access.fn, access.thing, change.line)
                 break
 
 
@@ -362,5 +362,5 @@ def _of_a_key(change: Access) -> bool:
     return short_name(up) in ("pop", "discard") if up is not None else False
 
 
-def _changed_in_loop_report(at: ast.AST, fn: Function, what: str, line: int) -> Witness:
+def _report_changed_in_loop(at: ast.AST, fn: Function, what: str, line: int) -> Witness:
     return Witness(at, fn, what=what, line=line)

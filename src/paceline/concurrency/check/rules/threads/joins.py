@@ -24,7 +24,7 @@ def joined_early(facts: Facts) -> Iterator[Witness]:
         if not facts.uses(("close", "terminate"), of=pool.of):
             yield Witness(pool.call, pool.fn, "open")
     for fn in facts.module.functions:
-        findings = (_signalled_after(*task, fn, facts) for task in _joined_early_tasks(fn, facts))
+        findings = (_signalled_after(*task, fn, facts) for task in _tasks_joined_early(fn, facts))
         yield from [f for f in findings if f is not None][:1]
         for join in fn.calls:
             started = _joined(join, fn, facts)
@@ -76,7 +76,7 @@ def _is_daemon(constructor: ast.Call, maker: Function) -> bool:
     )
 
 
-def _joined_early_tasks(fn: Function, facts: Facts) -> Iterator[tuple[ast.stmt, ast.Call, Function]]:
+def _tasks_joined_early(fn: Function, facts: Facts) -> Iterator[tuple[ast.stmt, ast.Call, Function]]:
     """The tasks of an executor whose block waits at its end until they have ended: that end, the call, the function."""
     for block, executor in blocks_that_make("Executor", fn, facts):
         for call in fn.calls:
@@ -233,14 +233,14 @@ def _report_full(fn: Function, join: ast.Call, runs: Function, put: ast.Call, qu
 
 Steps = tuple[tuple[Function, ast.expr], ...]
 ASKS = {"current_thread", "currentThread", "get_ident", "ident", "current_task"}
-JOINS_ITSELF_STARTS = ("create_task", "ensure_future")
+STARTS_OF_JOINERS = ("create_task", "ensure_future")
 #: Functions that wait for the tasks that they are given.
 WAITS = ("gather", "wait", "wait_for", "shield")
 
 
 def joins_itself(facts: Facts) -> Iterator[Witness]:
     """Report joins of the only thread or task that runs a function, and of executors, reached from that function."""
-    yield from _joins_itself_tasks(facts)
+    yield from _tasks_joining_themselves(facts)
     for fn in facts.module.functions:
         for call in fn.calls:
             pool = resource_of(call, ("submit",), fn, facts)
@@ -278,7 +278,7 @@ def _asks(wait: Wait) -> bool:
     return named or any(short_name(c.func) in ASKS for f, _ in wait.steps for c in f.calls)
 
 
-def _joins_itself_tasks(facts: Facts) -> Iterator[Witness]:
+def _tasks_joining_themselves(facts: Facts) -> Iterator[Witness]:
     """Awaits of the task in an attribute, reached from the coroutine that it runs."""
     for cls in facts.module.classes.values():
         for attribute, values in cls.values.items():
@@ -293,7 +293,7 @@ def _joins_itself_tasks(facts: Facts) -> Iterator[Witness]:
 
 def _run_by(value: ast.expr, fn: Function, facts: Facts) -> Function | None:
     """The coroutine that a task runs: `f` of `create_task(f())`."""
-    started = isinstance(value, ast.Call) and short_name(value.func) in JOINS_ITSELF_STARTS and bool(value.args)
+    started = isinstance(value, ast.Call) and short_name(value.func) in STARTS_OF_JOINERS and bool(value.args)
     inner = value.args[0] if started else None  # type: ignore[attr-defined]
     return facts.module.callee(inner, fn) if isinstance(inner, ast.Call) else None
 

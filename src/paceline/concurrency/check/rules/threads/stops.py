@@ -125,7 +125,7 @@ def local_flag(facts: Facts) -> Iterator[Witness]:
     module = facts.module
     assigned = {name for fn in module.functions for name in fn.globals}
     flags = {name for name, value in module.top.bound.items() if isinstance(value, ast.Constant)} - assigned
-    loops = {name: (fn, loop) for fn, loop, name in _local_flag_asked(facts) if name in flags}
+    loops = {name: (fn, loop) for fn, loop, name in _asks_local_flag(facts) if name in flags}
     for fn in module.functions if loops else ():
         if fn is module.top:
             continue
@@ -138,7 +138,7 @@ def local_flag(facts: Facts) -> Iterator[Witness]:
                 yield Witness(target, fn, waiter=waiter, loop=loop)
 
 
-def _local_flag_asked(facts: Facts) -> Iterator[tuple[Function, ast.While, str]]:
+def _asks_local_flag(facts: Facts) -> Iterator[tuple[Function, ast.While, str]]:
     """The globals that loops ask for, each with the function and the loop."""
     for fn in facts.module.functions:
         local_names = {n.id for n in fn.stores} | set(fn.parameters)
@@ -166,7 +166,7 @@ def rearmed(facts: Facts) -> Iterator[Witness]:
                     if (
                         cancel is not None
                         and fn not in (fires, starter)
-                        and not _rearmed_asked(fn, (fires, starter), cls)
+                        and not _asks_rearmed(fn, (fires, starter), cls)
                     ):
                         yield Witness(cancel, fn, fires=fires, starter=starter)
 
@@ -184,7 +184,7 @@ def _renews(fires: Function, starter: Function, facts: Facts) -> bool:
     return fires is starter or any(e.callee is starter for e in facts.walker.effects(fires))
 
 
-def _rearmed_asked(cancels: Function, renewing: tuple[Function, ...], cls: Class) -> bool:
+def _asks_rearmed(cancels: Function, renewing: tuple[Function, ...], cls: Class) -> bool:
     """Whether the functions that renew a timer ask for something that the canceller sets."""
     sets = {t.attr for t, _ in cancels.assigns if isinstance(t, ast.Attribute)}
     sets |= {c.func.value.attr for c in cancels.calls if _changes(c)}  # type: ignore[attr-defined]

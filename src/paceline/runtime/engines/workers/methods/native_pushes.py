@@ -32,9 +32,8 @@ from paceline.kernels.exchange import Ended
 from paceline.kernels.serve import BatchStage
 from paceline.kernels.served_steps import ServedStep
 from paceline.plans.plan import server_of
-from paceline.runtime.engines.servers import ServerPort
-from paceline.runtime.engines.servers.gradient import GradientExchange
-from paceline.runtime.engines.servers.port import ShardPort
+from paceline.runtime.engines.servers.gradient import GradientPort
+from paceline.runtime.engines.servers.open_ports import ServerPort
 from paceline.runtime.engines.workers.arena import Arena
 from paceline.runtime.engines.workers.meter import norm
 from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner
@@ -105,7 +104,7 @@ class NativePushes:
         assert runner.learner.reader is not None
         self.runner, self.network, self.order = runner, network, runner.learner.reader.order
         #: To shards with versions: none under Hogwild.
-        self.ports = [port for port in ports if isinstance(port, ShardPort)]
+        self.ports = [port for port in ports if isinstance(port, GradientPort)]
         self.locks = [desk, *(port.lock for port in self.ports)]
         #: Of the batch in hand, where generated code has left it before every shard had its gradient.
         self.gradients: list[Tensor | None] = []
@@ -185,10 +184,9 @@ class NativePushes:
         runner.trace.catch_up()
         runner.waited = served.waited
         for shard, port in zip(self.native.shards, self.ports, strict=False):
-            assert isinstance(port.exchange, GradientExchange)
             port.base = shard.base
             if shard.own >= 0:
-                port.exchange.store.bind_to_slot(shard.own)
+                port.store.bind_to_slot(shard.own)
         if runner.trace.crowded and runner.resume_point.notify is not None:
             runner.resume_point.notify()
         if served.ended not in (Ended.MADE, Ended.UNTOLD):

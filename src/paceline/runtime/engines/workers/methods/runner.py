@@ -60,7 +60,7 @@ class PlanRunner(WorkerContext):
         layout: Layout,
         group: Group,
     ) -> None:
-        super().__init__(station.number, station.shared, station.waiter, plan, agenda, station.resume, station.host)
+        super().__init__(station, plan, agenda)
         self.layout, self.group = layout, group
         self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
         self.fragments = Fragments.of(layout, plan.fragments)
