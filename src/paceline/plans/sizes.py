@@ -36,6 +36,20 @@ def count_chunks(
     return {**chosen, counted: len(sizes)}
 
 
+def refuse_canonical(plan: str, options: Mapping[str, Any]) -> None:
+    """Raise `PlanError` for options that do not go with a canonical sum."""
+    reasons = {
+        "codec": "a codec owes what it leaves out to the next gradient of the same worker, so the bits would depend on "
+        "which worker computes a chunk",
+        "chunks": "canonical= says how many chunks there are",
+    }
+    if plan == "sequential":
+        reasons["sizes"] = "its chunks have equal sizes; under a plan with workers sizes= divides them among these"
+    for option, why in reasons.items():
+        if options.get(option, "dense") != "dense":
+            raise PlanError(f"plan {plan!r}: {option}={options[option]} does not go with canonical=: {why}; leave it out")
+
+
 def sizes_by(speeds: Sequence[float]) -> str:
     """Return the sizes that divide a batch by these speeds, as a plan's option; empty where a speed is not known.
 

@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 #: The commands in the order and the groups in which they are listed: a file each, with a function of its name.
 COMMANDS = {
-    "Train": ("train", "compare", "replay", "report"),
+    "Train": ("train", "compare", "replay", "verify", "report"),
     "Choose a plan and a configuration": ("plans", "choose", "calibrate", "validate", "simulate", "tune"),
     "Data": ("prepare", "ingest", "data"),
     "Find what is wrong with a program": ("check", "watch", "explore", "explain"),

@@ -58,6 +58,10 @@ PlanOrRun = Annotated[
     str, typer.Argument(metavar="PLAN|RUN", help="A plan's name and options, as in ring:workers=3, or a run folder.")
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+RunOrJob = Annotated[
+    str, typer.Argument(metavar="RUN-OR-JOB", help="Another run folder, or a job as `paceline train` takes it.")
+]
+PlanOfJob = Annotated[str | None, typer.Option("--plan", help="The plan of the job; that of the run if not given.")]
 RunArguments = Annotated[
     list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders that contain some, such as runs.")
 ]

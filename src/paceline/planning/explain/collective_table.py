@@ -42,7 +42,7 @@ def _cells(row: Sequence[Step], contributors: list[list[set[int]]]) -> list[str]
     """Return the cells of a step, and apply the step to the segments that workers hold."""
     before, workers = [list(mine) for mine in contributors], len(row)
     cells = []
-    for worker, (send, receive, reduce) in enumerate(row):
+    for worker, (send, receive, reduce, _) in enumerate(row):
         words = [] if send is None else [f"{_name(send, before[worker], workers)}>{send.other}"]
         if receive is not None:
             for segment in range(receive.first, receive.stop):

@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from paceline.algorithms.collectives.neighbours import Neighbours
-from paceline.algorithms.collectives.proof import has_its_rounds, prove, prove_mixing, table_seconds
+from paceline.algorithms.collectives import table_seconds
+from paceline.algorithms.collectives.proof import has_its_rounds, prove, prove_mixing
 from paceline.algorithms.coordinators import Coordinator
 from paceline.algorithms.coordinators.rehearsal import rehearse
 from paceline.algorithms.dataflow.example import example_graph

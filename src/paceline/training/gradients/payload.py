@@ -8,11 +8,13 @@ Every number in it is weighted by the samples it speaks for, so a plain sum is t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from paceline.algorithms.collectives import lane_stride
 from paceline.training.parameters.layout import Layout
 from paceline.training.parameters.rows import numbers
 
@@ -28,6 +30,8 @@ class GradientSum:
     samples: int
     #: The number of the first chunk, which tells what this worker draws at random from what others do.
     part: int = 0
+    #: Under a canonical sum: the vectors of the subtrees that this worker has added up; the gradients are the first's.
+    partial_sums: Sequence[Tensor] = ()
 
     @property
     def mean(self) -> float:
@@ -51,7 +55,7 @@ class GradientSum:
 
     def finite(self) -> bool:
         """Return whether the loss and all gradients are finite."""
-        present = [numbers(g) for g in self.gradients if g is not None]
+        present = [numbers(g) for g in self.partial_sums or self.gradients if g is not None]
         return math.isfinite(self.loss) and all(bool(g.isfinite().all()) for g in present)
 
     def left_out(self) -> GradientSum:
@@ -63,9 +67,13 @@ class GradientSum:
 class Payload:
     """A view of the vector by its parts."""
 
-    def __init__(self, layout: Layout, flat: Tensor) -> None:
+    def __init__(self, layout: Layout, vector: Tensor, lanes: int = 1) -> None:
+        """The first of the vector's lanes is the payload; the others have partial sums, under a canonical sum."""
         (shard,) = layout.shards
-        self.flat = flat
+        length, stride = Payload.length(layout), lane_stride(Payload.length(layout), vector.element_size())
+        self.vector = vector
+        self.lanes = [vector[lane * stride : lane * stride + length] for lane in range(lanes)]
+        self.flat = flat = self.lanes[0]
         self.gradients = shard.parameter_views(flat)
         self.buffers = shard.buffer_views(flat)
         self.tail = flat[shard.length :]
@@ -76,8 +84,18 @@ class Payload:
         (shard,) = layout.shards
         return shard.length + len(shard.parameters) + 2
 
+    @staticmethod
+    def room(layout: Layout, lanes: int) -> int:
+        """Return the numbers of a vector of so many lanes."""
+        length = Payload.length(layout)
+        return lane_stride(length, layout.bytes_per_number) * (lanes - 1) + length
+
     def write(self, computed: GradientSum) -> None:
         """Write what this worker computed; zeros where it had no samples, or they were left out."""
+        if computed.partial_sums:
+            for lane, vector in zip(self.lanes, computed.partial_sums, strict=False):
+                lane.copy_(vector)
+            return
         if not computed.weight:
             # The others wait for this worker's vector all the same, so it takes part with a sum of nothing.
             self.flat.zero_()

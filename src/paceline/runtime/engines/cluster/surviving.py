@@ -44,13 +44,20 @@ class SurvivingGroup:
     """`Group` of ranks over TCP."""
 
     def __init__(
-        self, client: GroupClient, agenda: Agenda, layout: Layout, codec: Codec | None = None, fragments: int = 1
+        self,
+        client: GroupClient,
+        agenda: Agenda,
+        layout: Layout,
+        codec: Codec | None = None,
+        fragments: int = 1,
+        lanes: int = 1,
     ) -> None:
+        """`lanes` are the vectors that a rank has for partial sums, in whichever group."""
         self.client, self.agenda, self.layout, self.fragments = client, agenda, layout, Fragments.of(layout, fragments)
         self.encoder: GradientEncoder | None = None
         #: How a gradient is computed again; replicas that are averaged are what they are.
         self.again: Again = lambda update, computed: computed
-        length, dtype = max(map(Payload.length, self.fragments.each)), layout.dtype
+        length, dtype = max(Payload.room(each, lanes) for each in self.fragments.each), layout.dtype
         if codec is not None:
             length, dtype = CodedFrame.largest(codec, self.fragments), torch.uint8
         #: This rank's vectors: the last sum lies in one of them.
@@ -59,21 +66,21 @@ class SurvivingGroup:
         self.payloads: list[list[Payload]] = []
         self.frames: list[list[CodedFrame]] = []
         if codec is None:
-            self.payloads = [payloads_of(self.vectors, each) for each in self.fragments.each]
+            self.payloads = [payloads_of(self.vectors, each, lanes) for each in self.fragments.each]
 
     @property
     def leads(self) -> bool:
         return self.client.leads(max(0, self.client.member.begun - 1))
 
     @property
-    def part(self) -> None:
+    def parts(self) -> None:
         return None
 
     def chunks(self, update: int) -> list[Chunk]:
-        return [chunk for part in self.client.begin(update) for chunk in self.agenda.mine(update, part)]
+        return self.agenda.share(update, self.client.begin(update))
 
     def coming(self, update: int) -> list[Chunk]:
-        return [chunk for part in self.client.parts(update) for chunk in self.agenda.mine(update, part)]
+        return self.agenda.share(update, self.client.parts(update))
 
     def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> SurvivingSums:
         if encoder is not None:

@@ -28,11 +28,12 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
+from paceline.algorithms.collectives.canonical import lanes_of
 from paceline.algorithms.server.desk import Desk
 from paceline.kernels.stream import stream_copy, stream_tensor
 from paceline.plans.methods import Server
 from paceline.plans.methods.split_layers import DATA, INSIDE
-from paceline.plans.plan import Plan
+from paceline.plans.plan import Plan, program_of
 from paceline.runtime.engines.checkpoints import Checkpoint
 from paceline.runtime.engines.servers.open_ports import put_version_0, restore, version_shapes
 from paceline.runtime.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
@@ -143,7 +144,8 @@ class ArenaShape:
         if not (plan.traits.exchanges and plan.traits.traced):
             return ArenaShape(workers, layout, "alone", plan.results)
         fragments = Fragments.of(layout, plan.fragments)
-        payload = max(map(Payload.length, fragments.each))
+        lanes = lanes_of(program_of(plan).collective, workers) if plan.canonical else 1
+        payload = max(Payload.room(fragment, lanes) for fragment in fragments.each)
         frame = CodedFrame.largest(plan.codec, fragments) if plan.codec else 0
         return ArenaShape(
             workers, layout, "collective", plan.results, payload=payload, frame=frame, fragments=len(fragments)

@@ -6,12 +6,14 @@ machine the group is fixed: a run cannot continue without one of its workers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.algorithms.collectives import Collective
+from paceline.algorithms.collectives.canonical import lanes_of
 from paceline.algorithms.collectives.neighbours import Neighbours
 from paceline.runtime.engines.workers.arena import Arena
 from paceline.runtime.engines.workers.coded_sums import CodedSums, frames_of
@@ -36,8 +38,8 @@ class Group(Protocol):
         """Whether this worker is the one that writes what all of them could write, such as snapshots."""
 
     @property
-    def part(self) -> int | None:
-        """The part of each update that this worker computes; None where it may change during the run."""
+    def parts(self) -> Sequence[int] | None:
+        """The parts of each update that this worker computes, side by side; None where they may change."""
 
     def chunks(self, update: int) -> list[Chunk]:
         """Return the chunks of an update that this worker computes now."""
@@ -55,7 +57,8 @@ class Group(Protocol):
 class FixedGroup:
     """`Group` of the workers of one arena.
 
-    `library` names the library that sums gradients in place of a table (NCCL), if one does.
+    `parts` are those of every batch that this worker computes. `library` names the library that sums gradients in place
+    of a table (NCCL), if one does.
     """
 
     def __init__(
@@ -64,25 +67,23 @@ class FixedGroup:
         arena: Arena,
         agenda: Agenda,
         waiter: Waiter,
+        parts: Sequence[int],
         library: str = "",
         device: torch.device | None = None,
     ) -> None:
         self.number, self.arena, self.agenda, self.waiter = number, arena, agenda, waiter
-        self.library, self.device = library, device
+        self.parts: Sequence[int] | None = parts
+        self._parts, self.library, self.device = parts, library, device
 
     @property
     def leads(self) -> bool:
         return self.number == 0
 
-    @property
-    def part(self) -> int:
-        return self.number
-
     def chunks(self, update: int) -> list[Chunk]:
-        return self.agenda.mine(update, self.number)
+        return self.agenda.share(update, self._parts)
 
     def coming(self, update: int) -> list[Chunk]:
-        return self.agenda.mine(update, self.number)
+        return self.agenda.share(update, self._parts)
 
     def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> Sums:
         shape = self.arena.shape
@@ -100,7 +101,8 @@ class FixedGroup:
             return FragmentSums.of(
                 [CodedSums(link, collective, workers, frames, encoder) for frames in fragment_frames]
             )
-        payloads = [payloads_of(link.vectors, layout) for layout in fragments.each]
+        lanes = lanes_of(collective, workers)
+        payloads = [payloads_of(link.vectors, layout, lanes) for layout in fragments.each]
         return FragmentSums.of([reduction_of(link, collective, workers, mine) for mine in payloads])
 
     def mixing(self, graph: Neighbours) -> NeighbourMixing:

@@ -60,7 +60,7 @@ class MeshGroup:
         return not self.mesh.coordinate(self.number, DATA)  # replicas hold the same
 
     @property
-    def part(self) -> None:
+    def parts(self) -> None:
         return None  # workers of a group compute a chunk together, update by update
 
     def chunks(self, update: int) -> list[Chunk]:

@@ -21,6 +21,7 @@ from paceline.runtime.runs.trace import Kind
 from paceline.training.data.order import Order
 from paceline.training.data.source import Reader, Source
 from paceline.training.gradients.learner import Learner, stated_weight
+from paceline.training.gradients.partial_sums import PartialSums
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.parameters.beginnings import begin_from
 from paceline.training.parameters.layout import Layout, sha256
@@ -53,6 +54,8 @@ class ReplicaWorker:
         self, assignment: Assignment, source: Source, layout: Layout, station: Station, group: Group, repeats: bool
     ) -> None:
         learner = learner_of(assignment, source, repeats)
+        if assignment.plan.canonical:
+            learner.partial_sums = PartialSums(layout, assignment.plan.canonical)
         replica = learner.replica
         optimizer = assignment.job.make_optimizer(replica.module, replica.parameters)
         assert learner.reader is not None

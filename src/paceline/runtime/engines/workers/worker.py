@@ -67,7 +67,10 @@ class LocalWorker:
         waiter = arena.waiter(number, host.cancelled, assignment.deadline, assignment.plan.threads)
         resume = replace(assignment.resume_point, state_buffer=state_buffer, notify=notify)
         station = Station(number, arena.of_worker(number), waiter, host, resume)
-        group = FixedGroup(number, arena, assignment.agenda, waiter, placement.library, placement.stored_on(number))
+        parts = assignment.plan.membership().parts_of(number, update=0)
+        group = FixedGroup(
+            number, arena, assignment.agenda, waiter, parts, placement.library, placement.stored_on(number)
+        )
         repeats = assignment.plan.traits.repeats
         self.replica = ReplicaWorker(assignment, source, arena.shape.layout, station, group, repeats)
         self.runner = self.replica.runner

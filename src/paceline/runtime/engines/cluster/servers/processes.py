@@ -59,7 +59,7 @@ class NoGroup:
     """`Group` of a worker that keeps step with no other: under a plan with servers nothing asks it."""
 
     leads = True
-    part = None
+    parts = None
 
     def chunks(self, update: int) -> list[Chunk]:
         raise NotImplementedError
