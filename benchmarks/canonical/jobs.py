@@ -1,0 +1,84 @@
+"""Small float32 jobs: dropout and clipping, batch normalisation and augmentation, attention, recurrence, generated code."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import paceline as pl
+
+SAMPLES = 125  # an epoch's last batch has 5 samples: fewer than there are chunks
+ADAM = partial(torch.optim.Adam, lr=0.01)
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def tensors(*shape: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(SAMPLES, *shape, generator=generator), torch.randint(5, (SAMPLES,), generator=generator)
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.head = nn.Linear(6, 16), nn.Linear(16, 5)
+        self.body = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.body(self.enter(x)).mean(1))
+        return scores
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.LSTM(6, 12, num_layers=2, dropout=0.2, batch_first=True), nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.body(x)[0][:, -1])
+        return scores
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Dropout(0.2), nn.Linear(32, 5))
+
+
+def cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.1), nn.Linear(144, 5)
+    )
+
+
+def mortal(batch: Any) -> Any:
+    """Return the batch as it is; where this process is to die, it does so in its thirtieth chunk."""
+    global _chunks
+    _chunks += 1
+    if _chunks == 30 and os.environ.get("DIES"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return batch
+
+
+def flipped(batch: Any) -> Any:
+    x, y = mortal(batch)
+    return torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(3), x), y
+
+
+_chunks = 0
+
+
+def job(model: Any, *shape: int, **rest: Any) -> pl.Job:
+    given = {"loss": nn.CrossEntropyLoss(), "optimizer": SGD, "batch_transform": mortal, "device": "cpu"}
+    return pl.Job(model=model, data=tensors(*shape), batch_size=20, epochs=2, seed=5, **{**given, **rest})
+
+
+JOBS = {
+    "mlp": lambda: job(mlp, 12, gradient_clip_norm=0.1),
+    "cnn": lambda: job(cnn, 2, 6, 6, batch_transform=flipped),
+    "transformer": lambda: job(Transformer, 5, 6, optimizer=ADAM, accumulate_grad_batches=2),
+    "lstm": lambda: job(Lstm, 5, 6, optimizer=ADAM),
+    "fused": lambda: job(mlp, 12, compute="fused", batch_transform=None),
+}

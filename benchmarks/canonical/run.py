@@ -1,0 +1,196 @@
+"""One SHA-256 per job: trains small jobs by many numbers of workers, shares, routes, engines, deaths and resumptions.
+
+python benchmarks/canonical/run.py bits [--jobs mlp,cnn] [--engines virtual,local,cluster,resumed]
+python benchmarks/canonical/run.py speed [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter, defaultdict
+from functools import partial
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import paceline as pl
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+from jobs import JOBS
+from record import write
+
+CHUNKS = 8
+ROUTES = ("ring", "tree", "halving_doubling", "central")
+ENGINES = ("virtual", "local", "cluster", "resumed")
+
+
+def plans(engine: str, rng: random.Random) -> list[str]:
+    """The plans that an engine trains each job by, besides the oracle."""
+    if engine == "virtual":
+        found = [f"{routes}:workers={workers}" for routes in ROUTES for workers in (1, 2, 3, 4, 5, 7)]
+        found += [f"hierarchical:workers={workers}" for workers in (4, 6)]
+        return found + [f"{routes}:sizes={shares(workers, rng)}" for routes in ROUTES for workers in (2, 3, 5)]
+    return [
+        *(f"ring:workers={workers}" for workers in (1, 2, 3, 4, 5, 7)),
+        f"ring:sizes={shares(2, rng)}", f"ring:sizes={shares(3, rng)}",
+        "tree:workers=3", "halving_doubling:workers=4",
+    ]  # fmt: skip
+
+
+def shares(workers: int, rng: random.Random) -> str:
+    return "+".join(str(rng.randint(1, 4)) for _ in range(workers))
+
+
+def in_this_process(job: str, plan: str, engine: str) -> dict[str, Any]:
+    run = pl.train(JOBS[job](), f"{plan},canonical={CHUNKS}", engine=engine, folder=None)
+    return {"sha": run.summary()["parameters_sha256"]}
+
+
+def node(environment: dict[str, str], **asked: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, str(HERE / "node.py"), json.dumps(asked)]
+    return subprocess.Popen(
+        command, env={**os.environ, **environment}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def told(process: subprocess.Popen[str]) -> dict[str, Any]:
+    out, err = process.communicate(timeout=300)
+    lines = out.strip().splitlines()
+    return json.loads(lines[-1]) if lines else {"failed": err[-300:]}
+
+
+def on_a_cluster(job: str, plan: str, nodes: int, dies: int | None, folder: str) -> dict[str, Any]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        head = f"127.0.0.1:{server.getsockname()[1]}"
+    asked = {"job": job, "plan": f"{plan},canonical={CHUNKS}", "engine": "cluster", "folder": folder}
+    shared = {"PACELINE_NODES": str(nodes), "PACELINE_HEAD": head}
+    running = [
+        node({**shared, "PACELINE_RANK": str(rank), **({"DIES": "1"} if rank == dies else {})}, **asked)
+        for rank in range(nodes)
+    ]
+    ended = [told(process) for process in running]
+    found = [each for rank, each in enumerate(ended) if rank != dies]
+    bits = {each.get("sha", each.get("failed", "")) for each in found}
+    return {"sha": bits.pop()} if len(bits) == 1 else {"failed": f"ranks ended with {sorted(bits)}"}
+
+
+def resumed(job: str, workers: int, after: int, folder: str) -> dict[str, Any]:
+    """Train until a worker dies, and go on with another number of workers."""
+    asked = {"checkpoint_every": 2, "folder": folder}
+    first = told(node({"DIES": "1"}, job=job, plan=f"ring:workers={workers},canonical={CHUNKS}", **asked))
+    if "failed" not in first:
+        return {"failed": "no worker has died"}
+    (run,) = Path(folder).iterdir()
+    return told(node({}, job=job, resume=str(run), workers=after, checkpoint_every=2))
+
+
+def bits(jobs: list[str], engines: list[str]) -> bool:
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    counts, refused, rng, start = Counter[str](), list[str](), random.Random(1), time.monotonic()
+
+    def trained(job: str, engine: str, what: str, result: dict[str, Any]) -> None:
+        counts[engine] += 1
+        found[job][result.get("sha", "failed")] += 1
+        if "failed" in result:
+            refused.append(f"{job}, {engine}, {what}: {result['failed']}")
+
+    for job in jobs:
+        trained(job, "oracle", "", in_this_process(job, "sequential:threads=1", "virtual"))
+        for engine in ("virtual", "local"):
+            for plan in plans(engine, rng) if engine in engines else ():
+                trained(job, engine, plan, in_this_process(job, plan, engine))
+        for nodes, dies in ((2, None), (3, None), (3, 1), (4, 2)) if "cluster" in engines else ():
+            if dies is None or job != "fused":  # which has no transform by which a process dies
+                with tempfile.TemporaryDirectory() as folder:
+                    plan = f"ring:workers={nodes}"
+                    trained(job, "cluster", f"{plan}, dies {dies}", on_a_cluster(job, plan, nodes, dies, folder))
+        for workers, after in ((2, 3), (3, 1), (2, 5)) if "resumed" in engines and job != "fused" else ():
+            with tempfile.TemporaryDirectory() as folder:
+                trained(job, "resumed", f"{workers} then {after}", resumed(job, workers, after, folder))
+        print(f"{job:12} {dict(found[job])}", flush=True)
+    same = all(len(each) == 1 and "failed" not in each for each in found.values())
+    figures = {"one_result_per_job": same, "runs": counts.total(), "by_engine": dict(counts), "refused": refused}
+    figures |= {"bits": {job: dict(each) for job, each in found.items()}, "seconds": round(time.monotonic() - start)}
+    write(HERE, figures)
+    print(f"{counts.total()} runs, {'one result per job' if same else 'RESULTS DIFFER'}")
+    print("\n".join(refused))
+    return same
+
+
+def network(hidden: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(784, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 10))
+
+
+def speed(rounds: int, updates: int) -> None:
+    """Seconds of CPU of an update, of two workers together, in alternating rounds."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(4000, 784, generator=generator), torch.randint(10, (4000,), generator=generator)
+    figures = []
+    for hidden, size in ((64, "55 thousand"), (580, "796 thousand")):
+        for compute in ("autograd", "fused"):
+            job = pl.Job(
+                model=partial(network, hidden), data=(x, y), loss=nn.CrossEntropyLoss(), batch_size=200, epochs=1000,
+                optimizer=partial(torch.optim.SGD, lr=0.01), compute=compute, device="cpu",
+            )  # fmt: skip
+            seconds: dict[str, list[float]] = defaultdict(list)
+            for _ in range(rounds):
+                for plan in ("ring", "ring:canonical=2", "ring:canonical=4", "ring:canonical=8"):
+                    seconds[plan].append(_seconds(job, plan, updates if hidden == 64 else updates // 4))
+            base = seconds["ring"]
+            for plan, each in seconds.items():
+                ratios = sorted(a / b for a, b in zip(base, each, strict=True))
+                row = {"parameters": size, "compute": compute, "plan": plan, "milliseconds": 1e3 * statistics.median(each)}
+                row |= {"of_ring": statistics.median(ratios), "range": [ratios[0], ratios[-1]]}
+                figures.append(row)
+                print(row, flush=True)
+    write(HERE, {"rows": figures}, "speed.json")
+
+
+def _seconds(job: pl.Job, plan: str, updates: int) -> float:
+    """Seconds of CPU of an update, of both workers: the slope between a short and a long training."""
+
+    def used(count: int) -> float:
+        before = _of_workers()
+        pl.train(job, plan, workers=2, folder=None, max_updates=count)
+        return _of_workers() - before
+
+    return (used(updates + 50) - used(50)) / updates
+
+
+def _of_workers() -> float:
+    """Seconds of CPU of all workers that have ended: children of the forkserver."""
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if server is None:
+        return 0.0
+    fields = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("bits", "speed"))
+    parser.add_argument("--jobs", default=",".join(JOBS))
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=400)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    if given.what == "speed":
+        speed(given.rounds, given.updates)
+    else:
+        sys.exit(not bits(given.jobs.split(","), given.engines.split(",")))
