@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from paceline.algorithms.cluster.shares import Membership
 from paceline.algorithms.collectives import SIT_OUT, Collective, Part, Step, table_seconds
 from paceline.algorithms.collectives.canonical import Canonical
 from paceline.algorithms.collectives.central import Central
@@ -108,6 +109,27 @@ def test_powers_of_two_cost_what_the_routes_cost(routes: Collective, workers: in
     if isinstance(routes, HalvingDoubling | Tree):
         assert moves(Canonical(routes, 8)) == moves(routes)
         assert Canonical(routes, 8).seconds(workers, 1e6, 1e-4, 1e9) == routes.seconds(workers, 1e6, 1e-4, 1e9)
+
+
+def test_shares_follow_paces_where_that_pays() -> None:
+    equal = Canonical(Ring(), 8)
+    assert equal.by_pace([1.0, 1.05]) is equal
+    slow = equal.by_pace([1.0, 3.0])
+    assert [stop - first for first, stop in slow.runs(2)] == [6, 2]
+    assert slow.by_pace([1.0, 3.0]) is slow
+    assert [stop - first for first, stop in slow.by_pace([1.0, 1.0]).runs(2)] == [4, 4]
+    assert [stop - first for first, stop in equal.by_pace([1.0, 50.0]).runs(2)] == [7, 1]
+    assert equal.by_pace([1.0, 0.0]) is equal
+
+
+def test_who_shares_what_is_known_of_every_update() -> None:
+    equal = Canonical(Ring(), 8)
+    shares = Membership(2, equal)
+    shares.moved(5, equal.by_pace([1.0, 3.0]))
+    assert [shares.parts_of(1, update) for update in (4, 5)] == [[4, 5, 6, 7], [6, 7]]
+    shares.regrouped(9, (1,))
+    assert shares.parts_of(1, 9) == list(range(8))
+    assert shares.parts_of(0, 9) == []
 
 
 def test_more_workers_than_chunks_are_refused() -> None:

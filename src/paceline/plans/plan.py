@@ -24,7 +24,7 @@ from paceline.plans.methods import Division, Method, Server, Synchronous, Traits
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.pipelines import PIPELINES
 from paceline.plans.recipe import Option, Recipe
-from paceline.plans.sizes import count_chunks, refuse_canonical, sizes_of
+from paceline.plans.sizes import MEASURED, count_chunks, refuse_canonical, sizes_of
 from paceline.plans.splits import SPLIT
 from paceline.text_table import TextTable
 
@@ -50,6 +50,8 @@ class Plan:
     sizes: tuple[int, ...] = ()
     #: Chunks of a batch that are added up in the order of one tree, whoever computes them; 0 where they are not.
     canonical: int = 0
+    #: Whether chunks move from worker to worker by the speeds that are measured while they train.
+    measured: bool = False
     #: The options as the user gave them.
     options: dict[str, Option] = field(default_factory=dict)
 
@@ -206,11 +208,12 @@ def _made(name: str, stated: Mapping[str, Option], saved_table: str = "") -> Pla
     codec = codec_of(name, method, chosen.get("codec", DENSE))
     pull = pull_of(name, codec, chosen.get("pull", DENSE))
     chunks, threads, canonical = chosen.get("chunks", 1), chosen["threads"], chosen.get("canonical", 0)
+    measured = chosen.get("sizes") == MEASURED
+    refuse_canonical(name, stated)
     if canonical:
-        refuse_canonical(name, stated)
         # Sizes are then those of the workers' shares, which do not change what a chunk is.
         method, chunks, sizes = method.canonical(canonical, sizes), canonical if "chunks" in chosen else chunks, ()
-    return Plan(name, method, workers, chunks, threads, codec, pull, sizes, canonical, options=dict(stated))
+    return Plan(name, method, workers, chunks, threads, codec, pull, sizes, canonical, measured, options=dict(stated))
 
 
 def _wanted(recipe: Recipe, chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import paceline as pl
 from paceline.errors import PlanError
 from paceline.interfaces.testing.conformance import check_run
 from paceline.interfaces.testing.jobs import JOBS
+from paceline.runtime.runs.trace import Kind
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -99,6 +101,37 @@ def test_generated_code_has_the_same_bits_on_any_number_of_workers(plan: str) ->
     assert sha(fused, plan, "local") == sha(fused, f"sequential:canonical={chunks}")
 
 
+class Slow:
+    """The first process that computes a chunk takes ten milliseconds more for each, from its twelfth chunk on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.chunks = folder, 0
+        self.slow: bool | None = None
+
+    def __call__(self, batch: Any) -> Any:
+        if self.slow is None:
+            try:
+                (self.folder / "slow").touch(exist_ok=False)
+                self.slow = True
+            except FileExistsError:
+                self.slow = False
+        self.chunks += 1
+        if self.slow and self.chunks > 12:
+            time.sleep(0.01)
+        return batch
+
+
+def test_a_worker_that_becomes_slow_gives_chunks_away_and_no_bit_changes(tmp_path: Path) -> None:
+    slowed = job(batch_transform=Slow(tmp_path), epochs=4)
+    run = pl.train(slowed, "ring:workers=2,sizes=measured,canonical=8", folder=None)
+    assert run.summary()["parameters_sha256"] == sha(job(epochs=4), "sequential:canonical=8")
+    rows = run.trace.of_kind(Kind.COMPUTE)
+    slow = max((0, 1), key=lambda worker: (rows["end"] - rows["start"])[rows["worker"] == worker].sum())
+    full = rows[(rows["worker"] == slow) & (rows["update"] % 5 < 4)]  # the last batch of an epoch is smaller
+    assert set(full["samples"][full["update"] < 3]) == {7}
+    assert set(full["samples"][full["update"] >= 13]) <= {1, 2}
+
+
 def test_a_run_is_resumed_with_another_number_of_workers(tmp_path: Path) -> None:
     whole = pl.train(job(), "ring:workers=2,canonical=8", folder=tmp_path / "a", checkpoint_every=0)
     assert whole.path is not None
@@ -115,6 +148,7 @@ def test_a_run_is_resumed_with_another_number_of_workers(tmp_path: Path) -> None
         ("sequential:sizes=2+1,canonical=8", "its chunks have equal sizes"),
         ("ring:canonical=-1", "whole number of at least 0"),
         ("downpour:canonical=8", "has no option 'canonical'"),
+        ("ring:sizes=measured", "give canonical= too, as in canonical=8"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(plan: str, says: str) -> None:

@@ -37,28 +37,40 @@ class Membership:
 
     def __init__(self, parts: int, collective: Collective | None = None) -> None:
         """`parts` are those of a batch, one for each rank; a canonical collective has runs of its own chunks instead."""
-        self.parts, self.collective = parts, collective
+        self.parts, self._initial = parts, collective
         #: The first update of each group's shares, and its ranks; at first all are there.
         self._since = [0]
         self._ranks = [tuple(range(parts))]
+        self._collectives = [collective]
 
     def regrouped(self, since: int, ranks: Sequence[int]) -> None:
         """Divide the batches among these ranks from this update on."""
+        self._from(since, tuple(ranks), self._initial)
+
+    def moved(self, since: int, collective: Collective) -> None:
+        """Divide the batches among the same ranks by other shares from this update on."""
+        self._from(since, self.ranks(since), collective)
+
+    def _from(self, since: int, ranks: tuple[int, ...], collective: Collective | None) -> None:
         while self._since and self._since[-1] >= since:
-            self._since.pop()
-            self._ranks.pop()
+            for each in (self._since, self._ranks, self._collectives):
+                each.pop()  # type: ignore[attr-defined]
         self._since.append(since)
-        self._ranks.append(tuple(ranks))
+        self._ranks.append(ranks)
+        self._collectives.append(collective)
 
     def ranks(self, update: int) -> tuple[int, ...]:
         """Return the ranks that share out an update."""
-        return self._ranks[bisect_right(self._since, update) - 1]
+        return self._ranks[self._place(update)]
 
     def parts_of(self, rank: int, update: int) -> list[int]:
         """Return the parts of an update that a rank computes."""
         ranks = self.ranks(update)
         if rank not in ranks:
             return []
-        if isinstance(self.collective, Canonical):
-            return list(range(*self.collective.fitting(len(ranks)).runs(len(ranks))[ranks.index(rank)]))
+        if isinstance(collective := self._collectives[self._place(update)], Canonical):
+            return list(range(*collective.fitting(len(ranks)).runs(len(ranks))[ranks.index(rank)]))
         return parts_of(rank, ranks, self.parts, update)
+
+    def _place(self, update: int) -> int:
+        return bisect_right(self._since, update) - 1

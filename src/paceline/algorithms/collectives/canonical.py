@@ -20,6 +20,7 @@ is no closed form for the time of those tables; it is that of their rounds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -30,6 +31,9 @@ from paceline.algorithms.collectives.chunk_tree import Run, divide, join, subtre
 from paceline.algorithms.collectives.halving_doubling import HalvingDoubling, meeting_order
 from paceline.algorithms.collectives.hierarchical import Hierarchical
 from paceline.errors import PlanError
+
+FINEST = 16  # steps in which speeds are told apart, from that of the slowest worker
+WORTH_MOVING = 0.9  # of the longest time that a worker takes: shares that gain less stay as they are
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,9 @@ class Canonical:
 
     def runs(self, workers: int) -> list[Run]:
         """Return the chunks of each worker."""
+        return _runs(self, workers)
+
+    def _divided(self, workers: int) -> list[Run]:
         if workers > self.chunks:
             raise PlanError(
                 f"canonical={self.chunks} cuts a batch into {self.chunks} chunks, fewer than there are workers, "
@@ -75,15 +82,38 @@ class Canonical:
             return self.routes.seconds(workers, size, latency, bandwidth)
         return table_seconds(self, workers, size, latency, bandwidth)
 
+    def by_pace(self, seconds: Sequence[float]) -> Canonical:
+        """Return the same sum with shares that fit these seconds of a chunk at each worker, where that is much faster."""
+        if not all(math.isfinite(each) and each > 0 for each in seconds):
+            return self
+        workers, slowest = len(seconds), max(seconds)
+        following = replace(self, sizes=tuple(round(FINEST * slowest / each) for each in seconds))
+
+        def longest(shares: Canonical) -> float:
+            return max((stop - first) * each for (first, stop), each in zip(shares.runs(workers), seconds, strict=True))
+
+        fits = lanes_of(following, workers) <= spare_lanes(self.chunks)
+        return following if fits and longest(following) < WORTH_MOVING * longest(self) else self
+
     def fitting(self, workers: int) -> Canonical:
         """Return the same sum for another number of workers, with equal shares where it had others."""
         routes = self.routes.fitting(workers) if isinstance(self.routes, Hierarchical) else self.routes
         return replace(self, routes=routes, sizes=self.sizes if len(self.sizes) == workers else ())
 
 
+@lru_cache(maxsize=64)
+def _runs(canonical: Canonical, workers: int) -> list[Run]:
+    return canonical._divided(workers)
+
+
 def lanes_of(collective: Collective, workers: int) -> int:
     """Return the vectors that a worker has for partial sums: one, where everything is added as it comes."""
     return collective.lanes(workers) if isinstance(collective, Canonical) else 1
+
+
+def spare_lanes(chunks: int) -> int:
+    """Return the lanes of a worker whose share may change: enough for almost all shares."""
+    return chunks.bit_length() + 1
 
 
 class _Table(NamedTuple):

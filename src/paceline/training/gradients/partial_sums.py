@@ -12,6 +12,7 @@ Loss, weight and moving buffers are in the vectors, too: they are added in the s
 from __future__ import annotations
 
 from dataclasses import replace
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -24,17 +25,20 @@ from paceline.training.parameters.layout import Layout
 class PartialSums:
     """The sums of subtrees, from the first chunk of a worker to its last. Its vectors are used again in each update."""
 
-    def __init__(self, layout: Layout, chunks: int) -> None:
-        self.layout, self.chunks = layout, chunks
+    def __init__(self, layout: Layout, chunks: int, worker: int = 0, paces: int = 0) -> None:
+        """With `paces`, one for each worker, the seconds that this worker takes for a chunk are added with the rest."""
+        self.layout, self.chunks, self._worker, self._paces = layout, chunks, worker, paces
         self._payloads: list[Payload] = []
         self._trees: list[Run] = []
-        #: The parts that a chunk was added to since `begin`, and what speaks for all of them but their vectors.
+        #: Of all chunks since `begin`.
         self._loss = self._weight = 0.0
-        self._samples = 0
+        self._samples = self._parts = 0
+        self._start = 0.0
 
     def begin(self) -> None:
         """Forget all chunks."""
         self._trees.clear()
+        self._start, self._parts = perf_counter(), 0
         self._loss = self._weight = 0.0
         self._samples = 0
 
@@ -43,6 +47,7 @@ class PartialSums:
         again = bool(self._trees) and self._trees[-1].stop == part + 1
         if not again:
             self._join()
+            self._parts += 1
             self._trees.append(Run(part, part + 1))
         payload = self._payload(len(self._trees) - 1 + again)
         payload.write(computed)
@@ -54,6 +59,10 @@ class PartialSums:
     def end(self) -> GradientSum:
         """Return the sums of all chunks since `begin`."""
         self._join()
+        if self._paces:
+            paces = self._payload(0).paces
+            paces.zero_()
+            paces[self._worker] = (perf_counter() - self._start) / self._parts
         vectors = [payload.flat for payload in self._payloads[: len(self._trees)]]
         first = self._payload(0).read(self._samples)
         if len(vectors) == 1:
@@ -71,7 +80,7 @@ class PartialSums:
 
     def _payload(self, depth: int) -> Payload:
         while len(self._payloads) <= depth:
-            flat = torch.zeros(Payload.length(self.layout), dtype=self.layout.dtype)
-            self._payloads.append(Payload(self.layout, flat))
+            flat = torch.zeros(Payload.room(self.layout, 1, self._paces), dtype=self.layout.dtype)
+            self._payloads.append(Payload(self.layout, flat, paces=self._paces))
         return self._payloads[depth]
 

@@ -67,16 +67,20 @@ class GradientSum:
 class Payload:
     """A view of the vector by its parts."""
 
-    def __init__(self, layout: Layout, vector: Tensor, lanes: int = 1) -> None:
-        """The first of the vector's lanes is the payload; the others have partial sums, under a canonical sum."""
+    def __init__(self, layout: Layout, vector: Tensor, lanes: int = 1, paces: int = 0) -> None:
+        """The first of the vector's lanes is the payload; the others have partial sums, under a canonical sum.
+
+        `paces` are numbers at the end of each: the seconds that each worker takes for a chunk.
+        """
         (shard,) = layout.shards
-        length, stride = Payload.length(layout), lane_stride(Payload.length(layout), vector.element_size())
+        length = Payload.length(layout) + paces
+        stride = lane_stride(length, vector.element_size())
         self.vector = vector
         self.lanes = [vector[lane * stride : lane * stride + length] for lane in range(lanes)]
         self.flat = flat = self.lanes[0]
         self.gradients = shard.parameter_views(flat)
         self.buffers = shard.buffer_views(flat)
-        self.tail = flat[shard.length :]
+        self.tail, self.paces = flat[shard.length : length - paces], flat[length - paces :]
         flat[: shard.length].zero_()
 
     @staticmethod
@@ -85,9 +89,9 @@ class Payload:
         return shard.length + len(shard.parameters) + 2
 
     @staticmethod
-    def room(layout: Layout, lanes: int) -> int:
+    def room(layout: Layout, lanes: int, paces: int = 0) -> int:
         """Return the numbers of a vector of so many lanes."""
-        length = Payload.length(layout)
+        length = Payload.length(layout) + paces
         return lane_stride(length, layout.bytes_per_number) * (lanes - 1) + length
 
     def write(self, computed: GradientSum) -> None:

@@ -108,6 +108,11 @@ class GroupClient:
         with self._changed:
             return self.shares.parts_of(self.config.rank, update)
 
+    def moved(self, since: int, collective: Collective) -> None:
+        """Divide the updates from this one on by other shares."""
+        with self._changed:
+            self.shares.moved(since, collective)
+
     def begin(self, update: int) -> list[int]:
         """Return the parts of an update that this rank computes now: they do not change any longer.
 

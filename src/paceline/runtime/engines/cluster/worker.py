@@ -10,7 +10,6 @@ from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.cluster.group import Member
-from paceline.algorithms.cluster.shares import most_lanes
 from paceline.errors.failure import Position
 from paceline.plans.plan import program_of
 from paceline.runtime.engines.cluster.group_client import GroupClient, RankConfig
@@ -52,9 +51,7 @@ class ClusterWorker:
         if method.streaming is not None:
             progress = method.streaming.before(start, assignment.agenda.updates) - 1
         self.client = GroupClient(config, Member(progress, repeats=sums, begun=start), pipe, self._where)
-        plan = assignment.plan
-        lanes = most_lanes(method.collective, plan.workers) if method.collective is not None else 1
-        self.group = SurvivingGroup(self.client, assignment.agenda, layout, plan.codec, plan.fragments, lanes)
+        self.group = SurvivingGroup(self.client, assignment.agenda, layout, assignment.plan)
         self.client.vectors = self.group.vectors
         resume = replace(
             assignment.resume_point, state_buffer=state_buffer, notify=lambda: self.client.send(StateLeft())

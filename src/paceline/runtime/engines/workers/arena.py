@@ -28,7 +28,7 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
-from paceline.algorithms.collectives.canonical import lanes_of
+from paceline.algorithms.collectives.canonical import lanes_of, spare_lanes
 from paceline.algorithms.server.desk import Desk
 from paceline.kernels.stream import stream_copy, stream_tensor
 from paceline.plans.methods import Server
@@ -144,8 +144,10 @@ class ArenaShape:
         if not (plan.traits.exchanges and plan.traits.traced):
             return ArenaShape(workers, layout, "alone", plan.results)
         fragments = Fragments.of(layout, plan.fragments)
-        lanes = lanes_of(program_of(plan).collective, workers) if plan.canonical else 1
-        payload = max(Payload.room(fragment, lanes) for fragment in fragments.each)
+        lanes, paces = lanes_of(program_of(plan).collective, workers) if plan.canonical else 1, 0
+        if plan.measured:
+            lanes, paces = spare_lanes(plan.canonical), workers
+        payload = max(Payload.room(fragment, lanes, paces) for fragment in fragments.each)
         frame = CodedFrame.largest(plan.codec, fragments) if plan.codec else 0
         return ArenaShape(
             workers, layout, "collective", plan.results, payload=payload, frame=frame, fragments=len(fragments)

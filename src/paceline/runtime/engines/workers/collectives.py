@@ -147,9 +147,9 @@ class Reduction:
         )
 
 
-def payloads_of(vectors: Sequence[Tensor], layout: Layout, lanes: int = 1) -> list[Payload]:
+def payloads_of(vectors: Sequence[Tensor], layout: Layout, lanes: int = 1, paces: int = 0) -> list[Payload]:
     """Return the payloads at the beginning of a rank's own vectors, whose numbers become zero."""
-    return [Payload(layout, vector[: Payload.room(layout, lanes)], lanes) for vector in vectors]
+    return [Payload(layout, vector[: Payload.room(layout, lanes, paces)], lanes, paces) for vector in vectors]
 
 
 def reduction_of(link: Link, collective: Collective, workers: int, payloads: Sequence[Payload]) -> PayloadReduction:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from paceline.algorithms.agenda import Agenda, Chunk
+from paceline.algorithms.cluster.shares import Membership
 from paceline.algorithms.collectives import Collective
-from paceline.algorithms.collectives.canonical import lanes_of
+from paceline.algorithms.collectives.canonical import Canonical, lanes_of, spare_lanes
 from paceline.algorithms.collectives.neighbours import Neighbours
 from paceline.runtime.engines.workers.arena import Arena
 from paceline.runtime.engines.workers.coded_sums import CodedSums, frames_of
@@ -25,6 +26,7 @@ from paceline.runtime.engines.workers.collectives import (
     payloads_of,
     reduction_of,
 )
+from paceline.runtime.engines.workers.measured import MeasuredSums
 from paceline.runtime.links.waiting import Waiter
 from paceline.training.gradients.encoder import GradientEncoder
 from paceline.training.parameters.fragments import Fragments
@@ -40,6 +42,10 @@ class Group(Protocol):
     @property
     def parts(self) -> Sequence[int] | None:
         """The parts of each update that this worker computes, side by side; None where they may change."""
+
+    @property
+    def paces(self) -> int:
+        """The workers whose seconds of a chunk are summed with the gradients; 0 where shares do not follow speeds."""
 
     def chunks(self, update: int) -> list[Chunk]:
         """Return the chunks of an update that this worker computes now."""
@@ -57,8 +63,8 @@ class Group(Protocol):
 class FixedGroup:
     """`Group` of the workers of one arena.
 
-    `parts` are those of every batch that this worker computes. `library` names the library that sums gradients in place
-    of a table (NCCL), if one does.
+    `shares` says which parts of a batch this worker computes; with `measured` they follow the workers' speeds. `library`
+    names the library that sums gradients in place of a table (NCCL), if one does.
     """
 
     def __init__(
@@ -67,23 +73,25 @@ class FixedGroup:
         arena: Arena,
         agenda: Agenda,
         waiter: Waiter,
-        parts: Sequence[int],
+        shares: Membership,
+        measured: bool = False,
         library: str = "",
         device: torch.device | None = None,
     ) -> None:
         self.number, self.arena, self.agenda, self.waiter = number, arena, agenda, waiter
-        self.parts: Sequence[int] | None = parts
-        self._parts, self.library, self.device = parts, library, device
+        self.shares, self.library, self.device = shares, library, device
+        self.parts: Sequence[int] | None = None if measured else shares.parts_of(number, 0)
+        self.paces = arena.shape.workers if measured else 0
 
     @property
     def leads(self) -> bool:
         return self.number == 0
 
     def chunks(self, update: int) -> list[Chunk]:
-        return self.agenda.share(update, self._parts)
+        return self.agenda.share(update, self.shares.parts_of(self.number, update))
 
     def coming(self, update: int) -> list[Chunk]:
-        return self.agenda.share(update, self._parts)
+        return self.chunks(update)
 
     def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> Sums:
         shape = self.arena.shape
@@ -100,6 +108,12 @@ class FixedGroup:
             fragment_frames = frames_of(link.vectors, encoder, fragments)
             return FragmentSums.of(
                 [CodedSums(link, collective, workers, frames, encoder) for frames in fragment_frames]
+            )
+        if self.paces and isinstance(collective, Canonical):
+            lanes = spare_lanes(collective.chunks)
+            own = payloads_of(link.vectors, shape.layout, lanes, paces=workers)
+            return MeasuredSums(
+                collective, range(workers), lambda each: reduction_of(link, each, workers, own), self.shares.moved
             )
         lanes = lanes_of(collective, workers)
         payloads = [payloads_of(link.vectors, layout, lanes) for layout in fragments.each]

@@ -49,6 +49,8 @@ class GroupLink:
 class MeshGroup:
     """`Group` of the workers of a mesh; `layout` is that of this worker's own parts."""
 
+    paces = 0
+
     def __init__(
         self, number: int, method: SplitLayers, mesh: Mesh, agenda: Agenda, link: Link, layout: Layout
     ) -> None:

@@ -55,7 +55,8 @@ class ReplicaWorker:
     ) -> None:
         learner = learner_of(assignment, source, repeats)
         if assignment.plan.canonical:
-            learner.partial_sums = PartialSums(layout, assignment.plan.canonical)
+            chunks, number = assignment.plan.canonical, assignment.number
+            learner.partial_sums = PartialSums(layout, chunks, number, group.paces)
         replica = learner.replica
         optimizer = assignment.job.make_optimizer(replica.module, replica.parameters)
         assert learner.reader is not None

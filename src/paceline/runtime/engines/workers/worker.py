@@ -67,9 +67,16 @@ class LocalWorker:
         waiter = arena.waiter(number, host.cancelled, assignment.deadline, assignment.plan.threads)
         resume = replace(assignment.resume_point, state_buffer=state_buffer, notify=notify)
         station = Station(number, arena.of_worker(number), waiter, host, resume)
-        parts = assignment.plan.membership().parts_of(number, update=0)
+        plan, stored_on = assignment.plan, placement.stored_on(number)
         group = FixedGroup(
-            number, arena, assignment.agenda, waiter, parts, placement.library, placement.stored_on(number)
+            number,
+            arena,
+            assignment.agenda,
+            waiter,
+            plan.membership(),
+            plan.measured,
+            placement.library,
+            stored_on,
         )
         repeats = assignment.plan.traits.repeats
         self.replica = ReplicaWorker(assignment, source, arena.shape.layout, station, group, repeats)

@@ -60,6 +60,7 @@ class NoGroup:
 
     leads = True
     parts = None
+    paces = 0
 
     def chunks(self, update: int) -> list[Chunk]:
         raise NotImplementedError
