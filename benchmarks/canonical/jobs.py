@@ -1,4 +1,4 @@
-"""Small float32 jobs: dropout and clipping, batch normalisation and augmentation, attention, recurrence, generated code."""
+"""Small float32 jobs: dropout and clipping, batch norm and augmentation, attention, recurrence, generated code."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ from torch import nn
 import paceline as pl
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.insert(0, str(HERE))
+sys.path.insert(1, str(HERE.parent))
 from jobs import JOBS
 from record import write
 
@@ -153,7 +154,12 @@ def speed(rounds: int, updates: int) -> None:
             base = seconds["ring"]
             for plan, each in seconds.items():
                 ratios = sorted(a / b for a, b in zip(base, each, strict=True))
-                row = {"parameters": size, "compute": compute, "plan": plan, "milliseconds": 1e3 * statistics.median(each)}
+                row = {
+                    "parameters": size,
+                    "compute": compute,
+                    "plan": plan,
+                    "milliseconds": 1e3 * statistics.median(each),
+                }
                 row |= {"of_ring": statistics.median(ratios), "range": [ratios[0], ratios[-1]]}
                 figures.append(row)
                 print(row, flush=True)

@@ -51,13 +51,20 @@ def test_subtrees_of_any_run_come_together_to_it(chunks: int) -> None:
 
 @pytest.mark.parametrize(
     ("chunks", "speeds", "shares"),
-    [(8, (1, 1), (4, 4)), (8, (3, 1), (6, 2)), (8, (5, 1), (7, 1)), (8, (1, 1, 1), (2, 3, 3)), (12, (2, 1, 1), (6, 2, 4))],
+    [
+        (8, (1, 1), (4, 4)),
+        (8, (3, 1), (6, 2)),
+        (8, (5, 1), (7, 1)),
+        (8, (1, 1, 1), (2, 3, 3)),
+        (12, (2, 1, 1), (6, 2, 4)),
+    ],
 )
 def test_chunks_are_divided_by_speed_into_few_subtrees(
     chunks: int, speeds: tuple[int, ...], shares: tuple[int, ...]
 ) -> None:
     found = tuple(stop - first for first, stop in divide(chunks, speeds))
-    assert max(n / s for n, s in zip(found, speeds)) == max(n / s for n, s in zip(shares, speeds))
+    longest = [max(n / s for n, s in zip(each, speeds, strict=True)) for each in (found, shares)]
+    assert longest[0] == longest[1]
     assert sum(found) == chunks
     assert min(found) >= 1
 
@@ -164,7 +171,10 @@ def locals_of(rows: Rows) -> list[tuple[int, int]]:
 def adding(rows: Rows) -> list[tuple[int, int]]:
     """Where a partial sum of another worker is added."""
     return [
-        (n, w) for n, row in enumerate(rows) for w, s in enumerate(row) if s.receive and s.reduce and s.receive.other != w
+        (n, w)
+        for n, row in enumerate(rows)
+        for w, s in enumerate(row)
+        if s.receive and s.reduce and s.receive.other != w
     ]
 
 
@@ -202,7 +212,7 @@ def never(rows: Rows, segments: int) -> None:
 
 
 def twice(rows: Rows, segments: int) -> None:
-    number, worker = adding(rows)[0]
+    number, _ = adding(rows)[0]
     rows.insert(number + 1, list(rows[number]))
 
 
@@ -239,10 +249,24 @@ def left_to_right(trees: list[Run], worker: int) -> list[Run]:
 
 @pytest.mark.parametrize(
     "fault",
-    [add_at_once, other_lane, later, never, twice, replaced, into_another_segment, lost, swapped, shifted, left_to_right],
+    [
+        add_at_once,
+        other_lane,
+        later,
+        never,
+        twice,
+        replaced,
+        into_another_segment,
+        lost,
+        swapped,
+        shifted,
+        left_to_right,
+    ],
     ids=lambda fault: fault.__name__,
 )
-def test_a_fault_in_the_order_of_additions_is_refused(fault: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_the_order_of_additions_is_refused(
+    fault: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = Altered(Ring(), 8)
     prove(table, 3)
     monkeypatch.setitem(globals(), "START" if fault in (shifted, left_to_right) else "ALTER", [fault])

@@ -45,7 +45,9 @@ class Agenda:
     shares: int = 1  # leases that an update is divided in
     data_parts: int = 0  # parts that the data are cut into, a lease each; 0: a lease is what comes next
     sizes: tuple[int, ...] = ()  # relative sizes of a batch's chunks, where they differ
-    canonical: bool = False  # whether chunks are added up in one order, in which those without samples have a place, too
+    canonical: bool = (
+        False  # whether chunks are added up in one order, in which those without samples have a place, too
+    )
 
     @property
     def samples_per_update(self) -> int:

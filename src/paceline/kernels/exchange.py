@@ -59,11 +59,12 @@ class Exchange(ctypes.Structure):
     """How a call adds its gradients up with other workers, in every update."""
 
     _fields_ = [
-        ("places", ctypes.c_void_p), ("moves", ctypes.c_void_p), ("pieces", ctypes.c_void_p), ("peers", ctypes.c_void_p),
-        ("own", ctypes.c_void_p), ("vectors", ctypes.c_void_p * 2),
+        *((name, ctypes.c_void_p) for name in ("places", "moves", "pieces", "peers", "own")),
+        ("vectors", ctypes.c_void_p * 2),
         *((name, ctypes.c_void_p) for name in ("doorbell", "cancelled", "aborted")),
         *((name, ctypes.c_int64) for name in (
-            "parameters", "steps", "chunks", "stride", "tail", "number", "spin", "nap", "deadline", "finite", "ended", "whom",
+            "parameters", "steps", "chunks", "stride", "tail", "number", "spin", "nap", "deadline", "finite", "ended",
+            "whom",
         )),
     ]  # fmt: skip
 

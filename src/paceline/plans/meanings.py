@@ -33,8 +33,8 @@ MEANINGS = {
     "recompute": "what is computed again in the backward pass instead of kept",
     "schedule": "the order of forward and backward passes",
     "shards": "parts of the parameters, each with a lock and a version of its own",
-    "sizes": "relative sizes of the chunks of a batch, or of workers' shares of canonical= chunks, joined by +; equal if empty; "
-    "measured: shares by the speed of each worker",
+    "sizes": "relative sizes of the chunks of a batch, or of workers' shares of them, joined by +; equal if empty; "
+    "measured: shares that follow the speeds of workers",
     "small": "weights of a dense layer up to which all workers compute it",
     "spring": "pull towards the centre; the published 0.9 / workers if not given",
     "stage": "1: the optimizer's state is divided; 2: gradients, too; 3: parameters, too",

@@ -8,7 +8,6 @@ from typing import Any
 
 from paceline.errors import PlanError
 
-
 MEASURED = "measured"  # sizes that follow the speeds of workers while they train
 
 
@@ -43,8 +42,8 @@ def refuse_canonical(plan: str, options: Mapping[str, Any]) -> None:
     """Raise `PlanError` for options that do not go with a canonical sum."""
     if not options.get("canonical") and options.get("sizes") == MEASURED:
         raise PlanError(
-            f"plan {plan!r}: sizes={MEASURED} moves chunks from worker to worker during the training, which changes its "
-            "bits unless they are added up in one order; give canonical= too, as in canonical=8"
+            f"plan {plan!r}: sizes={MEASURED} moves chunks from worker to worker during the training, which changes "
+            "its bits unless they are added up in one order; give canonical= too, as in canonical=8"
         )
     if not options.get("canonical"):
         return
@@ -57,7 +56,9 @@ def refuse_canonical(plan: str, options: Mapping[str, Any]) -> None:
         reasons["sizes"] = "its chunks have equal sizes; under a plan with workers sizes= divides them among these"
     for option, why in reasons.items():
         if options.get(option, "dense") != "dense":
-            raise PlanError(f"plan {plan!r}: {option}={options[option]} does not go with canonical=: {why}; leave it out")
+            raise PlanError(
+                f"plan {plan!r}: {option}={options[option]} does not go with canonical=: {why}; leave it out"
+            )
 
 
 def sizes_by(speeds: Sequence[float]) -> str:

@@ -42,7 +42,7 @@ def summed(ranks: list[dict[str, Any]], fault: str = "") -> list[dict[str, Any]]
     for name in ranks[0]["local"]:
         by_samples = [rank["local"][name] * (rank["samples"] / total) for rank in ranks]
         plain = [rank["local"][name] / len(ranks) for rank in ranks]
-        for number, rank in enumerate(ranks):
+        for rank in ranks:
             gradient: Tensor = sum(by_samples, torch.zeros(()))
             if fault == "uneven":
                 gradient = sum(plain, torch.zeros(()))

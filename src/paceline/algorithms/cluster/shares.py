@@ -36,7 +36,7 @@ class Membership:
     """Which ranks share out which updates, as groups follow one another."""
 
     def __init__(self, parts: int, collective: Collective | None = None) -> None:
-        """`parts` are those of a batch, one for each rank; a canonical collective has runs of its own chunks instead."""
+        """`parts` are those of a batch, one for each rank; of a canonical collective, each has a run of chunks."""
         self.parts, self._initial = parts, collective
         #: The first update of each group's shares, and its ranks; at first all are there.
         self._since = [0]

@@ -1,8 +1,8 @@
 """Canonical all-reduce: partial sums take the routes of another collective, and are added in the order of one tree.
 
-Every worker holds a run of neighbouring chunks, added up to the largest subtrees of the chunk tree (`chunk_tree`). Where
-the other collective sends a worker's sum of a segment, this one sends the sums of all subtrees that the worker holds of
-it, one after another; a sum that arrives is added to its other half, or put beside the others until that one comes.
+Every worker holds a run of neighbouring chunks, added up to the largest subtrees of the chunk tree (`chunk_tree`).
+Where the other collective sends a worker's sum of a segment, this one sends the sums of all subtrees that the worker
+holds of it, one after another; a sum that arrives is added to its other half, or put beside the others until that comes.
 Every segment is so the same sum of the same halves, whoever held which chunks, and over whichever routes they came:
 the bits depend on the chunks alone. Three workers in a ring with two of six chunks each, segment a:
 
@@ -10,8 +10,8 @@ the bits depend on the chunks alone. Three workers in a ring with two of six chu
     reduce 0    sends 0 and 1    adds its 2 and 3: has 0 to 3
     reduce 1                     sends 0 to 3                     adds its 4 and 5: has the sum
 
-Partial sums lie in lanes: `lanes` vectors of one length, of which the first ends with the result. Where every sum on its
-way is one subtree there is one lane, and the table is the other collective's own, step by step: with workers and
+Partial sums lie in lanes: `lanes` vectors of one length, of which the first ends with the result. Where every sum on
+its way is one subtree there is one lane, and the table is the other collective's own, step by step: with workers and
 chunks that are powers of two, equal shares, and halving and doubling (whose workers hold chunks in the order in which
 they meet), or a tree. Otherwise more than one partial sum travels: around a ring worker w sends in step t of the first
 half as many segments as the chunks of workers w - t to w have subtrees, and one in each step of the second half. There
@@ -83,7 +83,7 @@ class Canonical:
         return table_seconds(self, workers, size, latency, bandwidth)
 
     def by_pace(self, seconds: Sequence[float]) -> Canonical:
-        """Return the same sum with shares that fit these seconds of a chunk at each worker, where that is much faster."""
+        """Return the same sum with shares that fit the seconds of a chunk at each worker, where that is much faster."""
         if not all(math.isfinite(each) and each > 0 for each in seconds):
             return self
         workers, slowest = len(seconds), max(seconds)
@@ -176,8 +176,7 @@ class _Walk:
         cuts = [
             segment
             for segment in range(first, stop)
-            if segment == first
-            or (theirs[segment], mine[segment]) != (theirs[segment - 1], mine[segment - 1])
+            if segment == first or (theirs[segment], mine[segment]) != (theirs[segment - 1], mine[segment - 1])
         ]
         for begin, end in zip(cuts, [*cuts[1:], stop], strict=True):
             messages += [_Message(source, lane, tree, begin, end) for lane, tree in sorted(theirs[begin].items())]
@@ -192,7 +191,9 @@ class _Walk:
                 continue
             source, from_lane, tree, first, stop = message
             lying = self.lying[worker][first]
-            lane, whole = next(((n, w) for n, each in lying.items() if (w := join(each, tree, self.chunks))), (-1, tree))
+            lane, whole = next(
+                ((n, w) for n, each in lying.items() if (w := join(each, tree, self.chunks))), (-1, tree)
+            )
             reduce = lane >= 0
             lane = lane if reduce else min(set(range(len(lying) + 1)) - lying.keys())
             for each in self.lying[worker][first:stop]:

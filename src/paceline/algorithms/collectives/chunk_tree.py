@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -79,7 +80,7 @@ def divide(chunks: int, speeds: Sequence[int]) -> list[Run]:
                 ahead[stop] = min(ahead.get(stop, option), option)
         best = ahead
     cuts = best[chunks][1]
-    return [Run(first, stop) for first, stop in zip(cuts, cuts[1:], strict=False)]
+    return [Run(first, stop) for first, stop in pairwise(cuts)]
 
 
 def _most(chunks: int, speeds: Sequence[int]) -> list[int]:

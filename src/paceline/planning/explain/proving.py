@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from paceline.algorithms.collectives.neighbours import Neighbours
 from paceline.algorithms.collectives import table_seconds
+from paceline.algorithms.collectives.neighbours import Neighbours
 from paceline.algorithms.collectives.proof import has_its_rounds, prove, prove_mixing
 from paceline.algorithms.coordinators import Coordinator
 from paceline.algorithms.coordinators.rehearsal import rehearse

@@ -39,9 +39,7 @@ def stated_weight(job: Job, computed: GradientSum) -> float:
 class Learner:
     """Computes a worker's gradients, and settles those of a whole batch."""
 
-    def __init__(
-        self, replica: Replica, reader: Reader | None = None, partial_sums: PartialSums | None = None
-    ) -> None:
+    def __init__(self, replica: Replica, reader: Reader | None = None, partial_sums: PartialSums | None = None) -> None:
         self.replica, self.reader = replica, reader
         #: What adds chunks up in the order of one tree; None where they add up as they are computed.
         self.partial_sums = partial_sums

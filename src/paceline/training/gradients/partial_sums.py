@@ -15,7 +15,6 @@ from dataclasses import replace
 from time import perf_counter
 
 import torch
-from torch import Tensor
 
 from paceline.algorithms.collectives.chunk_tree import Run, join
 from paceline.training.gradients.payload import GradientSum, Payload
@@ -67,9 +66,7 @@ class PartialSums:
         first = self._payload(0).read(self._samples)
         if len(vectors) == 1:
             return replace(first, part=self._trees[0].first, partial_sums=vectors)
-        return replace(
-            first, loss=self._loss, weight=self._weight, part=self._trees[0].first, partial_sums=vectors
-        )
+        return replace(first, loss=self._loss, weight=self._weight, part=self._trees[0].first, partial_sums=vectors)
 
     def _join(self) -> None:
         """Add the last two subtrees up as long as they are the halves of one."""
@@ -83,4 +80,3 @@ class PartialSums:
             flat = torch.zeros(Payload.room(self.layout, 1, self._paces), dtype=self.layout.dtype)
             self._payloads.append(Payload(self.layout, flat, paces=self._paces))
         return self._payloads[depth]
-

@@ -284,7 +284,10 @@ class Payloads:
         workers, lanes = setup.plan.workers, most_lanes(collective, setup.plan.workers)
         #: The payloads of each fragment, one per worker.
         self.each = [
-            [Payload(layout, torch.zeros(Payload.room(layout, lanes), dtype=layout.dtype), lanes) for _ in range(workers)]
+            [
+                Payload(layout, torch.zeros(Payload.room(layout, lanes), dtype=layout.dtype), lanes)
+                for _ in range(workers)
+            ]
             for layout in self.fragments.each
         ]
 
@@ -303,7 +306,9 @@ class Payloads:
         payloads = self.fragments.of_number(number, self.each)[: len(shares)]
         self._write(payloads, shares)
         execute(
-            fitting(self.collective, len(shares)), [payload.vector for payload in payloads], length=len(payloads[0].flat)
+            fitting(self.collective, len(shares)),
+            [payload.vector for payload in payloads],
+            length=len(payloads[0].flat),
         )
         return payloads[0].read(sum(share.samples for share in shares))
 

@@ -52,7 +52,15 @@ class NodePart:
         plan, job = self.setup.plan, self.terms.sha256
         canonical = program_of(plan).collective if plan.canonical else None
         return RankConfig(
-            self.roster.rank, plan.workers, run, job, host, self.roster.credentials, self.deadline, self.timing, canonical
+            self.roster.rank,
+            plan.workers,
+            run,
+            job,
+            host,
+            self.roster.credentials,
+            self.deadline,
+            self.timing,
+            canonical,
         )
 
 

@@ -45,9 +45,7 @@ Again = Callable[[int, GradientSum], GradientSum]
 class SurvivingGroup:
     """`Group` of ranks over TCP."""
 
-    def __init__(
-        self, client: GroupClient, agenda: Agenda, layout: Layout, plan: Plan
-    ) -> None:
+    def __init__(self, client: GroupClient, agenda: Agenda, layout: Layout, plan: Plan) -> None:
         self.client, self.agenda, self.layout = client, agenda, layout
         self.fragments, self.paces, codec = Fragments.of(layout, plan.fragments), 0, plan.codec
         lanes = most_lanes(program_of(plan).collective, plan.workers) if plan.canonical else 1

@@ -63,8 +63,8 @@ class Group(Protocol):
 class FixedGroup:
     """`Group` of the workers of one arena.
 
-    `shares` says which parts of a batch this worker computes; with `measured` they follow the workers' speeds. `library`
-    names the library that sums gradients in place of a table (NCCL), if one does.
+    `shares` says which parts of a batch this worker computes; with `measured` they follow the speeds of workers.
+    `library` names the library that sums gradients in place of a table (NCCL), if one does.
     """
 
     def __init__(
