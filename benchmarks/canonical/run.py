@@ -28,12 +28,12 @@ from torch import nn
 
 import paceline as pl
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
-sys.path.insert(1, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1]))
 from jobs import JOBS
 from record import write
 
+HERE = Path(__file__).parent
 CHUNKS = 8
 ROUTES = ("ring", "tree", "halving_doubling", "central")
 ENGINES = ("virtual", "local", "cluster", "resumed")

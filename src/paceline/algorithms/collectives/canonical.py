@@ -2,7 +2,7 @@
 
 Every worker holds a run of neighbouring chunks, added up to the largest subtrees of the chunk tree (`chunk_tree`).
 Where the other collective sends a worker's sum of a segment, this one sends the sums of all subtrees that the worker
-holds of it, one after another; a sum that arrives is added to its other half, or put beside the others until that comes.
+holds of it, one after another; a sum that arrives is added to its other half, or lies beside the others until then.
 Every segment is so the same sum of the same halves, whoever held which chunks, and over whichever routes they came:
 the bits depend on the chunks alone. Three workers in a ring with two of six chunks each, segment a:
 
