@@ -2,6 +2,7 @@
 
 python benchmarks/canonical/run.py bits [--jobs mlp,cnn] [--engines virtual,local,cluster,resumed]
 python benchmarks/canonical/run.py speed [--rounds 5]
+python benchmarks/canonical/run.py shares
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ import torch
 from torch import nn
 
 import paceline as pl
+from paceline.runtime.runs.trace import Kind
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1]))
-from jobs import JOBS
+from jobs import JOBS, Pace
 from record import write
 
 HERE = Path(__file__).parent
@@ -132,6 +134,30 @@ def bits(jobs: list[str], engines: list[str]) -> bool:
     return same
 
 
+def moved(updates: int) -> None:
+    """Samples per second of two workers of which one is slower: with equal, the best fixed, and measured shares."""
+    rows = []
+    for times, fixed in ((2.0, ("2+1", "1+2")), (5.0, ("5+1", "1+5"))):
+        row: dict[str, Any] = {"slower": times}
+        for name, options in (("equal", ("1+1",)), ("fixed", fixed), ("measured", ("measured",))):
+            speeds = []
+            for sizes in options:
+                with tempfile.TemporaryDirectory() as folder:
+                    job = JOBS["mlp"]().with_(batch_transform=Pace(folder, 4.0, times), epochs=updates // 7 + 1)
+                    plan = f"ring:sizes={sizes},canonical={CHUNKS}"
+                    run = pl.train(job, plan, folder=None, max_updates=updates)
+                    same = pl.train(job.with_(batch_transform=None), plan, folder=None, max_updates=updates)
+                    ends = run.trace.of_kind(Kind.APPLY)
+                    ends = ends[ends["worker"] == 0]["end"]
+                    speeds.append(20e9 * (len(ends) - 11) / float(ends[-1] - ends[10]))
+                    row[f"{name} bits"] = run.summary()["parameters_sha256"] == same.summary()["parameters_sha256"]
+            row[name] = round(max(speeds), 1)
+        row["of_fixed"] = round(row["measured"] / row["fixed"], 3)
+        rows.append(row)
+        print(row, flush=True)
+    write(HERE, {"rows": rows}, "shares.json")
+
+
 def network(hidden: int) -> nn.Module:
     return nn.Sequential(nn.Linear(784, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 10))
 
@@ -188,7 +214,7 @@ def _of_workers() -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("bits", "speed"))
+    parser.add_argument("what", choices=("bits", "speed", "shares"))
     parser.add_argument("--jobs", default=",".join(JOBS))
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--rounds", type=int, default=5)
@@ -198,5 +224,7 @@ if __name__ == "__main__":
     warnings.simplefilter("ignore")
     if given.what == "speed":
         speed(given.rounds, given.updates)
+    elif given.what == "shares":
+        moved(70)
     else:
         sys.exit(not bits(given.jobs.split(","), given.engines.split(",")))

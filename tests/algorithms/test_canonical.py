@@ -56,7 +56,7 @@ def test_subtrees_of_any_run_come_together_to_it(chunks: int) -> None:
         (8, (3, 1), (6, 2)),
         (8, (5, 1), (7, 1)),
         (8, (1, 1, 1), (2, 3, 3)),
-        (12, (2, 1, 1), (6, 2, 4)),
+        (12, (2, 1, 1), (6, 3, 3)),
     ],
 )
 def test_chunks_are_divided_by_speed_into_few_subtrees(

@@ -55,6 +55,7 @@ def Sequential(  # noqa: N802
     chunks: int = 1,
     threads: int = 1,
     sizes: str = "",
+    canonical: int = 0,
 ) -> Plan:
     """Plan `sequential`: one process; chunks=N is the oracle of N workers."""
 
@@ -64,6 +65,7 @@ def Ring(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     sizes: str = "",
+    canonical: int = 0,
 ) -> Plan:
     """Plan `ring`: synchronous all-reduce around a ring."""
 
@@ -73,6 +75,7 @@ def Tree(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     sizes: str = "",
+    canonical: int = 0,
 ) -> Plan:
     """Plan `tree`: synchronous, up a tree and down again: short vectors."""
 
@@ -82,6 +85,7 @@ def HalvingDoubling(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     sizes: str = "",
+    canonical: int = 0,
 ) -> Plan:
     """Plan `halving_doubling`: synchronous, halves with distant partners first."""
 
@@ -91,6 +95,7 @@ def Hierarchical(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     sizes: str = "",
+    canonical: int = 0,
     groups: int = 2,
 ) -> Plan:
     """Plan `hierarchical`: synchronous, within groups, then between them."""
@@ -101,6 +106,7 @@ def Central(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     sizes: str = "",
+    canonical: int = 0,
 ) -> Plan:
     """Plan `central`: synchronous parameter server: one place sums the gradients."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from functools import partial
 from pathlib import Path
@@ -60,12 +61,15 @@ SETTINGS: dict[str, pl.Job] = {
     "accumulated": job(accumulate_grad_batches=2, batch_size=9),
     "normalised": job(cnn, 2, 6, 6, batch_transform=flipped),
     "scheduled": job(lr_scheduler=partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=1)),
-    "weighted": job(loss_denominator=lambda batch: float(batch[1].sum()), loss=nn.CrossEntropyLoss(reduction="sum")),
+    "weighted": job(
+        loss=nn.CrossEntropyLoss(ignore_index=0), loss_denominator=lambda batch: float((batch[1] != 0).sum())
+    ),
     "bfloat16": job(precision="bf16-mixed"),
     "small batches": job(batch_size=5),
 }
 
 
+@pytest.mark.filterwarnings("ignore:a batch of 5 samples cannot be divided into 8 chunks. some are empty")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_job_has_one_result_whoever_holds_which_chunks(name: str) -> None:
     expected = sha(SETTINGS[name], "sequential:canonical=8", max_updates=5)
@@ -102,13 +106,15 @@ def test_generated_code_has_the_same_bits_on_any_number_of_workers(plan: str) ->
 
 
 class Slow:
-    """The first process that computes a chunk takes ten milliseconds more for each, from its twelfth chunk on."""
+    """The first worker that computes a chunk takes 40 milliseconds more for each, from its twelfth chunk on."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.chunks = folder, 0
+        self.folder, self.chunks, self.parent = folder, 0, os.getpid()
         self.slow: bool | None = None
 
     def __call__(self, batch: Any) -> Any:
+        if os.getpid() == self.parent:  # which computes a first batch before the start
+            return batch
         if self.slow is None:
             try:
                 (self.folder / "slow").touch(exist_ok=False)
@@ -117,7 +123,7 @@ class Slow:
                 self.slow = False
         self.chunks += 1
         if self.slow and self.chunks > 12:
-            time.sleep(0.01)
+            time.sleep(0.04)
         return batch
 
 
@@ -126,10 +132,13 @@ def test_a_worker_that_becomes_slow_gives_chunks_away_and_no_bit_changes(tmp_pat
     run = pl.train(slowed, "ring:workers=2,sizes=measured,canonical=8", folder=None)
     assert run.summary()["parameters_sha256"] == sha(job(epochs=4), "sequential:canonical=8")
     rows = run.trace.of_kind(Kind.COMPUTE)
-    slow = max((0, 1), key=lambda worker: (rows["end"] - rows["start"])[rows["worker"] == worker].sum())
-    full = rows[(rows["worker"] == slow) & (rows["update"] % 5 < 4)]  # the last batch of an epoch is smaller
+    full = rows[rows["update"] % 5 < 4]  # the last batch of an epoch is smaller
     assert set(full["samples"][full["update"] < 3]) == {7}
-    assert set(full["samples"][full["update"] >= 13]) <= {1, 2}
+    late = full[full["update"] >= 13]
+    slow = min((0, 1), key=lambda worker: late["samples"][late["worker"] == worker].sum())
+    assert late["samples"][late["worker"] == slow].max() < 5
+    seconds = (late["end"] - late["start"]) / late["samples"]
+    assert seconds[late["worker"] == slow].min() > seconds[late["worker"] != slow].min()
 
 
 def test_a_run_is_resumed_with_another_number_of_workers(tmp_path: Path) -> None:

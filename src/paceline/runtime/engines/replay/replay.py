@@ -184,6 +184,8 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRe
 def _refuse_other_plans(record: RunRecord, plan: Plan) -> None:
     """Raise if the run was resumed by another plan, whose workers held the model otherwise."""
     names = list(dict.fromkeys(each.plan for each in record.lives))
+    if plan.canonical and {Plan.recorded(name, record.table).canonical for name in names} <= {plan.canonical}:
+        return  # whose bits are those of any workers
     if plan.traits.synchronous and len(names) > 1:
         raise UsageError(f"this run was resumed by other plans ({', then '.join(names)}): it cannot be replayed as one")
 
