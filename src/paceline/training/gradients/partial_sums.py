@@ -46,7 +46,7 @@ class PartialSums:
         again = bool(self._trees) and self._trees[-1].stop == part + 1
         if not again:
             self._join()
-            self._parts += 1
+            self._parts += bool(computed.samples)
             self._trees.append(Run(part, part + 1))
         payload = self._payload(len(self._trees) - 1 + again)
         payload.write(computed)
@@ -61,7 +61,8 @@ class PartialSums:
         if self._paces:
             paces = self._payload(0).paces
             paces.zero_()
-            paces[self._worker] = (perf_counter() - self._start) / self._parts
+            if self._parts:  # else nothing was computed that would tell a pace
+                paces[self._worker] = (perf_counter() - self._start) / self._parts
         vectors = [payload.flat for payload in self._payloads[: len(self._trees)]]
         first = self._payload(0).read(self._samples)
         if len(vectors) == 1:

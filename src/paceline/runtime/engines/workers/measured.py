@@ -47,8 +47,14 @@ class MeasuredSums(Sums):
         self._paces.append(self._sums.payloads[number % TURNS].paces[list(self._ranks)].tolist())
         if (number + 1) % EVERY == 0:
             paces, self._paces = self._paces, []
-            following = self.collective.by_pace([sum(each) / len(each) for each in zip(*paces, strict=True)])
+            following = self.collective.by_pace([_mean(each) for each in zip(*paces, strict=True)])
             if following is not self.collective:
                 self.collective, self._sums = following, self._over(following)
                 self._moved(number + 1, following)
         return total
+
+
+def _mean(paces: Sequence[float]) -> float:
+    """Return the mean of those that are known; 0 if none is."""
+    known = [pace for pace in paces if pace > 0]
+    return sum(known) / max(1, len(known))
