@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_leaves
 
 
@@ -87,5 +88,5 @@ def record() -> None:
     """Record the first step from here on."""
     first = FirstStep()
     nn.modules.module.register_module_forward_pre_hook(first.forward)
-    torch.optim.optimizer.register_optimizer_step_pre_hook(first.before_step)
-    torch.optim.optimizer.register_optimizer_step_post_hook(first.after_step)
+    register_optimizer_step_pre_hook(first.before_step)
+    register_optimizer_step_post_hook(first.after_step)
