@@ -1,4 +1,4 @@
-"""One node of a run on a cluster, or a run on one machine that may be ended and resumed; prints what it trained."""
+"""One node of runs on a cluster, one after another; prints what each of them has trained."""
 
 from __future__ import annotations
 
@@ -17,12 +17,10 @@ from jobs import JOBS
 if __name__ == "__main__":
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    asked = json.loads(sys.argv[1])
-    job = JOBS[asked.pop("job")]()
-    try:
-        run = pl.train(job, **asked)
-    except pl.RunFailed as error:
-        print(json.dumps({"failed": str(error)[:200]}))
-        sys.exit(1)
-    summary = run.summary()
-    print(json.dumps({"sha": summary["parameters_sha256"], "deaths": len(summary["deaths"]), "run": str(run.path)}))
+    plan, folder, *names = sys.argv[1:]
+    found = {}
+    for name in names:
+        run = pl.train(JOBS[name](folder), plan, engine="cluster", folder=Path(folder) / name)
+        summary = run.summary()
+        found[name] = {"sha": summary["parameters_sha256"], "deaths": len(summary["deaths"])}
+        print(json.dumps(found), flush=True)

@@ -63,42 +63,47 @@ def in_this_process(job: str, plan: str, engine: str) -> dict[str, Any]:
     return {"sha": run.summary()["parameters_sha256"]}
 
 
-def node(environment: dict[str, str], **asked: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, str(HERE / "node.py"), json.dumps(asked)]
-    return subprocess.Popen(
-        command, env={**os.environ, **environment}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-
-
-def told(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, err = process.communicate(timeout=300)
-    lines = out.strip().splitlines()
-    return json.loads(lines[-1]) if lines else {"failed": err[-300:]}
-
-
-def on_a_cluster(job: str, plan: str, nodes: int, dies: int | None, folder: str) -> dict[str, Any]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
+def on_a_cluster(jobs: list[str], plan: str, nodes: int, dies: bool) -> dict[str, dict[str, Any]]:
+    """What the nodes have trained, by job; with `dies` one of their workers dies in the first."""
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
         head = f"127.0.0.1:{server.getsockname()[1]}"
-    asked = {"job": job, "plan": f"{plan},canonical={CHUNKS}", "engine": "cluster", "folder": folder}
-    shared = {"PACELINE_NODES": str(nodes), "PACELINE_HEAD": head}
-    running = [
-        node({**shared, "PACELINE_RANK": str(rank), **({"DIES": "1"} if rank == dies else {})}, **asked)
-        for rank in range(nodes)
-    ]
-    ended = [told(process) for process in running]
-    found = [each for rank, each in enumerate(ended) if rank != dies]
-    bits = {each.get("sha", each.get("failed", "")) for each in found}
-    return {"sha": bits.pop()} if len(bits) == 1 else {"failed": f"ranks ended with {sorted(bits)}"}
+        server.close()
+        if dies:
+            (Path(folder) / "die").touch()
+        command = [sys.executable, str(HERE / "node.py"), f"{plan},canonical={CHUNKS}", folder, *jobs]
+        shared = {**os.environ, "PACELINE_NODES": str(nodes), "PACELINE_HEAD": head}
+        running = [
+            subprocess.Popen(
+                command,
+                env={**shared, "PACELINE_RANK": str(n)},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for n in range(nodes)
+        ]
+        ended = [(*process.communicate(timeout=600), process.returncode) for process in running]
+    told = [json.loads(out.strip().splitlines()[-1]) for out, _, code in ended if out.strip() and not code]
+    error = next((err[-300:] for _, err, code in ended if code), "nothing was trained")
+    found = {}
+    for job in jobs:
+        each = [rank[job] for rank in told if job in rank]
+        same = len({result["sha"] for result in each}) == 1 and all(result["deaths"] == int(dies) for result in each)
+        found[job] = {"sha": each[0]["sha"]} if same else {"failed": f"{each or error}"}
+    return found
 
 
-def resumed(job: str, workers: int, after: int, folder: str) -> dict[str, Any]:
+def resumed(job: str, workers: int, after: int) -> dict[str, Any]:
     """Train until a worker dies, and go on with another number of workers."""
-    asked = {"checkpoint_every": 2, "folder": folder}
-    first = told(node({"DIES": "1"}, job=job, plan=f"ring:workers={workers},canonical={CHUNKS}", **asked))
-    if "failed" not in first:
-        return {"failed": "no worker has died"}
-    (run,) = Path(folder).iterdir()
-    return told(node({}, job=job, resume=str(run), workers=after, checkpoint_every=2))
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "die").touch()
+        plan, runs = f"ring:workers={workers},canonical={CHUNKS}", Path(folder) / "runs"
+        try:
+            pl.train(JOBS[job](folder), plan, checkpoint_every=1, folder=runs)
+            return {"failed": "no worker has died"}
+        except pl.RunFailed:
+            (run,) = runs.iterdir()
+            return {"sha": pl.train(resume=run, workers=after).summary()["parameters_sha256"]}
 
 
 def bits(jobs: list[str], engines: list[str]) -> bool:
@@ -116,19 +121,25 @@ def bits(jobs: list[str], engines: list[str]) -> bool:
         for engine in ("virtual", "local"):
             for plan in plans(engine, rng) if engine in engines else ():
                 trained(job, engine, plan, in_this_process(job, plan, engine))
-        for nodes, dies in ((2, None), (3, None), (3, 1), (4, 2)) if "cluster" in engines else ():
-            if dies is None or job != "fused":  # which has no transform by which a process dies
-                with tempfile.TemporaryDirectory() as folder:
-                    plan = f"ring:workers={nodes}"
-                    trained(job, "cluster", f"{plan}, dies {dies}", on_a_cluster(job, plan, nodes, dies, folder))
-        for workers, after in ((2, 3), (3, 1), (2, 5)) if "resumed" in engines and job != "fused" else ():
-            with tempfile.TemporaryDirectory() as folder:
-                trained(job, "resumed", f"{workers} then {after}", resumed(job, workers, after, folder))
+        for workers, after in ((2, 3), (3, 1), (4, 7)) if "resumed" in engines and job != "fused" else ():
+            trained(job, "resumed", f"{workers} then {after}", resumed(job, workers, after))
         print(f"{job:12} {dict(found[job])}", flush=True)
+    mortal = [job for job in jobs if job != "fused"]  # which has no transform in which a worker dies
+    cases = [
+        (jobs, "ring:workers=2", 2, False),
+        (jobs, "ring:sizes=1+2+1", 3, False),
+        (jobs, "tree:workers=4", 4, False),
+    ]
+    cases += [([job], "ring:workers=3", 3, True) for job in mortal]
+    cases += [(["mlp"], "halving_doubling:workers=4", 4, True)]
+    for names, plan, nodes, dies in cases if "cluster" in engines else ():
+        for job, result in on_a_cluster(names, plan, nodes, dies).items():
+            trained(job, "cluster", f"{plan}{', one dies' * dies}", result)
+        print(f"cluster {plan} {dies}", flush=True)
     same = all(len(each) == 1 and "failed" not in each for each in found.values())
     figures = {"one_result_per_job": same, "runs": counts.total(), "by_engine": dict(counts), "refused": refused}
     figures |= {"bits": {job: dict(each) for job, each in found.items()}, "seconds": round(time.monotonic() - start)}
-    write(HERE, figures)
+    write(HERE, figures, f"{'cluster' if engines == ['cluster'] else 'result'}.json")
     print(f"{counts.total()} runs, {'one result per job' if same else 'RESULTS DIFFER'}")
     print("\n".join(refused))
     return same

@@ -7,7 +7,7 @@ MEANINGS = {
     "backups": "workers whose gradients an update does not wait for",
     "balance": "what stages are balanced by",
     "bound": "updates that a worker may be ahead of the slowest",
-    "canonical": "chunks of a batch, added up in one order: the same bits with any number of workers; 0: no such order",
+    "canonical": "chunks of a batch, summed in one order: the same bits with any number of workers; 0: no such order",
     "chunks": "pieces in which a batch is computed, one after another; on a cluster by as many processes of a node",
     "codec": "how gradients are coded on their way, as docs/internals/codecs.md lists",
     "cuts": "modules at which the model is cut; balanced if empty",

@@ -43,7 +43,7 @@ def refuse_canonical(plan: str, options: Mapping[str, Any]) -> None:
     if not options.get("canonical") and options.get("sizes") == MEASURED:
         raise PlanError(
             f"plan {plan!r}: sizes={MEASURED} moves chunks from worker to worker during the training, which changes "
-            "its bits unless they are added up in one order; give canonical= too, as in canonical=8"
+            "its bits unless they are summed in one order; give canonical= too, as in canonical=8"
         )
     if not options.get("canonical"):
         return

@@ -1,9 +1,9 @@
 """Canonical all-reduce: partial sums take the routes of another collective, and are added in the order of one tree.
 
-Every worker holds a run of neighbouring chunks, added up to the largest subtrees of the chunk tree (`chunk_tree`).
+Every worker holds a run of neighbouring chunks, summed to the largest subtrees of the chunk tree (`chunk_tree`).
 Where the other collective sends a worker's sum of a segment, this one sends the sums of all subtrees that the worker
 holds of it, one after another; a sum that arrives is added to its other half, or lies beside the others until then.
-Every segment is so the same sum of the same halves, whoever held which chunks, and over whichever routes they came:
+So every segment is the same sum of the same halves, no matter which worker held a chunk, and which routes sums took:
 the bits depend on the chunks alone. Three workers in a ring with two of six chunks each, segment a:
 
     step        worker 0         worker 1                         worker 2
@@ -61,7 +61,7 @@ class Canonical:
         return [runs[worker] for worker in range(workers)]
 
     def partial_sums(self, worker: int, workers: int) -> list[Run]:
-        """Return the subtrees that a worker adds up before the exchange, by lane."""
+        """Return the subtrees that a worker sums before the exchange, by lane."""
         return subtrees(self.runs(workers)[worker], self.chunks)
 
     def segments(self, workers: int) -> int:

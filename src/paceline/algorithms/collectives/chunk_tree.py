@@ -1,4 +1,4 @@
-"""The chunk tree: the one order in which the chunks of a batch are added up, whoever holds which of them.
+"""The chunk tree: the one order in which the chunks of a batch are summed, no matter which worker holds a chunk.
 
 Neighbours are added first, then pairs of neighbours, and so on; what has no neighbour waits for the next level:
 
@@ -7,7 +7,7 @@ Neighbours are added first, then pairs of neighbours, and so on; what has no nei
     5 chunks   ((0+1)+(2+3)) + 4
 
 Floating-point addition is commutative and not associative: a sum has the same bits whenever it is made of the same
-halves. So a worker with neighbouring chunks adds up the whole subtrees among them, and workers exchange the sums of
+halves. So a worker with neighbouring chunks sums the whole subtrees among them, and workers exchange the sums of
 subtrees. Demmel and Nguyen, "Parallel reproducible summation", IEEE Trans. Comput. 2015, reach the same end for any
 order, with wider accumulators instead of a fixed tree.
 """
@@ -50,7 +50,7 @@ def subtrees(run: Run, chunks: int) -> list[Run]:
 
 
 def joins_of(run: Run, chunks: int) -> list[int]:
-    """Return how many pairs of partial sums are added up after each chunk of a run, taken one after another."""
+    """Return how many pairs of partial sums are joined after each chunk of a run, taken one after another."""
     joins, trees = list[int](), list[Run]()
     for chunk in range(*run):
         trees.append(Run(chunk, chunk + 1))

@@ -195,7 +195,7 @@ class Method(ABC):
         """Return what `paceline prove` proves."""
 
     def canonical(self, chunks: int, sizes: tuple[int, ...]) -> Method:
-        """Return the method with the chunks of a batch added up in the order of one tree; `sizes` are of shares."""
+        """Return the method with the chunks of a batch summed in the order of one tree; `sizes` are of shares."""
         return self
 
     @property

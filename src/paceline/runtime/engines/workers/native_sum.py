@@ -45,7 +45,7 @@ def native_sum(
         memory: where generated code leaves a gradient and takes the sum from.
         waiter: how this worker waits.
         cancelled: one integer, which is not 0 when the run has been cancelled.
-        chunks: of a batch, where they are added up in the order of one tree; 0 for one chunk of each worker.
+        chunks: of a batch, where they are summed in the order of one tree; 0 for one chunk of each worker.
     """
     if not isinstance(sums, PayloadReduction) or not isinstance(link := sums.reduction.link, SharedMemoryLink):
         return None
