@@ -154,7 +154,7 @@ def moved(updates: int) -> None:
             speeds = []
             for sizes in options:
                 with tempfile.TemporaryDirectory() as folder:
-                    job = JOBS["mlp"]().with_(batch_transform=Pace(folder, 4.0, times), epochs=updates // 7 + 1)
+                    job = JOBS["mlp"]().with_(batch_transform=Pace(folder, 15.0, times), epochs=updates // 7 + 1)
                     plan = f"ring:sizes={sizes},canonical={CHUNKS}"
                     run = pl.train(job, plan, folder=None, max_updates=updates)
                     same = pl.train(job.with_(batch_transform=None), plan, folder=None, max_updates=updates)

@@ -54,7 +54,7 @@ class Membership:
     def _from(self, since: int, ranks: tuple[int, ...], collective: Collective | None) -> None:
         while self._since and self._since[-1] >= since:
             for each in (self._since, self._ranks, self._collectives):
-                each.pop()  # type: ignore[attr-defined]
+                each.pop()
         self._since.append(since)
         self._ranks.append(ranks)
         self._collectives.append(collective)

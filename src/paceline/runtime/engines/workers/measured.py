@@ -10,6 +10,7 @@ canonical: no number of the training changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 
 from paceline.algorithms.collectives.canonical import Canonical
 from paceline.runtime.engines.workers.collectives import PayloadReduction, Sums
@@ -47,14 +48,13 @@ class MeasuredSums(Sums):
         self._paces.append(self._sums.payloads[number % TURNS].paces[list(self._ranks)].tolist())
         if (number + 1) % EVERY == 0:
             paces, self._paces = self._paces, []
-            following = self.collective.by_pace([_mean(each) for each in zip(*paces, strict=True)])
+            following = self.collective.by_pace([_usual(each) for each in zip(*paces, strict=True)])
             if following is not self.collective:
                 self.collective, self._sums = following, self._over(following)
                 self._moved(number + 1, following)
         return total
 
 
-def _mean(paces: Sequence[float]) -> float:
-    """Return the mean of those that are known; 0 if none is."""
-    known = [pace for pace in paces if pace > 0]
-    return sum(known) / max(1, len(known))
+def _usual(paces: Sequence[float]) -> float:
+    """Return the median of those that are known, which an interruption does not move; 0 if none is."""
+    return median([pace for pace in paces if pace > 0] or [0.0])
