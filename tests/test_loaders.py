@@ -33,6 +33,7 @@ PIPE = "a process that this one has started, through a pipe that both inherit"
 PARENT = "the process that has started this one, through a pipe that both inherit"
 USER = "the user, who names the file"
 DRIVER = "the driver, through Ray, which runs whatever it is sent"
+JOINED = "the machine whose code the person here has typed, and to which that person has said yes"
 OWN = "a folder of this user, announced by `announce_code`"
 NO_CODE = "reads no code"
 
@@ -44,8 +45,9 @@ WRITTEN_BY = {
     "interfaces/api/parallel.py:_write:np.load": f"ranks of this user; arrays without objects: {NO_CODE}",
     "interfaces/api/planning/busy_cores.py:_main:recv": PARENT,
     "interfaces/api/planning/busy_cores.py:_ask:recv": PIPE,
-    "interfaces/api/tuning/ray_trials.py:run_trials:unpack_program": DRIVER,
+    "interfaces/api/tuning/ranks.py:run_trials:unpack_program": DRIVER,
     "runtime/backend/group.py:recv_anysource:recv": f"a rank of this run, as the numbers of a tensor: {NO_CODE}",
+    "runtime/doctor/way.py:_receive:recv": f"bytes of a socket, which are counted: {NO_CODE}",
     "runtime/engines/cluster/children.py:_listen:recv": PIPE,
     "runtime/engines/cluster/group_client.py:_listen:recv": PARENT,
     "runtime/engines/cluster/ray_agent.py:run:unpack_program": DRIVER,
@@ -56,6 +58,7 @@ WRITTEN_BY = {
     "runtime/engines/cluster/servers/processes.py:run_worker:pickle.loads": PARENT,
     "runtime/engines/cluster/worker_main.py:main:pickle.loads": PARENT,
     "runtime/engines/job_file.py:_read:pickle.load": OWN,
+    "runtime/engines/joining/guest.py:train:unpack_program": JOINED,
     "runtime/engines/local/worker_pool.py:_messages:recv": PIPE,
     "runtime/engines/workers/arena.py:_arena:pickle.loads": PARENT,
     "runtime/engines/workers/process_main.py:main:pickle.loads": PARENT,
@@ -64,13 +67,17 @@ WRITTEN_BY = {
     "concurrency/explore/child.py:_outcome:pickle.loads": f"{PIPE}; it runs the program that the user names",
     "concurrency/explore/rewriting/importing.py:exec_module:exec_module": USER,
     "concurrency/explore/rewriting/importing.py:run_script:exec": USER,
-    "concurrency/explore/trace.py:decode:marshal.loads": f"{PIPE}; numbers and words: {NO_CODE}",
+    "concurrency/explore/interpose/processes.py:_get:pickle.loads": "what the explored program itself has put",
+    "concurrency/explore/interpose/processes.py:recv:pickle.loads": "what the explored program itself has sent",
+    "concurrency/explore/ranks/process_group.py:recv_anysource:recv": "a rank of this process, as a tensor",
+    "concurrency/explore/session.py:explore:pickle.load": f"{PIPE}; it runs the program that the user names",
+    "concurrency/explore/worker.py:main:pickle.load": PARENT,
     "training/gradients/pickling.py:unpack:_Unpacker.load": "its callers, which are in this table",
     "training/gradients/pickling.py:unpack_program:pickle.load": "its callers, which are in this table",
     "training/jobs/loading.py:_module:exec_module": USER,
     "kernels/printers/numpy.py:run:exec": "the package itself, from its own statements",
     "runtime/links/tcp/same_user.py:_by_diag:recv": f"the kernel: {NO_CODE}",
-    "training/preparation/loading.py:load_recipe:runpy.run_path": USER,
+    "training/preparation/recipe.py:load_recipe:runpy.run_path": USER,
     "planning/tuner/best.py:tuned_job:unpack": OWN,
     "planning/tuner/space.py:read_space:exec": f"{USER}; on resuming, {OWN}",
     "planning/tuner/trials/processes.py:receive:recv": PIPE,

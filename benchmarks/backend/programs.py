@@ -353,9 +353,9 @@ def main() -> None:
                 print(wrong[-1], flush=True)
         figures |= {"deadline, seconds": DEADLINE, "slowest end, seconds": round(slowest, 1), "wrong": wrong}
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from record import write
+    from harness import write
 
-    write(Path(__file__).parent, figures, "programs.json")
+    write(figures, "programs.json")
 
 
 def play(

@@ -12,12 +12,12 @@ import importlib.util
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ import torch.distributed as dist
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from neighbours import neighbours
-from record import write
+from harness import in_turn, median, neighbours, write
+from harness import seconds as seconds_of
 
 LENGTHS = (1_000, 55_000, 1_000_000, 10_000_000)
 SIZES = {"55 thousand": 64, "1 million": 660, "25 million": 4600}  # (784 + hidden + 10) * hidden
@@ -36,22 +36,19 @@ BATCH = 50
 
 
 def median_us(do: Callable[[], Any], count: int) -> float:
-    times = []
-    for _ in range(count):
-        begun = time.perf_counter()
-        do()
-        times.append((time.perf_counter() - begun) * 1e6)
-    return statistics.median(times)
+    return 1e6 * median(seconds_of(do) for _ in range(count))
 
 
 def sums(groups: dict[str, Any], length: int, rounds: int, seconds: float) -> dict[str, float]:
     """Microseconds of an all_reduce; the median of rounds, each the median of its calls."""
-    vector, found = torch.zeros(length), {name: [] for name in groups}
-    for _ in range(rounds):
-        for name, group in groups.items():
-            do = lambda group=group: dist.all_reduce(vector, group=group)  # noqa: E731
-            found[name].append(median_us(do, agreed(do, seconds)))
-    return {name: round(statistics.median(times), 1) for name, times in found.items()}
+    vector = torch.zeros(length)
+
+    def median_of_calls(group: Any) -> float:
+        do = partial(dist.all_reduce, vector, group=group)
+        return median_us(do, agreed(do, seconds))
+
+    found = in_turn({name: partial(median_of_calls, group) for name, group in groups.items()}, rounds)
+    return {name: median(times, 1) for name, times in found.items()}
 
 
 def agreed(do: Callable[[], Any], seconds: float) -> int:
@@ -120,7 +117,7 @@ def speeds(groups: dict[str, Any], hidden: int, rounds: int, seconds: float) -> 
                 found[name].append(samples * count / (time.perf_counter() - begun))
                 torch.set_num_threads(1)
             dist.barrier()  # the others sleep in it meanwhile
-    return {name: round(statistics.median(each)) for name, each in found.items() if each}
+    return {name: round(median(each)) for name, each in found.items() if each}
 
 
 def play(rank: int, ranks: int, store: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -199,7 +196,7 @@ def main() -> None:
             with neighbours(count):
                 found[f"DDP with 2 processes, samples per second{beside}"] = measure(2, "steps", options)
     print(json.dumps(found, indent=1))
-    write(Path(__file__).parent, {"load of 1 minute": os.getloadavg()[0], **found})
+    write({"load of 1 minute": os.getloadavg()[0], **found})
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ from paceline.concurrency.check.run import check_paths
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
+from harness import write  # noqa: E402
 from mine import git_directory  # noqa: E402
-from record import write  # noqa: E402
 
 NEAR = 10
 PARTS = (
@@ -226,7 +226,7 @@ def main() -> None:
                 shown = ", ".join(f"{f.rule}@{f.path}:{f.line}" for f in hits[:4])
                 print(row["id"], row["split"], state, row["kind"], row["project"], shown, sep="\t", flush=True)
     figures = {name: tally.figures() for name, tally in sorted(total.items())}
-    write(HERE, figures, f"corpus-{given.split}.json")
+    write(figures, f"corpus-{given.split}.json")
     for name, found in figures.items():
         print(name, {key: value for key, value in found.items() if key != "won_by_rule"})
 

@@ -18,7 +18,7 @@ from paceline.concurrency.check.engine import check_text
 from paceline.concurrency.check.syntax.source import read
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
         else:
             counts["other"] += 1
     print(counts)
-    write(Path(__file__).parent, dict(counts), "esbmc.json")
+    write(dict(counts), "esbmc.json")
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from paceline.concurrency.check.reporting.findings import Finding
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 from corpus import FAMILIES, NOT_RULES, identity, is_near, places_of, rows_of, write_out  # noqa: E402
+from harness import write  # noqa: E402
 from mine import git_directory  # noqa: E402
-from record import write  # noqa: E402
 
 COLUMNS = ("id", "project", "path", "line", "rule", "function", "fits", "near", "fate", "features")
 ALL = Options(cache=False, min_confidence=0.0, jobs=1)
@@ -100,7 +100,7 @@ def main() -> None:
                     first, *found = rows_of_fix(row, directory, Path(space))
                 lines[row["id"]] = int(str(first["lines"]))
                 table.writerows(found)
-    write(HERE, {"fixes": len(lines), "lines": sum(lines.values()), "of_fixes": lines}, "fixes.json")
+    write({"fixes": len(lines), "lines": sum(lines.values()), "of_fixes": lines}, "fixes.json")
 
 
 if __name__ == "__main__":

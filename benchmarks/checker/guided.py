@@ -21,17 +21,18 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from paceline.algorithms.collectives import Shards
 from paceline.algorithms.server.actions import Action, Lease
 from paceline.algorithms.server.desk import NONE, Desk
 from paceline.algorithms.server.events import Event
-from paceline.algorithms.server.explore import _Explorer, _World
+from paceline.algorithms.server.explore import _Explorer, _Size, _World
+from paceline.algorithms.server.gates import Gate
 from paceline.algorithms.server.gates.asynchronous import Asynchronous
 from paceline.algorithms.server.gates.backup import Backup
 from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.server.worker import push_every_batch, push_in_rounds
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 STATES = 60_000  # of a world that is learned from
 
@@ -74,36 +75,43 @@ class OnlyTheSlower(Asynchronous):
         state[at + worker] += 1
 
 
+def world_of(
+    workers: int, batches: int, shards: int, gathers: int, deaths: int, gate: Gate, desk: type[Desk]
+) -> _Explorer:
+    size = _Size(workers, batches, shards, gathers, deaths, joins=0)
+    return _Explorer(size, gate, desk, push_in_rounds if gathers else push_every_batch)
+
+
 FAULTS: dict[str, Callable[[], _Explorer]] = {
-    "a desk that leases twice": lambda: _Explorer(3, 4, Shards(1, 0), 0, Asynchronous(), LeasesTwice),
-    "a desk that forgets orphans": lambda: _Explorer(3, 3, Shards(1, 0), 1, Asynchronous(), ForgetsOrphans),
-    "a gate that waits for the dead": lambda: _Explorer(3, 6, Shards(1, 0), 1, MournsNobody(1), Desk),
-    "a gate that lets only the slower go on": lambda: _Explorer(2, 8, Shards(1, 0), 0, OnlyTheSlower(), Desk),
-    "a desk that forgets orphans, two shards": lambda: _Explorer(2, 3, Shards(2, 0), 1, Asynchronous(), ForgetsOrphans),
-    "a round that needs more than live": lambda: _Explorer(2, 4, Shards(1, 2), 1, Backup(2), ForgetsOrphans),
+    "a desk that leases twice": lambda: world_of(3, 4, 1, 0, 0, Asynchronous(), LeasesTwice),
+    "a desk that forgets orphans": lambda: world_of(3, 3, 1, 0, 1, Asynchronous(), ForgetsOrphans),
+    "a gate that waits for the dead": lambda: world_of(3, 6, 1, 0, 1, MournsNobody(1), Desk),
+    "a gate that lets only the slower go on": lambda: world_of(2, 8, 1, 0, 0, OnlyTheSlower(), Desk),
+    "a desk that forgets orphans, two shards": lambda: world_of(2, 3, 2, 0, 1, Asynchronous(), ForgetsOrphans),
+    "a round that needs more than live": lambda: world_of(2, 4, 1, 2, 1, Backup(2), ForgetsOrphans),
 }
 
 
 def seen(explorer: _Explorer, world: _World) -> tuple[int, ...]:
     """What one sees of a state, in small numbers."""
-    stages = [w.stage for w, alive in zip(world.workers, world.alive, strict=True) if alive]
-    leases = [b for b in explorer.desk.leased(world.desk_state) if b >= 0]
-    done = [sum(w in (t.worker for _, t in applied) for applied in world.applied) for w in range(explorer.count)]
+    servers, desk = world.servers, explorer.desk
+    stages = {type(worker.effect) for number, worker in world.workers.items() if number not in world.dead}
+    leases = [batch for batch in desk.leased(servers.desk) if batch >= 0]
+    done = [sum(w in (t.worker for _, t in applied) for applied in servers.applied) for w in range(explorer.count)]
     return (
-        min(2, sum(world.waits)),
-        world.alive.count(False),
-        min(3, len(set(stages))),
+        min(2, len(servers.waits)),
+        len(world.dead),
+        min(3, len(stages)),
         len(leases),
         min(3, max(done) - min(done)),
-        min(4, 4 * explorer.desk.finished(world.desk_state) // max(1, explorer.batches)),
+        min(4, 4 * desk.finished(servers.desk) // max(1, desk.batches)),
     )
 
 
 def is_bad(explorer: _Explorer, world: _World) -> bool:
     if explorer.fault(world):
         return True
-    stuck = not any(kind == "goes on" for kind, _ in explorer.moves(world))
-    return stuck and explorer.fault_at_end(world) is not None
+    return explorer.ended(list(explorer.moves(world))) and explorer.fault_at_end(world) is not None
 
 
 def lessons(explorer: _Explorer) -> list[tuple[tuple[int, ...], bool]]:
@@ -205,7 +213,7 @@ def main() -> None:
         }
         table[name] = {way: search(make(), score) for way, score in ways.items()}
         print(name, table[name])
-    write(Path(__file__).parent, {"moves before the first bad state": table}, "guided.json")
+    write({"moves before the first bad state": table}, "guided.json")
 
 
 if __name__ == "__main__":

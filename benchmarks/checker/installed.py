@@ -24,7 +24,7 @@ from paceline.concurrency.check.engine import check_text, is_relevant
 from paceline.concurrency.check.syntax.source import Unreadable, read
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
 PARTS = ("queue.py", "threading.py", "concurrent", "multiprocessing", "asyncio")
@@ -44,7 +44,7 @@ def main() -> None:
         "the whole standard library": noise(everything, say=False),
         "mutants": endure(everything, given.mutants),
     }
-    write(Path(__file__).parent, figures, "installed.json")
+    write(figures, "installed.json")
 
 
 def _files(at: Path) -> list[Path]:

@@ -25,7 +25,6 @@ import csv
 import hashlib
 import json
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,8 +40,8 @@ from paceline.concurrency.check.run import UNLIKELY
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 from corpus import judged as visible_fixes  # noqa: E402
+from harness import write  # noqa: E402
 from mine import split_of  # noqa: E402
-from record import write  # noqa: E402
 
 BINS = 8
 FOLDS = 10
@@ -59,7 +58,7 @@ Row = dict[str, float]
 
 def examples() -> list[Row]:
     """The features of what the rules report in their own examples."""
-    found = [f for rule in RULES.values() for f in check_text("example.py", textwrap.dedent(rule.bad))]
+    found = [f for rule in RULES.values() for f in check_text("example.py", rule.bad)]
     return [features(replace(finding, signs={})) | {CHOSEN: 1.0} for finding in found]
 
 
@@ -197,7 +196,7 @@ def main() -> None:
         "bugs, above smells and false ones": auc([row["verdict"] == "bug" for row in rows], bugs),
         "fixes, each tenth of the projects predicted by the others": curve(fixes, of_fix),
     }
-    write(HERE, figures, "labels.json")
+    write(figures, "labels.json")
     for name, found in figures.items():
         print(name, found)
     if given.write:

@@ -36,7 +36,7 @@ from paceline.concurrency.check.syntax.source import Unreadable, parse, read
 from paceline.concurrency.check.values.module import Module
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 from run import changed, families, is_near, labelled  # noqa: E402
 
 LARGEST = 2_000  # lines of a file that is mutated
@@ -68,9 +68,9 @@ def main() -> None:
     print(f"{real} labels of cases, {len(examples) - real} of mutants and code taken to be right")
     if given.projects:
         figures = {"ranker": ranker(examples), "walk under a budget": budget(mutants)}
-        write(Path(__file__).parent, figures, "learn-mutants.json")
+        write(figures, "learn-mutants.json")
     else:
-        write(Path(__file__).parent, {"ranker": ranker(examples)}, "learn.json")
+        write({"ranker": ranker(examples)}, "learn.json")
 
 
 # -- labels

@@ -26,7 +26,7 @@ from paceline.concurrency.check.syntax.names import dotted
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 NEAR = 10
 OF_ONE_PACKAGE = 4  # mutants of each kind
@@ -331,7 +331,7 @@ def main() -> None:
     for kind, (made, found) in tally.items():
         print(f"{kind:<16} {found:>4} of {made}")
     if not given.only:
-        write(HERE, {kind: {"mutants": made, "found": found} for kind, (made, found) in tally.items()},
+        write({kind: {"mutants": made, "found": found} for kind, (made, found) in tally.items()},
               f"mutants-{given.part}.json")  # fmt: skip
 
 

@@ -28,8 +28,8 @@ from typing import NamedTuple
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parents[1])]
 from corpus import NEAR, judged, package_of, places_of, rows_of, write_out  # noqa: E402
+from harness import write  # noqa: E402
 from mine import git_directory  # noqa: E402
-from record import write  # noqa: E402
 from tests.concurrency.check.test_textbook import shapes  # noqa: E402
 
 RUFF = "ASYNC,RUF006,RUF064,PLW1509,PLW2101"
@@ -61,7 +61,7 @@ def main() -> None:
     if given.clones is not None:
         figures[f"fixes of {given.split}"] = fixes(tools, given.clones.resolve(), given.split)
     print(json.dumps(figures, indent=1))
-    write(HERE, figures, "others.json")
+    write(figures, "others.json")
 
 
 def tools_in(folder: Path) -> dict[str, Tool]:

@@ -2,9 +2,10 @@
 
     python benchmarks/checker/programs.py [--of mechanisms] [--part seen] [--verbose]
 
-A file of `programs/` or `mechanisms/` is one program. Its first line names the families of rules that count,
-`=== path` begins a file of it, and `<<<`, `===`, `>>>` enclose the lines that only one side has. The hash of its
-name says to which part it belongs: by the misses in `seen` the analysis is extended; `aside` is run once at the end.
+`##### name` begins a program of programs.txt, mechanisms.txt or forms.txt. Its first line names the families of rules
+that count, `=== path` begins a file of it, and `<<<`, `===`, `>>>` enclose the lines that only one side has. The hash
+of its name says to which part it belongs: by the misses in `seen` the analysis is extended; `aside` is run once at the
+end.
 
     found   in the broken program, a finding of such a family whose line or story lies within NEAR lines of the bug
     won     and it is gone in the repaired program
@@ -27,7 +28,7 @@ from paceline.concurrency.check.run import check_paths
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
-from record import write  # noqa: E402
+from harness import corpus, write  # noqa: E402
 
 NEAR = 10
 PARTS = ("seen", "aside")
@@ -92,11 +93,11 @@ def main() -> None:
     options.add_argument("--verbose", action="store_true")
     given = options.parse_args()
     figures = {part: dict.fromkeys(("programs", "found", "won", "silent"), 0) for part in PARTS}
-    for file in sorted((HERE / given.of).glob("*.txt")):
-        part = part_of(file.stem)
+    for program, text in corpus(HERE / f"{given.of}.txt").items():
+        part = part_of(program)
         if given.part not in (part, "all"):
             continue
-        families, broken, repaired = read(file.read_text())
+        families, broken, repaired = read(text)
         before, after = findings_of(broken), findings_of(repaired)
         hits = [f for f in before if f.rule.startswith(families) and is_near(f, broken.places)]
         left = {(f.path, f.rule, f.function, f.about) for f in after}
@@ -105,13 +106,13 @@ def main() -> None:
         for name, holds in (("programs", True), ("found", hits), ("won", gone), ("silent", not after)):
             row[name] += bool(holds)
         if given.verbose:
-            print("won " if gone else "hit " if hits else "miss", file.stem, *families)
+            print("won " if gone else "hit " if hits else "miss", program, *families)
             for side, findings in (("broken", before), ("repaired", after)):
                 for f in findings:
                     print(f"       {side} {f.path}:{f.line} {f.rule} {f.message[:110]}")
     figures = {part: row for part, row in figures.items() if row["programs"]}
     if given.part == "all":
-        write(HERE, figures, f"{given.of}.json")
+        write(figures, f"{given.of}.json")
     for part, row in figures.items():
         print(part, row)
 

@@ -25,7 +25,7 @@ from paceline.concurrency.check.reporting.findings import Finding
 from paceline.concurrency.check.syntax.source import read
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 NEAR = 10
 STRICTLY = 3
@@ -105,7 +105,7 @@ def main() -> None:
         "by_rule": dict(sorted(noisy.items())),
         "by_kind (cases, found, won)": dict(sorted(by_kind.items())),
     }
-    write(Path(__file__).parent, figures)
+    write(figures)
     print(
         f"visible in one file: {found}/{visible} found ({found / visible:.2f}), {won}/{visible} won "
         f"({won / visible:.2f}), {strictly} of these with the finding's own line within {STRICTLY} of a labelled one"

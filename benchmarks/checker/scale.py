@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 ROUNDS = 3  # of the measurements from the cache
 LARGEST = 4 << 20  # bytes of a file that is checked
@@ -54,7 +54,7 @@ def main() -> None:
         "same findings in any order": other["findings"] == cold["findings"] == warm[0]["findings"],
     }
     print(json.dumps(figures, indent=1))
-    write(Path(__file__).parent, figures, "scale.json")
+    write(figures, "scale.json")
 
 
 def gathered(folders: list[Path], to: Path, lines: int) -> list[str]:

@@ -33,8 +33,8 @@ from paceline.concurrency.check.run import worth_showing
 from paceline.concurrency.check.syntax.source import Unreadable, parse, read
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+from harness import write  # noqa: E402
 from mine import split_of  # noqa: E402
-from record import write  # noqa: E402
 
 SHARES = (0.05, 0.1, 0.2, 1 / 3, 0.5)
 STRENGTHS = (0.003, 0.01, 0.03, 0.1, 0.3)
@@ -74,7 +74,7 @@ def main() -> None:
         "packages of the fit (rules and choose)": compared(parts["rules"] + parts["choose"], weights),
     }
     print(json.dumps(figures, indent=1))
-    write(Path(__file__).parent, figures, "walk.json")
+    write(figures, "walk.json")
     if given.write:
         rounded = {name: round(value, 3) for name, value in sorted(weights.items())}
         WEIGHTS.write_text(json.dumps({"files": len(files) - len(parts["last"]), "weights": rounded}, indent=1) + "\n")

@@ -19,7 +19,7 @@ from paceline.training.jobs.built_ins import IdxMissing
 from paceline.training.jobs.loading import load_job
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import in_turn, median, write
 
 EVERY = 100
 
@@ -41,26 +41,21 @@ def jobs() -> dict[str, tuple[pl.Job, int]]:
     }
 
 
-def seconds(job: pl.Job, plan: str, updates: int, every: int | None, folder: str) -> float:
-    run = pl.train(job, plan, folder=folder, max_updates=updates, checkpoint_every=every)
-    return float(run.summary()["seconds"])
+def seconds(job: pl.Job, plan: str, updates: int, every: int | None) -> float:
+    with tempfile.TemporaryDirectory(dir=".") as folder:  # a disk, where /tmp may be memory
+        run = pl.train(job, plan, folder=folder, max_updates=updates, checkpoint_every=every)
+        return float(run.summary()["seconds"])
 
 
 def measure(job: pl.Job, plan: str, updates: int, rounds: int) -> dict[str, Any]:
     """Rounds of one run with and one without, each first in turn."""
-    ratios, without = [], []
-    for number in range(rounds + 1):
-        took = {}
-        for every in (EVERY, None) if number % 2 else (None, EVERY):
-            with tempfile.TemporaryDirectory(dir=".") as folder:  # a disk, where /tmp may be memory
-                took[every] = seconds(job, plan, updates, every, folder)
-        if number:  # the first warms up
-            ratios.append(took[EVERY] / took[None])
-            without.append(took[None])
+    ways = {every: partial(seconds, job, plan, updates, every) for every in (EVERY, None)}
+    took = in_turn(ways, rounds, warm_up=1, to_and_fro=True)
+    ratios = [checkpointed / plain for checkpointed, plain in zip(took[EVERY], took[None], strict=True)]
     return {
         "updates": updates,
-        "seconds_without": round(statistics.median(without), 3),
-        "cost": round(statistics.median(ratios) - 1, 4),
+        "seconds_without": median(took[None], 3),
+        "cost": round(median(ratios) - 1, 4),
         "quartiles": [round(q - 1, 4) for q in statistics.quantiles(ratios, n=4)[::2]],
     }
 
@@ -78,7 +73,7 @@ def main() -> None:
         for plan in options.plans.split(";" if ";" in options.plans else ",") if options.only in name else ():
             found[f"{name}, {plan}"] = figures = measure(job, plan, updates, options.rounds)
             print(f"{name}, {plan}: {figures}", flush=True)
-    write(Path(__file__).parent, {"every": EVERY, "rounds": options.rounds, "runs": found})
+    write({"every": EVERY, "rounds": options.rounds, "runs": found})
 
 
 if __name__ == "__main__":

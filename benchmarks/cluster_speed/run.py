@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
 from local_speed.run import plain  # noqa: E402, I001
-from record import write  # noqa: E402
+from harness import lines_of, median, write  # noqa: E402
 
 
 SIZES = {"55 thousand": 64, "1 million": 660}
@@ -99,10 +98,8 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         names = dict.fromkeys(name for each in mine for name, value in each.items() if value)
         found[size] = {
             name: {
-                "samples_per_second": round(statistics.median(each[name] for each in mine if each.get(name))),
-                "of_the_ceiling": round(
-                    statistics.median(each[name] / each["ceiling"] for each in mine if each.get(name)), 3
-                ),
+                "samples_per_second": round(median(each[name] for each in mine if each.get(name))),
+                "of_the_ceiling": median((each[name] / each["ceiling"] for each in mine if each.get(name)), 3),
                 "rounds": sum(1 for each in mine if each.get(name)),
             }
             for name in names
@@ -129,7 +126,7 @@ def main() -> None:
                 # At once: a round that is cut short keeps what it has.
                 kept.write_text(before + json.dumps({"size": size, "speeds": speeds}) + "\n")
             print(size, {name: round(value) if value else None for name, value in speeds.items()}, flush=True)
-    write(FOLDER, {"speeds": summary([json.loads(line) for line in kept.read_text().splitlines()])})
+    write({"speeds": summary(lines_of(kept))})
 
 
 if __name__ == "__main__":

@@ -9,10 +9,7 @@ Every file of one precision, another one for each network, is also run under san
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
-import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -21,33 +18,20 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import read, write
+from run import sanitized
 from tests.compression.networks import drawn
 
-from paceline.compression.building import STRICT, Built, compiler, libraries
-from paceline.compression.emission.c_file import CFile, integer_file
+from paceline.compression.building import Built
+from paceline.compression.emission.c_file import integer_file
 from paceline.compression.emission.kernels import CORTEX, PLAIN, SMALL, WIDE
-from paceline.compression.integers import Precision, integers
-from paceline.compression.reading import read
-from paceline.compression.reference import IntegerModel
+from paceline.compression.integers import IntegerModel, Precision, integers
+from paceline.compression.reading import read as read_network
 from paceline.compression.values import ranges
 
 PRECISIONS = (Precision(8), Precision(4), Precision(8, True), Precision(4, True))
 #: What is written for a Cortex-M4 is compiled for this machine here: its loops without SMLAD.
 KERNELS = (SMALL, PLAIN, WIDE, replace(CORTEX, flags=("-O2",)))
-RESULT = Path(__file__).parent / "bits.json"
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
-
-
-def sanitized(file: CFile) -> bool:
-    """Whether the file's own check passes under the address and undefined-behaviour sanitizers."""
-    with tempfile.TemporaryDirectory() as folder:
-        source, program = Path(folder) / "net.c", Path(folder) / "net"
-        source.write_text(file.text)
-        options = [*STRICT, *(flag for flag in file.flags if not flag.startswith("-O")), *SANITIZERS]
-        subprocess.run([*compiler(), *options, str(source), "-o", str(program), *libraries(file)], check=True)
-        done = subprocess.run([program], capture_output=True, text=True)
-        return done.returncode == 0 and not done.stderr
 
 
 def network(seed: int, count: int) -> dict[str, object]:
@@ -56,7 +40,7 @@ def network(seed: int, count: int) -> dict[str, object]:
     chance = torch.Generator().manual_seed(seed)
     draw = torch.rand if float(case.x.min()) >= 0 else torch.randn
     x = draw(count, *case.x.shape[1:], generator=chance)
-    made = read(case.model, tuple(case.x.shape[1:]))
+    made = read_network(case.model, tuple(case.x.shape[1:]))
     found = ranges(made, case.x)
     compared = different = unclean = 0
     for precision in PRECISIONS:
@@ -83,8 +67,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     seeds = range(given.first, given.first + given.networks)
-    known = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
-    rows = [row for row in known if row["seed"] not in seeds]
+    rows = [row for row in read("bits.json").get("rows", []) if row["seed"] not in seeds]
     with ThreadPoolExecutor(given.threads) as pool:
         for row in pool.map(lambda seed: network(seed, given.samples), seeds):
             print(row, flush=True)
@@ -92,7 +75,7 @@ def main() -> None:
             whole = {name: sum(int(str(row[name])) for row in rows) for name in ("compared", "different", "not_clean")}
             about = {"precisions": list(map(str, PRECISIONS)), "kernels": [kernel.name for kernel in KERNELS]}
             figures = {"networks": len(rows), **about, **whole, "rows": rows}
-            write(RESULT.parent, figures, RESULT.name)
+            write(figures, "bits.json")
 
 
 if __name__ == "__main__":

@@ -11,17 +11,16 @@ from typing import Any
 
 import torch
 
-from paceline.compression.cortex import CortexM4
-from paceline.compression.integers import Precision, integers
+from paceline.compression.integers import IntegerModel, Precision, integers
 from paceline.compression.reading import read
-from paceline.compression.reference import IntegerModel
 from paceline.compression.search import Candidate, Made
+from paceline.compression.targets import CortexM4
 from paceline.compression.values import ranges
 from paceline.kernels.measure.networks import lenet
 from paceline.training.jobs.built_ins import built_in
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 HERE = Path(__file__).parent
 AIMS = {"784-64-64-10": {"instructions": 110_000}, "LeNet": {"instructions": 1_300_000, "memory": 7_000}}
@@ -52,4 +51,4 @@ def measured(name: str) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    write(HERE, {"networks": {name: measured(name) for name in AIMS}, "aims": AIMS}, "cortex.json")
+    write({"networks": {name: measured(name) for name in AIMS}, "aims": AIMS}, "cortex.json")

@@ -37,7 +37,7 @@ from paceline.kernels.measure.networks import lenet
 from paceline.training.jobs.built_ins import built_in
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import in_turn, write
 
 HERE = Path(__file__).parent
 NETWORKS = ("mnist-dnn", "mnist-cnn", "LeNet")
@@ -172,10 +172,7 @@ def measure(name: str, peers: Path | None, folder: Path) -> dict[str, Any]:
         ways["emx-onnx-cgen, float32"] = lambda call=call: timed(call)  # type: ignore[misc]
         other = OpenVino(folder, peers, folder / "net.onnx", one)
         ways["OpenVINO, float32"] = other.times
-    taken: dict[str, list[list[float]]] = {way: [] for way in ways}
-    for _ in range(ROUNDS):
-        for way, times in ways.items():
-            taken[way].append(times())
+    taken = in_turn(ways, ROUNDS)
     if other is not None:
         other.end()
     return summary(name, taken)
@@ -211,7 +208,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             load = Path("/proc/loadavg").read_text().split()[0]
             found[name] = {"load_before": float(load), **measure(name, given.peers, Path(folder))}
-    write(HERE, {"rounds": ROUNDS, "calls": CALLS, "latency": found}, "latency.json")
+    write({"rounds": ROUNDS, "calls": CALLS, "latency": found}, "latency.json")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import paceline as pl
 from paceline.interfaces.api.compress import compare_precisions
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 
 class Transformer(nn.Module):
@@ -84,7 +84,7 @@ def main() -> None:
                 f"(p99 {point.p99_us:.1f})"
             )
         print(f"{name:12} refused: {found.refused}")
-    write(Path(__file__).parent, figures, "precisions.json")
+    write(figures, "precisions.json")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ python benchmarks/compress/promise.py digits --seeds 0,1    some of them; others
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import read, write
 from run import WITHIN, job_of
 
 import paceline as pl
@@ -22,7 +21,6 @@ from paceline.compression.points import CONFIDENCE
 from paceline.compression.scores import loss_between, score_of
 from paceline.interfaces.api.compress import test_samples
 
-HERE = Path(__file__).parent
 NETWORKS = ("digits", "tabular", "mnist-dnn", "mnist-cnn")
 
 
@@ -51,8 +49,11 @@ def main() -> None:
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     seeds = [int(seed) for seed in given.seeds.split(",")]
-    known = json.loads((HERE / "promise.json").read_text())["runs"] if (HERE / "promise.json").exists() else []
-    rows = [row for row in known if row["network"] not in given.names or row["seed"] not in seeds]
+    rows = [
+        row
+        for row in read("promise.json").get("runs", [])
+        if row["network"] not in given.names or row["seed"] not in seeds
+    ]
     for name in given.names:
         for seed in seeds:
             row = promised(name, seed)
@@ -78,7 +79,7 @@ def main() -> None:
                 "broken_beyond_the_test_datas_error": len(sure),
                 "runs": rows,
             }
-            write(HERE, figures, "promise.json")
+            write(figures, "promise.json")
 
 
 if __name__ == "__main__":

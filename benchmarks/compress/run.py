@@ -23,9 +23,8 @@ import paceline as pl
 from paceline.compression.building import STRICT, Built, compiler, libraries
 from paceline.compression.emission.c_file import CFile, integer_file
 from paceline.compression.emission.kernels import PLAIN, SMALL, WIDE
-from paceline.compression.integers import Precision, integers
+from paceline.compression.integers import IntegerModel, Precision, integers
 from paceline.compression.reading import read
-from paceline.compression.reference import IntegerModel
 from paceline.compression.search import WIDTHS
 from paceline.compression.values import ranges
 from paceline.kernels.measure.networks import lenet, tabular
@@ -33,12 +32,12 @@ from paceline.training.jobs.built_ins import built_in, mnist
 from paceline.training.jobs.job import Job
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 HERE = Path(__file__).parent
 NETWORKS = ["mnist-dnn", "mnist-cnn", "LeNet"]
 WITHIN, ROUNDS, CALLS = 0.5, 30, 200
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
 
 
 def job_of(name: str, seed: int = 0) -> Job:
@@ -80,7 +79,7 @@ def make(names: list[str], widths: list[float]) -> None:
             smallest = min(within, key=lambda p: p.size)
             figures[target] = made.as_dict() | {"smallest_within": smallest.as_dict(), "points_made": len(made.points)}
         figures["checks"] = checks(job, run.model)
-        write(HERE, figures, f"{name}.json")
+        write(figures, f"{name}.json")
 
 
 def checks(job: Job, model: nn.Module) -> dict[str, Any]:
@@ -103,10 +102,11 @@ def checks(job: Job, model: nn.Module) -> dict[str, Any]:
 
 def sanitized(file: CFile) -> bool:
     """Whether the file's own check passes under the address and undefined-behaviour sanitizers."""
+    flags = [flag for flag in file.flags if not flag.startswith("-O")]
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder) / "net.c", Path(folder) / "net"
         source.write_text(file.text)
-        command = [*compiler(), *STRICT, *file.flags, *SANITIZERS, str(source), "-o", str(program), *libraries(file)]
+        command = [*compiler(), *STRICT, *flags, *SANITIZERS, str(source), "-o", str(program), *libraries(file)]
         subprocess.run(command, check=True)
         done = subprocess.run([program], capture_output=True, text=True)
         return done.returncode == 0 and not done.stderr

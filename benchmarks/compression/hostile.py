@@ -35,7 +35,7 @@ from paceline.runtime.links.tcp.hub import Arrived, Gone, Hub, Received
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 from tests.runtime.engines.cluster.hostile_gradients import SIZE, pushes, wrong  # noqa: E402
 from tests.runtime.engines.cluster.stubs import maker, small_job  # noqa: E402
 
@@ -136,7 +136,7 @@ def main() -> None:
         for codec in CODECS:
             found[codec] = attacked(codec, given.frames, given.seed, Path(folder))
             print(f"| `{codec}` | {' | '.join(map(str, found[codec].values()))} |", flush=True)
-    write(Path(__file__).parent, {"frames": given.frames, "codecs": found}, "hostile.json")
+    write({"frames": given.frames, "codecs": found}, "hostile.json")
 
 
 if __name__ == "__main__":

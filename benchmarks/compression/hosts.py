@@ -22,11 +22,12 @@ from typing import Any
 
 from paceline.testing.survival.hosts import Host, possible, slow_hosts
 
-from paceline.runtime.runs.held import seconds_to_hold
+from paceline.runtime.runs.figures import seconds_to_hold
 from paceline.runtime.runs.record import Evaluation
 
 FOLDER = Path(__file__).parent
-sys.path.insert(0, str(FOLDER.parent / "four_hosts"))
+sys.path[:0] = [str(FOLDER.parent / "four_hosts"), str(FOLDER.parent)]
+from harness import add_line, lines_of, table  # noqa: E402
 from run import HOSTS, LINES, sent  # noqa: E402
 
 FILE = FOLDER / "hosts.jsonl"
@@ -60,12 +61,12 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table of what is there")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by a signal"))  # so that no host is left
-    found = [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
+    found = lines_of(FILE)
     if not options.table:
         if not possible():
             raise SystemExit("this process may not make network namespaces: run it as root, or in a container that may")
         measure(options, found)
-    print(table(found))
+    print(page(found))
 
 
 def measure(options: argparse.Namespace, found: list[dict[str, Any]]) -> None:
@@ -81,8 +82,7 @@ def measure(options: argparse.Namespace, found: list[dict[str, Any]]) -> None:
                     return
                 found.append(key | trained(size, line, method))
                 print({k: v for k, v in found[-1].items() if k != "history"}, flush=True)
-                with FILE.open("a") as file:
-                    file.write(json.dumps(found[-1]) + "\n")
+                add_line(FILE, found[-1])
 
 
 def trained(size: str, line: str, method: str) -> dict[str, Any]:
@@ -149,14 +149,13 @@ def read(method: str, folder: str, printed: str, sent: int) -> dict[str, Any]:
     return {"bytes": sent, "history": [[h["updates"], round(h["seconds"], 2), h["test_accuracy"]] for h in history]}
 
 
-def table(found: Sequence[dict[str, Any]]) -> str:
+def page(found: Sequence[dict[str, Any]]) -> str:
     """Return the trainings as tables of Markdown, one for each size and line."""
-    lines: list[str] = []
+    pages = []
+    header = ("method", f"seconds to hold {TARGET:.0%}:", "accuracy at the end:", "MB sent per 1,000 samples:")
     for size, line in sorted({(each["size"], each["line"]) for each in found if each["line"]}):
         rows = [each for each in found if each["size"] == size and each["line"] in ("", line)]
-        lines += ["", f"{size} million parameters, {line}", ""]
-        lines += [f"| method | seconds to hold {TARGET:.0%} | accuracy at the end | MB sent per 1,000 samples |"]
-        lines += ["|---|--:|--:|--:|"]
+        lines = []
         for each in rows:
             history = [Evaluation(u, s, {"test_accuracy": a}) for u, s, a in each["history"]]
             held = seconds_to_hold(history, "test_accuracy", TARGET)
@@ -164,8 +163,9 @@ def table(found: Sequence[dict[str, Any]]) -> str:
             sent = each["bytes"] / 1e6 / (updates * batch) * 1000
             shown = f"{held:.1f}" if held is not None else f"not in {history[-1].seconds:.0f}"
             last = sum(a for _, _, a in each["history"][-3:]) / len(each["history"][-3:])
-            lines.append(f"| {each['method']} | {shown} | {last:.1%} | {sent:,.1f} |")
-    return "\n".join(lines)
+            lines.append((each["method"], shown, f"{last:.1%}", f"{sent:,.1f}"))
+        pages.append(f"\n{size} million parameters, {line}\n\n{table(header, lines)}")
+    return "".join(pages)
 
 
 if __name__ == "__main__":

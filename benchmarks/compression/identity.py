@@ -15,7 +15,7 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 from tests.training.gradients.error_feedback import drift, owing  # noqa: E402
 
 from paceline.training.jobs.built_ins import mnist_dnn  # noqa: E402
@@ -36,7 +36,7 @@ def main() -> None:
         apart, share = drift(codec, mnist_dnn(), given.updates)
         found[codec] = {"largest_difference": apart, "bytes_of_dense": share}
         print(f"| `{codec}` | {apart:.1e} | {share:.1%} |", flush=True)
-    write(Path(__file__).parent, {"updates": given.updates, "codecs": found}, "identity.json")
+    write({"updates": given.updates, "codecs": found}, "identity.json")
 
 
 if __name__ == "__main__":

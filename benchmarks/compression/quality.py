@@ -9,9 +9,9 @@ where it was stopped; seeds are done one after the other, so that all codecs hav
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -29,8 +29,10 @@ from paceline.plans.plan import Plan
 from paceline.training.jobs.built_ins import built_in
 from paceline.training.jobs.job import Job
 
-HERE = Path(__file__).parent
-FILE = HERE / "quality.jsonl"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from harness import add_line, interval, lines_of, table
+
+FILE = Path(__file__).parent / "quality.jsonl"
 CODECS = (
     "dense", "half", "bfloat16", "int8", "qsgd:4", "qsgd:2", "ternary", "onebit", "onebit without feedback",
     "threshold:0.001", "threshold:0.01", "topk:0.01", "topk:0.01 without feedback", "topk:0.001", "randomk:0.05",
@@ -38,8 +40,6 @@ CODECS = (
 )  # fmt: skip
 RATES = (0.5, 1.0, 2.0, 4.0, 8.0)  # times the job's own
 TUNING = (1000,)  # seeds by which rates are chosen; none of them is reported
-#: Two-sided 95% quantiles of Student's t, by degrees of freedom.
-T = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,7 @@ def trained(name: str, codec: str, rate: float, seed: int) -> dict[str, Any]:
 
 def read() -> list[dict[str, Any]]:
     """Return what was trained so far, of these numbers of updates."""
-    lines = [json.loads(line) for line in FILE.read_text().splitlines()] if FILE.exists() else []
-    return [line for line in lines if line["updates"] == JOBS[line["job"]][1]]
+    return [line for line in lines_of(FILE) if line["updates"] == JOBS[line["job"]][1]]
 
 
 def best_rate(found: list[dict[str, Any]], job: str, codec: str) -> float:
@@ -144,11 +143,9 @@ def due(names: list[str], codecs: list[str], seeds: int) -> Iterator[tuple[str, 
             yield from ((name, codec, None, seed) for codec in codecs)
 
 
-def table(found: list[dict[str, Any]], job: str, codecs: list[str]) -> str:
+def page(found: list[dict[str, Any]], job: str, codecs: list[str]) -> str:
     """Return the README's table of a job: the seeds that both a codec and dense have."""
-    head = "| codec | bytes an update | rate | accuracy | against dense, seed by seed (95%) |"
-    lines = [f"`{job}`, {JOBS[job][1]} updates", "", head, "|---|--:|--:|--:|--:|"]
-    runs = {}
+    rows, runs = [], {}
     for codec in codecs:
         case = job, codec, best_rate(found, job, codec)
         mine = [e for e in found if (e["job"], e["codec"], e["rate"]) == case and e["seed"] not in TUNING]
@@ -158,12 +155,13 @@ def table(found: list[dict[str, Any]], job: str, codecs: list[str]) -> str:
         if not seeds:
             continue
         gaps = [100 * (mine[s]["accuracy"] - runs["dense"][s]["accuracy"]) for s in seeds]
-        wide = T.get(len(gaps) - 1, 2.2) * statistics.stdev(gaps) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.nan
+        gap, wide = interval(gaps)
         accuracy = statistics.fmean(mine[s]["accuracy"] for s in seeds)
         size, rate = statistics.fmean(mine[s]["bytes"] for s in seeds), mine[seeds[0]]["rate"]
-        said = f"{len(gaps)} seeds" if codec == "dense" else f"{statistics.fmean(gaps):+.2f} ± {wide:.2f} points"
-        lines.append(f"| `{codec}` | {size:,.0f} | {rate:g} | {accuracy:.2%} | {said} |")
-    return "\n".join(lines)
+        said = f"{len(gaps)} seeds" if codec == "dense" else f"{gap:+.2f} ± {wide:.2f} points"
+        rows.append((f"`{codec}`", f"{size:,.0f}", f"{rate:g}", f"{accuracy:.2%}", said))
+    header = ("codec", "bytes an update:", "rate:", "accuracy:", "against dense, seed by seed (95%):")
+    return f"`{job}`, {JOBS[job][1]} updates\n\n{table(header, rows)}"
 
 
 def main() -> None:
@@ -184,9 +182,8 @@ def main() -> None:
         if time.monotonic() > end:
             break
         found.append(trained(name, codec, rate, seed))
-        with FILE.open("a") as file:
-            file.write(json.dumps(found[-1]) + "\n")
-    print("\n\n".join(table(found, name, codecs) for name in names))
+        add_line(FILE, found[-1])
+    print("\n".join(page(found, name, codecs) for name in names))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 from paceline.algorithms.codecs.catalogue import parse
 from paceline.kernels.codecs.native import native
@@ -98,7 +98,7 @@ def main() -> None:
                 f"{m:.1f} ({low:.1f}-{high:.1f})" for m, (low, high) in zip(medians, ranges, strict=True)
             )
             print(f"| `{case.text}` | {shown} | {WANTED.get(case.text, '')} |", flush=True)
-    write(Path(__file__).parent, result, "speed.json")
+    write(result, "speed.json")
 
 
 if __name__ == "__main__":

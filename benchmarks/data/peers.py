@@ -7,15 +7,17 @@ break the rule are lost, except by Paceline and by the first of the two programs
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from cost import measured
+from harness import in_turn, median
 
 FLOATS = [f"f{number}" for number in range(16)]
 FIELDS = ", ".join(FLOATS)
@@ -99,14 +101,16 @@ def measure(folder: Path, python: str, peers: str, names: Sequence[str] = (), ro
     (folder / "recipe.py").write_text(RECIPE)
     programs = {"DuckDB, bare": [python, "-c", DUCKDB]}
     programs |= {name: [peers, "-W", "ignore", "-c", PEERS[name]] for name in names or PEERS}
-    taken: dict[str, list[dict[str, Any]]] = {}
-    for at in range(rounds):
-        each = {"Paceline": paceline(python, f"out{at}", "--threads", "2"), **programs}
-        for name, command in each.items():
-            for left in folder.glob("out-*"):
-                __import__("shutil").rmtree(left)
-            taken.setdefault(name, []).append(measured(command, folder))
-            print(json.dumps({name: taken[name][-1]}), flush=True)
+    programs = {"Paceline": paceline(python, "out-paceline", "--threads", "2"), **programs}
+
+    def cost(name: str) -> dict[str, Any]:
+        for left in folder.glob("out-*"):
+            shutil.rmtree(left)
+        found = measured(programs[name], folder)
+        print(json.dumps({name: found}), flush=True)
+        return found
+
+    taken = in_turn({name: partial(cost, name) for name in programs}, rounds)
     found = {name: {what: median(one[what] for one in each) for what in each[0]} for name, each in taken.items()}
     ratios = [a["cpu s"] / b["cpu s"] for a, b in zip(taken["Paceline"], taken["DuckDB, bare"], strict=True)]
     return {"rows": 2_000_000, "rounds": rounds, "programs": found, "CPU of Paceline over bare DuckDB": ratios}

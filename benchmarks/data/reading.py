@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import torch
+from harness import in_turn, median
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
@@ -41,13 +41,7 @@ def measure(folder: Path, images: Path) -> dict[str, Any]:
         "DataLoader over Shards": lambda: iter(DataLoader(shards, SIZE, shuffle=True)),  # type: ignore[arg-type]
         "DataLoader over tensors": lambda: iter(DataLoader(tensors, SIZE, shuffle=True)),
     }
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
-    for _ in range(ROUNDS):
-        for name, way in ways.items():
-            begun = time.perf_counter(), time.process_time()
-            for _ in way():
-                pass
-            taken[name].append((time.perf_counter() - begun[0], time.process_time() - begun[1]))
+    taken = in_turn({name: partial(through, way) for name, way in ways.items()}, ROUNDS)
     rates = {
         name: {what: [len(shards) / one[at] for one in each] for at, what in enumerate(("wall", "cpu"))}
         for name, each in taken.items()
@@ -65,6 +59,14 @@ def measure(folder: Path, images: Path) -> dict[str, Any]:
         "mnist-cnn": epochs(folder, images),
         "order": orders(folder),
     }
+
+
+def through(way: Callable[[], Iterator[Any]]) -> tuple[float, float]:
+    """Return the seconds and CPU seconds of one pass."""
+    begun = time.perf_counter(), time.process_time()
+    for _ in way():
+        pass
+    return time.perf_counter() - begun[0], time.process_time() - begun[1]
 
 
 def by_number(shards: Shards) -> Iterator[Any]:
@@ -103,11 +105,12 @@ def epochs(folder: Path, images: Path) -> dict[str, Any]:
     kinds: dict[str, Any] = {"shards": shards, "tensors": shards.batch(torch.arange(len(shards)), 0)}
     if x.ndim > 2:
         job = replace(job, model=Reshaped(job.model, x.shape[1:]))
-    seconds: dict[str, list[float]] = {name: [] for name in kinds}
-    for _ in range(ROUNDS):
-        for name, data in kinds.items():
-            run = paceline.train(replace(job, data=data), "sequential", compute="fused", folder=None)
-            seconds[name].append(run.summary()["seconds"])
+
+    def epoch(data: Any) -> float:
+        run = paceline.train(replace(job, data=data), "sequential", compute="fused", folder=None)
+        return float(run.summary()["seconds"])
+
+    seconds = in_turn({name: partial(epoch, data) for name, data in kinds.items()}, ROUNDS)
     ratios = [a / b for a, b in zip(seconds["shards"], seconds["tensors"], strict=True)]
     return {
         "seconds": {name: [round(one, 3) for one in each] for name, each in seconds.items()},

@@ -16,9 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from paceline.runtime.runs.record import this_machine
+from paceline.runtime.runs.schema import to_dict
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 import bits
 import deaths
 import dirty
@@ -27,11 +32,8 @@ import kills
 import memory
 import peers
 import reading
+from harness import FOLDER, laid_out, read
 
-from paceline.runtime.runs.machine import this_machine
-from paceline.runtime.runs.schema import to_dict
-
-RESULT = Path(__file__).parent / "result.json"
 PACKAGES = ("pandas", "polars", "pyarrow", "dask", "daft", "ray", "datasets", "duckdb", "pyspark")
 VERSIONS = f"""
 import importlib.metadata as m, json
@@ -55,9 +57,7 @@ def main() -> None:
         "peers": lambda folder: peers.measure(folder, sys.executable, given.peers, given.only, given.rounds),
         "memory": lambda folder: memory.measure(folder, sys.executable),
         "reading": lambda folder: reading.measure(folder, given.images),
-        "kills": lambda folder: kills.measure(
-            folder, given.kills, _known("kills"), lambda found: _keep("kills", found)
-        ),
+        "kills": lambda folder: kills.measure(folder, given.kills, read().get("kills", {}), partial(_keep, "kills")),
         "deaths": deaths.measure,
         "faults": faults.measure,
     }
@@ -76,15 +76,8 @@ def main() -> None:
         print(json.dumps({name: found}, indent=1))
 
 
-def _known(name: str) -> dict[str, Any]:
-    """Return what the result has under a name."""
-    found: dict[str, Any] = json.loads(RESULT.read_bytes()).get(name, {}) if RESULT.exists() else {}
-    return found
-
-
 def _keep(name: str, found: dict[str, Any]) -> None:
-    result = json.loads(RESULT.read_bytes()) if RESULT.exists() else {}
-    RESULT.write_text(json.dumps(result | {name: found}, indent=1) + "\n")
+    (FOLDER / "result.json").write_text(laid_out(read() | {name: found}) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,8 @@ round after round. A push is the time from its start to its end in the trace, wi
 
 from __future__ import annotations
 
-import statistics
 import sys
 import warnings
-from collections import defaultdict
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from paceline.errors import JobWarning
 from paceline.runtime.runs.trace import Kind
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import in_turn, median, write
 
 ROWS, COLUMNS, BATCH, WORDS, SAMPLES = 100_000, 32, 100, 4, 50_000
 ROUNDS = 5
@@ -47,29 +45,27 @@ def measure(optimizer: str, sparse: bool) -> dict[str, float]:
     )  # fmt: skip
     run = pl.train(job, "downpour", workers=2, folder=None, max_updates=UPDATES[sparse])
     rows = run.trace.of_kind(Kind.APPLY)
-    return {
+    found = {
         "microseconds_per_push": float(np.median(rows["end"] - rows["start"] - rows["waited"])) / 1e3,
         "kilobytes_per_push": float(rows["bytes"].mean()) / 1e3,
         "samples_per_second": run.summary()["samples_per_second"],
     }
+    print(f"{optimizer}, {'rows' if sparse else 'whole'}: {found}", flush=True)
+    return found
 
 
 def main() -> None:
     warnings.simplefilter("ignore", JobWarning)  # it advises what is measured here
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for number in range(ROUNDS):
-        for optimizer in OPTIMIZERS:
-            for sparse in (True, False):
-                name = f"{optimizer}, {'rows' if sparse else 'whole'}"
-                for figure, value in measure(optimizer, sparse).items():
-                    found[name][figure].append(value)
-                latest = {figure: round(values[-1]) for figure, values in found[name].items()}
-                print(f"round {number}: {name}: {latest}", flush=True)
-    medians = {
-        name: {figure: round(statistics.median(values), 1) for figure, values in figures.items()}
-        for name, figures in found.items()
+    ways = {
+        f"{optimizer}, {'rows' if sparse else 'whole'}": partial(measure, optimizer, sparse)
+        for optimizer in OPTIMIZERS
+        for sparse in (True, False)
     }
-    write(Path(__file__).parent, {"table": [ROWS, COLUMNS], "batch": BATCH, "words": WORDS, "medians": medians})
+    medians = {
+        name: {figure: median((each[figure] for each in rounds), 1) for figure in rounds[0]}
+        for name, rounds in in_turn(ways, ROUNDS).items()
+    }
+    write({"table": [ROWS, COLUMNS], "batch": BATCH, "words": WORDS, "medians": medians})
 
 
 if __name__ == "__main__":

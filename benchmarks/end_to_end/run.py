@@ -11,9 +11,7 @@ Figures go to result.json, where those of other networks and plans stay, and fro
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import statistics
 import sys
 import tempfile
 import time
@@ -37,12 +35,11 @@ from paceline.runtime.runs.trace import Kind, Trace
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from record import write  # noqa: E402
+from harness import into_page, median, read, seconds, table, write  # noqa: E402
 
 SGD = partial(torch.optim.SGD, lr=RATE)
 CEILING = "ceiling:workers=2"
 PLANS = ["sequential", CEILING, "ring:workers=2", "downpour:workers=2", "hogwild:workers=2"]
-BEGIN, END = "<!-- table -->\n", "<!-- end of table -->"
 
 
 class Kernels:
@@ -56,10 +53,7 @@ class Kernels:
 
     def epoch(self) -> float:
         """Seconds of an epoch."""
-        order = torch.randperm(len(self.x))
-        begin = time.perf_counter()
-        self.fused.train_epoch(self.x, self.y, order)
-        return time.perf_counter() - begin
+        return seconds(partial(self.fused.train_epoch, self.x, self.y, torch.randperm(len(self.x))))
 
     def best(self) -> float:
         """Seconds of the fastest of three epochs."""
@@ -109,12 +103,12 @@ def median_step(trace: Trace) -> float:
     return float(np.median(np.diff(rows["start"][rows["worker"] == 0]))) / 1e3
 
 
-def measure(network: Network, plans: list[str], rounds: int, seconds: float, compute: str) -> dict[str, Any]:
+def measure(network: Network, plans: list[str], rounds: int, longest: float, compute: str) -> dict[str, Any]:
     """Seconds per epoch of every plan, round after round, and of what it is compared with."""
     commands = {plan: Command(network, plan, compute) for plan in plans}
     alone = {plan: Kernels(network, each.plan.threads) for plan, each in commands.items() if each.plan.workers == 1}
     quickest = Kernels(network, 1).best()
-    longer = {plan: max(2, round(seconds * each.plan.workers / quickest)) for plan, each in commands.items()}
+    longer = {plan: max(2, round(longest * each.plan.workers / quickest)) for plan, each in commands.items()}
     found: dict[str, dict[str, Any]] = {plan: {"epochs": [], "steps": [], "compared": []} for plan in plans}
     for number in range(rounds):
         ceiling = 0.0
@@ -136,39 +130,33 @@ def shares(row: dict[str, Any]) -> list[float]:
     return [compared / epoch for compared, epoch in zip(row["compared"], row["epochs"], strict=True)]
 
 
-def table(networks: dict[str, Any]) -> str:
-    """Return the rows of README.md: medians, and the range of the rounds."""
-    lines = [
-        "| network | plan | s per epoch | of | share | median step, µs | share | rounds | load |",
-        "|---|---|---:|---|---:|---:|---:|---:|---:|",
-    ]
+HEADER = ("network", "plan", "s per epoch:", "of", "share:", "median step, µs:", "share:", "rounds:", "load:")
+
+
+def page(networks: dict[str, Any]) -> str:
+    """Return the table of README.md: medians, and the range of the rounds."""
+    lines: list[tuple[object, ...]] = []
     for name, rows in networks.items():
         for plan, row in rows.items():
             if plan == "pytorch":
-                lines.append(
-                    f"| {name} | PyTorch, {row['mode']} | {row['seconds']:.3f} | | | | | | {row['load']:.1f} |"
-                )
+                mode = f"PyTorch, {row['mode']}"
+                lines.append((name, mode, f"{row['seconds']:.3f}", *[""] * 5, f"{row['load']:.1f}"))
                 continue
             part, of = shares(row), "ceiling" if "workers" in plan else "kernels"
-            share = f"**{statistics.median(part):.2f}** ({min(part):.2f}-{max(part):.2f})" if plan != CEILING else ""
-            epoch = statistics.median(row["epochs"])
-            step = statistics.median(row["steps"])
-            by_step = f"{statistics.median(rows[CEILING]['steps']) / step:.2f}" if of == "ceiling" else ""
-            lines.append(
-                f"| {name} | `{plan}` | {epoch:.3f} | {of} | {share} | {step:.0f} | {by_step} | {len(part)} "
-                f"| {row['load']:.1f} |"
-            )
-    return "\n".join(lines) + "\n"
+            share = f"**{median(part):.2f}** ({min(part):.2f}-{max(part):.2f})" if plan != CEILING else ""
+            epoch, step = f"{median(row['epochs']):.3f}", median(row["steps"])
+            by_step = f"{median(rows[CEILING]['steps']) / step:.2f}" if of == "ceiling" else ""
+            load = f"{row['load']:.1f}"
+            lines.append((name, f"`{plan}`", epoch, of, share, f"{step:.0f}", by_step, len(part), load))
+    return table(HEADER, lines)
 
 
 def keep(networks: dict[str, Any], options: dict[str, Any]) -> None:
     """Write the figures to result.json, beside those that were measured before, and their table into README.md."""
-    file, readme = HERE / "result.json", HERE / "README.md"
-    known = json.loads(file.read_text())["networks"] if file.exists() else {}
+    known = read().get("networks", {})
     merged = {name: known.get(name, {}) | networks.get(name, {}) for name in {**known, **networks}}
-    write(HERE, {"last": options, "networks": merged})
-    before, _, rest = readme.read_text().partition(BEGIN)
-    readme.write_text(before + BEGIN + table(merged) + END + rest.partition(END)[2])
+    write({"last": options, "networks": merged})
+    into_page(page(merged))
 
 
 def main() -> None:
@@ -195,7 +183,7 @@ def main() -> None:
             rows["pytorch"] = {"mode": min(modes, key=modes.__getitem__), "seconds": min(modes.values())}
         figures = {network.name: {plan: row | {"load": os.getloadavg()[0]} for plan, row in rows.items()}}
         keep(figures, vars(options))
-        print(table(figures))
+        print(page(figures))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 from paceline.plans.plan import Plan
 
@@ -305,7 +305,7 @@ def main() -> None:
         figures[fault] = {plan: f"{tried[plan] - wrong[plan]} of {tried[plan]}" for plan in plans if tried[plan]}
         print(fault, f"right in {sum(tried.values()) - sum(wrong.values())} of {sum(tried.values())}")
     if not given.no_record:
-        write(Path(__file__).parent, {"right": figures})
+        write({"right": figures})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from paceline.runtime.runs.trace import Kind, Trace
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
-from record import write  # noqa: E402
+from harness import add_line, lines_of, table, write  # noqa: E402
 
 HOSTS, PASS, SHARE = 4, 5.0, 100  # milliseconds of a pass over so many samples
 #: The bytes of a packet are those of Ethernet; of jumbo frames where the wire has to carry many.
@@ -63,7 +63,7 @@ def main() -> None:
     kept = FOLDER / "runs.jsonl"
     if options.again:
         kept.unlink(missing_ok=True)
-    found = [Measured(**json.loads(each)) for each in kept.read_text().splitlines()] if kept.exists() else []
+    found = [Measured(**each) for each in lines_of(kept)]
     for line, plan in [
         ("", "sequential"),
         *((a, b) for a in options.lines.split(";") for b in options.plans.split(",")),
@@ -73,10 +73,9 @@ def main() -> None:
         measured = one_process(options.seconds) if not line else four_hosts(line, plan, options.seconds)
         print(measured, flush=True)
         found.append(measured)
-        with kept.open("a") as file:
-            file.write(json.dumps(asdict(measured)) + "\n")
-    write(FOLDER, {"runs": [asdict(each) for each in found]})
-    print(table(found))
+        add_line(kept, asdict(measured))
+    write({"runs": [asdict(each) for each in found]})
+    print(page(found))
 
 
 def one_process(seconds: float) -> Measured:
@@ -162,17 +161,16 @@ def read(line: str, plan: str, runs: Path, sent: int) -> Measured:
     )  # fmt: skip
 
 
-def table(found: Sequence[Measured]) -> str:
+def page(found: Sequence[Measured]) -> str:
     """Return the runs as a table of Markdown."""
     alone = next((each.samples_per_second for each in found if not each.line), None)
-    heads = ("network", "plan", "samples/s", "beside one process", "bytes sent per sample", "waiting")
-    lines = [f"| {' | '.join(heads)} |", "|---|---|--:|--:|--:|--:|"]
+    heads = ("network", "plan", "samples/s:", "beside one process:", "bytes sent per sample:", "waiting:")
+    lines = []
     for each in found:
         beside = f"{each.samples_per_second / alone:.2f}" if alone else ""
         plan, speed = each.plan if each.line else "one process", f"{each.samples_per_second:,.0f}"
-        cells = (each.line, plan, speed, beside, f"{each.bytes_per_sample:,.0f}", f"{each.waiting:.0%}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append((each.line, plan, speed, beside, f"{each.bytes_per_sample:,.0f}", f"{each.waiting:.0%}"))
+    return table(heads, lines)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import statistics
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from record import write
+from harness import seconds, write
 
 from paceline.kernels import fuse
 from paceline.training.jobs.built_ins import mnist, mnist_cnn
@@ -50,9 +49,7 @@ def main() -> None:
         orders = [torch.randperm(len(x)) for _ in range(EPOCHS)]
         for name, train in (("fused", fused), ("PyTorch", by_pytorch)):
             mine = copy.deepcopy(model)
-            begin = time.perf_counter()
-            train(mine, x, y, orders)
-            found[name]["seconds"].append(time.perf_counter() - begin)
+            found[name]["seconds"].append(seconds(partial(train, mine, x, y, orders)))
             with torch.no_grad():
                 found[name]["accuracy"].append(float((mine(xt).argmax(1) == yt).float().mean()))
             print(
@@ -61,7 +58,7 @@ def main() -> None:
     for name, figures in found.items():
         accuracies = figures["accuracy"]
         print(f"{name}: {statistics.mean(accuracies):.4f} +- {statistics.stdev(accuracies):.4f}")
-    write(Path(__file__).parent, {"samples": len(x), "epochs": EPOCHS, **found}, "accuracy.json")
+    write({"samples": len(x), "epochs": EPOCHS, **found}, "accuracy.json")
 
 
 if __name__ == "__main__":

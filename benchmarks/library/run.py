@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import random
 import statistics
 from collections import Counter
@@ -27,7 +26,7 @@ from paceline.training.jobs.loading import load_job
 import sys  # isort: skip
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import read, write
 
 Ways = dict[str, Any]
 STACKS = ((2, 1, 64), (3, 1, 64), (4, 1, 64), (2, 1, 128), (4, 1, 128), (4, 1, 256), (2, 8, 128), (4, 32, 128))
@@ -215,11 +214,10 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    here = Path(__file__).parent
     for name in options.parts or PARTS:
         found = PARTS[name](options.shapes, options.seed) if name == "tuner" else PARTS[name]()
-        kept = json.loads((here / "result.json").read_text()) if (here / "result.json").exists() else {}
-        write(here, {part: found if part == name else kept[part] for part in PARTS if part in {name, *kept}})
+        kept = read()
+        write({part: found if part == name else kept[part] for part in PARTS if part in {name, *kept}})
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ sharing no code with Paceline, that never meet: each trains its own model on bat
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import statistics
 import sys
 import time
 import warnings
@@ -31,8 +29,7 @@ from paceline.plans.plan import Plan
 from paceline.training.jobs.built_ins import IdxMissing, mnist
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from neighbours import neighbours
-from record import write
+from harness import add_line, lines_of, median, neighbours, spread, write
 
 FOLDER = Path(__file__).parent
 BATCH = 100
@@ -137,10 +134,9 @@ def main() -> None:
             for size in options.sizes.split(","):
                 speeds = one_round(size, data, options.seconds, options.plans.split(","))
                 row = {"size": size, "neighbours": options.neighbours, "speeds": speeds}
-                with rows.open("a") as kept:
-                    kept.write(json.dumps(row) + "\n")
-                found = summary([json.loads(line) for line in rows.read_text().splitlines()])
-                write(FOLDER, found)
+                add_line(rows, row)
+                found = summary(lines_of(rows))
+                write(found)
                 show(found[title(size, options.neighbours)])
 
 
@@ -181,8 +177,8 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         mine = [row["speeds"] for row in rounds if title(row["size"], row["neighbours"]) == name]
         found[name] = {
             what: {
-                "samples_per_second": round(statistics.median(each[what] for each in mine if what in each)),
-                "range": [min(each[what] for each in mine if what in each), max(each.get(what, 0) for each in mine)],
+                "samples_per_second": round(median(each[what] for each in mine if what in each)),
+                "range": spread(each[what] for each in mine if what in each),
                 "of_the_ceiling": _share(what, "ceiling", mine),
                 "of_the_ceiling_index_select": _share(what, "ceiling, index_select", mine),
                 "rounds": sum(what in each for each in mine),
@@ -193,7 +189,7 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _share(what: str, of: str, rounds: list[dict[str, float]]) -> float:
-    return round(statistics.median(each[what] / each[of] for each in rounds if what in each), 3)
+    return median((each[what] / each[of] for each in rounds if what in each), 3)
 
 
 def show(found: dict[str, Any]) -> None:

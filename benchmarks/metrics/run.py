@@ -10,7 +10,6 @@ float64 from the outputs of the trained model.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import warnings
@@ -28,13 +27,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
-from record import write
+from harness import read, write
 
 import paceline
 from paceline.errors import PacelineError
 from paceline.plans.plan import RECIPES
 
-HERE = Path(__file__).parent
 CHANCE = torch.Generator().manual_seed(0)
 X = torch.randn(453, 6, generator=CHANCE)
 OPTIMIZERS = {"spectrain": partial(torch.optim.SGD, lr=0.05, momentum=0.9)}  # it predicts weights by the momentum
@@ -127,13 +125,13 @@ def main() -> None:
     """Train every plan, or the named ones, and write result.json."""
     warnings.simplefilter("ignore")
     chosen = sys.argv[1:]
-    rows = json.loads((HERE / "result.json").read_text())["plans"] if chosen else {}
+    rows = read()["plans"] if chosen else {}
     for name in chosen or RECIPES:
         if name not in LEFT_OUT:
             plan = TEAMS.get(name, f"{name}:workers=2")
             rows[plan] = differences(plan)
             print(plan, rows[plan], flush=True)
-            write(HERE, {"plans": rows, "left_out": LEFT_OUT})
+            write({"plans": rows, "left_out": LEFT_OUT})
 
 
 if __name__ == "__main__":

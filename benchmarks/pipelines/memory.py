@@ -29,7 +29,7 @@ from paceline.training.data.source import Reader
 from paceline.training.stages.memory_estimate import needed, weigh_all
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 MIB = 1 << 20
 OPTIMIZERS = {
@@ -191,7 +191,7 @@ def main() -> None:
     print(summed_up(cases))
     if not options.quick:
         figures = {"cases": cases, "by_size": summed_up(cases), "capped": capped()}
-        write(Path(__file__).parent, figures, "memory.json")
+        write(figures, "memory.json")
 
 
 if __name__ == "__main__":

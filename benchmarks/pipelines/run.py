@@ -14,7 +14,6 @@ run again.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import statistics
@@ -34,7 +33,7 @@ from torch import nn
 import paceline as pl
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import read, write
 
 SGD = partial(torch.optim.SGD, lr=0.01)
 LOSS = nn.CrossEntropyLoss()
@@ -300,14 +299,13 @@ def main() -> None:
     parser.add_argument("--micro", default="2,4,8,16,32")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    file = Path(__file__).with_name("speed.json")
-    figures: dict[str, Any] = json.loads(file.read_text())["networks"] if file.exists() else {}
+    figures: dict[str, Any] = read("speed.json").get("networks", {})
     for net in options.net.split(","):
         for micro in map(int, options.micro.split(",")):
             found = measure(net, micro, options.rounds, Watch(options.loud))
             figures.setdefault(net, {})[str(micro)] = {"rounds": options.rounds, **found}
             print(net, micro, {key: value for key, value in found.items() if key != "all"}, flush=True)
-            write(file.parent, {"networks": figures}, file.name)
+            write({"networks": figures}, "speed.json")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan, make
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 DEADLINE, UPDATES, TOLERANCE = 30.0, 4, 1e-9
 FLUSHED = ("layers", "gpipe", "one_f_one_b", "interleaved", "zero_bubble")
@@ -128,7 +128,7 @@ def main() -> None:
         "slowest_seconds": round(slowest, 2), "refused_before_the_start": dict(refused),
         "seconds": round(time.perf_counter() - begun, 1),
     }  # fmt: skip
-    write(Path(__file__).parent, figures, "worlds.json")
+    write(figures, "worlds.json")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The memory of workers, measured, and the coefficients of `paceline.planning.planner.heap` fitted to it.
+"""The memory of workers, measured, and the coefficients of `paceline.planning.planner.memory` fitted to it.
 
 python benchmarks/prediction/memory.py                  measure the cases that memory.jsonl lacks
 python benchmarks/prediction/memory.py --minutes 5      the same, and begin no other job after so many minutes
@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import math
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -29,12 +29,15 @@ from paceline.errors import PacelineError
 from paceline.interfaces.api.planning.calibration_jobs import calibration_job
 from paceline.interfaces.api.planning.dividing import Divider
 from paceline.interfaces.api.planning.measuring import measure
-from paceline.planning.planner import heap, memory
-from paceline.planning.planner.divisions import ModelDivision
+from paceline.planning.planner import memory
+from paceline.planning.planner.facts import ModelDivision
 from paceline.planning.planner.model_cost import ModelCost, cost_of
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
 from paceline.training.jobs.job import Job
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from harness import add_line, lines_of, table
 
 KEPT = Path(__file__).parent / "memory.jsonl"
 FITTED, UPDATES = 27, 24
@@ -69,12 +72,11 @@ def measured(minutes: float) -> None:
             if division is not None:
                 shares = {"memory": division.memory, "held": division.held, "computed": division.mean_share}
                 row["division"] = {**shares, "parts": bool(division.computed)}
-            with KEPT.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            add_line(KEPT, row)
 
 
 def rows() -> list[dict[str, Any]]:
-    return [json.loads(line) for line in KEPT.read_text().splitlines()] if KEPT.exists() else []
+    return lines_of(KEPT)
 
 
 @functools.cache
@@ -115,7 +117,7 @@ def _figures(plan: Plan, cost: ModelCost, division: ModelDivision | None) -> dic
     found = {"BESIDES, MB": 1e6, "RECURRENT, MB": 1e6 * ("recurrent" in cost.kinds)}
     if isinstance(plan.method, Pipeline):
         assert division is not None
-        return {**found, "STAGES": max(0.0, division.memory - heap.WORKSPACE)}
+        return {**found, "STAGES": max(0.0, division.memory - memory.WORKSPACE)}
     how = memory.how(plan) if division is None else "parts" if division.computed else "shares"
     held, computed = (division.held, division.mean_share) if division else (1.0, 1.0)
     step = max(0, cost.peak_bytes - cost.parameter_bytes) * (1 + computed) / 2 + cost.batch_bytes
@@ -139,29 +141,24 @@ def sum_up() -> str:
         errors.setdefault((seen, "card"), []).append(card / row["measured"] - 1)
         if row["plan"] != "sequential" and row["job"] in alone:
             whole = known[row["job"], "sequential"][1]
-            scaled = _predicted(plan, cost, division, alone[row["job"]] / heap.replica_bytes(whole, "alone"))
+            scaled = _predicted(plan, cost, division, alone[row["job"]] / memory.replica_bytes(whole, "alone"))
             errors.setdefault((seen, "profile"), []).append(scaled / row["measured"] - 1)
-    lines = [
-        "| jobs | level | cases | median error | bias | within 10% | within 25% |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
+    lines = []
     for (seen, level), found in errors.items():
         within = [sum(abs(e) <= bound for e in found) / len(found) for bound in (0.1, 0.25)]
-        lines.append(
-            f"| {seen} | {level} | {len(found)} | {statistics.median(map(abs, found)):.0%} | "
-            f"{statistics.median(found):+.0%} | {within[0]:.0%} | {within[1]:.0%} |"
-        )
-    return "\n".join(lines)
+        middle, bias = statistics.median(map(abs, found)), statistics.median(found)
+        lines.append((seen, level, len(found), f"{middle:.0%}", f"{bias:+.0%}", *(f"{share:.0%}" for share in within)))
+    return table(("jobs", "level", "cases:", "median error:", "bias:", "within 10%:", "within 25%:"), lines)
 
 
 def _predicted(plan: Plan, cost: ModelCost, division: ModelDivision | None, scale: float) -> float:
     if isinstance(plan.method, Pipeline):
         assert division is not None
-        return heap.stage_bytes(cost, division.memory)
+        return memory.stage_bytes(cost, division.memory)
     if division is not None:
         how = "parts" if division.computed else "shares"
-        return scale * heap.replica_bytes(cost, how, division.held, division.mean_share)
-    return scale * heap.replica_bytes(cost, memory.how(plan))
+        return scale * memory.replica_bytes(cost, how, division.held, division.mean_share)
+    return scale * memory.replica_bytes(cost, memory.how(plan))
 
 
 def main() -> None:

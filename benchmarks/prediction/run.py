@@ -24,23 +24,21 @@ from jobs import FITTED, SETS
 
 from paceline.errors import PacelineError
 from paceline.interfaces.api.planning.choose import facts_of
-from paceline.planning.planner.anchoring import learn
 from paceline.planning.planner.candidates import same_learning
 from paceline.planning.planner.card import Card
 from paceline.planning.planner.choosing import PAYS
 from paceline.planning.planner.costs import Calibrated, Costs
-from paceline.planning.planner.divisions import ModelDivision
-from paceline.planning.planner.facts import Facts
+from paceline.planning.planner.facts import Facts, ModelDivision
 from paceline.planning.planner.methods import predict
 from paceline.planning.planner.model_cost import cost_of
 from paceline.planning.planner.prediction import Prediction
-from paceline.planning.planner.profiled import Profile, Profiled, mean_without_outliers
+from paceline.planning.planner.profiled import Profile, Profiled, learn, mean_without_outliers
 from paceline.planning.planner.validating import kendall
 from paceline.plans.methods.prediction import NotPredicted
 from paceline.plans.plan import Plan
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from record import write
+from harness import write
 
 FOLDER = Path(__file__).parent / "recorded"
 LEVELS = ("calibrated", "profiled")
@@ -263,7 +261,7 @@ def main() -> None:
     if not options.set:
         kept = {f"{seen}, {level}": line for seen in sets for level in LEVELS if (line := table(found, seen, level))}
         chosen = [asdict(each) for row in dict.fromkeys(r.job for r in found) if (each := choices(found, row))]
-        write(Path(__file__).parent, {"lines": kept, "choices": chosen})
+        write({"lines": kept, "choices": chosen})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ not independent of each other, so every fifth one is taken for the two-sample te
 
 from __future__ import annotations
 
-import json
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,17 @@ from paceline.interfaces.api.planning.choose import open_card, planner_for
 from paceline.interfaces.api.planning.measuring import traced
 from paceline.planning.planner.simulating import timeline
 from paceline.plans.plan import make
-from paceline.runtime.runs.machine import this_machine
+from paceline.runtime.runs.figures import steady
 from paceline.runtime.runs.trace import Kind, Trace
-from paceline.runtime.runs.warm_up import steady
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from harness import table, write
 
 JOBS = ("fit-mlp-tanh-256", "fit-cnn-128")
 PLANS = ("downpour", "ssp", "hogwild", "ring", "local_sgd")
 UPDATES, APART = 800, 5
-RESULT = Path(__file__).parent / "worlds.json"
+STALE = ("mean_simulated", "mean_real", "largest_difference", "p")
+HEADER = ("job", "plan", "samples/s simulated:", "real:", "off:", "staleness simulated:", "real:", "KS:", "p:")
 
 
 def staleness(trace: Trace) -> np.ndarray[Any, Any]:
@@ -64,16 +67,15 @@ def compared(name: str) -> list[dict[str, Any]]:
 def main() -> None:
     warnings.simplefilter("ignore")
     rows = [row for name in JOBS for row in compared(name)]
-    print("| job | plan | samples/s simulated | real | off | staleness simulated | real | KS | p |")
-    print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
-    for row in rows:
-        stale = "".join(
-            f" {row[key]:.3g} |" if key in row else " - |"
-            for key in ("mean_simulated", "mean_real", "largest_difference", "p")
+    lines = [
+        (
+            row["job"], row["plan"], f"{row['simulated']:,.0f}", f"{row['real']:,.0f}",
+            f"{row['simulated'] / row['real'] - 1:+.0%}", *(f"{row[key]:.3g}" if key in row else "-" for key in STALE),
         )
-        off = row["simulated"] / row["real"] - 1
-        print(f"| {row['job']} | {row['plan']} | {row['simulated']:,.0f} | {row['real']:,.0f} | {off:+.0%} |{stale}")
-    RESULT.write_text(json.dumps({"machine": vars(this_machine()), "rows": rows}, indent=1, default=str) + "\n")
+        for row in rows
+    ]  # fmt: skip
+    print(table(HEADER, lines), end="")
+    write({"rows": rows}, "worlds.json")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""Train every program of this folder under five plans: it works, or one message says what to do instead.
+"""Train every program of a corpus under five plans: it works, or one message says what to do instead.
 
-run.py                          all of them; writes result.json and the table of README.md
+run.py                          those of tutorials.txt; writes tutorials.json and the table of README.md
 run.py gan lstm_packed          these only; the others keep their rows
-run.py unseen [gan_own_loop]    the same of the programs in unseen/, or in newcomer/
+run.py unseen [gan_own_loop]    the same of the programs of unseen.txt, or of newcomer.txt
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
 import torch
-from record import write
+from harness import into_page, read, table, unpack, write
 
 import paceline
 from paceline import errors
@@ -31,7 +31,7 @@ from paceline.training.jobs.loading import load_job
 
 HERE = Path(__file__).parent
 PLANS = {
-    ".": ("sequential", "ring", "downpour", "local_sgd", "gpipe"),
+    "tutorials": ("sequential", "ring", "downpour", "local_sgd", "gpipe"),
     "unseen": ("sequential", "ddp", "ring", "downpour", "gpipe"),
     "newcomer": ("sequential", "ring", "downpour", "local_sgd", "gpipe"),
 }
@@ -89,11 +89,9 @@ def _own_loop(program: Path, plan: str) -> dict[str, float]:
     return {"train_loss": float(done.stdout.split()[-1])}
 
 
-def table(found: dict[str, dict[str, Any]], folder: str) -> str:
+def page(found: dict[str, dict[str, Any]], plans: tuple[str, ...]) -> str:
     """Return the table of all programs, with the messages below it."""
-    plans = PLANS[folder]
-    lines = [f"| program | {' | '.join(plans)} |", f"|---|{'---|' * len(plans)}"]
-    messages: list[str] = []
+    rows, messages = list[list[str]](), list[str]()
     for name, by_plan in found.items():
         cells = []
         for plan in plans:
@@ -105,38 +103,34 @@ def table(found: dict[str, dict[str, Any]], folder: str) -> str:
             if message not in messages:
                 messages.append(message)
             cells.append(f"[{messages.index(message) + 1}]")
-        lines.append(f"| [{name}]({Path(folder, name)}.py) | {' | '.join(cells)} |")
-    return (
-        "\n".join([*lines, "", *(f"{n}. {message.replace('<', '&lt;')}" for n, message in enumerate(messages, 1))])
-        + "\n"
-    )
+        rows.append([name, *cells])
+    below = [f"{number}. {message.replace('<', '&lt;')}\n" for number, message in enumerate(messages, 1)]
+    return "\n" + table(["program", *plans], rows) + "\n" + "".join(below) + "\n"
 
 
-def record(found: dict[str, dict[str, Any]], folder: str) -> None:
+def record(found: dict[str, dict[str, Any]], name: str) -> None:
     """Write what was found, and its table."""
     kinds = [next(iter(each)) for by_plan in found.values() for each in by_plan.values()]
     counts = {kind: kinds.count(kind) for kind in ("works", "refused", "failed")}
     found = dict(sorted(found.items()))
-    write(HERE / folder, {"plans": PLANS[folder], **counts, "programs": found})
-    readme, start, end = (HERE / "README.md").read_text(), f"<!-- {folder} -->\n", f"<!-- end of {folder} -->"
-    before, rest = readme.split(start)
-    (HERE / "README.md").write_text(before + start + "\n" + table(found, folder) + "\n" + end + rest.split(end)[1])
+    write({"plans": PLANS[name], **counts, "programs": found}, f"{name}.json")
+    into_page(page(found, PLANS[name]), name)
 
 
 def main() -> None:
-    folder, chosen = (sys.argv[1], sys.argv[2:]) if sys.argv[1:2] and sys.argv[1] in PLANS else (".", sys.argv[1:])
-    plans, result = PLANS[folder], HERE / folder / "result.json"
-    programs = [path for path in sorted((HERE / folder).glob("*.py")) if path.stem != "run"]
-    found: dict[str, dict[str, Any]] = json.loads(result.read_text())["programs"] if chosen else {}
-    for program in programs:
-        if chosen and program.stem not in chosen:
-            continue
-        found[program.stem], train = {}, _trainer(program)
-        for plan in plans:
-            with contextlib.redirect_stdout(sys.stderr):
-                found[program.stem][plan] = each = outcome(train, plan)
-            print(program.stem, plan, {key: value for key, value in each.items() if key != "notes"}, flush=True)
-        record(found, folder)
+    name, chosen = (
+        (sys.argv[1], sys.argv[2:]) if sys.argv[1:2] and sys.argv[1] in PLANS else ("tutorials", sys.argv[1:])
+    )
+    found: dict[str, dict[str, Any]] = read(f"{name}.json")["programs"] if chosen else {}
+    with tempfile.TemporaryDirectory() as folder:
+        unpack(HERE / f"{name}.txt", Path(folder))
+        for program in [Path(folder, f"{each}.py") for each in chosen] or sorted(Path(folder).iterdir()):
+            found[program.stem], train = {}, _trainer(program)
+            for plan in PLANS[name]:
+                with contextlib.redirect_stdout(sys.stderr):
+                    found[program.stem][plan] = each = outcome(train, plan)
+                print(program.stem, plan, {key: value for key, value in each.items() if key != "notes"}, flush=True)
+            record(found, name)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from paceline.runtime.runs.trace import Kind
 from paceline.training.jobs.loading import load_job
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 REPORT = {"downpour": {4: 3.52, 8: 3.53, 12: 3.55}, "dc_asgd": {4: 3.59, 8: 3.61, 12: 3.64}}
 WORKERS, SHARDS, PLANS = (4, 8, 12), (1, 2, 4, 8), ("downpour", "dc_asgd")
@@ -196,7 +196,7 @@ def main() -> None:
     for name in plans:
         print(name, figures["oversubscribed"][name])
     if not options.quick:
-        write(Path(__file__).parent, figures)
+        write(figures)
 
 
 if __name__ == "__main__":

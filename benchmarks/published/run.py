@@ -18,10 +18,10 @@ from paceline.algorithms.schedules import BACKWARD, FORWARD
 from paceline.algorithms.schedules.clock import Place, Walk, clocked
 from paceline.algorithms.schedules.worker import Compute, Effect
 from paceline.algorithms.splits.derivation import PARAMETER, derive
-from paceline.algorithms.splits.nodes import Held, Node
+from paceline.algorithms.splits.nodes import Held, SplitNode
 from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
 from paceline.algorithms.splits.recipes.tensor import Tensor
-from paceline.planning.planner.divisions import ModelDivision
+from paceline.planning.planner.facts import ModelDivision
 from paceline.planning.planner.programs import division_of
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.views import Parts
@@ -29,7 +29,7 @@ from paceline.plans.plan import make
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 FLOAT = 4
 
@@ -106,14 +106,14 @@ def _seconds(hours: float, batch: int) -> float:
 def _alexnet(workers: int) -> ModelDivision:
     """The network of the paper: five convolutions in one tower, three dense layers."""
     batch, maps, size = BATCH * workers, ((3, 64, 11), (64, 192, 5), (192, 384, 3), (384, 256, 3), (256, 256, 3)), 224
-    nodes: list[Node] = []
+    nodes: list[SplitNode] = []
     last, shape = "images", (batch, 3, size, size)
     for number, ((before, after, kernel), points) in enumerate(zip(maps, (27, 13, 13, 13, 6), strict=True)):
         made = (batch, after, points, points)  # with the pooling that follows
         nodes.append(_layer(f"conv{number}", "convolution", last, shape, made, (after, before, kernel, kernel)))
         last, shape = nodes[-1].name, made
     flat = (batch, 256 * 36)
-    nodes.append(Node("flatten", "reshape", (last,), (shape,), flat))
+    nodes.append(SplitNode("flatten", "reshape", (last,), (shape,), flat))
     for number, (before, after) in enumerate(((9216, 4096), (4096, 4096), (4096, 1000))):
         taken = nodes[-1].name
         nodes.append(_layer(f"dense{number}", "linear", taken, (batch, before), (batch, after), (after, before)))
@@ -122,13 +122,13 @@ def _alexnet(workers: int) -> ModelDivision:
 
 def _layer(
     name: str, kind: str, takes: str, before: tuple[int, ...], after: tuple[int, ...], weight: tuple[int, ...]
-) -> Node:
+) -> SplitNode:
     held = Held("weight", f"{name}.weight", weight), Held("bias", f"{name}.bias", weight[:1])
-    return Node(name, kind, (takes,), (before,), after, held, name)
+    return SplitNode(name, kind, (takes,), (before,), after, held, name)
 
 
 def _division(
-    nodes: Sequence[Node], plan: str, recipe: OneWeirdTrick | Tensor, shape: tuple[int, ...], workers: int
+    nodes: Sequence[SplitNode], plan: str, recipe: OneWeirdTrick | Tensor, shape: tuple[int, ...], workers: int
 ) -> ModelDivision:
     first = nodes[0].takes[0]
     needs = {node.name for node in nodes} | {PARAMETER + held.name for node in nodes for held in node.held}
@@ -161,7 +161,7 @@ def distbelief() -> list[Row]:
 
 
 def _speech(workers: int) -> ModelDivision:
-    nodes: list[Node] = []
+    nodes: list[SplitNode] = []
     for number, (before, after) in enumerate(pairwise(SPEECH)):
         taken = nodes[-1].name if nodes else "frames"
         nodes.append(_layer(f"fc{number}", "linear", taken, (SAMPLES, before), (SAMPLES, after), (after, before)))
@@ -221,7 +221,7 @@ def main() -> None:
     for table in dict.fromkeys(row.table for row in rows):
         medians[table] = statistics.median(abs(r.error) for r in rows if r.table == table and not r.fitted)
         print(f"\n{table}: median error of the rows that were not fitted {medians[table]:.0%}")
-    write(FOLDER, {"rows": [{**row._asdict(), "error": row.error} for row in rows], "median_errors": medians})
+    write({"rows": [{**row._asdict(), "error": row.error} for row in rows], "median_errors": medians})
 
 
 if __name__ == "__main__":

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import in_turn, median, write
 
 MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 WAYS = {"1 rank": (1, 1), "2 ranks": (2, 1), "4 ranks": (4, 1), "1 rank of 2 threads": (1, 2)}
@@ -47,31 +47,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=6)
     options = parser.parse_args()
-    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     digests = set()
+
+    def epoch(program: Path, ranks: int, threads: int) -> float:
+        command = [MPIEXEC, "-n", ranks, sys.executable, "-W", "ignore", program, threads, options.epochs]
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True, timeout=300)
+        found = json.loads(done.stdout)
+        digests.add(found["parameters"])
+        return median(found["seconds"])
+
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "program.py"
         program.write_text(PROGRAM)
-        for _ in range(options.rounds):
-            for name, (ranks, threads) in WAYS.items():
-                command = [MPIEXEC, "-n", str(ranks), sys.executable, "-W", "ignore", program, threads, options.epochs]
-                done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True, timeout=300)
-                found = json.loads(done.stdout)
-                seconds[name].append(statistics.median(found["seconds"]))
-                digests.add(found["parameters"])
-    median = {name: statistics.median(each) for name, each in seconds.items()}
+        rounds = in_turn({name: partial(epoch, program, *way) for name, way in WAYS.items()}, options.rounds)
+    seconds = {name: median(each) for name, each in rounds.items()}
     rows = {
         name: {
-            "seconds_per_epoch": round(median[name], 4),
-            "speed-up": round(median["1 rank"] / median[name], 2),
-            "efficiency": round(median["1 rank"] / median[name] / (ranks * threads), 2),
+            "seconds_per_epoch": round(seconds[name], 4),
+            "speed-up": round(seconds["1 rank"] / seconds[name], 2),
+            "efficiency": round(seconds["1 rank"] / seconds[name] / (ranks * threads), 2),
         }
         for name, (ranks, threads) in WAYS.items()
     }
     for name, row in rows.items():
         print(name, row)
     assert len(digests) == 1, "ranks made other bits"
-    write(Path(__file__).parent, {"rows": rows, "four_over_two": round(median["4 ranks"] / median["2 ranks"], 2)})
+    write({"rows": rows, "four_over_two": round(seconds["4 ranks"] / seconds["2 ranks"], 2)})
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import paceline as pl
 from paceline.training.jobs.built_ins import TinyTransformer, cifar_resnet, digits_net, mnist_dnn
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "dnn": (mnist_dnn, (28, 28)),
@@ -58,7 +58,6 @@ def main() -> None:
         same += bool(pl.replay(run).matches)
         print(f"{number + 1}: {name} {optimizer} staleness {stale[-1]:.2f}; the same bits {same}", flush=True)
     write(
-        Path(__file__).parent,
         {
             "runs": options.runs,
             "same_bits": same,

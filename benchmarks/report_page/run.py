@@ -24,7 +24,7 @@ import paceline as pl
 from paceline.runtime.report import write as write_report
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 PLANS = ("sequential", "ring", "downpour", "ssp", "dc_asgd", "local_sgd", "easgd", "ddp")
 UPDATES, RUNS = 10_000, 200
@@ -140,7 +140,7 @@ def main() -> None:
                 )  # fmt: skip
         figures[f"{RUNS} runs of 300 updates"] = measured(runs / "many", runs / "many.html")
         print(figures, flush=True)
-    write(Path(__file__).parent, figures)
+    write(figures)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from paceline.runtime.runs.record import read_record
 from paceline.training.jobs.loading import load_job
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import read, write
 
 JOB = str(Path(__file__).parent / "small.py")
 KEEPS_STEP = (
@@ -181,12 +181,8 @@ def main() -> None:
     parser.add_argument("--every", type=int, default=25)
     parser.add_argument("--only", choices=FAMILIES, help="the other's figures stay as they were measured")
     options = parser.parse_args()
-    chance, shared, file = (
-        random.Random(options.seed),
-        set(os.listdir("/dev/shm")),
-        Path(__file__).parent / "result.json",
-    )
-    figures = {name: part for name, part in read(file).items() if name in FAMILIES} if options.only else {}
+    chance, shared = random.Random(options.seed), set(os.listdir("/dev/shm"))
+    figures = {name: part for name, part in read().items() if name in FAMILIES} if options.only else {}
     with tempfile.TemporaryDirectory(dir=".") as scratch:
         base = Path(scratch)
         for name, plans in FAMILIES.items():
@@ -196,11 +192,7 @@ def main() -> None:
         left = [*os.listdir(base / "tmp"), *(name for name in os.listdir("/dev/shm") if name not in shared)]
         left = [name for name in left if not name.startswith("torchinductor_") and not is_probe(base / "tmp" / name)]
         assert not left, f"left behind: {left}"
-    write(file.parent, {**figures, "checkpoint_every": options.every, "left_behind": 0})
-
-
-def read(file: Path) -> dict[str, Any]:
-    return dict(json.loads(file.read_text())) if file.exists() else {}
+    write({**figures, "checkpoint_every": options.every, "left_behind": 0})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import Any
 
 sys.path.insert(1, str(Path(__file__).parents[1]))
 
-from record import write
+from harness import into_page, median, read, table, write
 
 HERE = Path(__file__).parent
 BATCH = 100
@@ -51,7 +50,6 @@ PAGES: dict[Path, tuple[str, ...]] = {
     HERE / "README.md": tuple(name for name in ROWS if name not in SINGLE),
     HERE.parents[1] / "docs" / "reproductions" / "side-by-side.md": tuple(name for name in ROWS if name not in SINGLE),
 }
-START, END = "<!-- rows -->\n", "<!-- end of rows -->"
 PEERS = ("torch", "accelerate", "lightning", "ray")
 
 
@@ -80,31 +78,31 @@ def summary(speeds: dict[str, list[float]]) -> dict[str, Any]:
     single = [max(both) for both in zip(*(speeds[name] for name in SINGLE), strict=True)]
     return {
         name: {
-            "samples_per_second": round(statistics.median(found)),
+            "samples_per_second": round(median(found)),
             "rounds": [round(each) for each in found],
-            "of_best_single": round(statistics.median(a / b for a, b in zip(found, single, strict=True)), 2),
+            "of_best_single": median((a / b for a, b in zip(found, single, strict=True)), 2),
         }
         for name, found in speeds.items()
     }
 
 
-def table(sizes: dict[str, dict[str, Any]], names: tuple[str, ...]) -> str:
+def rows_of(sizes: dict[str, dict[str, Any]], names: tuple[str, ...]) -> str:
     """Return the rows of some programs at all sizes, as the pages show them; first, the best single process."""
-    heads = " | ".join(f"{PARAMETERS[int(size)]} | " for size in sizes)
-    lines = [f"| samples per second, and of the best single process | {heads}|", "|---|" + "---:|---:|" * len(sizes)]
+    heads = [head for size in sizes for head in (f"{PARAMETERS[int(size)]}:", ":")]
+    lines = []
     for name in ("one process", *names):
         cells = []
         for rows in sizes.values():
             row = max((rows[each] for each in SINGLE), key=lambda row: row["samples_per_second"])
             row = rows.get(name, row | {"of_best_single": 1.0})
-            cells.append(f"{row['samples_per_second']:,} | {row['of_best_single']:.2f} x")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            cells += [f"{row['samples_per_second']:,}", f"{row['of_best_single']:.2f} x"]
+        lines.append([name, *cells])
+    return table(["samples per second, and of the best single process", *heads], lines)
 
 
 def earlier() -> dict[int, dict[str, list[float]]]:
     """Return the speeds that were measured the last time."""
-    sizes = json.loads((HERE / "result.json").read_text())["sizes"]
+    sizes = read()["sizes"]
     return {int(size): {name: row["rounds"] for name, row in rows.items()} for size, rows in sizes.items()}
 
 
@@ -122,10 +120,9 @@ def main() -> None:
                 speeds.setdefault(size, {}).setdefault(name, []).append(found)
                 print(f"{size} {name}: {found:,.0f} samples/s", flush=True)
         sizes = {str(size): summary(found) for size, found in sorted(speeds.items())}
-        write(HERE, {"versions": {name: version(name) for name in PEERS}, "batch_per_worker": BATCH, "sizes": sizes})
+        write({"versions": {name: version(name) for name in PEERS}, "batch_per_worker": BATCH, "sizes": sizes})
         for page, names in PAGES.items():
-            before, rest = page.read_text().split(START)
-            page.write_text(f"{before}{START}\n{table(sizes, names)}\n{END}{rest.split(END)[1]}")
+            into_page(f"\n{rows_of(sizes, names)}\n", "rows", page)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from paceline.runtime.engines.virtual import World, simulate_totals
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 SAMPLES, COMPUTE, SIZE = 100, 1e-4, 220_200
 #: Plan, workers, updates of each, the bound in seconds, and whether nodes fail and lie in racks.
@@ -78,7 +78,7 @@ def main() -> None:
         print(f"{name}: {rows[name]['cpu_seconds']:.1f} s, {rows[name]['peak_mib']:.0f} MiB", flush=True)
     first, second = slope(rows)
     print(f"a push costs {first:.1f} + {second:.2f} log2(workers) microseconds")
-    write(FOLDER, {"cases": rows, "push_microseconds": {"constant": first, "per_log2_workers": second}})
+    write({"cases": rows, "push_microseconds": {"constant": first, "per_log2_workers": second}})
 
 
 if __name__ == "__main__":

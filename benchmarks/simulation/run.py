@@ -20,7 +20,7 @@ from paceline.runtime.engines.virtual.network import first_fault
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 BLOCK = 500
 
@@ -69,7 +69,7 @@ class Counted:
     def _write(self) -> None:
         figures = {"seeds": self.seeds, "blocks": self.blocks, "cpu_seconds": round(self.cpu, 1)}
         speed = round(self.seeds / self.cpu, 1) if self.cpu else 0.0
-        write(FOLDER, {**figures, "faults": sorted(self.faults), "seeds_per_cpu_second": speed}, say=False)
+        write({**figures, "faults": sorted(self.faults), "seeds_per_cpu_second": speed}, print_path=False)
 
     @property
     def seeds(self) -> int:

@@ -23,7 +23,7 @@ from paceline.kernels.printers.cpp import part
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 NUMBERS = 55_050
 LARGE = 2 << 20
@@ -111,7 +111,7 @@ def main() -> None:
             end="; ",
         )
         print(f"correlation {same:.2f}")
-    write(HERE, figures)
+    write(figures)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rows import rows_of
+from harness import rows_of
 from torch import nn
 from torch.nn import functional as F
 
@@ -133,7 +133,7 @@ def measure_bounded() -> dict[str, Any]:
     keys = [[name, plan] for name, case in CASES.items() for plan in case.plans]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        rows = rows_of("bounded", keys, lambda key: tried(CASES[key[0]], key[1], CASES[key[0]].bound))
+        rows = rows_of("rows_bounded.jsonl", keys, lambda key: tried(CASES[key[0]], key[1], CASES[key[0]].bound))
     found: dict[str, Any] = {}
     for name, case in CASES.items():
         weights = 4 * sum(p.numel() for p in case.net().parameters())

@@ -13,9 +13,9 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+from harness import rows_of
 from paceline.testing.conformance import difference
 from paceline.testing.jobs import JOBS, OPTIMIZERS, SAMPLES
-from rows import rows_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -118,7 +118,7 @@ def measure_equal() -> dict[str, Any]:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return table(rows_of("equal", keys, measure))
+        return table(rows_of("rows_equal.jsonl", keys, measure))
 
 
 def _oracle(job: Job, chunks: int) -> Any:

@@ -17,7 +17,7 @@ import paceline
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.memory_check import chunks_each
 from paceline.runtime.engines.setup import set_up
-from paceline.training.splits.weighing import peaks_of_parts
+from paceline.training.splits.planning import peaks_of_parts
 from paceline.training.stages.rehearsal import examples_of
 
 MIB = 1 << 20

@@ -15,7 +15,7 @@ from pydoc_data import topics
 from typing import Any
 
 import torch
-from rows import rows_of
+from harness import rows_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -99,7 +99,7 @@ def measure_mixtures() -> dict[str, Any]:
     keys = [[seed, net, plan] for seed in range(SEEDS) for net, plans in PLANS.items() for plan in plans]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        rows = rows_of("mixtures", keys, trained)
+        rows = rows_of("rows_mixtures.jsonl", keys, trained)
     found: dict[str, list[Any]] = {}
     for row in rows:
         _, net, plan = row["key"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.algorithms.splits.derivation import PARAMETER, derive
-from paceline.algorithms.splits.nodes import Held, Node
+from paceline.algorithms.splits.nodes import Held, SplitNode
 from paceline.algorithms.splits.recipes.cannon import Cannon
 
 SIDE, WORKERS = 720, (4, 9, 16)
@@ -14,7 +14,7 @@ SIDE, WORKERS = 720, (4, 9, 16)
 def sent_forward(side: int, workers: int) -> int:
     """Return how many numbers the busiest worker sends for the product itself, without the first deal of the blocks."""
     shape, held = (side, side), Held("weight", "layer.weight", (side, side))
-    node = Node("layer", "linear", ("x",), (shape,), shape, (held,), "layer")
+    node = SplitNode("layer", "linear", ("x",), (shape,), shape, (held,), "layer")
     program = derive([node], {"x": shape}, ["layer"], {"layer", PARAMETER + "layer.weight"}, workers, Cannon().choose)
     moves = [s for s in program.forward if s.value and s.source.is_split and s.target.is_split]
     return max(

@@ -37,16 +37,16 @@ from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
 from paceline.runtime.runs.trace import Kind
 from paceline.training.splits.describing import describe
 from paceline.training.splits.exchanging import LinkMover
-from paceline.training.stages.tracing import Call, trace
+from paceline.training.stages.tracing import TracedCall, trace
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from bounded import measure_bounded
 from equal import measure_equal
+from harness import write
 from kills import measure_kills
 from memory import measure_memory
 from mixtures import measure_mixtures
 from published import measure_published
-from record import write
 from tables import measure_mutants, measure_tables
 from trees import measure_trees
 
@@ -74,7 +74,7 @@ def program_of(model: Callable[[], nn.Module], shape: tuple[int, ...], workers: 
     """Derive the program without memory for numbers: on PyTorch's meta device."""
     with torch.device("meta"):
         module, batch = model(), (torch.empty(shape), torch.empty(shape[:1], dtype=torch.long))
-    call, tensors = Call.of(lambda net, b: F.cross_entropy(net(b[0]), b[1]), batch)
+    call, tensors = TracedCall.of(lambda net, b: F.cross_entropy(net(b[0]), b[1]), batch)
     found = describe(trace(module, call), tensors)
     recipe = OneWeirdTrick()
     nodes = recipe.prepare(found.nodes, workers)
@@ -176,7 +176,7 @@ def main() -> None:
         "bounded": measure_bounded, "mutants": measure_mutants, "mixtures": measure_mixtures,
     }  # fmt: skip
     for name in sys.argv[1:] or parts:
-        write(HERE, parts[name](), f"result_{name}.json")
+        write(parts[name](), f"result_{name}.json")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rows import rows_of
+from harness import rows_of
 
 import paceline
 from paceline.runtime.runs.run import Run
@@ -47,7 +47,7 @@ def trained(key: list[Any]) -> dict[str, Any]:
 def measure_trees() -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        rows = rows_of("trees", [[turn, plan] for turn in range(ROUNDS) for plan in PLANS], trained)
+        rows = rows_of("rows_trees.jsonl", [[turn, plan] for turn in range(ROUNDS) for plan in PLANS], trained)
     found: dict[str, dict[str, list[float]]] = {p: {"to the loss": [], "in all": [], "last": []} for p in PLANS}
     for row in rows:
         for name, values in found[row["key"][1]].items():

@@ -27,7 +27,7 @@ import paceline as pl
 from paceline.training.jobs.built_ins import digits, patterns
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 STAGES = 6
 TUNING = (101, 102, 103)  # seeds
@@ -122,7 +122,7 @@ def main() -> None:
     figures: dict[str, Any] = {}
     for job in options.jobs.split(","):
         figures[job] = study(job, options.seeds)
-        write(Path(__file__).parent, {"stages": STAGES, "seeds": options.seeds, "jobs": figures})
+        write({"stages": STAGES, "seeds": options.seeds, "jobs": figures})
 
 
 if __name__ == "__main__":

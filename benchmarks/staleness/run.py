@@ -14,7 +14,6 @@ was stopped goes on from there.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import multiprocessing
 import os
@@ -28,13 +27,11 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1]))
-from record import write
+from harness import add_line, interval, lines_of, read, write
 from study import METHODS, SEEDS, STUDIES, TUNING_SEEDS, WORLDS, Study, report, settings, synchronous, train
 
 HERE = Path(__file__).parent
 LINES = HERE / "results.jsonl"
-# Student's t, 97.5%, by degrees of freedom
-STUDENT = (0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 class Task(NamedTuple):
@@ -115,7 +112,7 @@ class Store:
     def __init__(self, file: Path | None) -> None:
         self.file, self.known = file, dict[str, Any]()
         if file is not None and file.exists():
-            for line in map(json.loads, file.read_text().splitlines()):
+            for line in lines_of(file):
                 if line["settings"] == settings(STUDIES[line["key"].split(" | ")[0]]):
                     self.known[line["key"]] = line["found"]
 
@@ -125,9 +122,7 @@ class Store:
     def add(self, task: Task, found: Any) -> None:
         self.known[task.key] = found
         if self.file is not None:
-            line = {"key": task.key, "settings": settings(task.study), "found": found}
-            with self.file.open("a") as out:
-                out.write(json.dumps(line) + "\n")
+            add_line(self.file, {"key": task.key, "settings": settings(task.study), "found": found})
 
 
 def do(tasks: list[Task], store: Store, pool: Any, what: str) -> None:
@@ -201,8 +196,8 @@ def entry(task: Task, found: list[dict[str, Any]], trials: list[dict[str, Any]])
     errors, seconds = ([f["curve"][-1][which] for f in found] for which in (1, 0))
     reached = [t for t in times if t is not None]
     made: dict[str, Any] = {
-        "rate": task.rate, "own": task.own, "error": interval(errors), "seconds": interval(seconds),
-        "reached": len(reached), "to_target": interval(reached) if len(reached) == len(times) else None,
+        "rate": task.rate, "own": task.own, "error": rounded_interval(errors), "seconds": rounded_interval(seconds),
+        "reached": len(reached), "to_target": rounded_interval(reached) if len(reached) == len(times) else None,
         "staleness": round(statistics.mean(f["staleness"] for f in found), 2),
         "stalest": max(f["stalest"] for f in found),
         "errors": " ".join(f"{e:.4f}" for e in errors),
@@ -213,12 +208,9 @@ def entry(task: Task, found: list[dict[str, Any]], trials: list[dict[str, Any]])
     return made
 
 
-def interval(values: list[float]) -> list[float]:
-    """[mean, half of its 95% interval, by Student's t over the seeds]"""
-    if len(values) < 2:
-        return [round(v, 5) for v in values]
-    half = STUDENT[len(values) - 1] * statistics.stdev(values) / math.sqrt(len(values))
-    return [round(statistics.mean(values), 5), round(half, 5)]
+def rounded_interval(values: list[float]) -> list[float]:
+    """[mean, half of its 95% interval over the seeds]; of one seed only the mean."""
+    return [round(each, 5) for each in interval(values) if not math.isnan(each)]
 
 
 def paired(entries: dict[str, Any]) -> dict[str, Any]:
@@ -228,7 +220,7 @@ def paired(entries: dict[str, Any]) -> dict[str, Any]:
         other = entries.get(f"{key.rpartition(' | ')[0]} | downpour")
         if other and not key.endswith("| downpour"):
             pairs = zip(made["errors"].split(), other["errors"].split(), strict=True)
-            found[key] = interval([float(mine) - float(theirs) for mine, theirs in pairs])
+            found[key] = rounded_interval([float(mine) - float(theirs) for mine, theirs in pairs])
     return found
 
 
@@ -296,9 +288,7 @@ def main() -> None:
         studies = [replace(small, rates=small.rates[2:5])]
     if options.again:
         store.forget(methods)
-    file = HERE / "result.json"
-    kept = json.loads(file.read_text()) if file.exists() and not options.quick else {}
-    found: dict[str, Any] = kept.get("studies", {})
+    found: dict[str, Any] = {} if options.quick else read().get("studies", {})
     if not options.tables:
         os.environ["OMP_NUM_THREADS"] = "1"
         with multiprocessing.get_context("spawn").Pool(options.processes, alone) as pool:
@@ -311,7 +301,7 @@ def main() -> None:
                     "error_minus_downpours": paired(entries),
                 }  # fmt: skip
                 if not options.quick:
-                    write(HERE, {"worlds": {n: repr(w) for n, w in WORLDS.items()}, "studies": found})
+                    write({"worlds": {n: repr(w) for n, w in WORLDS.items()}, "studies": found})
     for name, made in found.items():
         print(tell(studies[0] if options.quick else STUDIES[name], made["entries"]))
 

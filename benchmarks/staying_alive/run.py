@@ -27,7 +27,7 @@ from paceline.errors import RunFailed, WorkerDied
 from paceline.runtime.runs.progress import Progress
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 G = torch.Generator().manual_seed(0)
 X, Y = torch.randn(4000, 30, generator=G), torch.randint(5, (4000,), generator=G)
@@ -117,7 +117,6 @@ def main() -> None:
                     early += 1  # killed before all were ready: any plan ends, by name
             print(f"{number + 1}/{options.deaths}: {struck}, before the start {early}", flush=True)
     write(
-        Path(__file__).parent,
         {
             "deaths_that_struck": struck,
             "killed_before_the_start": early,

@@ -38,7 +38,7 @@ from paceline.runtime.runs.events import Event, EventKind, ProcessKind, read_eve
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from record import write  # noqa: E402
+from harness import add_line, lines_of, write  # noqa: E402
 
 BATCHES, STEP = 1200, 0.02
 JOB = f"""
@@ -215,7 +215,7 @@ FAULTS = {"raylet": raylet, "head": head}
 
 def table(file: Path) -> None:
     """Write what was done so far."""
-    found = [json.loads(line) for line in file.read_text().splitlines()]
+    found = lines_of(file)
     figures: dict[str, Any] = {}
     for fault in FAULTS:
         mine = [each for each in found if each["fault"] == fault]
@@ -223,7 +223,7 @@ def table(file: Path) -> None:
         spread = {name: sorted(each[name] for each in mine if name in each) for name in names}
         figures[fault] = {"count": len(mine), **spread, "wrong": [w for each in mine for w in each["wrong"]]}
         print(f"{fault}: {json.dumps(figures[fault])}")
-    write(HERE, {**figures, "load": sorted(each["load"] for each in found)}, "result-ray.json")
+    write({**figures, "load": sorted(each["load"] for each in found)}, "result-ray.json")
 
 
 def main() -> None:
@@ -234,12 +234,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the cluster is ended on the way out
     options, file = parser.parse_args(), HERE / "ray.jsonl"
     if options.fault:
-        seed = options.seed if options.seed is not None else len(file.read_text().splitlines()) if file.exists() else 0
+        seed = len(lines_of(file)) if options.seed is None else options.seed
         with cluster() as made:
             found = FAULTS[options.fault](made, random.Random(seed))
         line = {"fault": options.fault, "seed": seed, "load": round(os.getloadavg()[0], 1), **found}
-        with file.open("a") as out:
-            out.write(json.dumps(line) + "\n")
+        add_line(file, line)
         print(line)
     if options.table:
         table(file)

@@ -11,7 +11,6 @@ from the seed and the number of the run; the moments depend on the machine, too.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -26,11 +25,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.testing.survival.faults import IN_STEP, LINKS, SERVED, Fault, FaultKind, Injector, Picture
+from paceline.testing.survival.faults import (
+    IN_STEP,
+    LINKS,
+    SERVED,
+    Fault,
+    FaultKind,
+    Injector,
+    Picture,
+    Times,
+    times_of,
+)
 from paceline.testing.survival.hosts import hosts, possible
-from paceline.testing.survival.nodes import Nodes, Program, started
+from paceline.testing.survival.nodes import NodeProgram, Nodes, started
 from paceline.testing.survival.proofs import applied_once, ended_well, left_behind, replayed
-from paceline.testing.survival.timing import Times, times_of
 
 from paceline.runtime.runs.events import Event, EventKind, read_events
 from paceline.runtime.runs.record import read_record
@@ -38,7 +46,7 @@ from paceline.runtime.runs.schema import from_dict, to_dict
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
-from record import write  # noqa: E402
+from harness import add_line, lines_of, write  # noqa: E402
 
 #: (plan, batches or updates, seconds of a training pass): each takes about 20 s on two free cores.
 PLANS = (
@@ -98,7 +106,7 @@ class Survival:
         plan, batches, step = PLANS[self.number % len(PLANS)]
         nodes = chance.choice((2, 3, 3, 4))
         late = (nodes - 1,) if self.disturbed and chance.random() < 0.25 else ()
-        program = Program(plan, nodes, batches, step, seed=0)
+        program = NodeProgram(plan, nodes, batches, step, seed=0)
         kinds = self._kinds(plan, nodes)
         begun = time.time()
         with ExitStack() as stack:
@@ -188,7 +196,7 @@ class Survival:
         return [each for each in wrong if each]
 
     def _result(
-        self, ran: Nodes, injector: Injector, program: Program, late: tuple[int, ...], codes: list[int | None],
+        self, ran: Nodes, injector: Injector, program: NodeProgram, late: tuple[int, ...], codes: list[int | None],
         begun: float, wrong: list[str], copies: int,
     ) -> Result:  # fmt: skip
         events = _events(ran)
@@ -245,7 +253,7 @@ def results(file: Path) -> list[Result]:
     """Read what earlier calls have done."""
     if not file.exists():
         return []
-    return [from_dict(Result, json.loads(line)) for line in file.read_text().splitlines()]
+    return [from_dict(Result, line) for line in lines_of(file)]
 
 
 def spread(values: Sequence[float]) -> str:
@@ -324,7 +332,7 @@ def report(folder: Path, seed: int | None = None) -> None:
         "plans": dict(Counter(r.plan for r in found)), "on_hosts_of_their_own": sum(r.apart for r in found),
         "kinds": lines, "accuracy": accuracy(found, calm), "batches_again": sum(r.again for r in found),
     }  # fmt: skip
-    write(folder, figures, name)
+    write(figures, name, folder)
 
 
 def main() -> None:
@@ -359,8 +367,7 @@ def main() -> None:
             break
         result = one(number, seed, apart, options.keep)
         if options.only is None:
-            with file.open("a") as stream:
-                stream.write(json.dumps(to_dict(result)) + "\n")
+            add_line(file, to_dict(result))
     if options.only is None:
         report(options.folder)
 

@@ -15,7 +15,7 @@ from paceline.training.jobs.built_ins import IdxMissing
 from paceline.training.jobs.loading import load_job
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import write
 
 ROWS = 10_000
 CLOCKS_PER_ROW = 2  # its start and its end
@@ -52,7 +52,6 @@ def main() -> None:
         shares[plan] = round(rows * (writing + draining) / step, 4)
         print(f"{plan}: {rows:.1f} rows in a step of {step / 1e3:.0f} us: {shares[plan]:.2%}", flush=True)
     write(
-        Path(__file__).parent,
         {"writing_a_row_ns": round(writing), "draining_a_row_ns": round(draining), "share_of_a_step": shares},
     )
 

@@ -16,8 +16,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from harness import write
 from paceline.testing.killed_tunings import disturb, faults
-from record import write
 
 SEARCHES = ("grid", "successive_halving:sampler=grid", "asha", "pbt", "hyperband", "median_stopping")
 EACH = 10  # kills of one tuning, at most
@@ -47,5 +47,5 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     figures = main(given.kills, given.seed)
-    write(Path(__file__).parent, figures, "killing.json")
+    write(figures, "killing.json")
     sys.exit(bool(figures["faults"]))

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import optuna
 import torch
+from harness import write
 from jobs import DECAYS, PARTS, RATES
-from record import write
 
 import paceline as pl
 from paceline.errors import JobError
@@ -139,4 +139,4 @@ if __name__ == "__main__":
     given = parser.parse_args()
     figures = main(given.part, given.rounds)
     print(json.dumps(figures, indent=1))
-    write(Path(__file__).parent, figures, f"{given.part}.json")
+    write(figures, f"{given.part}.json")

@@ -12,9 +12,6 @@ again.
 from __future__ import annotations
 
 import argparse
-import json
-import math
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -22,13 +19,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from record import write
-from scipy import stats
+from harness import interval, read, write
 
 import paceline as pl
 from paceline.training.jobs.built_ins import built_in
 
-HERE = Path(__file__).parent
 SPACE = {"lr": pl.Float(0.003, 3.0, log=True, count=9), "weight_decay": pl.Float(1e-6, 1e-3, log=True, count=4)}
 EPOCHS = 27
 ASHA = "asha:sampler=grid,reduction_factor=5"
@@ -68,13 +63,6 @@ def pbt(job: pl.Job, seed: int) -> dict[str, Any]:
     return {"seed": seed, "pbt": population, "random": drawn, "points_above": population["best"] - drawn["best"]}
 
 
-def interval(values: list[float]) -> dict[str, float]:
-    """Return the mean of paired differences with its 95% interval by Student's t."""
-    mean = statistics.fmean(values)
-    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
-    return {"mean": mean, "low": mean - half, "high": mean + half}
-
-
 def main(part: str, name: str, seeds: int) -> None:
     job = built_in(name).with_(epochs=EPOCHS, evaluate_every=None)
     data, test = (tuple(part[:many] for part in pair) for pair, many in ((job.data, TRAINED), (job.test, TESTED)))
@@ -85,23 +73,28 @@ def main(part: str, name: str, seeds: int) -> None:
             rows.append({"asha": asha, "pbt": pbt}[part](job, seed))
             print(rows[-1], flush=True)
             if len(rows) > 1:
-                write(HERE, summary(part, name, rows), f"{part}.json")
+                write(summary(part, name, rows), f"{part}.json")
 
 
 def known(part: str, name: str) -> list[dict[str, Any]]:
     """Return the seeds that were run."""
-    file = HERE / f"{part}.json"
-    found = json.loads(file.read_text()) if file.is_file() else {}
+    found = read(f"{part}.json")
     return found["rows"] if found.get("job") == name and found.get("search") == SEARCHED[part] else []
+
+
+def span(values: list[float]) -> dict[str, float]:
+    """Return the mean of paired differences with its 95% interval."""
+    mean, half = interval(values)
+    return {"mean": mean, "low": mean - half, "high": mean + half}
 
 
 def summary(part: str, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {"job": name, "search": SEARCHED[part], "rows": rows}
     if part == "pbt":
-        return found | {"points_above": interval([row["points_above"] for row in rows])}
+        return found | {"points_above": span([row["points_above"] for row in rows])}
     below, shares = [row["points_below"] for row in rows], [row["share_of_time"] for row in rows]
     return found | {
-        "points_below": interval(below), "largest_points_below": max(below), "share_of_time": interval(shares),
+        "points_below": span(below), "largest_points_below": max(below), "share_of_time": span(shares),
         "largest_share_of_time": max(shares),
     }  # fmt: skip
 

@@ -14,9 +14,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import optuna
+from harness import write
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
-from record import write
 
 import paceline as pl
 from paceline.planning.tuner.trial import Trial
@@ -94,4 +94,4 @@ def main() -> dict[str, Any]:
 if __name__ == "__main__":
     figures = main()
     print(json.dumps(figures, indent=1))
-    write(Path(__file__).parent, figures, "trivial.json")
+    write(figures, "trivial.json")

@@ -7,7 +7,6 @@ hung if no thread of any of its processes has moved. This does the same, with ev
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import subprocess
@@ -18,14 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+from catalogue import VERDICT, names_of, start
+from harness import write
 
-from programs import VERDICT  # noqa: E402
-from record import QUIET, command_of  # noqa: E402
-
-from paceline.concurrency.watcher.processes import proc  # noqa: E402
-from paceline.concurrency.watcher.processes.stacks import environment  # noqa: E402
+from paceline.concurrency.watcher.processes import proc
+from paceline.concurrency.watcher.processes.stacks import environment
 
 FAMILIES = ("applications", "everyday", "routines", "tending")
 STARTED = 12.0  # seconds after which a program does what it is labelled with
@@ -46,8 +42,7 @@ def look_at(py_spy: str, family: str, name: str) -> dict[int, bool]:
     """Return for each pause whether the stacks were the same after it as before."""
     with tempfile.TemporaryDirectory() as scratch:
         variables = environment(Path(scratch), {**os.environ, "VARIANT": "0", "TMPDIR": scratch})
-        command = command_of(family, name, 0)
-        started = subprocess.Popen(command, cwd=HERE, env=variables, stdin=QUIET, stdout=QUIET, stderr=QUIET)
+        started = start(family, name, 0, variables, sys.executable)
         try:
             time.sleep(STARTED)
             before, begun, same = stacks(py_spy, started.pid), time.monotonic(), {}
@@ -68,9 +63,7 @@ def main() -> None:
     parser.add_argument("py_spy")
     parser.add_argument("families", nargs="*", default=FAMILIES)
     given = parser.parse_args()
-    names = [
-        (family, name) for family in given.families for name in importlib.import_module(f"programs.{family}").PROGRAMS
-    ]
+    names = [(family, name) for family in given.families for name in names_of(family)]
     with ThreadPoolExecutor(8) as pool:
         seen = list(pool.map(lambda pair: look_at(given.py_spy, *pair), names))
     table: dict[str, dict[str, int]] = {}
@@ -80,7 +73,7 @@ def main() -> None:
         row["programs"] += 1
         for pause in PAUSES:
             row[f"the same after {pause} s"] += same[pause]
-    (HERE / "by_hand.json").write_text(json.dumps(table, indent=1) + "\n")
+    write(table, "by_hand.json")
     for kind, row in table.items():
         sys.stdout.write(f"{kind:12}" + "  ".join(f"{name}: {count}" for name, count in row.items()) + "\n")
 

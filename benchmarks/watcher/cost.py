@@ -9,7 +9,6 @@ Work of the program that computes is counted by the second of its own processor 
 from __future__ import annotations
 
 import argparse
-import json
 import mmap
 import os
 import signal
@@ -21,7 +20,9 @@ import tempfile
 import time
 from pathlib import Path
 
-RESULT = Path(__file__).parent / "cost.json"
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from harness import read, write
+
 SETTLING = 12.0  # seconds after the watcher was started, in which it imports its modules and takes its first snapshots
 WATCHED = 24.0  # seconds in which it runs all the time, for its processor time
 COMPUTES = """
@@ -124,10 +125,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=4.0)
     given = parser.parse_args()
-    found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    found = read("cost.json").get("programs", {})
     for name in given.programs:
         found[name] = found.get(name, {}) | measured(programs[name], given.pairs, given.seconds, name == "computes")
-        RESULT.write_text(json.dumps(found, indent=1) + "\n")
+        write({"programs": found}, "cost.json", print_path=False)
         sys.stdout.write(f"{name}: {found[name]}\n")
 
 

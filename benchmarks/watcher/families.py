@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from harness import write
 from learn import export, learn, read
 from traces import Program, load
 
-from paceline.concurrency.watcher import classifier
+from paceline.concurrency.watcher import footprint
 
-RESULT = Path(__file__).parent / "families.json"
 BINS = 5
 
 
@@ -37,7 +37,7 @@ def claims(program: Program) -> Iterator[Claim]:
     """Iterate over what is claimed of the footprints of a recording; together they count as one."""
     footprints = list(program.footprints())
     for each in footprints:
-        scores = classifier.probabilities(each)
+        scores = footprint.probabilities(each)
         yield Claim(scores["deadlocked"] + scores["stopped"], program.hangs, 1 / len(footprints))
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     table: dict[str, Any] = {}
     for family, programs in sorted(families.items()):
         rest = [recorded for label, recorded in fitted.items() if label.partition(".")[0] != family]
-        with patch.object(classifier, "_tree", partial(dict, export(learn(rest)))):
+        with patch.object(footprint, "_tree", partial(dict, export(learn(rest)))):
             without = reported(programs)
         kind = "hang" if programs[0].hangs else "do not hang"
         row = {"kind": kind, "recordings": len(programs), "shipped tree": reported(programs), "held out": without}
@@ -87,7 +87,7 @@ def main() -> None:
     }
     unseen = [p for programs in families.values() for p in programs if p.split in ("held out", "reported")]
     told = {"total": total, "calibration on held-out families": calibration([c for p in unseen for c in claims(p)])}
-    RESULT.write_text(json.dumps({**told, "families": table}, indent=1) + "\n")
+    write({**told, "families": table}, "families.json")
     sys.stdout.write(json.dumps(told, indent=1) + "\n")
 
 

@@ -18,7 +18,7 @@ from traces import load
 from paceline.concurrency.watcher.footprint import Footprint
 
 FOOTPRINTS = Path(__file__).parent / "footprints.json.gz"
-TREE = Path(__file__).parents[2] / "src" / "paceline" / "watcher" / "tree.json"
+TREE = Path(__file__).parents[2] / "src" / "paceline" / "concurrency" / "watcher" / "tree.json"
 DEPTH, SMALLEST_LEAF, MOST = 5, 0.02, 12
 #: What a program does in the end, and the footprints of one recording of it.
 Recorded = tuple[str, list[Footprint]]

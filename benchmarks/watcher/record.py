@@ -12,9 +12,7 @@ that the classifier also learns what busy programs look like.
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,38 +20,16 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+from catalogue import STOPPED, TORCHRUN, VERDICT, names_of, start
 
-from programs import MPIEXEC, STOPPED, TORCHRUN, VERDICT  # noqa: E402
-
-from paceline.concurrency.watcher.processes import proc  # noqa: E402
-from paceline.concurrency.watcher.processes.stacks import environment  # noqa: E402
-from paceline.concurrency.watcher.trace import FILE  # noqa: E402
-from paceline.concurrency.watcher.watch import Watch, pace  # noqa: E402
+from paceline.concurrency.watcher.processes import proc
+from paceline.concurrency.watcher.processes.stacks import environment
+from paceline.concurrency.watcher.trace import FILE
+from paceline.concurrency.watcher.watch import Watch, pace
 
 SNAPSHOTS = (10, 15)
 HANGS, WORKS, AFTER = 60.0, 30.0, 3.0  # seconds for programs that hang, for others, and after a report
 RANKS = 100.0  # they take long to import PyTorch
-QUIET = subprocess.DEVNULL
-
-
-def size_of(variant: int) -> int:
-    """Return how many ranks a variant has."""
-    return (3, 4, 2, 3, 4)[variant % 5]
-
-
-def command_of(family: str, name: str, variant: int, python: str = sys.executable) -> list[str]:
-    """Return what starts a program."""
-    program = ["-m", "programs", family, name]
-    if family in TORCHRUN:
-        launcher = ["torch.distributed.run", "--nproc-per-node", str(size_of(variant)), "--standalone"]
-        command = [python, "-m", *launcher, *program]
-    elif family in MPIEXEC:
-        command = [str(Path(sys.executable).parent / "mpiexec"), "-n", str(3 + variant % 2), python, *program]
-    else:
-        command = [python, *program]
-    return ["sh", "-c", '"$@"; true', "sh", *command] if variant % 5 == 3 else command
 
 
 def duration(family: str, seconds: float | None) -> float:
@@ -72,8 +48,7 @@ def record(folder: Path, family: str, name: str, variant: int, seconds: float, p
     with tempfile.TemporaryDirectory() as scratch:
         variables = {"OMP_NUM_THREADS": "1", "VARIANT": str(variant), "TMPDIR": scratch}
         variables = environment(Path(scratch), {**os.environ, **variables})
-        command = command_of(family, name, variant, python)
-        started = subprocess.Popen(command, cwd=HERE, env=variables, stdin=QUIET, stdout=QUIET, stderr=QUIET)
+        started = start(family, name, variant, variables, python)
         watch = Watch(started.pid, Path(scratch), keep=None)
         follow(watch, seconds, hangs(family), started.pid)
         watch.kill()
@@ -117,7 +92,7 @@ def main() -> None:
         for variant in given.variants.split(",")
         for each in given.families or VERDICT
         for family, _, only in [each.partition(".")]
-        for name in importlib.import_module(f"programs.{family}").PROGRAMS
+        for name in names_of(family)
         if only in ("", name)
     ]
     with ProcessPoolExecutor(given.at_once, get_context("spawn")) as pool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import defaultdict
 from pathlib import Path
 
-from programs import MPIEXEC, TORCHRUN
+from catalogue import MPIEXEC, TORCHRUN
+from harness import write
 from traces import TRACES, Program, load
 
-RESULT = Path(__file__).parent / "result.json"
 IN_TIME = 15.0  # seconds
 SETTINGS = (5.0, 10.0, 40.0, 120.0)  # seconds, of the simple rules; a hang is recorded for the shorter ones only
 #: With so many expected events none is seen in one of twenty cases.
@@ -61,7 +60,7 @@ def main() -> None:
             groups[program.family].append(program)
     table = {name: row(programs) for name, programs in sorted(groups.items())}
     table["left out: still importing at the end"] = {"recordings": sorted(left_out)}
-    RESULT.write_text(json.dumps(table, indent=1) + "\n")
+    write(table)
     for name, figures in table.items():
         sys.stdout.write(f"{name:24}" + "  ".join(f"{k}: {v}" for k, v in figures.items() if v != []) + "\n")
 

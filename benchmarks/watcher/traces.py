@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+from catalogue import HERE, VERDICT, cause_of, split_of
 
-from programs import VERDICT, cause_of, split_of  # noqa: E402
-
-from paceline.concurrency.watcher.footprint import Footprint, footprint  # noqa: E402
-from paceline.concurrency.watcher.history import STILL, History  # noqa: E402
-from paceline.concurrency.watcher.report import Report  # noqa: E402
-from paceline.concurrency.watcher.samples import Counters, Snapshot  # noqa: E402
-from paceline.concurrency.watcher.trace import Trace  # noqa: E402
+from paceline.concurrency.watcher.footprint import Footprint, footprint
+from paceline.concurrency.watcher.history import STILL, History
+from paceline.concurrency.watcher.report import HangReport
+from paceline.concurrency.watcher.samples import Counters, Snapshot
+from paceline.concurrency.watcher.trace import Trace
 
 #: What stands between the watcher and the program, or serves it.
 LAUNCHERS = frozenset({"sh", "nice", "multiprocessing.resource_tracker", "multiprocessing.forkserver"})
 STARTING = 4.0  # seconds in which programs start; what they do then is not what they are labelled with
-TRACES = HERE.parents[1] / "tests" / "watcher" / "traces"
+TRACES = HERE.parents[1] / "tests" / "concurrency" / "watcher" / "traces"
 
 
 class Program(NamedTuple):
@@ -81,7 +77,7 @@ class Program(NamedTuple):
             if each.processes and each.at - begin >= STILL + STARTING:
                 yield footprint(history, each)
 
-    def cause_is_right(self, report: Report) -> bool:
+    def cause_is_right(self, report: HangReport) -> bool:
         """Whether a report blames exactly the processes that hold each other."""
         snapshot = next(each for each in reversed(self.trace.samples) if isinstance(each, Snapshot))
         ranks = {process.rank for process in snapshot.processes if process.rank is not None}

@@ -9,8 +9,6 @@ to watchdog.json, and what is there is not run again.
 from __future__ import annotations
 
 import argparse
-import importlib
-import json
 import os
 import re
 import signal
@@ -21,15 +19,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+from catalogue import TORCHRUN, VERDICT, cause_of, folder, names_of, size_of
+from harness import read, write
 
-from programs import TORCHRUN, VERDICT, cause_of  # noqa: E402
-from record import size_of  # noqa: E402
+from paceline.concurrency.watcher.processes import proc
 
-from paceline.concurrency.watcher.processes import proc  # noqa: E402
-
-RESULT = HERE / "watchdog.json"
 #: What a user would write into the call; it then starts the program.
 WITH_TIMEOUT = """
 import datetime, runpy, sys, time, torch.distributed as dist
@@ -57,11 +51,17 @@ def run(family: str, name: str, setting: str) -> dict[str, object]:
         script = Path(scratch) / "with_timeout.py"
         script.write_text(WITH_TIMEOUT.format(timeout=timeout, family=family, name=name))
         launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size_of(0)), "--standalone"]
-        variables = {**os.environ, "OMP_NUM_THREADS": "1", "VARIANT": "0", "TMPDIR": scratch, "PYTHONPATH": str(HERE)}
+        variables = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "VARIANT": "0",
+            "TMPDIR": scratch,
+            "PYTHONPATH": str(folder()),
+        }
         if setting.endswith("d"):
             variables["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
         job = subprocess.Popen(
-            [*launcher, script], cwd=HERE, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            [*launcher, script], cwd=folder(), env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, start_new_session=True,
         )  # fmt: skip
         try:
@@ -92,12 +92,12 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=3)
     parser.add_argument("--within", type=float, default=86400.0, help="begin none that could last longer, in seconds")
     given = parser.parse_args()
-    found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    found = read("watchdog.json").get("programs", {})
     wanted = {
         f"{family}.{name}, {setting}": (family, name, setting)
         for setting in given.settings.split(",")
         for family in given.families
-        for name in importlib.import_module(f"programs.{family}").PROGRAMS
+        for name in names_of(family)
     }
 
     began = time.monotonic()
@@ -106,7 +106,7 @@ def main() -> None:
         longest = float(wanted[label][2].rstrip("d")) + _PATIENCE
         if label not in found and time.monotonic() + longest < began + given.within:
             found[label] = run(*wanted[label])
-            RESULT.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n")
+            write({"programs": dict(sorted(found.items()))}, "watchdog.json", print_path=False)
 
     with ThreadPoolExecutor(given.at_once) as pool:
         list(pool.map(add, wanted))

@@ -23,7 +23,7 @@ from paceline.runtime.links.tcp.pump import Pump
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 from tests.runtime.links.tcp.hostile import attack, closed_by_the_other_end, hostile  # noqa: E402
 
 RUN, JOB = os.urandom(16), os.urandom(32)
@@ -165,7 +165,6 @@ def main() -> None:
     pump.close()
     server.join()
     write(
-        Path(__file__).parent,
         {
             "hostile_connections": count, "seconds": round(seconds), "refused_with_warm_up": refused,
             "accepted": arrived_after - arrived, "honest_peers_lost": lost_after - lost,

@@ -9,7 +9,6 @@ import argparse
 import os
 import resource
 import socket
-import statistics
 import sys
 import tempfile
 import time
@@ -34,7 +33,7 @@ from paceline.runtime.links.tcp.tls import MutualTls
 from paceline.runtime.links.tcp.waiting import SocketWaiter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from record import write
+from harness import in_turn, median, write
 
 NUMBERS = {"55 thousand": 55_000, "1 million": 1_000_000, "11 million": 11_000_000}
 EXCHANGES = {"55 thousand": 200, "1 million": 20, "11 million": 3}  # in a round
@@ -203,20 +202,16 @@ def main() -> None:
         members = kinds(Path(folder))
         for size, numbers in NUMBERS.items():
             pairs = {name: Pair(*member, numbers) for name, member in members.items()}
-            taken: dict[str, list[float]] = {name: [] for name in pairs}
-            used: dict[str, list[float]] = {name: [] for name in pairs}
-            for _ in range(rounds):
-                for name, pair in pairs.items():
-                    seconds, both = pair.measure(EXCHANGES[size])
-                    taken[name] += seconds
-                    used[name].append(both)
+            ways = {name: partial(pair.measure, EXCHANGES[size]) for name, pair in pairs.items()}
             figures[size] = {
                 name: {
-                    "microseconds": round(1e6 * (median := statistics.median(taken[name])), 1),
-                    "megabytes_per_second": round(2 * 4e-6 * numbers / median),
-                    "cpu_microseconds_of_both": round(1e6 * statistics.median(used[name]), 1),
+                    "microseconds": round(
+                        1e6 * (middle := median(each for seconds, _ in found for each in seconds)), 1
+                    ),
+                    "megabytes_per_second": round(2 * 4e-6 * numbers / middle),
+                    "cpu_microseconds_of_both": round(1e6 * median(both for _, both in found), 1),
                 }
-                for name in pairs
+                for name, found in in_turn(ways, rounds).items()
             }
             for name, row in figures[size].items():
                 print(
@@ -224,7 +219,7 @@ def main() -> None:
                 )
             for pair in pairs.values():
                 pair.close()
-    write(Path(__file__).parent, {"rounds": rounds, "push_and_pull": figures})
+    write({"rounds": rounds, "push_and_pull": figures})
 
 
 if __name__ == "__main__":

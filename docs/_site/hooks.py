@@ -7,6 +7,7 @@ follows, written from the code. Every page has a Markdown twin, and llms.txt lis
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path, PurePosixPath
@@ -20,6 +21,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from llms import index  # noqa: E402
 from reference import PARTS, rule_pages, tomllib  # noqa: E402
+
+from paceline.runtime.runs.json_schema import FILES, json_schema  # noqa: E402
 
 PICTURE = re.compile(r"(?<=\]\()docs/(pictures/[^)\s]+)")
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
@@ -102,6 +105,9 @@ def on_post_build(config: Any, **_: Any) -> None:
     for place, markdown in TWINS.items():
         (site / place).parent.mkdir(parents=True, exist_ok=True)
         (site / place).write_text(markdown)
+    (site / "schemas").mkdir(exist_ok=True)
+    for name in FILES:
+        (site / "schemas" / f"{name}.json").write_text(json.dumps(json_schema(name), indent=1))
     (site / "llms.txt").write_text(index(config["site_name"], config["site_description"], SECTIONS, TWINS))
 
 

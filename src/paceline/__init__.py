@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from paceline.interfaces.api.train import train as train
     from paceline.interfaces.api.tuning.tune import tune as tune
     from paceline.interfaces.callbacks import Callback as Callback
-    from paceline.interfaces.callbacks.best_checkpoint import BestCheckpoint as BestCheckpoint
-    from paceline.interfaces.callbacks.early_stopping import EarlyStopping as EarlyStopping
     from paceline.interfaces.callbacks.progress_bar import ProgressBar as ProgressBar
+    from paceline.interfaces.callbacks.watching import BestCheckpoint as BestCheckpoint
+    from paceline.interfaces.callbacks.watching import EarlyStopping as EarlyStopping
     from paceline.planning.tuner.space import Choice as Choice
     from paceline.planning.tuner.space import Float as Float
     from paceline.planning.tuner.space import Int as Int
@@ -82,8 +82,8 @@ _FACE = {
     "simulate": "paceline.interfaces.api.simulate",
     "validate": "paceline.interfaces.api.planning.validate",
     "Callback": "paceline.interfaces.callbacks",
-    "EarlyStopping": "paceline.interfaces.callbacks.early_stopping",
-    "BestCheckpoint": "paceline.interfaces.callbacks.best_checkpoint",
+    "EarlyStopping": "paceline.interfaces.callbacks.watching",
+    "BestCheckpoint": "paceline.interfaces.callbacks.watching",
     "ProgressBar": "paceline.interfaces.callbacks.progress_bar",
     "replay": "paceline.runtime.engines.replay.replay",
     "verify": "paceline.runtime.engines.replay.verify",

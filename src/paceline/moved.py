@@ -22,6 +22,9 @@ _PARTS = {
 }
 MOVED = {
     "core": "algorithms",
+    "callbacks.early_stopping": "interfaces.callbacks.watching",
+    "callbacks.best_checkpoint": "interfaces.callbacks.watching",
+    "testing.survival.timing": "interfaces.testing.survival.faults",
     **{part: f"{wing}.{part}" for wing, parts in _PARTS.items() for part in parts.split()},
     "job": "training.jobs.job",
     "modules": "training.jobs.modules",

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
+
 import pytest
 
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.dataflow import BACKWARD, Call, Graph, Work
+from paceline.algorithms.dataflow import BACKWARD, BEGIN, DRAINED, ENDED, Call, Graph, Message, Work
 from paceline.algorithms.dataflow.admission import Admission
 from paceline.algorithms.dataflow.example import example_graph
 from paceline.algorithms.dataflow.holder import Holder, Outcome
 from paceline.algorithms.dataflow.instances import Instances
 from paceline.algorithms.dataflow.proof import explore
+from paceline.algorithms.dataflow.worker import (
+    Client,
+    Drain,
+    Effect,
+    Forget,
+    Program,
+    Record,
+    Send,
+    Take,
+    follow_messages,
+)
 
 
 @pytest.mark.parametrize(
@@ -19,7 +33,7 @@ from paceline.algorithms.dataflow.proof import explore
 def test_every_order_of_arrivals_ends_with_every_gradient_in_one_update(
     workers: int, instances: int, active: int, every: int
 ) -> None:
-    assert explore(example_graph, workers, instances, active, every).story is None
+    assert explore(example_graph, workers, instances, active, every, deaths=1).story is None
 
 
 class Forgetful(Holder):
@@ -63,16 +77,59 @@ def test_gradients_come_before_values_and_older_instances_first() -> None:
     assert order == ["F00", "F01", "B01", "B00", "F10", "F11", "B11", "B10"]
 
 
+def left_out(unwanted: Callable[[Effect], bool]) -> Callable[[Client], Program]:
+    """Return the program of a worker that leaves effects out."""
+
+    def program(client: Client) -> Program:
+        program, answer = follow_messages(client), None
+        with suppress(StopIteration):
+            while True:
+                effect = program.send(answer)
+                answer = None if unwanted(effect) else (yield effect)
+
+    return program
+
+
+def test_a_worker_that_does_not_say_that_it_has_ended_is_found() -> None:
+    silent = left_out(lambda effect: isinstance(effect, Send) and effect.message.what == ENDED)
+    story = explore(example_graph, 2, 2, 1, 1, program=silent).story
+    assert story is not None
+    assert "never got their gradients" in story
+
+
+def test_a_worker_that_leaves_out_what_is_left_of_a_pass_is_found() -> None:
+    story = explore(example_graph, 2, 3, 2, 2, program=left_out(lambda effect: isinstance(effect, Drain))).story
+    assert story is not None
+    assert "made no update" in story
+
+
+def test_a_worker_dies_and_nothing_else_goes_wrong() -> None:
+    alone, dying = (explore(example_graph, 2, 2, 2, 1, deaths=deaths) for deaths in (0, 1))
+    assert dying.good
+    assert dying.states > alone.states
+
+
+def test_an_instance_that_the_admitting_worker_has_no_part_in_is_forgotten() -> None:
+    client, answer, effects = Client(0, 2, (1,), 1, Holder(0, 1)), None, list[Effect]()
+    program = follow_messages(client)
+    while not isinstance(effect := program.send(answer), Take):
+        answer = Graph((Call(1, 0),)) if isinstance(effect, Record) else None
+        effects.append(effect)
+    assert effects == [Record(0), Send(Message(1, BEGIN, 0)), Forget(0)]
+
+
 def test_admission_keeps_to_its_bound_and_drains_between_passes() -> None:
     admission = Admission((3, 4), active=2)
-    begun = [m.instance for m in admission.messages(1, lambda instance: (0,))]
-    assert begun == [0, 1]
+    assert [m.instance for _ in range(2) for m in admission.begin((0,))] == [0, 1]
+    assert not admission.may_begin
     admission.ended(1)
-    assert [m.instance for m in admission.messages(1, lambda instance: (0,))] == [2]
+    assert admission.may_begin
+    assert [m.instance for m in admission.begin((0,))] == [2]
     admission.ended(0)
-    assert admission.messages(1, lambda instance: (0,)) == []
+    assert not admission.may_begin  # the next pass
     admission.ended(2)
-    assert [m.instance for m in admission.messages(1, lambda instance: (0,))] == [-1, 3]  # told, then the next pass
+    assert [(m.what, m.call) for m in admission.drain(1)] == [(DRAINED, 0)]
+    assert admission.may_begin
 
 
 def test_instances_number_every_chunk_with_samples_once() -> None:

@@ -157,6 +157,28 @@ def test_dc_asgd_is_its_equation(mode: str) -> None:
     assert np.abs(run.model.w.detach().numpy() - versions[-1]).max() <= 1e-12 * np.abs(versions[-1]).max()
 
 
+def test_gap_aware_is_its_equation() -> None:
+    decay = 0.99
+    run = pl.train(job(), "gap_aware", 3, engine="virtual", folder=None, max_updates=UPDATES)
+    versions, mean_square = [START.copy()], np.zeros(SIZE)
+    rows = run.trace.rows[run.trace.rows["version"] > 0]
+    for count, row in enumerate(rows[np.argsort(rows["version"])]):
+        old, newest = versions[row["base"]], versions[-1]
+        (x,) = chunks(int(row["update"]), 1)
+        usual = np.sqrt(mean_square / (1 - decay**count)) if count else np.ones(SIZE)
+        step = -RATE * A @ (old - x.mean(0)) / (1 + np.abs(newest - old) / usual)
+        mean_square = decay * mean_square + (1 - decay) * step**2
+        versions.append(newest + step)
+    assert run.summary()["staleness"]["max"] > 1
+    assert np.abs(run.model.w.detach().numpy() - versions[-1]).max() <= 1e-12 * np.abs(versions[-1]).max()
+
+
+def test_gap_aware_with_one_worker_is_downpour_to_the_bit() -> None:
+    made = job(optimizer=partial(torch.optim.SGD, lr=RATE, momentum=0.9))
+    runs = [pl.train(made, plan, 1, engine="virtual", folder=None) for plan in ("gap_aware", "downpour")]
+    assert len({run.summary()["parameters_sha256"] for run in runs}) == 1
+
+
 def test_hogwild_with_one_worker_is_sequential_to_the_bit() -> None:
     made = job(optimizer=partial(torch.optim.SGD, lr=RATE, momentum=0.9))
     shas = {

@@ -14,11 +14,10 @@ from torch import nn
 from paceline.compression.building import STRICT, Built, compiler, libraries
 from paceline.compression.emission.c_file import CFile, float_file, integer_file
 from paceline.compression.emission.kernels import PLAIN, SMALL, WIDE, Kernel
-from paceline.compression.integers import IntegerNetwork, Precision, integers
+from paceline.compression.integers import IntegerModel, IntegerNetwork, Precision, integers
 from paceline.compression.network import CannotEmit, Network
 from paceline.compression.programs import ENDS
 from paceline.compression.reading import read
-from paceline.compression.reference import IntegerModel
 from paceline.compression.values import compute, ranges
 from tests.compression.networks import Case, drawn
 

@@ -66,3 +66,21 @@ def test_numbers_that_no_data_changes_are_there() -> None:
             return super().forward(x * torch.arange(1, x.size(1) + 1))
 
     assert check(Case(Positions(5, 3), torch.randn(4, 5), torch.randint(3, (4,)), nn.CrossEntropyLoss()).double())
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_each_place_has_its_scores_where_each_has_a_class(last: bool) -> None:
+    """In the order of the model, whichever the loss goes through them in."""
+    torch.manual_seed(0)
+
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if last else x.transpose(1, 2)
+
+    class PerPlace(nn.CrossEntropyLoss):
+        def forward(self, scores: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return super().forward(scores.flatten(0, 1), y.flatten())
+
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), Turned())
+    loss = PerPlace() if last else nn.CrossEntropyLoss()
+    assert check(Case(model, torch.randn(19, 6, 4), torch.randint(3, (19, 6)), loss).double())

@@ -12,9 +12,8 @@ from typer.testing import CliRunner
 
 from paceline.interfaces.cli import app, register
 from paceline.kernels.measure import bench as measuring
-from paceline.kernels.measure import ranks as by_ranks
 from paceline.kernels.measure.bench import PARTS, bench
-from paceline.kernels.measure.figures import SEQUENTIAL, Bench, Meter, Row, Shaped
+from paceline.kernels.measure.figures import SEQUENTIAL, Bench, EpochRow, Meter, Shaped
 from paceline.kernels.measure.networks import CNN
 from paceline.kernels.measure.peak import Peak
 from paceline.kernels.measure.picture import Point, roofline
@@ -58,10 +57,10 @@ def test_layers_are_measured_and_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tables_set_ours_beside_the_best_of_theirs() -> None:
     found = Bench([Peak(1, 200.0, 40.0)], machine={"vector": 64})
     found.rows = [
-        Row("mnist-dnn", "fused", 1, 0.2, 50.0, 0.25),
-        Row("mnist-dnn", "fused", 2, 0.1, 100.0, 0.25),
-        Row("mnist-dnn", "PyTorch eager", 1, 0.8, 12.0, 0.06),
-        Row("mnist-dnn", "PyTorch compiled", 1, 0.5, 20.0, 0.1),
+        EpochRow("mnist-dnn", "fused", 1, 0.2, 50.0, 0.25),
+        EpochRow("mnist-dnn", "fused", 2, 0.1, 100.0, 0.25),
+        EpochRow("mnist-dnn", "PyTorch eager", 1, 0.8, 12.0, 0.06),
+        EpochRow("mnist-dnn", "PyTorch compiled", 1, 0.5, 20.0, 0.1),
     ]
     said = tables(found)
     assert "**5.0 times**" in said
@@ -73,10 +72,10 @@ def test_speed_up_and_efficiency_are_the_studys() -> None:
     found = Bench([Peak(1, 200.0, 40.0)], machine={"vector": 64})
     name = "mnist-cnn, batch 1"
     found.rows = [
-        Row(name, SEQUENTIAL, 1, 3.0, 8.0, 0.04),
-        Row(name, "MPI as published", 1, 4.0, 6.0, 0.03, ranks=1),
-        Row(name, "MPI as published", 1, 2.5, 10.0, 0.03, ranks=2),
-        Row(name, "MPI as published", 2, 2.0, 12.0, 0.03, ranks=2),
+        EpochRow(name, SEQUENTIAL, 1, 3.0, 8.0, 0.04),
+        EpochRow(name, "MPI as published", 1, 4.0, 6.0, 0.03, ranks=1),
+        EpochRow(name, "MPI as published", 1, 2.5, 10.0, 0.03, ranks=2),
+        EpochRow(name, "MPI as published", 2, 2.0, 12.0, 0.03, ranks=2),
     ]
     said = tables(found)
     assert "| *published:* MPI, 2 ranks | | | 68.2 | 1.5 | | | |" in said
@@ -96,14 +95,14 @@ def test_the_tuners_choice_stands_out() -> None:
     "names",
     [
         pytest.param(("outputs", "fused"), id="some"),
-        pytest.param(tuple(by_ranks.WAYS), marks=pytest.mark.soak, id="all"),
+        pytest.param(tuple(measuring.WAYS), marks=pytest.mark.soak, id="all"),
     ],
 )
 def test_ranks_are_measured_where_there_is_an_mpi(names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
     monkeypatch.setattr(measuring, "peak", lambda threads: Peak(threads, 200.0, 40.0))
-    ways = {name: (*by_ranks.WAYS[name][:2], ((2, 1),)) for name in names}
-    monkeypatch.setattr(by_ranks, "WAYS", ways)
+    ways = {name: (*measuring.WAYS[name][:2], ((2, 1),)) for name in names}
+    monkeypatch.setattr(measuring, "WAYS", ways)
     found = bench(("ranks",), seconds=0.01, say=lambda line: None)
     rows = {row.who: row for row in found.rows}
     assert not found.missing
@@ -113,10 +112,10 @@ def test_ranks_are_measured_where_there_is_an_mpi(names: tuple[str, ...], monkey
 
 @pytest.mark.parametrize("lack", ["mpi4py", "mpiexec"])
 def test_what_is_missing_is_said(lack: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_ranks.importlib.util, "find_spec", lambda name: None if lack == "mpi4py" else object())
-    monkeypatch.setattr(by_ranks, "mpiexec", lambda: None)
+    monkeypatch.setattr(measuring.importlib.util, "find_spec", lambda name: None if lack == "mpi4py" else object())
+    monkeypatch.setattr(measuring, "mpiexec", lambda: None)
     found = Bench([Peak(1, 200.0, 40.0)], machine={"vector": 64})
-    by_ranks.ranks(Meter(found, 0.01, (1,), lambda line: None))
+    measuring.ranks(Meter(found, 0.01, (1,), lambda line: None))
     assert not found.rows
     assert "Not measured: ranks: " in tables(found)
     assert lack in tables(found)

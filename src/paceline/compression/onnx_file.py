@@ -24,7 +24,7 @@ OPERATIONS = {"relu": "Relu", "tanh": "Tanh", "sigmoid": "Sigmoid", "gelu": "Gel
 def onnx_model(network: Network, integer_network: IntegerNetwork | None = None) -> bytes:
     """Return a network as ONNX: in float32, or with the scales and the weights of its whole numbers."""
     onnx = _module("onnx")
-    graph = _Graph(onnx, network, integer_network)
+    graph = _OnnxGraph(onnx, network, integer_network)
     graph.write()
     info, kind = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
     onnx_graph = onnx.helper.make_graph(
@@ -67,7 +67,7 @@ def _module(name: str) -> Any:
 
 
 @dataclass
-class _Graph:
+class _OnnxGraph:
     """Nodes and constants under way."""
 
     onnx: Any

@@ -29,7 +29,7 @@ LEAST = 2  # channels
 
 
 @dataclass(frozen=True)
-class Reader:
+class ChannelReader:
     """A layer that reads the channels, and how many of its columns belong to each channel."""
 
     module: str
@@ -44,7 +44,7 @@ class Prunable:
     #: Or heads.
     channels: int
     norms: list[str] = field(default_factory=list)
-    readers: list[Reader] = field(default_factory=list)
+    readers: list[ChannelReader] = field(default_factory=list)
 
 
 def prunable(graph: Graph) -> list[Prunable]:
@@ -72,7 +72,7 @@ def _prunable(graph: Graph, layer: Layer) -> Prunable | None:
                 if rows != steps and len(shapes[name]) > 1 and after.kind == "linear":
                     return None  # it reads along the pixels of a channel
                 size = prod(shapes[name]) if after.kind == "linear" and not rows else candidate.channels
-                candidate.readers.append(Reader(_module(after), size // candidate.channels))
+                candidate.readers.append(ChannelReader(_module(after), size // candidate.channels))
             elif steps and len(shapes[name]) > 1:
                 if after.kind not in (*PASSES_STEPS, *ENDS_STEPS) or after.shape[-1] != candidate.channels:
                     return None

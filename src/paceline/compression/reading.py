@@ -28,7 +28,7 @@ from paceline.compression.network import (
 from paceline.compression.programs import ENDS, LayerProgram, moments, program_of, refuse_within
 from paceline.kernels.formulas import applied
 from paceline.kernels.graph import describe
-from paceline.kernels.ir import Call, Expression, Number, Op, Ref
+from paceline.kernels.ir import Expression, FunctionCall, Number, Op, Ref
 from paceline.kernels.layers.base import CannotFuse, Graph, Layer
 
 #: Activations that have a table, and what computes them.
@@ -66,7 +66,7 @@ def _evaluated(value: Expression, x: Tensor) -> Tensor:
             return torch.tensor(number, dtype=x.dtype)
         case Op(sign, left, right):
             return SIGNS[sign](_evaluated(left, x), _evaluated(right, x))
-        case Call(function, argument):
+        case FunctionCall(function, argument):
             return CALLED[function](_evaluated(argument, x))
     return x
 
@@ -99,7 +99,7 @@ def read(module: nn.Module, sample: tuple[int, ...]) -> Network:
 def network_of_graph(module: nn.Module, graph: Graph) -> Network:
     """Return the steps of a graph; a layer that has no form in whole numbers is refused by name."""
     state = {name: tensor.detach().float() for name, tensor in module.state_dict().items()}
-    reader = _Reader(graph, state)
+    reader = _ModuleReader(graph, state)
     for layer in graph.layers:
         row = ROWS.get(layer.kind)
         if row is None:
@@ -113,7 +113,7 @@ def network_of_graph(module: nn.Module, graph: Graph) -> Network:
 
 
 @dataclass
-class _Reader:
+class _ModuleReader:
     """The steps so far."""
 
     graph: Graph
@@ -135,7 +135,7 @@ class _Reader:
         name = layer.weights.get(word)
         return None if name is None else self.state[name.removeprefix(".")]  # a dense layer alone
 
-    def add(self, layer: Layer, row: Callable[[_Reader, Layer], Step | None]) -> None:
+    def add(self, layer: Layer, row: Callable[[_ModuleReader, Layer], Step | None]) -> None:
         """Add a layer's step; a layer without one is a view of the step before it."""
         step = row(self, layer)
         self.alias[layer.name] = self.alias[layer.inputs[0]] if step is None else layer.name
@@ -160,7 +160,7 @@ def _geometry(layer: Layer) -> Geometry:
     return Geometry(**options)
 
 
-def _convolution(reader: _Reader, layer: Layer) -> Step:
+def _convolution(reader: _ModuleReader, layer: Layer) -> Step:
     weight = reader.weight(layer, "weight")
     assert weight is not None
     geometry, groups, source = _geometry(layer), layer.options["groups"], reader.alias[layer.inputs[0]]
@@ -180,7 +180,7 @@ def _convolution(reader: _Reader, layer: Layer) -> Step:
     return Affine(layer.name, source, shape, geometry, weight, bias)
 
 
-def _linear(reader: _Reader, layer: Layer) -> Step:
+def _linear(reader: _ModuleReader, layer: Layer) -> Step:
     weight, bias = reader.weight(layer, "weight"), reader.weight(layer, "bias")
     assert weight is not None
     if len(layer.shape) > 1:
@@ -195,14 +195,14 @@ def _linear(reader: _Reader, layer: Layer) -> Step:
     )
 
 
-def _average(reader: _Reader, layer: Layer) -> Step:
+def _average(reader: _ModuleReader, layer: Layer) -> Step:
     geometry = _geometry(layer)
     weight = torch.full((1, *geometry.kernel), 1.0 / prod(geometry.kernel))
     shape = image(layer.shape)
     return Window(layer.name, reader.alias[layer.inputs[0]], shape, geometry, weight, torch.zeros(shape[0]))
 
 
-def _mean(reader: _Reader, layer: Layer) -> Step:
+def _mean(reader: _ModuleReader, layer: Layer) -> Step:
     """Over all pixels it is an average over a window of the whole image."""
     source = layer.inputs[0]
     before = next((each.shape for each in reader.graph.layers if each.name == source), reader.graph.inputs)
@@ -219,7 +219,7 @@ def is_over_pixels(layer: Layer, shape: tuple[int, ...]) -> bool:
     return len(shape) > 1 and layer.options["share"] != 1 and layer.options["dimensions"] == tuple(range(1, len(shape)))
 
 
-def _scale(reader: _Reader, layer: Layer) -> Step:
+def _scale(reader: _ModuleReader, layer: Layer) -> Step:
     """A factor and a shift that all numbers share."""
     shape = reader.shape(layer.inputs[0])
     weight = torch.full((1, 1, 1), layer.options["factor"])
@@ -227,7 +227,7 @@ def _scale(reader: _Reader, layer: Layer) -> Step:
     return Window(layer.name, reader.alias[layer.inputs[0]], shape, Geometry(), weight, bias)
 
 
-def _subsampling(reader: _Reader, layer: Layer) -> Step:
+def _subsampling(reader: _ModuleReader, layer: Layer) -> Step:
     weight, bias = reader.weight(layer, "weight"), reader.weight(layer, "bias")
     assert weight is not None
     assert bias is not None
@@ -236,30 +236,30 @@ def _subsampling(reader: _Reader, layer: Layer) -> Step:
     return Window(layer.name, source, shape, Geometry(kernel, kernel), weight[0], bias.expand(shape[0]).clone())
 
 
-def _max_pooling(reader: _Reader, layer: Layer) -> Step:
+def _max_pooling(reader: _ModuleReader, layer: Layer) -> Step:
     return MaxPooling(layer.name, reader.alias[layer.inputs[0]], image(layer.shape), _geometry(layer))
 
 
-def _activation(reader: _Reader, layer: Layer) -> Step:
+def _activation(reader: _ModuleReader, layer: Layer) -> Step:
     source = layer.inputs[0]
     return Function(layer.name, reader.alias[source], reader.shape(source), layer.options["function"])
 
 
-def _add(reader: _Reader, layer: Layer) -> Step:
+def _add(reader: _ModuleReader, layer: Layer) -> Step:
     left, right = layer.inputs
     return Sum(layer.name, reader.alias[left], reader.alias[right], reader.shape(left))
 
 
-def _dropout(reader: _Reader, layer: Layer) -> None:
+def _dropout(reader: _ModuleReader, layer: Layer) -> None:
     """Inference has no dropout."""
 
 
-def _end(reader: _Reader, layer: Layer) -> None:
+def _end(reader: _ModuleReader, layer: Layer) -> None:
     """Take a layer at the end that changes no order, such as a softmax."""
     refuse_within(layer, reader.graph)
 
 
-def _reshape(reader: _Reader, layer: Layer) -> None:
+def _reshape(reader: _ModuleReader, layer: Layer) -> None:
     """A view, where numbers keep their order with the channels of a pixel side by side."""
     source, shape = reader.alias[layer.inputs[0]], image(layer.shape)
     if source == INPUT and not any(INPUT in step.sources for step in reader.steps):
@@ -273,7 +273,7 @@ def _reshape(reader: _Reader, layer: Layer) -> None:
         )
 
 
-def _batch_norm(reader: _Reader, layer: Layer) -> Step | None:
+def _batch_norm(reader: _ModuleReader, layer: Layer) -> Step | None:
     """A factor and a shift for each channel, which the layer before takes over if nothing else reads it."""
     scale, shift = moments(layer, reader.state)
     source = reader.alias[layer.inputs[0]]
@@ -287,7 +287,7 @@ def _batch_norm(reader: _Reader, layer: Layer) -> Step | None:
     return Window(layer.name, source, shape, Geometry((1, 1)), scale[:, None, None], shift)
 
 
-ROWS: dict[str, Callable[[_Reader, Layer], Step | None]] = {
+ROWS: dict[str, Callable[[_ModuleReader, Layer], Step | None]] = {
     "convolution": _convolution,
     "linear": _linear,
     "average_pooling": _average,

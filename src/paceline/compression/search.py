@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from paceline.compression.building import Latency
 from paceline.compression.emission.c_file import CFile
-from paceline.compression.integers import IntegerNetwork, Precision, integers
+from paceline.compression.integers import IntegerModel, IntegerNetwork, Precision, integers
 from paceline.compression.network import Network
 from paceline.compression.points import Point
 from paceline.compression.programs import LayerProgram
 from paceline.compression.pruning import narrowed, prunable
 from paceline.compression.reading import graph_of, network_of
-from paceline.compression.reference import IntegerModel
 from paceline.compression.samples import Division
 from paceline.compression.scores import Loss, Score, loss_between
 from paceline.compression.values import ranges
@@ -102,7 +101,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """All points, each with the candidate that it was made of."""
 
     points: tuple[Point, ...]
@@ -118,7 +117,7 @@ def search(
     target: Target,
     say: Say,
     widths: Sequence[float] = WIDTHS,
-) -> Found:
+) -> SearchResult:
     """Make and measure all candidates. `trained` is the accuracy of the model as it was."""
     trained = score.each(module, division.validation)
     share = float(trained.mean())
@@ -155,7 +154,7 @@ def search(
         )
         for (each, one), needs in zip(forms, measured, strict=True)
     )
-    return Found(points, tuple(each for each, _ in forms), share)
+    return SearchResult(points, tuple(each for each, _ in forms), share)
 
 
 def _widths(

@@ -3,7 +3,7 @@
 graph.py       what the module is: layers as data; layers/ has a file per kind: how it is seen, what it computes
 ir.py          the statements of one sample; lower.py writes them, adjoint.py derives the way back
 functions.py  formulas.py    functions of one number, and activations that are formulas of them
-fusion.py  blocks.py  memory.py  plan.py     what is done in one go, in which registers, where it lies
+blocks.py  memory.py  plan.py     what is done in one go, in which registers, where it lies
 printers/      C++ in lanes, of one sample, as a study published it; CUDA C; NumPy
 build.py       a library from the text, cached
 fused.py       `fuse`: the object that trains; resident.py lets module and optimizer lie in its memory

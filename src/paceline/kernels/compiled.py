@@ -23,7 +23,7 @@ from paceline.kernels.plan import Plan, make
 FLOPS, WEIGHTS = 6e8, 1e9
 
 
-class Call(ctypes.Structure):
+class CompiledCall(ctypes.Structure):
     """What the generated code is called with; `printers/call.hpp` has the same fields in the same order."""
 
     _fields_ = [
@@ -70,7 +70,7 @@ class Compiled:
     program: Any
     #: How long it took to make all of this.
     seconds: float
-    #: What calls read and write, by the names that `Call` has for them.
+    #: What calls read and write, by the names that `CompiledCall` has for them.
     memory: dict[str, Tensor]
     #: Views of the padded memory, in the shapes of `tensors`.
     weights: list[Tensor]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import paceline.kernels.machine as machine
 from paceline.kernels.build import compiler, library
-from paceline.kernels.compiled import Call, Compiled
+from paceline.kernels.compiled import Compiled, CompiledCall
 from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.measure.peak import peak
 from paceline.kernels.memory import Target
@@ -82,10 +82,10 @@ class Cpu:
         groups = batch if plan.target.replicas else -(-batch // plan.target.lanes)
         return groups if len(plan.phases) > 1 else self.threads
 
-    def run(self, compiled: Compiled, call: Call) -> None:
+    def run(self, compiled: Compiled, call: CompiledCall) -> None:
         compiled.program.run(ctypes.byref(call))
 
-    def apply(self, compiled: Compiled, call: Call) -> None:
+    def apply(self, compiled: Compiled, call: CompiledCall) -> None:
         compiled.program.apply(ctypes.byref(call))
 
     def check_places(self, *tensors: Tensor) -> None:

@@ -55,7 +55,7 @@ class Waits(NamedTuple):
     deadline: int
 
 
-class Exchange(ctypes.Structure):
+class GradientExchange(ctypes.Structure):
     """How a call adds its gradients up with other workers, in every update."""
 
     _fields_ = [
@@ -78,9 +78,9 @@ class Exchange(ctypes.Structure):
         stride: int,
         tail: int,
         waits: Waits,
-    ) -> Exchange:
+    ) -> GradientExchange:
         """Return an exchange by these tables in this memory, all of which the caller keeps."""
-        exchange = Exchange(
+        exchange = GradientExchange(
             places=places.ctypes.data,
             moves=moves.ctypes.data,
             peers=peers.ctypes.data,

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from paceline.kernels.ir import Call, Expression, Number, Op
+from paceline.kernels.ir import Expression, FunctionCall, Number, Op
 
 
 def _relu(x: Expression, shift: float = 0.0) -> Expression:
-    return Call("relu", Op("-", x, Number(shift)) if shift else x)
+    return FunctionCall("relu", Op("-", x, Number(shift)) if shift else x)
 
 
 def _clipped(x: Expression, low: float, high: float) -> Expression:
@@ -23,7 +23,7 @@ def _leaky_relu(x: Expression, slope: float) -> Expression:
 
 
 def _elu(x: Expression, alpha: float) -> Expression:
-    below = Op("-", Call("exp", Op("-", x, _relu(x))), Number(1.0))
+    below = Op("-", FunctionCall("exp", Op("-", x, _relu(x))), Number(1.0))
     return Op("+", _relu(x), Op("*", below, Number(alpha)))
 
 
@@ -32,7 +32,7 @@ def _selu(x: Expression) -> Expression:
 
 
 def _celu(x: Expression, alpha: float) -> Expression:
-    below = Op("-", Call("exp", Op("*", Op("-", x, _relu(x)), Number(1 / alpha))), Number(1.0))
+    below = Op("-", FunctionCall("exp", Op("*", Op("-", x, _relu(x)), Number(1 / alpha))), Number(1.0))
     return Op("+", _relu(x), Op("*", below, Number(alpha)))
 
 
@@ -46,7 +46,7 @@ def _abs(x: Expression) -> Expression:
 
 def _softplus(x: Expression, beta: float = 1.0) -> Expression:
     scaled = x if beta == 1 else Op("*", x, Number(beta))
-    tail = Call("log", Op("+", Call("exp", Op("*", _abs(scaled), Number(-1.0))), Number(1.0)))
+    tail = FunctionCall("log", Op("+", FunctionCall("exp", Op("*", _abs(scaled), Number(-1.0))), Number(1.0)))
     softplus = Op("+", _relu(scaled), tail)
     return softplus if beta == 1 else Op("*", softplus, Number(1 / beta))
 
@@ -56,13 +56,13 @@ def _log_sigmoid(x: Expression) -> Expression:
 
 
 def _threshold(x: Expression, threshold: float, value: float) -> Expression:
-    above = Call("step", Op("-", x, Number(threshold)))
+    above = FunctionCall("step", Op("-", x, Number(threshold)))
     return Op("+", Op("*", above, Op("-", x, Number(value))), Number(value))
 
 
 def _beyond(x: Expression, size: float) -> Expression:
     """What is left of a number whose size is above the limit; nothing of the others."""
-    return Op("*", x, Call("step", Op("-", _abs(x), Number(size))))
+    return Op("*", x, FunctionCall("step", Op("-", _abs(x), Number(size))))
 
 
 def _shrunk(x: Expression, size: float) -> Expression:
@@ -72,11 +72,11 @@ def _shrunk(x: Expression, size: float) -> Expression:
 def power(x: Expression, exponent: float) -> Expression:
     """A power by a whole number as products, another one by logarithms."""
     if exponent < 0:
-        return Call("reciprocal", power(x, -exponent))
+        return FunctionCall("reciprocal", power(x, -exponent))
     if exponent == 0.5:
-        return Call("root", x)
+        return FunctionCall("root", x)
     if exponent != int(exponent) or exponent > 16:
-        return Call("exp", Op("*", Call("log", x), Number(exponent)))
+        return FunctionCall("exp", Op("*", FunctionCall("log", x), Number(exponent)))
     half = Number(1.0) if exponent < 2 else power(x, exponent // 2)
     square: Expression = half if exponent < 2 else Op("*", half, half)
     return square if exponent % 2 == 0 else x if exponent == 1 else Op("*", square, x)
@@ -92,10 +92,10 @@ FORMULAS: dict[str, Callable[..., Expression]] = {
     "hardswish": lambda x: Op("*", x, _hardsigmoid(x)),
     "abs": _abs,
     "softplus": _softplus,
-    "mish": lambda x: Op("*", x, Call("tanh", _softplus(x))),
+    "mish": lambda x: Op("*", x, FunctionCall("tanh", _softplus(x))),
     "log_sigmoid": _log_sigmoid,
-    "softsign": lambda x: Op("*", x, Call("reciprocal", Op("+", Number(1.0), _abs(x)))),
-    "tanhshrink": lambda x: Op("-", x, Call("tanh", x)),
+    "softsign": lambda x: Op("*", x, FunctionCall("reciprocal", Op("+", Number(1.0), _abs(x)))),
+    "tanhshrink": lambda x: Op("-", x, FunctionCall("tanh", x)),
     "softshrink": _shrunk,
     "hardshrink": _beyond,
     "threshold": _threshold,
@@ -120,4 +120,4 @@ def is_formula(name: str) -> bool:
 def applied(name: str, x: Expression) -> Expression:
     """An activation of an expression."""
     word = name.partition(":")[0]
-    return FORMULAS[word](x, *numbers_of(name)) if word in FORMULAS else Call(name, x)
+    return FORMULAS[word](x, *numbers_of(name)) if word in FORMULAS else FunctionCall(name, x)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from paceline.kernels.build import library
 from paceline.kernels.checks import check_samples
-from paceline.kernels.compiled import Call, canonical, tensors_of, view_of
+from paceline.kernels.compiled import CompiledCall, canonical, tensors_of, view_of
 from paceline.kernels.cpu import vector_target
 from paceline.kernels.graph import describe
 from paceline.kernels.layers.base import CannotFuse, Graph, Layer
@@ -38,13 +39,19 @@ class Forward:
         """Compile for samples such as `x`, for models such as this one in training mode."""
         self.dtype = OneModel(model).dtype
         self.tokens = not x.is_floating_point()
+        kind = loss_kind(loss)
         #: Whether the model ends in a log-softmax, which is part of the loss in generated code.
-        self.logarithms = loss_kind(loss).of_logarithms
+        self.logarithms = kind.of_logarithms
         self.plan = self._planned(model, loss, tuple(x.shape[1:]))
         if len(self.plan.phases) > 1:
             raise CannotFuse(f"the layer {self.plan.program.batch_norm} computes something else in evaluation mode")
-        scores = Access(self.plan).pointer("scores")
-        source = "\n".join([text(self.plan, Rule()), f"#define SCORES {scores}", part("scores")])
+        program = self.plan.program
+        #: Of a sample's scores in generated code: where each place has a class, its classes stand side by side.
+        self.shape = (*program.places, program.outputs) if kind.labels else program.result
+        self.classes_last = kind.last or not program.places
+        scores, length = Access(self.plan).pointer("scores"), prod(self.shape)
+        defines = f"#define SCORES {scores}\n#define SCORES_LENGTH {length}"
+        source = "\n".join([text(self.plan, Rule()), defines, part("scores")])
         self.function = library(source)[0].paceline_scores
         self.function.argtypes, self.function.restype = [ctypes.c_void_p, ctypes.c_void_p], None
 
@@ -73,10 +80,11 @@ class Forward:
         tensors = {**tensors_by_name(model), **plan.program.numbers}
         for name in weights_of(plan):
             view_of(memory["weights"], plan, name, tensors[name].shape).copy_(tensors[name])
-        outputs = torch.empty(len(x), *plan.program.result, dtype=self.dtype)
-        call = Call(**{name: tensor.data_ptr() for name, tensor in memory.items()}, samples=len(x))
+        outputs = torch.empty(len(x), *self.shape, dtype=self.dtype)
+        call = CompiledCall(**{name: tensor.data_ptr() for name, tensor in memory.items()}, samples=len(x))
         self.function(ctypes.byref(call), outputs.data_ptr())
-        return outputs.log_softmax(1) if self.logarithms else outputs
+        outputs = outputs.log_softmax(-1) if self.logarithms else outputs
+        return outputs if self.classes_last else outputs.movedim(-1, 1)
 
 
 def still(graph: Graph) -> Graph:

@@ -18,7 +18,7 @@ import paceline.kernels.machine as machine
 from paceline.kernels.build import compiler
 from paceline.kernels.checks import check_batches, check_kinds, check_samples, device_of
 from paceline.kernels.comparison import FEW, MOST, Numbers, WrongCode, compared, fault, note
-from paceline.kernels.compiled import Call, Compiled, Draft, canonical, plan_of, tensors_of, view_of
+from paceline.kernels.compiled import Compiled, CompiledCall, Draft, canonical, plan_of, tensors_of, view_of
 from paceline.kernels.cpu import Cpu
 from paceline.kernels.cuda.device import nvidia
 from paceline.kernels.cuda.gpu import Gpu
@@ -271,17 +271,17 @@ class Fused:
 
     # --- running ---
 
-    def _call(self, compiled: Compiled, call: Call, batch: int, updates: int, update: int, seed: int) -> float:
+    def _call(self, compiled: Compiled, call: CompiledCall, batch: int, updates: int, update: int, seed: int) -> float:
         """Runs the generated code: so many updates from `update` on, or, if that is negative, one batch's gradient."""
         call.batch, call.updates, call.update, call.seed = batch, updates, update, seed
         return self.run(compiled, call)
 
-    def run(self, compiled: Compiled, call: Call) -> float:
+    def run(self, compiled: Compiled, call: CompiledCall) -> float:
         """Makes the updates of a call that was prepared; the sum of their losses."""
         self.give_arenas(compiled, call)
         return self.runner.run(compiled, call)
 
-    def give_arenas(self, compiled: Compiled, call: Call) -> None:
+    def give_arenas(self, compiled: Compiled, call: CompiledCall) -> None:
         """Lets a call have the memory that batches of its size need."""
         check_batches(compiled.plan, call.samples, call.batch)
         needed = (
@@ -291,13 +291,13 @@ class Fused:
             compiled.memory |= self._arenas(compiled.plan, needed)
         call.arenas = compiled.memory["arenas"].data_ptr()
 
-    def call_for(self, compiled: Compiled, x: Tensor, y: Tensor) -> tuple[Call, list[Tensor]]:
+    def call_for(self, compiled: Compiled, x: Tensor, y: Tensor) -> tuple[CompiledCall, list[Tensor]]:
         """A call of these samples, and the tensors that have to live as long as it does."""
         return self._prepared(compiled, x, y, torch.arange(len(x)), torch.zeros(1, dtype=torch.float64))
 
     def _prepared(
         self, compiled: Compiled, x: Tensor, y: Tensor, order: Tensor, settings: Tensor
-    ) -> tuple[Call, list[Tensor]]:
+    ) -> tuple[CompiledCall, list[Tensor]]:
         """The call with its arguments, checked and copied to the processor; and the tensors that these point into."""
         plan, where = compiled.plan, self.processor.where
         tokens, labels = plan.program.tokens, self.loss.labels
@@ -309,7 +309,7 @@ class Fused:
         check_samples(plan, labels, x, y, order)
         self._compare(compiled, x, y, order)
         pointers = {name: tensor.data_ptr() for name, tensor in compiled.memory.items()}
-        call = Call(
+        call = CompiledCall(
             **pointers,
             **{"tokens" if tokens else "x": x.data_ptr(), "labels" if labels else "targets": y.data_ptr()},
             order=order.data_ptr(),

@@ -14,16 +14,94 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from paceline.kernels.arguments import States, as_numbers, called, depends, finite, flat, is_whole, without_samples
-from paceline.kernels.held import changed, positions
 from paceline.kernels.ir import FORBIDDEN
 from paceline.kernels.layers import COMPARISONS, MODULES, of_function
-from paceline.kernels.layers.base import BATCH, CallSite, CannotFuse, Graph, Held, Layer, LayerSpec, Shape, kind_of
+from paceline.kernels.layers.base import (
+    BATCH,
+    CallSite,
+    CannotFuse,
+    Graph,
+    HeldTensor,
+    Layer,
+    LayerSpec,
+    Shape,
+    kind_of,
+)
 from paceline.kernels.layers.combined import EXPRESSIONS, materialised
 from paceline.kernels.layers.expansions import allowed
 from paceline.kernels.layers.shapes import pieces
 from paceline.kernels.refusal import RESERVED
-from paceline.kernels.tracing import traced
+from paceline.kernels.tracing import (
+    States,
+    as_numbers,
+    called,
+    depends,
+    finite,
+    flat,
+    is_whole,
+    traced,
+    without_samples,
+)
+
+# --- Parameters that a forward takes in another shape or order, or by their first rows --------------------------------
+
+
+def changed(parameter: HeldTensor, target: Any, args: list[Any]) -> HeldTensor | None:
+    """A parameter in another shape or order, or its first rows; None where that is another function of it."""
+    if target in (operator.getitem, "getitem"):
+        return _cut(parameter, args[0] if isinstance(args[0], tuple) else (args[0],))
+    if target == "expand":
+        sizes = flat(args)
+        padded_shape = (*[1] * (len(sizes) - len(parameter.shape)), *parameter.shape)
+        if any(
+            size not in (-1, n) and not (size is BATCH and n == 1) for size, n in zip(sizes, padded_shape, strict=True)
+        ):
+            return None
+        return (
+            parameter
+            if padded_shape == parameter.shape
+            else HeldTensor(parameter.name, padded_shape, parameter.tensor, padded_shape)
+            if parameter.whole
+            else None
+        )
+    if target in ("view", "reshape", "unsqueeze", "flatten") and parameter.whole:
+        view = tuple(getattr(parameter.tensor, str(target))(*without_samples(args)).shape)
+        return HeldTensor(parameter.name, view, parameter.tensor, view)
+    if target in ("t", "transpose", "permute", "mT") and (parameter.whole or parameter.view is not None):
+        marks = torch.empty(
+            [2 + d for d in range(len(parameter.shape))], device="meta"
+        )  # each dimension has a size of its own
+        turned = marks.mT if target == "mT" else getattr(marks, str(target))(*args)
+        places = [size - 2 for size in turned.shape]
+        before = parameter.order or tuple(range(len(places)))
+        shape = tuple(parameter.shape[p] for p in places)
+        return HeldTensor(parameter.name, shape, parameter.tensor, parameter.view, tuple(before[p] for p in places))
+    return None
+
+
+def _cut(parameter: HeldTensor, cuts: tuple[Any, ...]) -> HeldTensor | None:
+    """The first rows of a parameter, p[:, :n], or one with dimensions of one number more, p[:, None]."""
+    if parameter.order is not None or parameter.view is not None:
+        return None
+    if all(isinstance(cut, slice) and not cut.start and cut.step in (None, 1) for cut in cuts):
+        ends = [n if cut.stop is None else min(n, cut.stop) for cut, n in zip(cuts, parameter.shape, strict=False)]
+        return HeldTensor(parameter.name, (*ends, *parameter.shape[len(ends) :]), parameter.tensor)
+    if parameter.whole and all(cut is None or cut == slice(None) for cut in cuts):
+        dimensions = iter(parameter.shape)
+        view = (*(1 if cut is None else next(dimensions) for cut in cuts), *dimensions)
+        return HeldTensor(parameter.name, view, parameter.tensor, view)
+    return None
+
+
+def positions(site: CallSite, part: nn.Embedding, tokens: Tensor) -> HeldTensor:
+    """The rows of an embedding that every sample gets: those of its positions."""
+    count = tokens.shape[-1] if tokens.dim() else 0
+    if tokens.numel() != count or not torch.equal(tokens.flatten().cpu(), torch.arange(count)):
+        raise CannotFuse(f"{site.what} gets numbers that are the same for all samples, but not 0, 1, 2, ...")
+    if count > part.num_embeddings:
+        raise CannotFuse(f"{site.what} has {part.num_embeddings} rows, and gets {count} positions")
+    return HeldTensor(f"{site.path}.weight", (count, part.embedding_dim), part.weight)
+
 
 DEPENDS = object()  # in place of a value that is not known before there are samples
 
@@ -100,7 +178,7 @@ class _Reader:
             not isinstance(tensor, nn.Parameter) and bool((tensor == -torch.inf).any())
         ):
             return tensor
-        return Held(name, tuple(tensor.shape), tensor)
+        return HeldTensor(name, tuple(tensor.shape), tensor)
 
     def _known(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """What does not depend on the samples, such as their shape; `DEPENDS` where it does."""
@@ -121,7 +199,7 @@ class _Reader:
             value = float(target is torch.ones_like)
             return torch.full([1, *self.shapes[first]], value)
         if depends([args, kwargs]):
-            if isinstance(first, Held) and (other := changed(first, target, args[1:])) is not None:
+            if isinstance(first, HeldTensor) and (other := changed(first, target, args[1:])) is not None:
                 return other
             if target not in ALONE or depends([args, kwargs], BATCH):
                 return DEPENDS
@@ -304,14 +382,14 @@ class _Reader:
             return values.item()
         name, dtype = f"number_{len(self.numbers)}", next(self.module.parameters()).dtype
         self.numbers[name] = finite(values.detach().to(dtype)).contiguous()
-        return Held(name, tuple(values.shape), self.numbers[name])
+        return HeldTensor(name, tuple(values.shape), self.numbers[name])
 
     def _given_by_layer(self, value: Any) -> Any:
         """A parameter as a layer that copies it; several in a list likewise."""
         if isinstance(value, tuple | list):
             return [self._given_by_layer(one) for one in value]
         value = self._held_numbers(value)
-        if not isinstance(value, Held):
+        if not isinstance(value, HeldTensor):
             return value
         kind, shape, options, weights = materialised(value)
         assert isinstance(weights, dict)
@@ -331,7 +409,7 @@ class _Reader:
     def _allowed(self, args: list[Any]) -> tuple[Any, list[Any]]:
         """Scores of attention and their mask, as a function that has a row."""
         scores, mask = args
-        values = mask.tensor if isinstance(mask, Held) and not isinstance(mask.tensor, nn.Parameter) else mask
+        values = mask.tensor if isinstance(mask, HeldTensor) and not isinstance(mask.tensor, nn.Parameter) else mask
         if isinstance(values, Tensor):
             return operator.add, [scores, torch.where(values, 0.0, FORBIDDEN) if values.dtype == torch.bool else values]
         if mask in self.truths:

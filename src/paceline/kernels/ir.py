@@ -128,14 +128,14 @@ class Op:
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """A function of an expression."""
 
     function: str  # a row of functions.FUNCTIONS
     argument: Expression
 
 
-Expression = Number | Ref | Op | Call
+Expression = Number | Ref | Op | FunctionCall
 
 
 def leaves(expression: Expression) -> Iterator[Ref]:
@@ -146,7 +146,7 @@ def leaves(expression: Expression) -> Iterator[Ref]:
         case Op(_, left, right):
             yield from leaves(left)
             yield from leaves(right)
-        case Call(_, argument):
+        case FunctionCall(_, argument):
             yield from leaves(argument)
 
 
@@ -157,8 +157,8 @@ def replaced(expression: Expression, replacements: Mapping[Ref, Expression]) -> 
             return replacements.get(expression, expression)
         case Op(sign, left, right):
             return Op(sign, replaced(left, replacements), replaced(right, replacements))
-        case Call(function, argument):
-            return Call(function, replaced(argument, replacements))
+        case FunctionCall(function, argument):
+            return FunctionCall(function, replaced(argument, replacements))
     return expression
 
 

@@ -57,7 +57,7 @@ class LossText(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Row:
+class LossPattern:
     """How a loss is recognised: its function, the setting that is its number, and what other settings have to be."""
 
     text: LossText
@@ -69,15 +69,15 @@ class Row:
 MEAN = {"reduction": "mean"}
 PLAIN = {**MEAN, "weight": None}
 
-LOSSES: dict[type[nn.Module], Row] = {
-    nn.CrossEntropyLoss: Row(LossText("cross_entropy", labels=True), F.cross_entropy, "label_smoothing", MEAN),
-    nn.NLLLoss: Row(LossText("cross_entropy", labels=True, of_logarithms=True), F.nll_loss, settings=MEAN),
-    nn.MSELoss: Row(LossText("squared_error"), F.mse_loss, settings=PLAIN),
-    nn.L1Loss: Row(LossText("absolute_error"), F.l1_loss, settings=PLAIN),
-    nn.SmoothL1Loss: Row(LossText("smooth_error", 1.0), F.smooth_l1_loss, "beta", MEAN),
-    nn.HuberLoss: Row(LossText("huber_error", 1.0), F.huber_loss, "delta", PLAIN),
-    nn.BCELoss: Row(LossText("share_entropy"), F.binary_cross_entropy, settings=PLAIN),
-    nn.BCEWithLogitsLoss: Row(
+LOSSES: dict[type[nn.Module], LossPattern] = {
+    nn.CrossEntropyLoss: LossPattern(LossText("cross_entropy", labels=True), F.cross_entropy, "label_smoothing", MEAN),
+    nn.NLLLoss: LossPattern(LossText("cross_entropy", labels=True, of_logarithms=True), F.nll_loss, settings=MEAN),
+    nn.MSELoss: LossPattern(LossText("squared_error"), F.mse_loss, settings=PLAIN),
+    nn.L1Loss: LossPattern(LossText("absolute_error"), F.l1_loss, settings=PLAIN),
+    nn.SmoothL1Loss: LossPattern(LossText("smooth_error", 1.0), F.smooth_l1_loss, "beta", MEAN),
+    nn.HuberLoss: LossPattern(LossText("huber_error", 1.0), F.huber_loss, "delta", PLAIN),
+    nn.BCELoss: LossPattern(LossText("share_entropy"), F.binary_cross_entropy, settings=PLAIN),
+    nn.BCEWithLogitsLoss: LossPattern(
         LossText("binary_cross_entropy"), F.binary_cross_entropy_with_logits, settings={**PLAIN, "pos_weight": None}
     ),
 }
@@ -102,7 +102,9 @@ def _text(kind: type[nn.Module], settings: Mapping[str, Any]) -> LossText:
     row = LOSSES[kind]
     if kind is nn.BCEWithLogitsLoss and isinstance(more := settings.get("pos_weight"), Tensor) and more.numel() == 1:
         settings = {**settings, "pos_weight": None}
-        row = Row(LossText("own_error", expression=_weighed_entropy(float(more))), row.function, settings=row.settings)
+        row = LossPattern(
+            LossText("own_error", expression=_weighed_entropy(float(more))), row.function, settings=row.settings
+        )
     changed = [
         f"{key}={settings[key]!r}"
         for key, value in row.settings.items()

@@ -8,13 +8,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from paceline.kernels.compiled import Call, Compiled
+from paceline.kernels.compiled import Compiled, CompiledCall
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
 
 
-class Program(Protocol):
+class CompiledText(Protocol):
     """A text, compiled."""
 
     file: Path
@@ -39,7 +39,7 @@ class Processor(Protocol):
         """The whole text of a plan and of the optimizer's rule."""
         ...
 
-    def load(self, text: str) -> Program:
+    def load(self, text: str) -> CompiledText:
         """Compiles a text, or finds it in the cache."""
         ...
 
@@ -47,11 +47,11 @@ class Processor(Protocol):
         """The number of groups of samples that need memory at once."""
         ...
 
-    def run(self, compiled: Compiled, call: Call) -> None:
+    def run(self, compiled: Compiled, call: CompiledCall) -> None:
         """The call's updates; or, where its update is negative, the gradients of one batch."""
         ...
 
-    def apply(self, compiled: Compiled, call: Call) -> None:
+    def apply(self, compiled: Compiled, call: CompiledCall) -> None:
         """The optimizer's step alone, by the gradient of the first chunk."""
         ...
 

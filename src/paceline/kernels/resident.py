@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.clipping import Clipping
-from paceline.kernels.compiled import Call, Compiled, view_of
-from paceline.kernels.exchange import Exchange
+from paceline.kernels.compiled import Compiled, CompiledCall, view_of
+from paceline.kernels.exchange import GradientExchange
 from paceline.kernels.fused import Fused
 from paceline.kernels.optimizers import numbers
 
@@ -72,7 +72,7 @@ class Resident:
         self._move_in()
         torch._foreach_copy_([to for to, _ in pairs], [g for _, g in pairs])
         settings = torch.tensor(self.settings(), dtype=torch.float64)
-        call = Call(**{name: tensor.data_ptr() for name, tensor in self.made.memory.items()})
+        call = CompiledCall(**{name: tensor.data_ptr() for name, tensor in self.made.memory.items()})
         call.settings, call.update = settings.data_ptr(), self.steps
         self.fused.processor.apply(self.made, call)
         self._count(1)
@@ -129,7 +129,7 @@ class UpdateLoop:
     """
 
     #: How gradients are added up with other workers in every update; None where updates are made alone.
-    exchange: Exchange | None = None
+    exchange: GradientExchange | None = None
     #: How the gradients of every update are clipped; None where they are taken as they are.
     clipping: Clipping | None = None
 

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from paceline.kernels.compiled import Call, Compiled
+from paceline.kernels.compiled import Compiled, CompiledCall
 from paceline.kernels.processor import Processor
 
 Sizes = Mapping[str, tuple[int, torch.dtype]]  # how many numbers of which type, by name
 
 
-class Node(Protocol):
+class TeamNode(Protocol):
     """The processes that share one memory and train as one team, as threads do."""
 
     #: Whether this process clears what all of them share, and speaks for the node.
@@ -89,10 +89,10 @@ class Nodes:
 class Runner:
     """Runs calls on a processor, by all processes of a node and by all nodes."""
 
-    def __init__(self, processor: Processor, node: Node | None = None, nodes: Nodes | None = None) -> None:
+    def __init__(self, processor: Processor, node: TeamNode | None = None, nodes: Nodes | None = None) -> None:
         self.processor, self.node, self.nodes = processor, node or OneProcess(), nodes or Nodes()
 
-    def run(self, compiled: Compiled, call: Call) -> float:
+    def run(self, compiled: Compiled, call: CompiledCall) -> float:
         """Makes the call's updates; the sum of their losses."""
         self.node.barrier()
         if self.node.leads:
@@ -110,7 +110,7 @@ class Runner:
         """The sum of the updates' losses, by lane."""
         return compiled.memory["losses"][self.processor.chunks * compiled.plan.target.lanes :]
 
-    def _by_node(self, compiled: Compiled, call: Call) -> None:
+    def _by_node(self, compiled: Compiled, call: CompiledCall) -> None:
         """Runs the call by all processes of this node."""
         team = compiled.memory["team"]
         if self.node.leads:
@@ -119,7 +119,7 @@ class Runner:
         self.node.work(lambda: self.processor.run(compiled, call), team)
         self.node.barrier()
 
-    def _by_nodes(self, compiled: Compiled, call: Call) -> None:
+    def _by_nodes(self, compiled: Compiled, call: CompiledCall) -> None:
         """Update by update: this node's share of the batch, the sum over all nodes, the optimizer's step."""
         node, nodes = self.node, self.nodes
         samples, order, first, updates, seed = call.samples, call.order, call.update, call.updates, call.seed

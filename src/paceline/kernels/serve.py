@@ -20,12 +20,11 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.build import library
-from paceline.kernels.compiled import Call
+from paceline.kernels.compiled import CompiledCall
 from paceline.kernels.fused import TEAM
-from paceline.kernels.one_pass import FLAGS
+from paceline.kernels.one_pass import FLAGS, use_torchs_roots
 from paceline.kernels.printers.cpp import part
 from paceline.kernels.printers.step import step_text
-from paceline.kernels.roots import use_torchs_roots
 from paceline.kernels.served_steps import ServedRule, ServedStep
 from paceline.kernels.weights import REALS
 
@@ -39,7 +38,7 @@ SPAN = np.dtype(
 OPEN = -1  # the bound of a gate that is always open
 
 
-class Stage(IntEnum):
+class BatchStage(IntEnum):
     """What a worker does next with the batch in its hand."""
 
     COMPUTE = 0
@@ -115,7 +114,9 @@ def text(dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool)
 
 
 @cache
-def program(dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool) -> Callable[[Call, Served], None]:
+def program(
+    dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool
+) -> Callable[[CompiledCall, Served], None]:
     """Return the function that makes its updates; compiled, or found in the cache."""
     functions = library(text(dtype, step, rule, in_place), FLAGS)[0]
     use_torchs_roots(functions, dtype)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from paceline.algorithms.codecs import Codec, catalogue
 from paceline.errors import PlanError
 from paceline.plans.methods import Method
 
-TAKE = "ring, tree, halving_doubling, hierarchical, central, downpour, ssp, dc_asgd and diloco"
 #: Why a plan takes no codec; what is not named exchanges no gradients.
 REASONS = {
     "backup": "a gradient that comes too late is computed again, so what a codec owes would be owed twice",
@@ -18,10 +19,10 @@ REASONS = {
 }
 
 
-def refuse_option(plan: str) -> PlanError:
-    """Return the error of a plan that takes no codec."""
+def refuse_option(plan: str, others: Iterable[str]) -> PlanError:
+    """Return the error of a plan that takes no codec; the others do."""
     why = REASONS.get(plan, "what its workers exchange are not gradients")
-    return PlanError(f"plan {plan!r} takes no codec: {why}; plans with a codec are {TAKE}")
+    return PlanError(f"plan {plan!r} takes no codec: {why}; plans with a codec are {', '.join(others)}")
 
 
 def codec_of(plan: str, method: Method, text: str) -> Codec | None:

@@ -14,6 +14,7 @@ from paceline.algorithms.rules.d_psgd import DPsgd
 from paceline.algorithms.rules.dc_asgd import PUBLISHED_LAMBDA, DcAsgd
 from paceline.algorithms.rules.diloco import Diloco, OuterExchange
 from paceline.algorithms.rules.easgd import Easgd, ElasticExchange
+from paceline.algorithms.rules.gap_aware import GapAware
 from paceline.algorithms.rules.map_reduce import MapReduce
 from paceline.algorithms.rules.model_averaging import ModelAveraging
 from paceline.algorithms.server.gates.backup import Backup
@@ -106,6 +107,11 @@ DATA_PARALLEL: dict[str, Recipe] = {
         "asynchronous, old gradients corrected towards the newest parameters",
         _dc_asgd,
         {**SERVER, "mode": Kind("constant", words=tuple(PUBLISHED_LAMBDA)), "lam": Kind(None, least=0)},
+    ),
+    "gap_aware": Recipe(
+        "asynchronous, old gradients divided by how far the parameters have moved since",
+        lambda shards: ParameterServer(rule=GapAware(), shards=shards),
+        SERVER,
     ),
     "hogwild": Recipe("asynchronous, all workers change the same memory without locks", Hogwild, TEAM),
     "local_sgd": Recipe(

@@ -20,7 +20,7 @@ GROUPS = {
         "central",
         "backup",
     ),
-    "Asynchronous: a parameter server, or shared memory": ("downpour", "ssp", "dc_asgd", "hogwild"),
+    "Asynchronous: a parameter server, or shared memory": ("downpour", "ssp", "dc_asgd", "gap_aware", "hogwild"),
     "Local steps, replicas averaged": ("local_sgd", "parallel_sgd", "easgd", "diloco", "gossip"),
     "A coordinator that commands": ("sandblaster",),
     "The model cut into stages": (

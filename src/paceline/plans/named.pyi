@@ -23,6 +23,7 @@ __all__ = [
     "Downpour",
     "Easgd",
     "Experts",
+    "GapAware",
     "Gossip",
     "Gpipe",
     "HalvingDoubling",
@@ -152,6 +153,16 @@ def DcAsgd(  # noqa: N802
     lam: float | None = None,
 ) -> Plan:
     """Plan `dc_asgd`: asynchronous, old gradients corrected towards the newest parameters."""
+
+def GapAware(  # noqa: N802
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    codec: str = "dense",
+    shards: int = 1,
+    chunks: int = 1,
+) -> Plan:
+    """Plan `gap_aware`: asynchronous, old gradients divided by how far the parameters have moved since."""
 
 def Hogwild(  # noqa: N802
     *,

@@ -196,7 +196,7 @@ def _made(name: str, stated: Mapping[str, Option], saved_table: str = "") -> Pla
     for key, value in stated.items():
         if key not in recipe.options:
             if key == "codec":
-                raise refuse_option(name)
+                raise refuse_option(name, (each for each, other in RECIPES.items() if "codec" in other.options))
             raise PlanError(f"plan {name!r} has no option {key!r}; {suggest(key, recipe.options)}")
         if refusal := recipe.options[key].refusal(value):
             raise PlanError(f"plan {name!r}: {key}={value!r} {refusal}")

@@ -68,9 +68,19 @@ class World:
     """The head, the ranks, and what lies between them."""
 
     def __init__(
-        self, ranks: int, updates: int, deaths: int, alarms: int, repeats: int, head: type[Head], member: type[Member]
+        self,
+        ranks: int,
+        updates: int,
+        deaths: int,
+        alarms: int,
+        repeats: int,
+        head: type[Head],
+        member: type[Member],
+        heads: int = 1,
     ) -> None:
         self.updates, self.deaths, self.alarms, self.repeats = updates, deaths, alarms, repeats
+        #: Heads that may still take the place of the one before.
+        self.heads = heads - 1
         self.head = head(set(range(ranks)), 1.0)
         self.ranks = [Rank(ranks, member) for _ in range(ranks)]
         #: For each rank, messages to the head and from it, in their order.
@@ -112,6 +122,7 @@ class World:
             frozenset(self.given.items()),
             self.deaths,
             self.alarms,
+            self.heads,
             self.repeats,
             self.past if self.repeats else None,
         )
@@ -126,6 +137,9 @@ class World:
                 yield from self._moves_of(number, rank)
         for number in self.unnoticed:
             yield "the head notices the death of", number, None
+        if self.heads and self.head.members:
+            for lost in range(1 << len(self.ranks)):
+                yield "the head is replaced", lost, None
         if self.alarms:
             for number in sorted(self.head.alive):
                 yield "the head gives up", number, None
@@ -168,6 +182,9 @@ class World:
 
     def make(self, move: Move) -> None:
         what, number, message = move
+        if what == "the head is replaced":
+            self._replace_head(number)
+            return
         rank = self.ranks[number]
         if what == "dies":
             rank.alive, self.deaths = False, self.deaths - 1
@@ -200,6 +217,16 @@ class World:
             self._go_on(number, rank)
         else:
             self._come_out(number, rank, what == "gets the sum")
+
+    def _replace_head(self, lost: int) -> None:
+        """Let another head take over: what was sent to the one before is lost, what it sent only where a bit is set."""
+        before, self.heads = self.head, self.heads - 1
+        self.head = type(before)(set(before.alive), 1.0, epoch=before.epoch + 10)
+        self.up = [()] * len(self.ranks)
+        for number in range(len(self.ranks)):
+            if lost >> number & 1:
+                self.down[number] = ()
+        self._told(self.head.take_over(0.0))
 
     def _to_head(self, number: int, message: Any) -> None:
         hears = self.head.report if isinstance(message, Report) else self.head.accuse
@@ -277,12 +304,13 @@ def explore(
     head: type[Head] = Head,
     member: type[Member] = Member,
     deep: bool = False,
+    heads: int = 1,
 ) -> int:
     """Visit every state of the world; return how many there are, and raise with the story of a fault.
 
     The story is a shortest one, unless the search goes `deep` first, which finds some fault sooner.
     """
-    first = World(ranks, updates, deaths, alarms, repeats, head, member)
+    first = World(ranks, updates, deaths, alarms, repeats, head, member, heads)
     seen = {first.key()}
     #: Worlds to visit, each with the moves that led to it, the last one first.
     ahead: deque[tuple[World, Path]] = deque([(first, None)])
@@ -318,6 +346,15 @@ def _story(path: Path) -> list[str]:
 )
 def test_every_interleaving(deaths: int, alarms: int, repeats: int, updates: int, ranks: int) -> None:
     assert explore(deaths, alarms, repeats, updates, ranks) > 300
+
+
+def test_every_interleaving_in_which_the_head_is_replaced() -> None:
+    assert explore(1, ranks=2, updates=1, heads=2) > 300
+
+
+@pytest.mark.soak
+def test_every_interleaving_of_three_ranks_in_which_the_head_is_replaced() -> None:
+    assert explore(1, updates=1, heads=2) > 10_000
 
 
 @pytest.mark.soak
@@ -378,6 +415,14 @@ class BelievesAnybody(Head):
         return []
 
 
+class CountsOnFromZero(Head):
+    """A head that takes over gives epochs that its members have had."""
+
+    def __post_init__(self) -> None:
+        self.epoch = 0
+        super().__post_init__()
+
+
 class ReportsInside(Member):
     """A report that was made within the collective is not final: the collective may still be finished."""
 
@@ -410,6 +455,12 @@ def test_the_exploration_finds_faults_of_the_head(head: type[Head]) -> None:
     with pytest.raises(AssertionError) as found:
         explore(1, 0, int(head is TakesOldReports), 2, head=head, deep=True)
     assert "the head hears" in str(found.value)  # a story
+
+
+def test_the_exploration_finds_a_head_that_counts_on_from_zero() -> None:
+    with pytest.raises(AssertionError) as found:
+        explore(0, ranks=2, updates=1, head=CountsOnFromZero, heads=2, deep=True)
+    assert "the head is replaced" in str(found.value)
 
 
 @pytest.mark.parametrize("member", [ReportsInside, EntersOldGroups, HearsOldCallOffs])

@@ -111,7 +111,7 @@ def test_a_family_has_the_rank_of_its_judged_findings() -> None:
             judged.setdefault(rule[:3], []).append(verdict != "false")
     worth = {family: sum(values) / len(values) for family, values in judged.items()}
     ranked = {f: "high" if share >= 2 / 3 else "medium" if share >= 0.55 else "low" for f, share in worth.items()}
-    assert {"PC0": "high", **ranked} == RANKS
+    assert {"PC0": "high", **ranked, "PC9": "medium"} == RANKS  # of a project's own rules nothing is known
 
 
 def test_json_has_what_other_programs_need() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import textwrap
 from dataclasses import replace
 
 import pytest
@@ -76,7 +75,7 @@ def test_the_fit_finds_the_side_of_a_line() -> None:
 
 @pytest.mark.parametrize("code", RULES)
 def test_the_example_of_every_rule_is_shown_by_default(code: str) -> None:
-    findings = check_text("example.py", textwrap.dedent(RULES[code].bad))
+    findings = check_text("example.py", RULES[code].bad)
     weigh(findings)
     own = [finding for finding in findings if finding.rule == code]
     assert max(f.confidence for f in own) >= Options().min_confidence

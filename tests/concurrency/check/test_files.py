@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from paceline.concurrency.check.reporting.formats import FORMATS
 from paceline.concurrency.check.rules import RULES
 from paceline.concurrency.check.run import Report, check_paths
 
-BAD = textwrap.dedent(RULES["PC101"].bad)
+BAD = RULES["PC101"].bad
 
 
 def check(*paths: Path, jobs: int = 1, exclude: tuple[str, ...] = ()) -> Report:
@@ -95,7 +94,7 @@ def test_each_file_is_chosen_once(tree: Path) -> None:
     assert [file.name for file in choose_files([tree, tree / "a.py"]).files] == ["a.py", "z.py"]
 
 
-def fail_in_a(path: str, text: str) -> Examined:
+def fail_in_a(path: str, text: str, rules: object) -> Examined:
     if path == "a.py":
         raise KeyError("x")
     return Examined([Finding("PC101", 1, 1, "f", "m", path=path)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The examples of all rules, two files that are wrong only together, and as much code that has nothing to find."""
     monkeypatch.chdir(tmp_path)
     for code, rule in RULES.items():
-        (tmp_path / f"z_{code}.py").write_text(textwrap.dedent(rule.bad))
+        (tmp_path / f"z_{code}.py").write_text(rule.bad)
         (tmp_path / f"a_{code}.py").write_text(PLAIN)
     (tmp_path / "slow.py").write_text("import time\n\n\ndef read():\n    time.sleep(1)\n")
     (tmp_path / "uses.py").write_text("import slow\n\n\nasync def main():\n    slow.read()\n")
@@ -67,7 +66,7 @@ def test_a_verdict_moves_the_files_that_its_rule_applies_to() -> None:
         verdicts = [Verdict("", truth, "PC504")] * 20 + [Verdict("", not truth, "PC202")] * 20
         return order.within(60, sources, verdicts)
 
-    sources = [Source(code, textwrap.dedent(RULES[code].bad) + "\n" * 40) for code in ("PC504", "PC202")]
+    sources = [Source(code, RULES[code].bad + "\n" * 40) for code in ("PC504", "PC202")]
     assert (reached(True), reached(False)) == ({"PC504"}, {"PC202"})
 
 

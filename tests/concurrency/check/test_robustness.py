@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import gc
 import random
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from paceline.concurrency.check.options import Options
 from paceline.concurrency.check.rules import RULES
 from paceline.concurrency.check.run import check_paths
 
-SEEDS = [textwrap.dedent(rule.bad) for rule in RULES.values()]
+SEEDS = [rule.bad for rule in RULES.values()]
 PYTHON_2 = """
 import threading
 lock = threading.Lock()

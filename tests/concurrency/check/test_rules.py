@@ -5,58 +5,100 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import textwrap
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from paceline.concurrency.check.engine import check_text
-from paceline.concurrency.check.reporting.page import documentation
-from paceline.concurrency.check.rules import FAMILIES, RULES
+from paceline.concurrency.check.rules import FAMILIES, RULES, typestates
+from paceline.concurrency.check.rules.rule import Rule, Witness
 
 ROOT = Path(__file__).parents[3]
-#: The rule that does not report what another one reports, and asks it.
-LEAVES_OUT = {"message_without_partner": {"both_send_first"}}
+RULES_FOLDER = Path(typestates.__file__).parent
 
 
 @pytest.mark.parametrize("code", RULES)
 def test_a_rule_finds_its_bad_example_and_nothing_in_its_good_one(code: str) -> None:
     rule = RULES[code]
-    bad = check_text("bad.py", textwrap.dedent(rule.bad))
+    bad = check_text("bad.py", rule.bad)
     assert [f.rule for f in bad] == [code]
     assert bad[0].story, "a finding says who does what"
     assert bad[0].remedy, "and what to change"
-    assert check_text("good.py", textwrap.dedent(rule.good)) == []
+    assert check_text("good.py", rule.good) == []
 
 
 @pytest.mark.parametrize("code", RULES)
 def test_a_rule_says_what_it_finds_and_why(code: str) -> None:
-    assert len(documentation(RULES[code]).split()) > 25
+    assert len(RULES[code].why.split()) > 25
+
+
+def own_function(rule: Rule) -> Callable[..., Iterator[Witness]] | None:
+    """The function that finds a rule's mistakes; None where a solver finds them all."""
+    return next((find for find in rule.finds if not isinstance(find, partial)), None)
+
+
+def witnesses_of(rule: Rule) -> Iterator[ast.Call]:
+    """Where the function of a rule, and those of its file that it uses, make witnesses."""
+    function = own_function(rule)
+    tree = ast.parse(Path(sys.modules[function.__module__].__file__ or "").read_text() if function else "")
+    defined = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    others = {other.name.replace("-", "_") for other in RULES.values() if other is not rule}
+    todo, reached = [rule.name.replace("-", "_")], set[str]()
+    while todo:
+        name = todo.pop()
+        if name in defined and name not in reached | others:
+            reached.add(name)
+            todo += [node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)]
+    for name in sorted(reached):
+        calls = (node for node in ast.walk(defined[name]) if isinstance(node, ast.Call))
+        yield from (call for call in calls if getattr(call.func, "id", "") == "Witness")
 
 
 @pytest.mark.parametrize("code", RULES)
-def test_the_file_of_a_rule_has_its_name(code: str) -> None:
-    assert RULES[code].find.__module__.rpartition(".")[2] == RULES[code].name.replace("-", "_")
+def test_the_function_of_a_rule_has_its_name(code: str) -> None:
+    function = own_function(RULES[code])
+    assert RULES[code].finds
+    assert function is None or function.__name__ == RULES[code].name.replace("-", "_")
 
 
-def test_the_folder_of_a_family_holds_rules_alone_which_take_nothing_from_each_other() -> None:
-    modules = {rule.find.__module__ for rule in RULES.values()}
+@pytest.mark.parametrize("code", RULES)
+def test_the_sentences_of_a_rule_name_what_its_witnesses_carry(code: str) -> None:
+    rule = RULES[code]
+    solved = any(isinstance(find, partial) for find in rule.finds)
+    by_solver = {name for name in rule.forms if solved and name in typestates.FORMS}
+    assert all(rule.forms[name].terms <= typestates.TERMS for name in by_solver)
+    named: dict[str, set[str]] = {name: set() for name in by_solver}
+    for call in witnesses_of(rule):
+        form = ast.literal_eval(call.args[2]) if len(call.args) > 2 else "found"
+        terms = {keyword.arg or "" for keyword in call.keywords} - {"confidence", "story", "waits"}
+        assert form in rule.forms, f"line {call.lineno} finds {form!r}, for which {rule.name} has no sentences"
+        needed = rule.forms[form].terms - {"at", "fn"}
+        assert terms == needed, f"line {call.lineno} carries {sorted(terms)}, and the sentences name {sorted(needed)}"
+        named.setdefault(form, set()).update(terms)
+    assert named.keys() == rule.forms.keys(), "a form that nothing finds"
+
+
+def test_the_files_of_a_family_find_its_rules_and_take_nothing_from_each_other() -> None:
+    functions = [function for rule in RULES.values() if (function := own_function(rule)) is not None]
+    modules = {function.__module__ for function in functions}
     for family in FAMILIES:
-        for file in Path(family.__path__[0]).glob("[!_]*.py"):
-            assert f"{family.__name__}.{file.stem}" in modules, f"{file.name} holds no rule"
+        for file in Path(RULES_FOLDER, family.package.rpartition(".")[2]).glob("[!_]*.py"):
+            assert f"{family.package}.{file.stem}" in modules, f"{file.name} finds no rule"
             imports = [n for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)]
-            taken = modules & {name for n in imports for name in (n.module, *(f"{n.module}.{a.name}" for a in n.names))}
-            assert {name.rpartition(".")[2] for name in taken} <= LEAVES_OUT.get(file.stem, set()), file.name
+            taken = {name for n in imports for name in (n.module, *(f"{n.module}.{a.name}" for a in n.names))}
+            assert not modules & taken, file.name
 
 
 def test_a_deadlock_reads_as_everywhere_else() -> None:
-    (found,) = check_text("order.py", textwrap.dedent(RULES["PC101"].bad))
+    (found,) = check_text("order.py", RULES["PC101"].bad)
     assert found.explanation().splitlines() == [
-        "    1. thread A  line 10: Account.pay takes Account._books",
-        "    2. thread A  line 11: Account.pay waits for Account._cash, which thread B holds",
-        "    3. thread B  line 15: Account.audit takes Account._cash",
-        "    4. thread B  line 16: Account.audit calls self._count()",
-        "    5. thread B  line 19: Account._count waits for Account._books, which thread A holds",
+        "    1. thread A  line 9: Account.pay takes Account._books",
+        "    2. thread A  line 10: Account.pay waits for Account._cash, which thread B holds",
+        "    3. thread B  line 14: Account.audit takes Account._cash",
+        "    4. thread B  line 15: Account.audit calls self._count()",
+        "    5. thread B  line 18: Account._count waits for Account._books, which thread A holds",
         "  => deadlock: thread A waits for thread B, which waits for thread A",
         "  => take Account._books and Account._cash in one order everywhere, or release the first before the second",
     ]

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.concurrency.explore import formats
+from paceline.concurrency.explore.report import read_token
 from paceline.concurrency.explore.session import Session, drills_of
 from paceline.concurrency.explore.settings import Settings, Target, parse_target
-from paceline.concurrency.explore.token import read_token
 from paceline.errors import UsageError
 
 PAGE = Path(__file__).parents[3] / "docs" / "internals" / "explorer.md"
@@ -54,6 +55,7 @@ def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paceline", "explore", "app.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     printed = re.sub(r"schedule \d+ \(\w+\), [\d.]+ s", "schedule N (STRATEGY), S s", done.stdout)
+    printed = re.sub(r"in \d+ of \d+ schedules in [\d.]+ s", "in N of M schedules in S s", printed)
     assert re.sub(r"ex1-\S+", "TOKEN", printed) == shown
     assert done.returncode == 1
 
@@ -61,8 +63,8 @@ def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
 @pytest.mark.parametrize("program", ["lost_update", "unread_future", "timeout_too_short"])
 def test_a_replay_gives_the_finding_again(session: Session, program: str) -> None:
     target = Target(str(PROGRAMS / f"{program}.py"))
-    report = session.explore(target, Settings(seconds=60)).report
-    assert len(read_token(report["replay"])) == report["switches"]
+    report = session.explore(target, Settings(seconds=60, first=True)).report
+    assert len(read_token(report["replay"])[0]) == report["switches"]
     for _ in range(3):
         again = session.explore(target, replay=report["replay"]).report
         assert again["finding"] == report["finding"]
@@ -72,13 +74,13 @@ def test_a_replay_gives_the_finding_again(session: Session, program: str) -> Non
 def test_a_race_that_does_no_harm_is_reported_on_request(session: Session, tmp_path: Path) -> None:
     target = written(tmp_path, RACE)
     assert session.explore(target).report["verdict"] == "dismissed within bounds"
-    finding = session.explore(target, Settings(races=True)).report["finding"]
+    finding = session.explore(target, Settings(races=True, first=True)).report["finding"]
     assert finding["kind"] == "data race"
     assert "Box.value" in finding["message"]
 
 
 def test_results_that_differ_are_reported_on_request(session: Session, tmp_path: Path) -> None:
-    finding = session.explore(written(tmp_path, RACE), Settings(same=True)).report["finding"]
+    finding = session.explore(written(tmp_path, RACE), Settings(same=True, first=True)).report["finding"]
     assert finding["kind"] == "results differ"
     assert "'1'" in finding["message"]
 
@@ -105,6 +107,80 @@ thread.join()
     report = session.explore(written(tmp_path, source), Settings(schedules=1)).report
     assert report["finding"] is None
     assert report["outside"] == ["waiter at app.py:9"]
+
+
+TWO = """
+import threading
+
+class Box:
+    n = 0
+    items = {"a": 1}
+
+def add():
+    Box.n += 1
+
+def drop():
+    Box.items.pop("a", None)
+
+def use():
+    if "a" in Box.items:
+        return Box.items["a"]
+
+threads = [threading.Thread(target=each) for each in (add, add, use, drop)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert Box.n == 2
+"""
+
+
+def test_the_search_goes_on_and_lists_distinct_findings(session: Session, tmp_path: Path) -> None:
+    answer = session.explore(written(tmp_path, TWO), Settings(seconds=20, schedules=150))
+    assert sorted(each["finding"]["line"] for each in answer.report["findings"]) == [16, 23]
+    assert answer.text.count("replay: paceline explore") == 2
+    assert "2 findings in" in answer.text
+    first = session.explore(written(tmp_path, TWO), Settings(seconds=20, first=True)).report
+    assert len(first["findings"]) == 1
+
+
+UPDATE = """
+import threading
+
+condition = threading.Condition()
+done = 0
+
+def work():
+    global done
+    done += 1
+    with condition:
+        condition.notify()
+
+for _ in range(3):
+    threading.Thread(target=work).start()
+with condition:
+    while done < 3:
+        condition.wait()
+"""
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_lost_update_is_found_early_and_is_no_lost_wake_up(session: Session, tmp_path: Path, seed: int) -> None:
+    report = session.explore(written(tmp_path, UPDATE), Settings(seconds=20, seed=seed, first=True)).report
+    assert report["schedules"] < 60
+    assert report["finding"]["kind"] == "deadlock"
+    assert any(each["what"] == "is interrupted before it writes done" for each in report["finding"]["schedule"])
+
+
+def test_a_finding_is_sarif_and_one_page_with_a_lane_for_each_thread(session: Session, tmp_path: Path) -> None:
+    report = session.explore(written(tmp_path, TWO), Settings(seconds=20, first=True)).report
+    result = json.loads(formats.sarif(report))["runs"][0]["results"][0]
+    assert result["locations"][0]["physicalLocation"]["region"]["startLine"] == report["finding"]["line"]
+    assert len(result["codeFlows"][0]["threadFlows"]) > 1
+    page = formats.html(report)
+    assert page.count("<b style='grid-column:") >= len(result["codeFlows"][0]["threadFlows"])
+    assert "class='switch'" in page
+    assert report["replay"] in page
 
 
 def test_a_function_of_a_module_is_explored(session: Session, tmp_path: Path) -> None:
@@ -187,6 +263,31 @@ def test_json_is_one_object(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert json.loads(done.stdout)["verdict"] == "dismissed within bounds"
     assert done.returncode == 0
+
+
+JOINED = """
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with Join([model]):
+    for _ in range(2 + dist.get_rank()):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+dist.barrier()
+"""
+
+
+def test_uneven_inputs_with_join_are_no_finding(tmp_path: Path) -> None:
+    with Session() as session:
+        answer = session.explore(written(tmp_path, JOINED), Settings(ranks=2, schedules=2))
+    assert answer.code == 0, answer.text
 
 
 def test_modelled_collectives_compute_what_real_ones_do() -> None:

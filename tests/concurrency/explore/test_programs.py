@@ -18,7 +18,7 @@ FILES = sorted(PROGRAMS.glob("*/*.py"))
 
 
 def settings(file: Path, schedules: int) -> Settings:
-    return Settings(seconds=120, schedules=schedules, ranks=2 if file.stem.startswith("ranks") else 0)
+    return Settings(seconds=120, schedules=schedules, ranks=2 if file.stem.startswith("ranks") else 0, first=True)
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.concurrency.watcher.findings import with_findings
 from paceline.concurrency.watcher.graph import find_knot, find_retries
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.judge import judge
 from paceline.concurrency.watcher.ranks import find_divergence
-from paceline.concurrency.watcher.report import Report, Span, Waiting, report_divergence, report_knot
+from paceline.concurrency.watcher.report import HangReport, Span, Waiting, report_divergence, report_knot
 from paceline.concurrency.watcher.samples import AN_END, Counters, Frame, Pace, Process, Snapshot, Subject, Thread, Wait
+from paceline.concurrency.watcher.session import with_findings
 
 #: What earlier versions printed, which names nothing.
 NEVER = ("a lock of its own process", "with inode", "livelocked")
@@ -26,7 +26,7 @@ def process(pid: int, *threads: tuple[Wait, Subject], rank: int | None = None) -
     return Process(pid, 1, "a.py", made, stacks=stacks, tids=tids, subjects=tuple(s for _, s in threads), rank=rank)
 
 
-def report(*processes: Process) -> Report:
+def report(*processes: Process) -> HangReport:
     knot = find_knot(Snapshot(0.0, processes), lambda pid, tid: True)
     assert knot is not None
     found = report_knot(knot, 0.99, Span(0.0, 9.0))
@@ -211,7 +211,7 @@ def test_findings_about_other_numbers_of_ranks_and_lines_of_victims_are_not_quot
 
     def quoted(role: str, ranks: int) -> list[str]:
         waits = Waiting(10, "rank 0", role, "rank 1", (11,), at=Frame(str(file), 9, "collect"))
-        hung = Report("deadlocked", 0.9, Span(0.0, 9.0), (waits,), "", ranks=ranks)
+        hung = HangReport("deadlocked", 0.9, Span(0.0, 9.0), (waits,), "", ranks=ranks)
         return [each.message.partition(",")[0] for each in with_findings(hung).findings]
 
     (said,) = quoted("cause", 0)

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.concurrency.watcher.graph import find_knot, find_retries
 from paceline.concurrency.watcher.history import History
-from paceline.concurrency.watcher.ranks import Place, find_divergence, place_of
+from paceline.concurrency.watcher.ranks import RankPlace, find_divergence, place_of
 from paceline.concurrency.watcher.samples import (
     AGAIN,
     ENDED,
@@ -168,7 +168,7 @@ def test_a_forward_pass_that_synchronizes_is_in_a_collective(functions: tuple[st
     inside = tuple(Frame("/torch/nn/parallel/distributed.py", 9, function) for function in functions)
     stack = (*inside, Frame("/a.py", 3, "evaluate"))
     process = Process(10, 1, "a.py", (), rank=0, world_size=3, stacks=(stack,))
-    assert place_of(process) == Place(collective, stack[-1])
+    assert place_of(process) == RankPlace(collective, stack[-1])
 
 
 def test_a_rank_that_waits_for_a_lock_is_the_cause() -> None:

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 
-from paceline.concurrency.watcher.processes.mutex import owner_of_mutex
+from paceline.concurrency.watcher.waits import owner_of_mutex
 
 
 def test_the_thread_that_holds_a_contended_mutex_is_found() -> None:

@@ -7,7 +7,7 @@ import pytest
 from paceline.concurrency.watcher import watch
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Wait
-from paceline.concurrency.watcher.screen import screen
+from paceline.concurrency.watcher.watch import screen
 
 
 def test_each_process_has_a_row_with_what_it_uses_and_waits_for() -> None:

@@ -80,7 +80,8 @@ def test_a_plan_that_fails_is_a_row_with_its_reason_and_the_others_go_on(
     assert [row.name for row in found.rows] == ["sequential", "downpour"]
     (ring,) = found.failed
     assert ring.sentence == "ring x2 failed: RunFailed: worker 0 failed first: no such thing"
-    assert found.answer.plan == "downpour:workers=2"
+    assert found.answer.plan == found.best == "downpour:workers=2"
+    assert found.to_pandas().loc["downpour:workers=2", "workers"] == 2
     assert found.path is not None
     written = json.loads((found.path / "comparison.json").read_text())
     assert [each["reason"] for each in written["failed"]] == [ring.reason]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.compression import bounds
+from paceline.compression import points
 from paceline.compression.building import Latency
 from paceline.compression.emission.c_file import CFile
 from paceline.compression.page import page_of
@@ -129,17 +129,17 @@ def test_an_interval_holds_as_often_as_it_says() -> None:
 
 @pytest.mark.parametrize(("given", "found"), [("5us", 5.0), ("0.2ms", 200.0), ("900 ns", 0.9), (3, 3.0), (None, None)])
 def test_a_latency_is_read(given: str | float | None, found: float | None) -> None:
-    assert bounds.latency(given) == pytest.approx(found)
+    assert points.latency(given) == pytest.approx(found)
 
 
 def test_a_size_is_read() -> None:
-    assert [bounds.size(given) for given in ("16KB", "16KiB", "900", 12, None)] == [16_000, 16_384, 900, 12, None]
+    assert [points.size(given) for given in ("16KB", "16KiB", "900", 12, None)] == [16_000, 16_384, 900, 12, None]
 
 
 @pytest.mark.parametrize("given", ["5", "5 parsecs", "fast", "-1us"])
 def test_a_latency_that_says_nothing_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="write it as in 5us"):
-        bounds.latency(given)
+        points.latency(given)
 
 
 def test_wrong_use_is_refused_before_the_search(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from torch import nn
 import paceline as pl
 from paceline.errors import PlanWarning
 from paceline.interfaces.api.planning import following
-from paceline.planning.planner import remembered
 
 
 def job(**changes: object) -> pl.Job:
@@ -30,7 +29,7 @@ def job(**changes: object) -> pl.Job:
 
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(remembered, "choices", lambda: tmp_path / "choices")
+    monkeypatch.setattr(following, "choices", lambda: tmp_path / "choices")
 
 
 def test_a_training_of_seconds_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ import paceline as pl
 from paceline.errors import RunFailed, UsageError
 from paceline.interfaces.api.train import train
 from paceline.interfaces.callbacks import Training
-from paceline.interfaces.callbacks.early_stopping import EarlyStopping
-from paceline.interfaces.callbacks.metric import Best
+from paceline.interfaces.callbacks.watching import Best, EarlyStopping
 from paceline.runtime.runs.record import Evaluation, Status, read_record
 from paceline.runtime.runs.run import Run
 from tests.runtime.report.test_report import records

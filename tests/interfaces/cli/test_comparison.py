@@ -15,8 +15,8 @@ from paceline.interfaces.api.comparing.result import Comparison
 from paceline.interfaces.cli import comparison
 from paceline.interfaces.cli.comparison import progress_shown, show_comparison
 from paceline.interfaces.cli.console import saying
-from paceline.runtime.runs.comparison import ComparisonRecord, FailedPlan, Row, Step
-from paceline.runtime.runs.intervals import median_interval, wilson
+from paceline.runtime.runs.comparison import ComparisonRecord, FailedPlan, Row, StepTimes
+from paceline.runtime.runs.figures import median_interval, wilson
 from paceline.runtime.runs.verdict import decided
 from tests.interfaces.cli.conftest import Command
 
@@ -26,7 +26,7 @@ def row(plan: str, workers: int, *ratios: float) -> Row:
     several = workers > 1
     return Row(
         plan, workers, 40_000 * middle, (1.0, 2.0), middle, middle / workers, 0.9 if several else None, accuracy,
-        0.17, 1.2, 0.0, 221_000.0, 0.06, Step(100.0, 10.0, 10.0, 10.0, 5.0),
+        0.17, 1.2, 0.0, 221_000.0, 0.06, StepTimes(100.0, 10.0, 10.0, 10.0, 5.0),
         speedup_interval=tuple(median_interval(ratios)), ceiling_share_interval=(0.88, 0.92) if several else None,
         test_accuracy_interval=tuple(wilson(accuracy, 360)),
         metrics={"test_accuracy": accuracy, "test_loss": 0.17, "macro_f1": 0.931},

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import UsageError
-from paceline.interfaces.emit.docker import PACKAGES, check_job, dockerfile
-from paceline.interfaces.emit.versions import installed
+from paceline.interfaces.emit.docker import PACKAGES, check_job, dockerfile, installed
 
 VERSIONS = {name: f"{number}.0" for number, name in enumerate(("paceline", *PACKAGES, "ray"))} | {"torch": "2.13.0+cpu"}
 

@@ -5,19 +5,97 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
+from paceline.algorithms.codecs.catalogue import CODECS
 from paceline.algorithms.collectives.ring import Ring
+from paceline.errors import UsageError
+from paceline.interfaces.api.planning.coding import coding
 from paceline.planning.planner.candidates import candidates, numbers_of_workers, same_learning
+from paceline.planning.planner.cluster import links_of
 from paceline.planning.planner.costs import meeting
-from paceline.planning.planner.divisions import ModelDivision
-from paceline.planning.planner.facts import Facts
-from paceline.planning.planner.methods import predict
-from paceline.planning.planner.pipelines import cut
-from paceline.plans.methods.prediction import NotPredicted, queued
+from paceline.planning.planner.facts import Facts, ModelDivision, coding_of, reads
+from paceline.planning.planner.methods import cut, predict
+from paceline.planning.planner.simulating import timeline
+from paceline.plans.methods.prediction import Coding, NotPredicted, queued
 from paceline.plans.plan import RECIPES, Plan, make
 from paceline.runtime.engines.virtual import World, simulate
 from paceline.runtime.runs.trace import Kind
+from paceline.training.gradients.message import MessageShape
+from paceline.training.parameters.layout import lay_out
 from tests.planning.planner.cards import costs
+
+# --- What codecs cost is part of every prediction ---------------------------------------------------------------------
+
+CODECS_FACTS = Facts(100, 40_000, 40_000, {"int8": Coding(10_000, 0.001, 0.002)})
+
+
+def test_a_measured_codec_is_taken_and_another_one_estimated() -> None:
+    assert coding_of(Plan.parse("ring:codec=int8"), CODECS_FACTS).bytes == 10_000
+    assert coding_of(Plan.parse("ring:codec=half"), CODECS_FACTS).bytes == pytest.approx(20_000, rel=0.01)
+    assert coding_of(Plan.parse("ring"), CODECS_FACTS) == Coding(40_000, 0.0, 0.0)
+    assert [reads(Plan.parse(plan, 4)) for plan in ("ring:codec=int8", "ring:codec=half", "downpour:codec=int8")] == [
+        4,
+        1,
+        1,
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name, row in CODECS.items() if not row.make().variable])
+def test_the_bytes_of_a_codec_are_those_of_its_messages(name: str) -> None:
+    layout, row = lay_out(nn.Linear(40, 50), 1, []), CODECS[name]
+    found = coding(name, layout)
+    assert found.bytes == MessageShape(row.make(), layout.shards[0], layout.dtype).fixed
+    assert found.encode > 0 < found.decode
+
+
+def test_codecs_are_candidates_only_where_learning_may_differ() -> None:
+    coded = [each.plan for each in candidates((2, 4), 4, "any", codecs=("half", "topk")) if each.plan.codec is not None]
+    assert {str(plan) for plan in coded} >= {"ring:workers=2,codec=half", "downpour:workers=4,codec=topk"}
+    assert not any(map(same_learning, coded))
+    assert not [each for each in candidates((2, 4), 4, "same", codecs=("half",)) if each.plan.codec is not None]
+
+
+def test_a_link_is_read_as_it_is_said() -> None:
+    fast = links_of("1Gbit,0.2ms")
+    assert (fast.bandwidth, fast.latency) == (125e6, pytest.approx(2e-4))
+    for wrong in ("fast", "100Mbit", "0Mbit,1ms", "1..2Mbit,1ms", "100MB,1ms"):
+        with pytest.raises(UsageError, match="link"):
+            links_of(wrong)
+
+
+# --- Closed forms equal the simulation: without jitter and stragglers both take the same seconds for an update --------
+# Over several updates the simulation of `central` is faster than its closed form: workers that have their sum begin the
+# next update while it is sent to others.
+
+SIMULATING_FACTS = Facts(160, 4_000_000_000, 40_000)  # seconds of exchange, since the trace has whole nanoseconds
+
+
+@pytest.mark.parametrize("workers", [2, 4, 16])
+@pytest.mark.parametrize("name", ["ring", "tree", "halving_doubling", "hierarchical", "central"])
+def test_all_reduce(name: str, workers: int) -> None:
+    plan = make(name, workers=workers)
+    predicted = predict(plan, costs(), SIMULATING_FACTS)
+    trace = timeline(plan, costs(), SIMULATING_FACTS, 1)
+    assert predicted.seconds == pytest.approx(float(trace.rows["end"].max()) / 1e9, rel=1e-9)
+
+
+def test_later_updates_of_a_central_worker_overlap() -> None:
+    plan, few = make("central", workers=4), Facts(100, 40_000, 40_000)
+    predicted = predict(plan, costs(), few)
+    trace = timeline(plan, costs(), few, 100)
+    assert float(trace.rows["end"].max()) / 1e9 < 100 * predicted.seconds
+
+
+def test_a_server_with_one_worker_has_nothing_to_wait_for() -> None:
+    plan = make("downpour", workers=1)
+    predicted = predict(plan, costs(), SIMULATING_FACTS)
+    assert predicted.terms.wait == pytest.approx(0, abs=1e-12)
+    trace = timeline(plan, costs(), SIMULATING_FACTS, 20)
+    rows = trace.of_kind(Kind.APPLY)
+    assert predicted.staleness == 0
+    assert (rows["version"] - 1 - rows["base"]).max() == 0
+
 
 FACTS = Facts(batch=100, payload=40_000, served=40_000)
 

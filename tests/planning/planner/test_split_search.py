@@ -9,37 +9,37 @@ from collections.abc import Callable
 import pytest
 
 from paceline.algorithms.splits.derivation import PARAMETER, Program
-from paceline.algorithms.splits.nodes import Held, Node
+from paceline.algorithms.splits.nodes import Held, SplitNode
 from paceline.planning.planner.programs import division_of
-from paceline.planning.planner.split_search import Graph, by_programming, by_proposals, exhaustive, search
+from paceline.planning.planner.split_search import OperationGraph, by_programming, by_proposals, exhaustive, search
 from paceline.plans.methods.views import Parts
 from paceline.plans.plan import make
 
 SAMPLES = 8
 
 
-def _linear(name: str, takes: str, before: int, after: int) -> Node:
+def _linear(name: str, takes: str, before: int, after: int) -> SplitNode:
     held = Held("weight", f"{name}.weight", (after, before)), Held("bias", f"{name}.bias", (after,))
-    return Node(name, "linear", (takes,), ((SAMPLES, before),), (SAMPLES, after), held, name)
+    return SplitNode(name, "linear", (takes,), ((SAMPLES, before),), (SAMPLES, after), held, name)
 
 
-def _graph(widths: tuple[int, ...], workers: int, residual: bool = False) -> Graph:
+def _graph(widths: tuple[int, ...], workers: int, residual: bool = False) -> OperationGraph:
     """Linear layers with an activation between; with a sum around the second, no chain."""
-    nodes: list[Node] = []
+    nodes: list[SplitNode] = []
     last = "x"
     for number, (before, after) in enumerate(itertools.pairwise(widths)):
         nodes.append(_linear(f"fc{number}", last, before, after))
         shape = SAMPLES, after
-        nodes.append(Node(f"relu{number}", "elementwise", (f"fc{number}",), (shape,), shape))
+        nodes.append(SplitNode(f"relu{number}", "elementwise", (f"fc{number}",), (shape,), shape))
         last = f"relu{number}"
         if residual and number == 1:
-            nodes.append(Node("add", "elementwise", ("relu0", last), (shape, shape), shape))
+            nodes.append(SplitNode("add", "elementwise", ("relu0", last), (shape, shape), shape))
             last = "add"
     needs = {node.name for node in nodes} | {PARAMETER + held.name for node in nodes for held in node.held}
-    return Graph(tuple(nodes), {"x": (SAMPLES, widths[0])}, (last,), needs, workers)
+    return OperationGraph(tuple(nodes), {"x": (SAMPLES, widths[0])}, (last,), needs, workers)
 
 
-def _judge(seed: int, graph: Graph) -> Callable[[Program], float]:
+def _judge(seed: int, graph: OperationGraph) -> Callable[[Program], float]:
     """Seconds of layers, messages and bytes, drawn over several orders of magnitude."""
     draw = random.Random(seed)
     layers = {layer: 10 ** draw.uniform(-5, -2) for layer in graph.layers}

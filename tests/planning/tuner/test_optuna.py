@@ -18,13 +18,12 @@ from paceline.algorithms.tuning.fifo import Fifo  # noqa: E402
 from paceline.interfaces.api.tuning.tune import tune  # noqa: E402
 from paceline.planning.tuner.drive import drive  # noqa: E402
 from paceline.planning.tuner.journal import Journal  # noqa: E402
-from paceline.planning.tuner.optuna import OptunaProposals  # noqa: E402
-from paceline.planning.tuner.optuna_storage import Storage  # noqa: E402
+from paceline.planning.tuner.optuna import OptunaProposals, Storage  # noqa: E402
 from paceline.planning.tuner.space import Float, Space  # noqa: E402
 from paceline.planning.tuner.study import Study  # noqa: E402
 from paceline.planning.tuner.trial import Trial  # noqa: E402
 from paceline.planning.tuner.trials import Terms  # noqa: E402
-from paceline.planning.tuner.trials.here import Here  # noqa: E402
+from paceline.planning.tuner.trials.choice import Here  # noqa: E402
 
 
 @pytest.fixture

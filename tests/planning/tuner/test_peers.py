@@ -20,9 +20,9 @@ from paceline.planning.tuner.space import Float, Space
 from paceline.planning.tuner.study import Study
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Terms
+from paceline.planning.tuner.trials.choice import Here
 from paceline.planning.tuner.trials.dispatch import JOINED, Dispatcher
-from paceline.planning.tuner.trials.here import Here
-from paceline.planning.tuner.trials.messages import Outcome, answer_of, message_of, outcome_of, pack, terms_of
+from paceline.planning.tuner.trials.messages import SearchOutcome, answer_of, message_of, outcome_of, pack, terms_of
 from paceline.planning.tuner.trials.peers import OVER, RANK, SAID, TERMS, TUNER, Peers, RankInfo, serve
 from paceline.planning.tuner.trials.processes import Processes
 from paceline.runtime.links.tcp.address import Address
@@ -53,7 +53,7 @@ def rank_info(rank: int, head: Address) -> RankInfo:
 
 
 def head_of(study: Study, terms: Terms) -> Peers:
-    return Peers(None, rank_info(0, Address("127.0.0.1", 0)), terms, lambda: Outcome(study.trials, None))
+    return Peers(None, rank_info(0, Address("127.0.0.1", 0)), terms, lambda: SearchOutcome(study.trials, None))
 
 
 def rank(pool: ThreadPoolExecutor, number: int, head: Address) -> Future[Any]:
@@ -67,7 +67,7 @@ def test_a_rank_finds_what_one_process_finds() -> None:
     with ThreadPoolExecutor(1) as pool:
         served = rank(pool, 1, peers.hub.address)
         drive(ranks, Dispatcher(peers, ranks.report))
-        assert served.result() == Outcome(ranks.trials, None)
+        assert served.result() == SearchOutcome(ranks.trials, None)
     assert {n: (t.value, t.reports) for n, t in here.trials.items()} == {
         n: (t.value, t.reports) for n, t in ranks.trials.items()
     }
@@ -148,7 +148,7 @@ def test_what_a_rank_says_is_never_unpickled(tmp_path: Path, capsys: pytest.Capt
     with ThreadPoolExecutor(2) as pool:
         hostile = pool.submit(is_a_hostile_rank, peers.hub.address, pickle.dumps(Payload(ran)))
 
-        def then() -> Outcome:
+        def then() -> SearchOutcome:
             hostile.result()
             return serve(rank_info(1, peers.hub.address), lambda terms: Processes(curve, terms, 1, threads=1), 60.0)
 

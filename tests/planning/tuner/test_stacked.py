@@ -19,12 +19,10 @@ from paceline.planning.tuner.study import Assignment, Study
 from paceline.planning.tuner.training import JobObjective, Measure
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Terms
-from paceline.planning.tuner.trials.here import Here
+from paceline.planning.tuner.trials.choice import Here
 from paceline.planning.tuner.trials.stacked import Stacked
 from paceline.runtime.engines.stepping import SteppedTraining
-from paceline.training.gradients.stacks.core_stack import CoreStack
-from paceline.training.gradients.stacks.fastest_stack import Forms
-from paceline.training.gradients.stacks.lane_stack import LaneStack
+from paceline.training.gradients.stacks.fastest_stack import CoreStack, Forms, LaneStack
 from paceline.training.gradients.stacks.stacking import CannotStack, shape_of
 from paceline.training.jobs.job import Job
 

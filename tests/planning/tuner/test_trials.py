@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from paceline.errors import TrialStopped
+from paceline.interfaces.testing.killed_tunings import disturb, faults
 from paceline.planning.tuner.drive import Spent, drive
 from paceline.planning.tuner.journal import Journal
 from paceline.planning.tuner.searches import Search
@@ -17,9 +21,24 @@ from paceline.planning.tuner.space import Choice, Float, Space
 from paceline.planning.tuner.study import Study
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Terms
+from paceline.planning.tuner.trials.choice import Here
 from paceline.planning.tuner.trials.dispatch import Dispatcher
-from paceline.planning.tuner.trials.here import Here
 from paceline.planning.tuner.trials.processes import Processes
+
+# --- A tuning whose tuner and workers get SIGKILL loses nothing, repeats nothing and decides the same -----------------
+
+
+@pytest.mark.parametrize(
+    ("search", "kills"),
+    [
+        ("successive_halving:sampler=grid", 2),
+        *(pytest.param(search, 8, marks=pytest.mark.soak) for search in ("grid", "asha", "pbt", "hyperband")),
+    ],
+)
+def test_a_killed_tuning_goes_on_as_if_nothing_had_happened(search: str, kills: int, tmp_path: Path) -> None:
+    record_loss = disturb(tmp_path, search, random.Random(7), kills)
+    assert record_loss.tuner + record_loss.workers >= 1
+    assert faults(tmp_path, search) == []
 
 
 def run(

@@ -19,8 +19,7 @@ from paceline.runtime.runs.trace import Kind
 from paceline.training.gradients.message import MessageShape
 from paceline.training.gradients.payload import Payload
 from paceline.training.gradients.segments import segments_of
-from paceline.training.parameters.fragments import Fragments
-from paceline.training.parameters.layout import lay_out
+from paceline.training.parameters.layout import Fragments, lay_out
 
 PLANS = (
     "diloco:workers=3,every=4,fragments=2",

@@ -306,20 +306,21 @@ def _core_waits(family: Family) -> dict[int, float]:
 
 
 def test_ctrl_c_ends_everything(tmp_path: Path) -> None:
-    _interrupt("ring", 3, tmp_path, BUSY)
+    with _started("ring", tmp_path, 10**6, 1) as family:
+        assert len(family) >= 4  # with the forkserver and two workers
+        _interrupt(family, BUSY)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("tenth", "plan"), list(zip(range(10), ["ring", "downpour"] * 5, strict=True)))
 def test_ctrl_c_at_any_tenth_of_a_run_ends_everything_within_two_seconds(plan: str, tenth: int, tmp_path: Path) -> None:
-    _interrupt(plan, tenth, tmp_path, 2.0)
-
-
-def _interrupt(plan: str, tenth: int, tmp_path: Path, seconds: float) -> None:
     with _started(plan, tmp_path, EPOCHS, EPOCHS * UPDATES_PER_EPOCH * tenth // 10) as family:
-        assert len(family) >= 4  # with the forkserver and two workers
-        os.killpg(family[0].pid, signal.SIGINT)  # as a terminal does: to every process
-        _nothing_is_left(family, seconds)
+        _interrupt(family, 2.0)
+
+
+def _interrupt(family: Family, seconds: float) -> None:
+    os.killpg(family[0].pid, signal.SIGINT)  # as a terminal does: to every process
+    _nothing_is_left(family, seconds)
 
 
 @pytest.mark.parametrize(

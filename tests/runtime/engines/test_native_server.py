@@ -23,7 +23,7 @@ from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.version_slots import VersionSlots
 from paceline.errors import ProtocolError
 from paceline.kernels.build import library
-from paceline.kernels.compiled import Call
+from paceline.kernels.compiled import CompiledCall
 from paceline.kernels.exchange import Ended
 from paceline.kernels.one_pass import FLAGS
 from paceline.kernels.serve import SPAN, Served, text
@@ -186,7 +186,7 @@ def test_a_shard_counts_as_the_machine_does(locks: Locks, make_memory: MakeMemor
             machine.handle(expected, Push(worker, 0, batch))
             _, target = slots.move(expected, worker)
             served.worker, served.batch = worker, batch
-            assert native.one_push(ctypes.byref(Call()), ctypes.byref(served))
+            assert native.one_push(ctypes.byref(CompiledCall()), ctypes.byref(served))
             assert list(integers.current) == expected
             assert (shard.base, shard.own) == (batch + 1, target)
             ring.catch_up()

@@ -20,7 +20,7 @@ from paceline.training.parameters.layout import lay_out
 
 def _arena() -> None:
     module = nn.Linear(2, 2)
-    shape = ArenaShape.of(Plan.parse("ring"), lay_out(module, 1, ()), 1, {}, torch.optim.SGD(module.parameters()), ())
+    shape = ArenaShape.of(Plan.parse("ring"), lay_out(module, 1, ()), 1)
     Arena.create(shape).close()
 
 

@@ -155,6 +155,13 @@ def test_who_is_home_or_dead_is_said() -> None:
     assert status.workers[2].remark == ""
 
 
+def test_a_place_that_no_machine_has_taken_yet_is_not_shown() -> None:
+    status = LiveStatus()
+    rows = [Row(Kind.COMPUTE, w, w, end=10**8, samples=10, value=1.0) for w in range(2)]
+    status.update(report(Trace.of(rows), 1.0, in_step=False, dead=(1, 2)))
+    assert [(worker.number, worker.state) for worker in status.workers] == [(0, ""), (1, "died")]
+
+
 @pytest.mark.parametrize("plan", ["ring", "ssp:bound=1"])
 def test_a_stopped_worker_is_named_while_the_run_goes_on(plan: str, tmp_path: Path) -> None:
     calls, flag = [0], str(tmp_path / "stopped")

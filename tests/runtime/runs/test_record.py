@@ -18,7 +18,7 @@ from paceline.errors import RunFolderError
 from paceline.interfaces.testing.jobs import JOBS
 from paceline.runtime.report.reading import open_all
 from paceline.runtime.runs import trace
-from paceline.runtime.runs.comparison import ComparisonRecord, Row, Step, read_comparison
+from paceline.runtime.runs.comparison import ComparisonRecord, Row, StepTimes, read_comparison
 from paceline.runtime.runs.folder import RunFolder
 from paceline.runtime.runs.live import LiveRecord, Phase, ProcessRecord, WorkerLive, WorkerStatus
 from paceline.runtime.runs.record import (
@@ -182,7 +182,7 @@ RECORDS = (
 )
 
 
-@pytest.mark.parametrize("kind", [*RECORDS, ComparisonRecord, Row, Step], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", [*RECORDS, ComparisonRecord, Row, StepTimes], ids=lambda kind: kind.__name__)
 def test_every_field_is_in_the_documentation(kind: Any) -> None:
     names = {each.name for each in fields(kind) if each.metadata != INLINE}
     assert {name for name in names if f"`{name}`" not in PAGE} == set()

@@ -14,12 +14,14 @@ from paceline.interfaces.api.tuning.tune import tune
 from paceline.planning.tuner.space import Float
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.replay.replay import Replay
-from paceline.runtime.runs.comparison import Answer, ComparisonRecord, FailedPlan, Kind, Row
+from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonKind, ComparisonRecord, FailedPlan, Row
 from paceline.runtime.runs.tables import comparison_table, summary_lines
 from paceline.training.jobs.job import Job
 
 ROWS = (Row("sequential", 1, 1000.0, (1000.0,), 1.0, 1.0), Row("ring:workers=2", 2, 1500.0, (1500.0,), 1.5, 0.75))
-RECORD = ComparisonRecord("<job>", "1 thread", 1000.0, 5, ROWS, answer=Answer(Kind.RECOMMENDED, "Recommended: ring x2"))
+RECORD = ComparisonRecord(
+    "<job>", "1 thread", 1000.0, 5, ROWS, answer=ComparisonAnswer(ComparisonKind.RECOMMENDED, "Recommended: ring x2")
+)
 
 
 def test_a_comparison_is_a_table_with_the_answer_below() -> None:

@@ -11,9 +11,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.runtime.runs.comparison import Answer, ComparisonRecord, FailedPlan, Kind, Row
-from paceline.runtime.runs.intervals import median_interval, wilson
+from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonKind, ComparisonRecord, FailedPlan, Row
+from paceline.runtime.runs.figures import common_level, median_interval, seconds_to_hold, wilson
+from paceline.runtime.runs.record import Evaluation
 from paceline.runtime.runs.verdict import CROWDED, MOST_LOST, PAYS, SETTLED, decide, decided, disagreement
+
+# --- Time to a target is the time from which on it was held -----------------------------------------------------------
+
+
+def history(*levels: float) -> list[Evaluation]:
+    return [Evaluation(n, float(n), {"test_accuracy": level}) for n, level in enumerate(levels)]
+
+
+def test_a_peak_is_not_a_level() -> None:
+    peaked, steady = history(0.5, 0.967, 0.92, 0.94, 0.944), history(0.4, 0.8, 0.93, 0.945, 0.95)
+    assert common_level([peaked, steady], "test_accuracy") == 0.944
+    assert seconds_to_hold(peaked, "test_accuracy", 0.944) == 4.0
+    assert seconds_to_hold(peaked, "test_accuracy", 0.92) == 1.0
+    assert seconds_to_hold(steady, "test_accuracy", 0.944) == 3.0
+    assert seconds_to_hold(steady, "test_accuracy", 0.96) is None
+
+
+def test_without_an_evaluation_there_is_no_level() -> None:
+    assert common_level([history(0.5), []], "test_accuracy") is None
+    assert common_level([history(0.5), history(float("nan"))], "test_accuracy") is None
+    assert common_level([], "test_accuracy") is None
+    assert seconds_to_hold([], "test_accuracy", 0.5) is None
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=9), min_size=1, max_size=4))
+def test_every_run_holds_the_common_level(runs: list[list[float]]) -> None:
+    level = common_level([history(*levels) for levels in runs], "test_accuracy")
+    assert level is not None
+    for levels in runs:
+        since = seconds_to_hold(history(*levels), "test_accuracy", level)
+        assert since is not None
+        assert all(each >= level for each in levels[int(since) :])
+
 
 SINGLE = Row("sequential", 1, 100.0, (100.0,), 1.0, 1.0, test_accuracy=0.9, speedup_interval=(1.0, 1.0))
 
@@ -58,7 +92,7 @@ def test_a_recommended_plan_is_surely_faster_and_what_it_loses_is_said(
 ) -> None:
     found = made(several)
     answer = decide(found)
-    if answer.kind != Kind.RECOMMENDED:
+    if answer.kind != ComparisonKind.RECOMMENDED:
         return
     (chosen,) = (each for each in found.plans if each.plan == answer.plan)
     assert chosen.speedup_interval is not None
@@ -89,7 +123,7 @@ def test_a_plan_that_is_faster_still_is_still_recommended(
     several: list[tuple[list[float], float | None]], faster: float
 ) -> None:
     before = decide(made(several))
-    if before.kind != Kind.RECOMMENDED:
+    if before.kind != ComparisonKind.RECOMMENDED:
         return
     number = int(str(before.plan).removeprefix("plan").partition(":")[0])
     several[number] = [faster * ratio for ratio in several[number][0]], several[number][1]
@@ -103,7 +137,7 @@ def test_one_process_and_several_are_judged_by_the_same_measure(
     """Whatever is not settled is undecided: a plan is ruled out as surely as it is recommended."""
     found = made(several)
     answer = decide(found)
-    if answer.kind == Kind.SINGLE:
+    if answer.kind == ComparisonKind.SINGLE:
         for each in found.plans[1:]:
             assert each.speedup_interval is not None
             loses = each.test_accuracy is not None and each.test_accuracy - 0.9 < -MOST_LOST
@@ -114,7 +148,7 @@ def test_one_process_and_several_are_judged_by_the_same_measure(
 STEADY = [1.66, 1.68, 1.69, 1.68, 1.64]
 
 
-def said(*rows: Row, **known: Any) -> Answer:
+def said(*rows: Row, **known: Any) -> ComparisonAnswer:
     found = decided(record(*rows, **known)).answer
     assert found is not None
     return found
@@ -146,7 +180,7 @@ def test_of_two_that_may_be_as_fast_the_more_accurate_is_recommended() -> None:
 
 def test_a_plan_that_learns_too_little_is_not_recommended() -> None:
     answer = said(row("hogwild:workers=2", STEADY, test_accuracy=0.6))
-    assert answer.kind == Kind.SINGLE
+    assert answer.kind == ComparisonKind.SINGLE
     assert answer.sentence == (
         "One process is the best you can do here (2 threads): no plan that learns enough pays (dropped for quality, "
         "--quality-limit is 5 points of accuracy: hogwild x2, 1.68x (±1%), accuracy -30.0 points (±3.0), less accurate "
@@ -154,9 +188,11 @@ def test_a_plan_that_learns_too_little_is_not_recommended() -> None:
     )
     lossy = Row("ring", 2, 168.0, (168.0,), 1.68, 0.84, test_loss=2.0)
     alone = replace(SINGLE, test_accuracy=None, test_loss=1.0)
-    assert decide(replace(record(), plans=(alone, lossy))).kind == Kind.SINGLE
-    assert decide(replace(record(), plans=(alone, replace(lossy, test_loss=1.05)))).kind == Kind.RECOMMENDED
-    assert decide(replace(record(), plans=(alone, replace(lossy, test_loss=float("nan"))))).kind == Kind.SINGLE
+    assert decide(replace(record(), plans=(alone, lossy))).kind == ComparisonKind.SINGLE
+    assert decide(replace(record(), plans=(alone, replace(lossy, test_loss=1.05)))).kind == ComparisonKind.RECOMMENDED
+    assert (
+        decide(replace(record(), plans=(alone, replace(lossy, test_loss=float("nan"))))).kind == ComparisonKind.SINGLE
+    )
 
 
 def test_a_faster_plan_that_was_dropped_for_quality_is_named_and_the_limit_is_the_users() -> None:
@@ -173,12 +209,12 @@ def test_a_faster_plan_that_was_dropped_for_quality_is_named_and_the_limit_is_th
     )
     assert "quality_limit= is test loss +10%" in decide(replace(found, command="")).sentence
     assert decide(replace(found, quality_limit=0.15)).plan == downpour.plan
-    assert decide(replace(found, quality_limit=0.001)).kind == Kind.SINGLE
+    assert decide(replace(found, quality_limit=0.001)).kind == ComparisonKind.SINGLE
     slow = replace(downpour, speedup=1.1, speedup_interval=(1.09, 1.11))
     assert "dropped" not in decide(replace(found, plans=(alone, ring, slow))).sentence  # it would not have been chosen
     less = row("hogwild:workers=2", STEADY, test_accuracy=0.8)
     assert said(less, quality_limit=0.11).plan == less.plan
-    assert said(less, quality_limit=0.09).kind == Kind.SINGLE
+    assert said(less, quality_limit=0.09).kind == ComparisonKind.SINGLE
 
 
 @given(plans, st.floats(CROWDED, 1.0))
@@ -187,14 +223,14 @@ def test_nothing_is_settled_where_workers_waited_for_a_core(
 ) -> None:
     """On a busy machine one process was once called the best there is, where two workers were 1.8 times as fast."""
     answer = decide(replace(made(several), core_wait=share))
-    assert answer.kind == Kind.UNDECIDED
+    assert answer.kind == ComparisonKind.UNDECIDED
     assert f"workers waited for one {share:.0%} of their time" in answer.sentence
     assert "End those programs, or give them other cores" in answer.sentence
     assert answer.plan is answer.command is None
 
 
 def test_a_machine_that_is_hardly_busy_settles_it() -> None:
-    assert said(row("ring:workers=2", STEADY), core_wait=CROWDED - 0.001).kind == Kind.RECOMMENDED
+    assert said(row("ring:workers=2", STEADY), core_wait=CROWDED - 0.001).kind == ComparisonKind.RECOMMENDED
 
 
 @given(plans)
@@ -202,21 +238,21 @@ def test_nothing_is_settled_by_a_comparison_that_was_interrupted(
     several: list[tuple[list[float], float | None]],
 ) -> None:
     answer = decide(replace(made(several), interrupted=True, rounds=2))
-    assert answer.kind == Kind.UNDECIDED
+    assert answer.kind == ComparisonKind.UNDECIDED
     assert answer.sentence.endswith("it was interrupted after 2 whole rounds; compare again, to the end")
 
 
 def test_one_process_is_not_the_best_where_nothing_else_was_timed_before_an_interrupt() -> None:
     answer = decide(replace(record(), interrupted=True, rounds=0))
-    assert answer.kind == Kind.UNDECIDED
+    assert answer.kind == ComparisonKind.UNDECIDED
     assert answer.sentence.startswith("Undecided: no plan with several workers was timed yet; it was interrupted")
-    assert decide(record()).kind == Kind.SINGLE
+    assert decide(record()).kind == ComparisonKind.SINGLE
 
 
 def test_plans_that_failed_are_named_where_no_other_was_compared() -> None:
     failed = (FailedPlan("ddp:workers=2", 2, "WorkerFailed: ..."),)
     assert "every plan with several workers failed (ddp x2)" in said(failed=failed).sentence
-    assert said(row("ring:workers=2", STEADY), failed=failed).kind == Kind.RECOMMENDED
+    assert said(row("ring:workers=2", STEADY), failed=failed).kind == ComparisonKind.RECOMMENDED
 
 
 def test_where_nothing_pays_one_process_is_the_answer() -> None:
@@ -225,8 +261,8 @@ def test_where_nothing_pays_one_process_is_the_answer() -> None:
         "One process is the best you can do here (2 threads): ring x2 came nearest, 0.90x (±1%); "
         "to use it: paceline train digits --plan sequential:threads=2"
     )
-    assert said().kind == Kind.SINGLE
-    assert said(row("ceiling:workers=2", STEADY)).kind == Kind.SINGLE  # a measure, not a plan to use
+    assert said().kind == ComparisonKind.SINGLE
+    assert said(row("ceiling:workers=2", STEADY)).kind == ComparisonKind.SINGLE  # a measure, not a plan to use
 
 
 def test_what_is_not_settled_is_undecided() -> None:
@@ -244,7 +280,7 @@ def test_rounds_that_disagree_give_intervals_and_no_explanation() -> None:
     assert found.disagreement is not None
     assert "disagree by up to ±53%" in found.disagreement
     assert found.answer is not None
-    assert found.answer.kind == Kind.UNDECIDED
+    assert found.answer.kind == ComparisonKind.UNDECIDED
     assert all(each.verdict is None for each in found.plans)
     calm = decided(record(row("ring:workers=2", [0.5] * 5, verdict="it does not pay")))
     assert calm.disagreement is None
@@ -270,14 +306,14 @@ def test_a_plan_that_is_surely_slower_keeps_nothing_open_whose_rounds_disagree()
     assert answer.plan == steady.plan
     assert "1.68x (±1%)" in answer.sentence
     perhaps_faster = row("ddp:workers=2", [0.9, 1.9, 2.0, 1.8, 1.7])
-    assert said(steady, perhaps_faster).kind == Kind.UNDECIDED
+    assert said(steady, perhaps_faster).kind == ComparisonKind.UNDECIDED
 
 
 def test_an_impossible_share_of_the_ceiling_counts_as_disagreement() -> None:
     near = [1.03, 1.07, 1.07, 1.08, 1.09]
-    assert said(row("ring:workers=2", near)).kind == Kind.RECOMMENDED
+    assert said(row("ring:workers=2", near)).kind == ComparisonKind.RECOMMENDED
     odd = row("ring:workers=2", near, ceiling_share=1.3, ceiling_share_interval=(0.9, 1.75))
-    assert said(odd).kind == Kind.UNDECIDED
+    assert said(odd).kind == ComparisonKind.UNDECIDED
 
 
 # --- intervals ---

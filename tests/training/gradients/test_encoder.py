@@ -11,9 +11,91 @@ from torch import Tensor, nn
 from paceline.algorithms.codecs import Codec
 from paceline.algorithms.codecs.catalogue import CODECS, parse
 from paceline.errors import FrameError
+from paceline.kernels.codecs import native
 from paceline.training.gradients.encoder import GradientEncoder, PushedMessage
-from paceline.training.gradients.message import Message
+from paceline.training.gradients.loops import Loops
+from paceline.training.gradients.message import GradientMessage
 from paceline.training.parameters.layout import lay_out
+from tests.training.gradients.error_feedback import drift, owing
+
+# --- Error feedback loses nothing, over a thousand updates, deaths and a resume ---------------------------------------
+
+
+@pytest.mark.parametrize("codec", owing(list(CODECS)))
+def test_sent_and_owed_are_computed_after_a_thousand_updates(codec: str) -> None:
+    apart, _ = drift(codec, nn.Linear(24, 12), 1000)
+    assert apart < 1e-6
+
+
+def test_rounding_at_random_owes_nothing_and_is_off() -> None:
+    apart, _ = drift("qsgd:2", nn.Linear(24, 12), 50)
+    assert apart > 1e-3, "the measure sees what is lost"
+
+
+# --- Native loops and PyTorch's way have the same bits ----------------------------------------------------------------
+
+TEXTS = [
+    "half",
+    "bfloat16",
+    "int8",
+    "qsgd:2",
+    "qsgd",
+    "qsgd:8",
+    "ternary",
+    "onebit",
+    "threshold:1.5",
+    "topk:0.1",
+    "topk:1",
+    "topk",
+]
+CHANCE = 0x9E3779B97F4A7C15
+LOOPS_SHAPES = [(1, 1), (3, 17), (64, 784), (7, 1000), (2, 16), (5, 31)]
+
+
+def room(codec: Codec, shape: tuple[int, int]) -> list[Tensor]:
+    fields = codec.fields(shape)
+    return [torch.zeros(f.length, dtype=torch.float32 if f.dtype == "own" else getattr(torch, f.dtype)) for f in fields]
+
+
+@pytest.mark.skipif(native.native() is None, reason="there is no compiler")
+@pytest.mark.parametrize("text", TEXTS)
+def test_native_loops_have_the_bits_of_the_codec(text: str) -> None:
+    codec = parse(text)
+    assert codec is not None
+    loops = Loops(codec, torch.float32)
+    for shape in LOOPS_SHAPES:
+        for gradient in (
+            torch.randn(shape),
+            torch.zeros(shape),
+            (4 * torch.randn(shape)).round() / 4,
+            1e30 * torch.randn(shape),
+        ):
+            (one, first), (two, second) = ((gradient.clone(), room(codec, shape)) for _ in range(2))
+            codec.encode(one, first, CHANCE, None)
+            loops.encode(two, second, CHANCE, None)
+            assert torch.equal(one, two)
+            for a, b in zip(first, second, strict=True):
+                assert torch.equal(a, b)
+            here, there = torch.empty(shape), torch.empty(shape)
+            codec.decode(first, here, 1)
+            loops.decode(second, there, 1)
+            assert torch.equal(here, there)
+
+
+@pytest.mark.parametrize("owed", [None, torch.full((3, 17), 0.5)])
+def test_a_gradient_that_is_not_finite_is_noticed(owed: Tensor | None) -> None:
+    codec = parse("int8")
+    assert codec is not None
+    loops, total = Loops(codec, torch.float32), torch.empty(3, 17)
+    gradient = torch.randn(3, 17)
+    assert loops.add_owed(owed, gradient, total)
+    assert torch.equal(total, gradient if owed is None else gradient + owed)
+    assert loops.add_owed(owed, torch.full((3, 17), 3e38), total)  # finite, though its sum is not
+    for wrong in (float("nan"), float("inf"), -float("inf")):
+        gradient[2, 16] = wrong
+        assert not loops.add_owed(owed, gradient, total)
+        assert not loops.add_owed(owed, gradient.t().clone().t(), total)
+
 
 LAYOUT = lay_out(nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 3)), 1, [])
 SHAPES = [span.shape for span in LAYOUT.shards[0].parameters]
@@ -124,4 +206,4 @@ def test_a_truncated_message_is_refused() -> None:
     words = pushed.message.bytes - made.shapes[0].fixed
     for size in (0, 4, words - 4, words + 4, words + 1):
         with pytest.raises(FrameError, match="announces"):
-            Message(made.shapes[0], pushed.message.raw).check_words(size)
+            GradientMessage(made.shapes[0], pushed.message.raw).check_words(size)

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.training.gradients.likeness import canonical, of_module
-from paceline.training.gradients.stacks.stacking import shape_of
+from paceline.training.gradients.stacks.stacking import canonical, of_module, shape_of
 from paceline.training.jobs.job import Job
 
 

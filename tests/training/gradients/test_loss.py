@@ -16,7 +16,7 @@ import paceline as pl
 from paceline.algorithms.agenda import Chunk
 from paceline.errors import JobError, PlanError
 from paceline.interfaces.testing.conformance import difference
-from paceline.training.gradients.loss_scaling import ScaledAutograd
+from paceline.training.gradients.device_gradients import ScaledAutograd
 from paceline.training.gradients.replica import Replica, to_device
 
 X, Y = torch.randn(24, 4, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3

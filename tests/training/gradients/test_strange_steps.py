@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -16,6 +17,22 @@ from paceline import Job, train
 from paceline.errors import JobError, JobWarning, PlanError
 from paceline.interfaces.testing.conformance import same_numbers
 from paceline.plans.plan import make
+from paceline.training.gradients.replica import check, watched
+
+# A child that the user's code forks and lets return ends there; the training that follows is not held responsible.
+
+
+def test_a_returned_child_ends_and_is_reported_once() -> None:
+    process, returned = watched()
+    child = os.fork()
+    if child == 0:
+        check(process, returned)
+        os._exit(7)  # not reached
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    with pytest.raises(JobError, match=f"forked process {child}"):
+        check(process, returned)
+    check(*watched())
+
 
 X = torch.randn(48, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = X[:, :2].sum(1, keepdim=True)

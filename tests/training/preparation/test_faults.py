@@ -16,48 +16,48 @@ from paceline.errors import DataError, MachineError, PacelineError, RunFailed, U
 from paceline.training.preparation.ingest import ingest
 from paceline.training.preparation.prepare import prepare
 from paceline.training.preparation.recipe import Recipe
-from paceline.training.preparation.sources import Arrow, Csv, Parquet, Source
+from paceline.training.preparation.sources import Arrow, Csv, Parquet, RowSource
 from paceline.training.shards.manifest import read_manifest
 
 pytest.importorskip("duckdb")
 CSV = b"id,v\n" + b"".join(b"%d,%d\n" % (n, n * n) for n in range(5000))
 
 
-def _csv(folder: Path) -> Source:
+def _csv(folder: Path) -> RowSource:
     return Csv(folder / "*.csv*", {"id": "int", "v": "int"})
 
 
-def _truncated_gzip(folder: Path) -> Source:
+def _truncated_gzip(folder: Path) -> RowSource:
     (folder / "a.csv.gz").write_bytes(gzip.compress(CSV)[:-2000])
     return _csv(folder)
 
 
-def _truncated_zst(folder: Path) -> Source:
+def _truncated_zst(folder: Path) -> RowSource:
     (folder / "a.csv.zst").write_bytes(pa.compress(CSV, "zstd", asbytes=True)[:-2000])
     return _csv(folder)
 
 
-def _flipped_gzip(folder: Path) -> Source:
+def _flipped_gzip(folder: Path) -> RowSource:
     raw = bytearray(gzip.compress(CSV))
     raw[5000] ^= 16
     (folder / "a.csv.gz").write_bytes(raw)
     return _csv(folder)
 
 
-def _truncated_parquet(folder: Path) -> Source:
+def _truncated_parquet(folder: Path) -> RowSource:
     pq.write_table(pa.table({"id": range(1000)}), folder / "a.parquet")
     raw = (folder / "a.parquet").read_bytes()
     (folder / "a.parquet").write_bytes(raw[: len(raw) // 2])
     return Parquet(folder / "a.parquet")
 
 
-def _stray(folder: Path) -> Source:
+def _stray(folder: Path) -> RowSource:
     pq.write_table(pa.table({"id": range(1000)}), folder / "a.parquet")
     (folder / "b.parquet").write_text('{"id": 1, "and": "so on"}')
     return Parquet(folder / "*.parquet")
 
 
-def _other_parquet(folder: Path) -> Source:
+def _other_parquet(folder: Path) -> RowSource:
     pq.write_table(pa.table({"id": range(10)}), folder / "a.parquet")
     pq.write_table(pa.table({"name": ["x"]}), folder / "b.parquet")
     return Parquet(folder / "*.parquet")
@@ -69,59 +69,59 @@ def _arrow(path: Path, values: list[object]) -> None:
         file.write_table(table)
 
 
-def _other_arrow(folder: Path) -> Source:
+def _other_arrow(folder: Path) -> RowSource:
     _arrow(folder / "a.arrow", [1])
     _arrow(folder / "b.arrow", ["x"])
     return Arrow(folder / "*.arrow")
 
 
-def _empty_arrow(folder: Path) -> Source:
+def _empty_arrow(folder: Path) -> RowSource:
     _arrow(folder / "a.arrow", [])
     return Arrow(folder / "a.arrow")
 
 
-def _no_arrow(folder: Path) -> Source:
+def _no_arrow(folder: Path) -> RowSource:
     (folder / "a.arrow").write_text("id")
     return Arrow(folder / "a.arrow")
 
 
-def _null_in_a_list(folder: Path) -> Source:
+def _null_in_a_list(folder: Path) -> RowSource:
     _arrow(folder / "a.arrow", [[1, None]])
     return Arrow(folder / "a.arrow")
 
 
-def _carriage_returns(folder: Path) -> Source:
+def _carriage_returns(folder: Path) -> RowSource:
     (folder / "a.csv").write_bytes(b"id,v\r1,2\r")
     return _csv(folder)
 
 
-def _parquet_as_csv(folder: Path) -> Source:
+def _parquet_as_csv(folder: Path) -> RowSource:
     pq.write_table(pa.table({"id": [1]}), folder / "a.csv")
     return _csv(folder)
 
 
-def _empty_csv(folder: Path) -> Source:
+def _empty_csv(folder: Path) -> RowSource:
     (folder / "a.csv").write_bytes(b"")
     return _csv(folder)
 
 
-def _moved_fields(folder: Path) -> Source:
+def _moved_fields(folder: Path) -> RowSource:
     (folder / "a.csv").write_bytes(CSV)
     (folder / "b.csv").write_bytes(b"v,id\n1,2\n")
     return _csv(folder)
 
 
-def _renamed_fields(folder: Path) -> Source:
+def _renamed_fields(folder: Path) -> RowSource:
     (folder / "a.csv").write_bytes(b"ID,V\n1,2\n")
     (folder / "b.csv").write_bytes(b"ID,W\n1,2\n")
     return _csv(folder)
 
 
-def _a_folder(folder: Path) -> Source:
+def _a_folder(folder: Path) -> RowSource:
     return Parquet(folder)
 
 
-def _all_rejected(folder: Path) -> Source:
+def _all_rejected(folder: Path) -> RowSource:
     (folder / "a.csv").write_bytes(CSV.replace(b",", b",x"))
     return Csv(folder / "a.csv", {"id": "int", "v": "int"}, header=False)
 
@@ -148,7 +148,7 @@ def _all_rejected(folder: Path) -> Source:
         (_all_rejected, r"no row is left of 5001: most broke the rule"),
     ],
 )
-def test_files_that_cannot_be_relied_on(make: Callable[[Path], Source], sentence: str, tmp_path: Path) -> None:
+def test_files_that_cannot_be_relied_on(make: Callable[[Path], RowSource], sentence: str, tmp_path: Path) -> None:
     recipe = Recipe(make(tmp_path), {"id": "id"})
     with pytest.raises(DataError, match=sentence) as caught:
         prepare(recipe, tmp_path / "out")

@@ -13,16 +13,93 @@ from torch import nn
 
 from paceline.errors import JobError, PlanError
 from paceline.interfaces.api.train import train
-from paceline.interfaces.testing.conformance import PLANS, difference, same_numbers
+from paceline.interfaces.testing.conformance import PLANS, difference, replays, same_numbers
 from paceline.interfaces.testing.jobs import JOBS, OPTIMIZERS
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan, make
 from paceline.runtime.engines.arithmetic.splits import SplitArithmetic
+from paceline.runtime.engines.memory_check import chunks_each
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.runs.trace import Kind
 from paceline.training.jobs.job import Job
+from paceline.training.splits.planning import peaks_of_parts
 from paceline.training.splits.slicing import sliced
+from paceline.training.stages.rehearsal import examples_of
 from tests.training.splits.networks import random_job, random_plan
+
+# --- The memory of workers with parts of layers: derived before the start, and what processes take in fact ------------
+
+WIDTH = 1024
+
+
+def job() -> Job:
+    parts = [part for _ in range(3) for part in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    x = torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(0))
+    adam = partial(torch.optim.Adam, lr=1e-3)
+    return Job(nn.Sequential(*parts), (x, x), nn.MSELoss(), optimizer=adam, batch_size=32, epochs=2, device="cpu")
+
+
+def derived(made: Job, plan: Plan) -> list[int]:
+    setup = set_up(made, plan, "virtual")
+    assert setup.split is not None
+    example, chunks = examples_of(setup.job, setup.source, setup.agenda)[0], chunks_each(plan, setup.agenda)
+    return peaks_of_parts(setup.job, setup.module, setup.split, example, chunks)
+
+
+@pytest.mark.parametrize("plan", ["tensor:workers=2", "zero:workers=2", "zero:workers=2,stage=1"])
+def test_processes_take_what_is_derived(plan: str) -> None:
+    parsed = Plan.parse(f"{plan},memory=512")
+    run, wanted = train(job(), parsed, folder=None), derived(job(), parsed)
+    assert run.summary()["peak_memory"] == pytest.approx(wanted, rel=0.15)
+
+
+def test_more_workers_and_higher_stages_take_less() -> None:
+    found = [max(derived(job(), Plan.parse(f"zero:stage={stage},workers=4"))) for stage in (1, 2, 3)]
+    assert found[0] > found[1] > found[2]
+    assert max(derived(job(), Plan.parse("tensor:workers=4"))) < max(derived(job(), Plan.parse("tensor:workers=2")))
+
+
+def test_a_bound_that_is_too_small_is_refused_before_the_start() -> None:
+    with pytest.raises(PlanError, match=r"worker 0 would take \d+ MiB for its tensors, and memory=8; all workers"):
+        train(job(), "tensor:workers=2,memory=8", folder=None)
+
+
+# --- Generated code under ZeRO: the numbers of one process by the same code, and refused where no network is whole ----
+
+
+def model() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 5)
+    ).double()
+
+
+def fused_job() -> Job:
+    x = torch.randn(45, 1, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    data, adam = (x, torch.arange(45) % 5), partial(torch.optim.Adam, lr=0.01)
+    return JOBS["mlp"]().with_(model=model, data=data, optimizer=adam, batch_size=16, compute="fused")
+
+
+@pytest.mark.parametrize(
+    ("plan", "engine"),
+    [
+        ("zero:stage=1,workers=3", "virtual"),
+        ("zero:stage=2,workers=2", "local"),
+        ("zero:stage=1,workers=4,data=2", "virtual"),
+    ],
+)
+def test_fused_same_numbers(plan: str, engine: str) -> None:
+    same_numbers(fused_job(), Plan.parse(plan), engine, updates=6)
+
+
+def test_a_replay_has_the_same_bits() -> None:
+    replays(train(fused_job(), "zero:stage=2,workers=2", folder=None, max_updates=4))
+
+
+@pytest.mark.parametrize("plan", ["zero", "tensor", "one_weird_trick"])
+def test_splits_without_a_whole_network_are_refused(plan: str) -> None:
+    with pytest.raises(PlanError, match="takes a whole network; zero:stage=1 and zero:stage=2 have it whole"):
+        train(fused_job(), plan, engine="virtual", folder=None)
+
 
 SPLIT = [plan for member in PLANS for plan in member.plans() if isinstance(plan.method, SplitLayers)]
 UPDATES = 12

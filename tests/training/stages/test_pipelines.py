@@ -29,7 +29,7 @@ from paceline.runtime.engines.memory_line import memory_line
 from paceline.runtime.engines.replay.replay import replay
 from paceline.runtime.engines.setup import set_up
 from paceline.training.data.source import Reader
-from paceline.training.stages import onednn_workspace as workspace
+from paceline.training.stages import memory_estimate
 from paceline.training.stages.memory_estimate import OPERATION, Live, weigh_all
 from tests.training.stages.cuttable import job_of
 
@@ -322,8 +322,8 @@ def _of_an_lstm() -> tuple[int, int, int | None]:
     class Sees(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             found = func(*args, **(kwargs or {}))
-            if func is workspace.FORWARD:
-                asked.append(found[workspace.PLACE].nbytes)
+            if func is memory_estimate.FORWARD:
+                asked.append(found[memory_estimate.PLACE].nbytes)
             return found
 
     with Sees():

@@ -12,6 +12,8 @@
     small_cluster  what may happen next to a few processes
     explore     walks every interleaving of them
     launchers   what a launcher says in the environment
+    succession  who leads the run: terms, votes, rolls
+    numbered_rows  which rows of the trace a head has
 
 A machine is handed messages and the time, and returns outputs:
 

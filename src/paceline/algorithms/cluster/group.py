@@ -14,6 +14,9 @@ has it, and nothing is copied beforehand or rolled back.
 The head decides alone who belongs to the group, so there are never two. A member that was taken for dead, and was not,
 holds an epoch that no one answers any longer: it is dismissed, and no rank of the group is connected to it.
 
+Where the head itself is lost, another takes its place (succession.py). It calls off what members are in, by an epoch
+beyond all that the head before could have given, so nothing that is still under way from that one counts any longer.
+
 A report is final: its member begins no collective before the next Regroup. That is why the head may count on it.
 """
 
@@ -66,6 +69,8 @@ class Regroup(NamedTuple):
     #: The rank that holds the sum before `number`, and those that take it from there; NO_RANK if all hold it.
     giver: int = NO_RANK
     takers: tuple[int, ...] = ()
+    #: What each rank held when it reported; for the record of the run, which any of them can restore.
+    held: tuple[int, ...] = ()
 
 
 class Release(NamedTuple):
@@ -92,8 +97,6 @@ class Formed(NamedTuple):
     """A group has begun; for the record of the run."""
 
     group: Regroup
-    #: What each of its ranks held when it reported.
-    held: tuple[int, ...]
 
 
 Output = Send | Excluded | Formed
@@ -103,7 +106,8 @@ Output = Send | Excluded | Formed
 class Head:
     """The head's side. The engine hands in what it hears, and sends what comes out.
 
-    `patience` is how many seconds a member that was cancelled may take to report.
+    `patience` is how many seconds a member that was cancelled may take to report. A head that takes over begins with an
+    `epoch` beyond all of those before it, and calls its members: whatever they are in is cancelled.
     """
 
     #: Ranks that are part of the run.
@@ -111,9 +115,9 @@ class Head:
     patience: float
     #: Whether a sum can be given to members that lack it. Neighbours on a graph hold no common sum.
     gives: bool = True
+    epoch: int = 0
 
     def __post_init__(self) -> None:
-        self.epoch = 0
         #: The ranks of the group of `epoch`; none before the first.
         self.members: tuple[int, ...] = ()
         #: Whether the group was cancelled and the next one is not formed yet.
@@ -154,6 +158,10 @@ class Head:
         self._accused.add(pair)
         return self._abort(now, message.rank if message.silent else NO_RANK)
 
+    def take_over(self, now: float) -> list[Output]:
+        """Begin with the members of the head before: let them report."""
+        return self._abort(now)
+
     def gone(self, now: float, rank: int, why: str) -> list[Output]:
         """A rank has died, or is taken for dead."""
         if rank not in self.alive:
@@ -191,8 +199,8 @@ class Head:
         self._accused = set()
         self.epoch, self.forming, self.members = self.epoch + 1, False, tuple(progress)
         since = max(report.ahead for report in self.reports.values())
-        group = Regroup(self.epoch, self.members, newest + 1, since, giver, lacking)
-        return [Formed(group, tuple(progress.values())), *(Send(rank, group) for rank in self.members)]
+        group = Regroup(self.epoch, self.members, newest + 1, since, giver, lacking, tuple(progress.values()))
+        return [Formed(group), *(Send(rank, group) for rank in self.members)]
 
 
 @dataclass
@@ -239,9 +247,9 @@ class Member:
             if message.epoch > self.epoch:
                 self.group, self.epoch, self.aborted = message, message.epoch, self.dismissed
             return None
-        if message.epoch != self.epoch or self.aborted:
+        if message.epoch < self.epoch or (message.epoch == self.epoch and self.aborted):
             return None
-        self.aborted = True
+        self.epoch, self.aborted = message.epoch, True
         return None if self.inside else self._report()
 
     def enter(self, epoch: int) -> bool:

@@ -14,6 +14,7 @@ One file per published method; `catalogue` lists them by the names that plans us
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
@@ -48,9 +49,11 @@ class Codec(Protocol):
     #: All workers draw the same random numbers in an update.
     shares_chance: ClassVar[bool] = False
 
+    @abstractmethod
     def fields(self, shape: Sequence[int]) -> tuple[Field, ...]:
         """Return the fields of the message of a tensor of this shape."""
 
+    @abstractmethod
     def encode(self, total: Tensor, fields: Fields, chance: int, memory: Tensor | None) -> None:
         """Write the message of a gradient into `fields`, and leave in `total` what the message leaves out.
 
@@ -58,6 +61,7 @@ class Codec(Protocol):
         `memory` is what is remembered, zeros before the first message; it is changed in place.
         """
 
+    @abstractmethod
     def decode(self, fields: Fields, out: Tensor, chance: int) -> None:
         """Write the gradient of a message into `out`, a matrix as it was encoded."""
 

@@ -6,9 +6,10 @@ values of which others. Every instance may have another graph: a tree LSTM calls
     embed ──▶ leaf ──▶ branch ──▶ branch ──▶ head ──▶ loss        values go forward, one message each
           ◀──      ◀──        ◀──        ◀──      ◀──             gradients come back the same way
 
-An operator computes whenever a message is there; it never waits for the other operators, nor for other instances. Three
-machines decide everything that does not depend on numbers:
+An operator computes whenever a message is there; it never waits for the other operators, nor for other instances. Two
+machines decide everything that does not depend on numbers, and a program asks them:
 
+    worker.py      the program of a worker, as effects
     admission.py   how many instances are under way
     holder.py      what a worker does next, what it sends, and when an operator makes an update
     proof.py       every order in which messages of a small world can arrive
@@ -23,6 +24,7 @@ from typing import NamedTuple
 FORWARD, BACKWARD = "F", "B"
 NO_OPERATOR = -1  # of a function between two operators, which has no parameters
 BEGIN, VALUE, GRADIENT, ENDED, DRAINED = range(5)  # what a message says
+WITHOUT_NUMBERS = (BEGIN, ENDED, DRAINED)
 
 
 class Call(NamedTuple):
@@ -54,6 +56,12 @@ class Graph:
     def holders(self) -> tuple[int, ...]:
         """The workers that have a part in the instance."""
         return tuple(sorted({call.holder for call in self.calls}))
+
+    def takes(self, work: Work, message: Message) -> bool:
+        """Whether a message brings what a piece of work of this instance needs."""
+        if work.what == FORWARD:
+            return message.what == VALUE and message.call in self.calls[work.call].takes
+        return message.what == GRADIENT and message.call == work.call
 
     def held_by(self, worker: int) -> tuple[int, ...]:
         """Return the calls that a worker computes."""

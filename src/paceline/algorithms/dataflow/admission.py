@@ -7,7 +7,7 @@ come to their end, so that an evaluation sees parameters that no instance is sti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.algorithms.dataflow import BEGIN, DRAINED, Message
@@ -23,25 +23,22 @@ class Admission:
         #: Passes after which the workers were told that everything has ended.
         self.drained = 0
 
-    def messages(self, workers: int, holders: Callable[[int], Sequence[int]]) -> list[Message]:
-        """Begin the instances that may begin; return what to tell whom.
+    @property
+    def may_begin(self) -> bool:
+        """Whether the next instance may begin."""
+        return self.next < self.passes[self.drained] and len(self.open) < self.active
 
-        Args:
-            workers: all of them are told when a pass has come to its end.
-            holders: returns the workers that have a part in an instance.
-        """
-        outbox: list[Message] = []
-        while not self.finished:
-            while self.next < self.passes[self.drained] and len(self.open) < self.active:
-                mine = holders(self.next)
-                self.open[self.next] = len(mine)
-                outbox += [Message(worker, BEGIN, self.next) for worker in mine]
-                self.next += 1
-            if self.open:
-                break
-            outbox += [Message(worker, DRAINED, -1, self.drained) for worker in range(workers)]
-            self.drained += 1
-        return outbox
+    def begin(self, holders: Sequence[int]) -> list[Message]:
+        """Begin the next instance; return the messages to the workers that have a part in it."""
+        instance = self.next
+        self.open[instance] = len(holders)
+        self.next += 1
+        return [Message(worker, BEGIN, instance) for worker in holders]
+
+    def drain(self, workers: int) -> list[Message]:
+        """End a pass, of which nothing is under way; return the messages to all workers."""
+        self.drained += 1
+        return [Message(worker, DRAINED, -1, self.drained - 1) for worker in range(workers)]
 
     def ended(self, instance: int) -> None:
         """Take note that one of an instance's holders has ended it."""

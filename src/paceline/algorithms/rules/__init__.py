@@ -1,7 +1,7 @@
 """Rules: how an arrival changes the parameters.
 
     rule            what arrives                   where                    members
-    Rule            the gradient of a batch        at a store               plain, dc_asgd
+    Rule            the gradient of a batch        at a store               plain, dc_asgd, gap_aware
     Exchanging      a replica that has stepped     at a centre              easgd, diloco, map_reduce
     Averaging       replicas that have stepped     in a collective          model averaging, easgd, diloco, d_psgd
 

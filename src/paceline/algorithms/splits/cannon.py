@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from math import isqrt
 
 from paceline.algorithms.splits import COPIED, Cut, Placement, even
-from paceline.algorithms.splits.nodes import Layout, Node
+from paceline.algorithms.splits.nodes import Layout, SplitNode
 
 DEALT, PRODUCT = KINDS = ("dealt_blocks", "block_product")
 
@@ -29,7 +29,7 @@ DEALT, PRODUCT = KINDS = ("dealt_blocks", "block_product")
 class Cannon:
     name = "cannon"
 
-    def refusal(self, node: Node, workers: int) -> str:
+    def refusal(self, node: SplitNode, workers: int) -> str:
         if node.kind not in ("linear", *KINDS):
             return "only linear layers are products of matrices"
         if node.kind == DEALT:
@@ -42,7 +42,7 @@ class Cannon:
         least = min(shape[0], *node.shape_of("weight"))
         return "" if least >= side else f"one of its matrices has a side of {least}, less than that of the grid, {side}"
 
-    def layout(self, node: Node, workers: int) -> Layout:
+    def layout(self, node: SplitNode, workers: int) -> Layout:
         """Return the layout of one step; `steps` makes them of a layer."""
         side = isqrt(workers)
         shape = node.shapes[0]
@@ -59,11 +59,11 @@ class Cannon:
         return Layout((x, y)[: len(node.takes)], y, {"weight": weight, "bias": COPIED})
 
 
-def steps(node: Node, workers: int) -> Iterator[Node]:
+def steps(node: SplitNode, workers: int) -> Iterator[SplitNode]:
     """Yield the operations that a linear layer is computed by, the last under its own name."""
     side = isqrt(workers)
     blocks, before = f"{node.name}#blocks", ""
-    yield Node(blocks, DEALT, node.takes, node.shapes, node.shapes[0], layer=node.layer)
+    yield SplitNode(blocks, DEALT, node.takes, node.shapes, node.shapes[0], layer=node.layer)
     for step in range(side):
         name = node.name if step + 1 == side else f"{node.name}#{step}"
         yield replace(

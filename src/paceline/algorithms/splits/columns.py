@@ -12,19 +12,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.algorithms.splits import COPIED, WHOLE, even, split
-from paceline.algorithms.splits.nodes import Layout, Node
+from paceline.algorithms.splits.nodes import Layout, SplitNode
 
 
 @dataclass(frozen=True)
 class Columns:
     name = "columns"
 
-    def refusal(self, node: Node, workers: int) -> str:
+    def refusal(self, node: SplitNode, workers: int) -> str:
         if node.kind not in ("linear", "embedding"):
             return "only linear layers and embeddings have columns"
         return few(outputs(node), "outputs", workers)
 
-    def layout(self, node: Node, workers: int) -> Layout:
+    def layout(self, node: SplitNode, workers: int) -> Layout:
         bounds = even(outputs(node), workers)
         assert node.shape is not None
         gives = split(len(node.shape) - 1, bounds)
@@ -33,7 +33,7 @@ class Columns:
         return Layout((COPIED,), gives, {"weight": split(0, bounds), "bias": split(0, bounds)})
 
 
-def outputs(node: Node) -> int:
+def outputs(node: SplitNode) -> int:
     return node.shape_of("weight")[1 if node.kind == "embedding" else 0]
 
 

@@ -26,11 +26,11 @@ from paceline.algorithms.splits.cannon import PRODUCT
 from paceline.algorithms.splits.catalogue import SPLITS
 from paceline.algorithms.splits.following import follow
 from paceline.algorithms.splits.movements import Movement, kind_of
-from paceline.algorithms.splits.nodes import Held, Layout, Node, Shape
+from paceline.algorithms.splits.nodes import Held, Layout, Shape, SplitNode
 from paceline.errors import PlanError
 
 #: Chooses the split of a layer from how what it takes was made; an empty word lets it follow.
-Choose = Callable[[Node, Sequence[Placement], int], str]
+Choose = Callable[[SplitNode, Sequence[Placement], int], str]
 #: Ways under which a layer becomes several operations.
 COMPOSED = {cannon.Cannon.name: cannon.steps, experts.Experts.name: experts.steps}
 PARAMETER = "@"  # before the name of a parameter, where it is a value of the program
@@ -73,7 +73,7 @@ class Program:
     """What the workers of a group compute and exchange for one chunk."""
 
     workers: int
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, SplitNode]
     #: The way in which each operation is split; an empty word where it follows what it takes.
     ways: Mapping[str, str]
     layouts: Mapping[str, Layout]
@@ -159,7 +159,7 @@ class Program:
 class _Derivation:
     """The program so far."""
 
-    nodes: dict[str, Node]
+    nodes: dict[str, SplitNode]
     workers: int
     shards_parameters: bool
     placed: dict[str, Placement]
@@ -170,7 +170,7 @@ class _Derivation:
     steps: list[Step] = field(default_factory=list)
     moved: set[tuple[str, Placement]] = field(default_factory=set)
 
-    def add(self, node: Node, choose: Choose) -> None:
+    def add(self, node: SplitNode, choose: Choose) -> None:
         placements = [self.placed.get(value, WHOLE) for value in node.takes]
         way = choose(node, placements, self.workers)
         if way and (why := SPLITS[way].refusal(node, self.workers)):
@@ -179,7 +179,7 @@ class _Derivation:
             layout = SPLITS[way].layout(each, self.workers) if way else follow(node, placements, self.workers)
             self.compute(each, way, layout)
 
-    def compute(self, node: Node, way: str, layout: Layout) -> None:
+    def compute(self, node: SplitNode, way: str, layout: Layout) -> None:
         """Add an operation, with the movements that it needs."""
         self.nodes[node.name] = node
         self.ways[node.name], self.layouts[node.name] = way, layout
@@ -195,7 +195,7 @@ class _Derivation:
         if node.shape is not None:
             self.shapes[node.name] = node.shape
 
-    def hold(self, node: Node, parameter: Held, placement: Placement) -> None:
+    def hold(self, node: SplitNode, parameter: Held, placement: Placement) -> None:
         """Store a parameter as its first layer uses it, or in shares, and move it for the others."""
         name, value = parameter.name, PARAMETER + parameter.name
         shared = self.shards_parameters and parameter.trained
@@ -205,7 +205,7 @@ class _Derivation:
         self.shapes.setdefault(value, parameter.shape)
         self.move(node, value, placement)
 
-    def move(self, node: Node | None, value: str, target: Placement) -> None:
+    def move(self, node: SplitNode | None, value: str, target: Placement) -> None:
         source = self.placed.get(value, WHOLE)
         if source == target or (value, target) in self.moved:
             return
@@ -222,7 +222,7 @@ class _Derivation:
 
 
 def derive(
-    nodes: Sequence[Node],
+    nodes: Sequence[SplitNode],
     inputs: Mapping[str, Shape],
     outputs: Sequence[str],
     needs: Collection[str],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.algorithms.splits.derivation import PARAMETER, Program, derive
-from paceline.algorithms.splits.nodes import Held, Node, Shape
+from paceline.algorithms.splits.nodes import Held, Shape, SplitNode
 from paceline.algorithms.splits.recipes import SplitRecipe
 from paceline.algorithms.splits.recipes.experts import Experts
 
@@ -24,22 +24,22 @@ def example_program(recipe: SplitRecipe, workers: int, stage: int = 0) -> Progra
     )
 
 
-def _nodes(width: int) -> list[Node]:
+def _nodes(width: int) -> list[SplitNode]:
     maps, after = (SAMPLES, width, 8, 8), (SAMPLES, width, 4, 4)
     return [
         _layer("conv1", "convolution", "images", (SAMPLES, 3, 8, 8), maps, (width, 3, 3, 3)),
-        Node("relu1", "elementwise", ("conv1",), (maps,), maps),
+        SplitNode("relu1", "elementwise", ("conv1",), (maps,), maps),
         _layer("conv2", "convolution", "relu1", maps, maps, (width, width, 3, 3)),
-        Node("relu2", "elementwise", ("conv2",), (maps,), maps),
-        Node("pool", "channelwise", ("relu2",), (maps,), after, facts={"rows": (2, 2, 0, 1)}),
-        Node("flatten", "reshape", ("pool",), (after,), (SAMPLES, 16 * width)),
+        SplitNode("relu2", "elementwise", ("conv2",), (maps,), maps),
+        SplitNode("pool", "channelwise", ("relu2",), (maps,), after, facts={"rows": (2, 2, 0, 1)}),
+        SplitNode("flatten", "reshape", ("pool",), (after,), (SAMPLES, 16 * width)),
         _layer("dense1", "linear", "flatten", (SAMPLES, 16 * width), (SAMPLES, 128), (128, 16 * width)),
-        Node("relu3", "elementwise", ("dense1",), ((SAMPLES, 128),), (SAMPLES, 128)),
+        SplitNode("relu3", "elementwise", ("dense1",), ((SAMPLES, 128),), (SAMPLES, 128)),
         _layer("dense2", "linear", "relu3", (SAMPLES, 128), (SAMPLES, 10 * width), (10 * width, 128)),
     ]
 
 
-def _mixture(experts: int) -> list[Node]:
+def _mixture(experts: int) -> list[SplitNode]:
     tokens, scores = (SAMPLES, 16, 32), (SAMPLES, 16, experts)
     slots = (experts, 8, -(-SAMPLES * 2 * 5 // (4 * experts)), 32)
     shapes = {"enter": (experts, 32, 128), "enter_bias": (experts, 1, 128)}
@@ -48,8 +48,8 @@ def _mixture(experts: int) -> list[Node]:
     return [
         _layer("dense1", "linear", "tokens", tokens, tokens, (32, 32)),
         _layer("router", "linear", "dense1", tokens, scores, (experts, 32)),
-        Node("softmax", "along", ("router",), (scores,), scores, facts={"along": (2,)}),
-        Node(
+        SplitNode("softmax", "along", ("router",), (scores,), scores, facts={"along": (2,)}),
+        SplitNode(
             "experts",
             "experts",
             ("dense1", "softmax"),
@@ -59,12 +59,12 @@ def _mixture(experts: int) -> list[Node]:
             "experts",
             {"slots": slots},
         ),
-        Node("add", "elementwise", ("dense1", "experts"), (tokens, tokens), tokens),
+        SplitNode("add", "elementwise", ("dense1", "experts"), (tokens, tokens), tokens),
         _layer("dense2", "linear", "add", tokens, tokens, (32, 32)),
     ]
 
 
-def _layer(name: str, kind: str, takes: str, before: Shape, after: Shape, weight: Shape) -> Node:
+def _layer(name: str, kind: str, takes: str, before: Shape, after: Shape, weight: Shape) -> SplitNode:
     parameters = Held("weight", f"{name}.weight", weight), Held("bias", f"{name}.bias", weight[:1])
     facts = {"rows": (3, 1, 1, 1)} if kind == "convolution" else {}
-    return Node(name, kind, (takes,), (before,), after, parameters, name, facts)
+    return SplitNode(name, kind, (takes,), (before,), after, parameters, name, facts)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from paceline.algorithms.splits import even, split
 from paceline.algorithms.splits.columns import few
-from paceline.algorithms.splits.nodes import Layout, Node
+from paceline.algorithms.splits.nodes import Layout, SplitNode
 
 DISPATCH, COMPUTE, COMBINE = KINDS = ("dispatch_tokens", "compute_experts", "combine_tokens")
 
@@ -24,13 +24,13 @@ DISPATCH, COMPUTE, COMBINE = KINDS = ("dispatch_tokens", "compute_experts", "com
 class Experts:
     name = "experts"
 
-    def refusal(self, node: Node, workers: int) -> str:
+    def refusal(self, node: SplitNode, workers: int) -> str:
         if node.kind not in ("experts", *KINDS):
             return "only paceline.training.jobs.experts.Experts has experts"
         experts, groups = _slots(node)[:2]
         return few(experts, "experts", workers) or few(groups, "groups of samples", workers)
 
-    def layout(self, node: Node, workers: int) -> Layout:
+    def layout(self, node: SplitNode, workers: int) -> Layout:
         """Return the layout of one of the three operations; `steps` makes them of a layer."""
         experts, groups = _slots(node)[:2]
         of_groups, of_experts = even(groups, workers), even(experts, workers)
@@ -46,7 +46,7 @@ class Experts:
         return Layout((split(1, of_groups), samples), samples, {})
 
 
-def steps(node: Node, workers: int) -> Iterator[Node]:
+def steps(node: SplitNode, workers: int) -> Iterator[SplitNode]:
     """Yield the operations that a layer of experts is computed by."""
     slots, (_, probabilities) = _slots(node), node.takes
     dispatch, compute = f"{node.name}#dispatch", f"{node.name}#compute"
@@ -56,6 +56,6 @@ def steps(node: Node, workers: int) -> Iterator[Node]:
     yield replace(node, kind=COMBINE, takes=(compute, probabilities), shapes=shapes, held=())
 
 
-def _slots(node: Node) -> tuple[int, ...]:
+def _slots(node: SplitNode) -> tuple[int, ...]:
     """Return the shape of the slots: experts, groups, capacity, width."""
     return node.numbers("slots")

@@ -24,12 +24,12 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from paceline.algorithms.splits import COPIED, WHOLE, Cut, Placement, even
-from paceline.algorithms.splits.nodes import Layout, Node, Shape
+from paceline.algorithms.splits.nodes import Layout, Shape, SplitNode
 
-Follow = Callable[[Node, Sequence[Placement], int], Layout | None]
+Follow = Callable[[SplitNode, Sequence[Placement], int], Layout | None]
 
 
-def follow(node: Node, placements: Sequence[Placement], workers: int) -> Layout:
+def follow(node: SplitNode, placements: Sequence[Placement], workers: int) -> Layout:
     """Return how an operation is placed whose values were made in these placements."""
     placements = [placed.own for placed in placements]
     rule = RULES.get(node.kind)
@@ -37,7 +37,7 @@ def follow(node: Node, placements: Sequence[Placement], workers: int) -> Layout:
     return layout or Layout((WHOLE,) * len(node.takes), WHOLE, {})
 
 
-def _elementwise(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
+def _elementwise(node: SplitNode, placements: Sequence[Placement], workers: int) -> Layout | None:
     leads = next((n for n, each in enumerate(placements) if each.is_split and node.shapes[n] is not None), None)
     if leads is None:
         return None
@@ -61,7 +61,7 @@ def _shifted(cuts: Sequence[Cut], by: int) -> tuple[Cut, ...]:
     return tuple(cut._replace(dim=cut.dim + by) for cut in cuts)
 
 
-def _alike(node: Node, placements: Sequence[Placement], keeps: Callable[[int], bool]) -> Layout | None:
+def _alike(node: SplitNode, placements: Sequence[Placement], keeps: Callable[[int], bool]) -> Layout | None:
     """Keep cuts of dimensions that the operation leaves as they are."""
     placed = placements[0]
     if not placed.is_split or not all(keeps(cut.dim) for cut in placed.cuts):
@@ -70,11 +70,11 @@ def _alike(node: Node, placements: Sequence[Placement], keeps: Callable[[int], b
     return Layout((placed, *rest), placed, {held.role: COPIED for held in node.held})
 
 
-def _dropout(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
+def _dropout(node: SplitNode, placements: Sequence[Placement], workers: int) -> Layout | None:
     return _alike(node, placements, lambda dim: True)
 
 
-def _batch_norm(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
+def _batch_norm(node: SplitNode, placements: Sequence[Placement], workers: int) -> Layout | None:
     assert node.shape is not None
     if not placements[0].is_split or (channels := node.shape[1]) < workers:
         return None
@@ -86,18 +86,18 @@ def _batch_norm(node: Node, placements: Sequence[Placement], workers: int) -> La
     return Layout((placed,), placed, {held.role: of_channels for held in node.held if held.shape})
 
 
-def _layer_norm(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
+def _layer_norm(node: SplitNode, placements: Sequence[Placement], workers: int) -> Layout | None:
     assert node.shape is not None
     (last,) = node.numbers("normalised")
     leading = len(node.shape) - last
     return _alike(node, placements, lambda dim: dim < leading)
 
 
-def _channelwise(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
+def _channelwise(node: SplitNode, placements: Sequence[Placement], workers: int) -> Layout | None:
     return _alike(node, placements, lambda dim: dim < 2)
 
 
-def _along(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
+def _along(node: SplitNode, placements: Sequence[Placement], workers: int) -> Layout | None:
     """Follow an operation along some dimensions, which it may remove."""
     (before,), dims = node.shapes[:1], node.numbers("along")
     assert before is not None
@@ -108,7 +108,7 @@ def _along(node: Node, placements: Sequence[Placement], workers: int) -> Layout 
     return layout._replace(gives=Placement("split", after))
 
 
-def _batched(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
+def _batched(node: SplitNode, placements: Sequence[Placement], workers: int) -> Layout | None:
     shapes = [shape for shape in node.shapes if shape is not None]
     placed = next((each for each in placements if each.is_split), WHOLE)
     together = len({len(shape) for shape in shapes}) == 1 and len(shapes) == len(node.shapes)
@@ -124,7 +124,7 @@ def _batched(node: Node, placements: Sequence[Placement], workers: int) -> Layou
     return Layout(tuple(takes), placed, {})
 
 
-def _permute(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
+def _permute(node: SplitNode, placements: Sequence[Placement], workers: int) -> Layout | None:
     order = node.numbers("order")
     layout = _alike(node, placements, lambda dim: True)
     if layout is None:
@@ -133,7 +133,7 @@ def _permute(node: Node, placements: Sequence[Placement], workers: int) -> Layou
     return layout._replace(gives=Placement("split", after))
 
 
-def _reshape(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
+def _reshape(node: SplitNode, placements: Sequence[Placement], workers: int) -> Layout | None:
     before, after = node.shapes[0], node.shape
     layout = _alike(node, placements, lambda dim: True)
     if layout is None or before is None or after is None:
@@ -160,7 +160,7 @@ def _reshaped(cut: Cut, before: Shape, after: Shape) -> Cut | None:
     return None
 
 
-def _first(node: Node, placements: Sequence[Placement], workers: int) -> Layout | None:
+def _first(node: SplitNode, placements: Sequence[Placement], workers: int) -> Layout | None:
     """Follow what picks one of several results, of which a split layer gives the first."""
     return Layout((placements[0],), placements[0], {}) if node.numbers("picked") == (0,) else None
 

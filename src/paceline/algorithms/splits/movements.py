@@ -53,19 +53,19 @@ class Movement(NamedTuple):
         """Whether anything goes from one worker to another."""
         return self.kind not in (NOTHING, CUT, TRIM)
 
-    def exchanges(self, shape: Sequence[int], workers: int) -> list[Exchange]:
+    def exchanges(self, shape: Sequence[int], workers: int) -> list[AllToAll]:
         """Return the exchanges that the movement is made of."""
         source, target = self.source.own, self.target.own
         match self.kind:
             case "gather" | "exchange":
-                return [Exchange(source, target if self.kind == EXCHANGE else WHOLE, False, tuple(shape), workers)]
+                return [AllToAll(source, target if self.kind == EXCHANGE else WHOLE, False, tuple(shape), workers)]
             case "scatter":
-                return [Exchange(WHOLE, target, True, tuple(shape), workers)]
+                return [AllToAll(WHOLE, target, True, tuple(shape), workers)]
             case "sum":
                 dealt = Placement("split", (Cut(FLAT, even(prod(shape), workers)),))
                 return [
-                    Exchange(WHOLE, dealt, True, tuple(shape), workers),
-                    Exchange(dealt, WHOLE, False, tuple(shape), workers),
+                    AllToAll(WHOLE, dealt, True, tuple(shape), workers),
+                    AllToAll(dealt, WHOLE, False, tuple(shape), workers),
                 ]
         return []
 
@@ -74,7 +74,7 @@ class Movement(NamedTuple):
         return sum(each.sent(place) for each in self.exchanges(shape, workers))
 
 
-class Exchange(NamedTuple):
+class AllToAll(NamedTuple):
     """Every worker sends to each other worker what that one wants of what it has."""
 
     has: Placement

@@ -22,7 +22,7 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Node:
+class SplitNode:
     """One operation of the graph."""
 
     name: str
@@ -67,8 +67,8 @@ class Split(Protocol):
     def name(self) -> str:
         """The word that users write."""
 
-    def refusal(self, node: Node, workers: int) -> str:
+    def refusal(self, node: SplitNode, workers: int) -> str:
         """Return why this operation cannot be split so; an empty string if it can."""
 
-    def layout(self, node: Node, workers: int) -> Layout:
+    def layout(self, node: SplitNode, workers: int) -> Layout:
         """Return how what the operation takes, gives and holds is placed."""

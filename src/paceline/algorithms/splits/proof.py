@@ -21,7 +21,7 @@ from paceline.algorithms.splits import WHOLE, Placement
 from paceline.algorithms.splits.catalogue import SPLITS
 from paceline.algorithms.splits.derivation import JOINT, PARAMETER, Program, Step
 from paceline.algorithms.splits.following import follow
-from paceline.algorithms.splits.movements import TRIM, Exchange, intersection, volume
+from paceline.algorithms.splits.movements import TRIM, AllToAll, intersection, volume
 from paceline.algorithms.splits.nodes import Layout
 from paceline.errors import PlanError
 
@@ -68,7 +68,7 @@ def _meets(program: Program, lines: Sequence[Sequence[Step]]) -> None:
             _covers(step, exchange)
 
 
-def _covers(step: Step, exchange: Exchange) -> None:
+def _covers(step: Step, exchange: AllToAll) -> None:
     """Prove that what a worker takes covers what it is to have: every number once, or once from each worker."""
     extent, workers = exchange.extent, exchange.workers
     for receiver in range(workers):

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from paceline.algorithms.splits import COPIED, Cut, Placement, even
 from paceline.algorithms.splits.columns import few
-from paceline.algorithms.splits.nodes import Layout, Node
+from paceline.algorithms.splits.nodes import Layout, SplitNode
 
 Windows = tuple[tuple[int, int], ...]
 DIM = 2  # of (batch, channels, rows, ...)
@@ -29,7 +29,7 @@ DIM = 2  # of (batch, channels, rows, ...)
 class Strips:
     name = "strips"
 
-    def refusal(self, node: Node, workers: int) -> str:
+    def refusal(self, node: SplitNode, workers: int) -> str:
         if node.shape is None or len(node.shape) <= DIM or not _local(node):
             return "it does not compute a row of an image from some neighbouring rows"
         if "windows" not in node.facts:
@@ -45,7 +45,7 @@ class Strips:
             fits = fits and all(_within(need, has) for need, has in zip(_needed(node, mine), windows, strict=True))
         return "" if fits else "its workers would lack rows"
 
-    def layout(self, node: Node, workers: int) -> Layout:
+    def layout(self, node: SplitNode, workers: int) -> Layout:
         assert node.shape is not None
         takes = []
         for shape, windows in zip(node.shapes, _taken(node), strict=True):
@@ -64,10 +64,10 @@ def _placed(rows: int, workers: int, windows: Windows) -> Placement:
     return Placement("split", (Cut(DIM, bounds, windows=() if windows == ranges else windows),))
 
 
-def with_windows(nodes: Sequence[Node], workers: int) -> list[Node]:
+def with_windows(nodes: Sequence[SplitNode], workers: int) -> list[SplitNode]:
     """Return the operations, with the rows that each worker takes and computes where they form chains of strips."""
     chained = _chained(nodes, workers)
-    users: dict[str, list[Node]] = {}
+    users: dict[str, list[SplitNode]] = {}
     for node in nodes:
         for value in node.takes:
             users.setdefault(value, []).append(node)
@@ -88,7 +88,7 @@ def with_windows(nodes: Sequence[Node], workers: int) -> list[Node]:
     return [_with_facts(node, computed, gathered) if node.name in computed else node for node in nodes]
 
 
-def _chained(nodes: Sequence[Node], workers: int) -> set[str]:
+def _chained(nodes: Sequence[SplitNode], workers: int) -> set[str]:
     """Return the operations in chains of strips; each begins with one that looks at neighbouring rows."""
     chained: set[str] = set()
     for node in nodes:
@@ -99,14 +99,14 @@ def _chained(nodes: Sequence[Node], workers: int) -> set[str]:
     return chained
 
 
-def _local(node: Node) -> bool:
+def _local(node: SplitNode) -> bool:
     """Whether a row of what the operation makes is computed from some neighbouring rows of what it takes."""
     if "rows" in node.facts:
         return len(node.takes) == 1
     return node.kind in ("elementwise", "dropout") and bool(node.takes) and all(s == node.shape for s in node.shapes)
 
 
-def _needed(node: Node, mine: Windows) -> Windows:
+def _needed(node: SplitNode, mine: Windows) -> Windows:
     """Return the rows that workers need of what the operation takes."""
     if "rows" not in node.facts:
         return mine
@@ -120,7 +120,7 @@ def _needed(node: Node, mine: Windows) -> Windows:
     )
 
 
-def _with_facts(node: Node, computed: Mapping[str, Windows], gathered: set[str]) -> Node:
+def _with_facts(node: SplitNode, computed: Mapping[str, Windows], gathered: set[str]) -> SplitNode:
     """Add the windows of an operation: of what it makes, and of what it takes, none where that is gathered first."""
     needed = _needed(node, computed[node.name])
     inside = [value in computed and value not in gathered for value in node.takes]
@@ -128,7 +128,7 @@ def _with_facts(node: Node, computed: Mapping[str, Windows], gathered: set[str])
     return replace(node, facts={**node.facts, "windows": _flat(computed[node.name]), "taken": takes})
 
 
-def _taken(node: Node) -> list[Windows]:
+def _taken(node: SplitNode) -> list[Windows]:
     windows = node.facts["taken"]
     assert isinstance(windows, tuple)
     return [_pairs(each) for each in windows]

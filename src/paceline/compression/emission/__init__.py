@@ -1,8 +1,6 @@
 """A network as one C99 file: no malloc, constant tables, test vectors inside, a `main` that checks itself.
 
-arena.py     where values lie
-arrays.py    numbers as C
-writer.py    the parts of a file: arrays, layers, calls, and the functions that they need
+writer.py    the parts of a file: arrays, where values lie, layers, calls, and the functions that they need
 kernels.py   how each step becomes a call, a class per kernel: small, vectors, cortex, floats
 loops.py     statements of `kernels` as loops, in float32
 c_file.py    the whole file

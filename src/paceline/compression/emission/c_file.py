@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from paceline.compression.emission import bytes_steps, floats_steps, loops
-from paceline.compression.emission.arrays import array, floating
 from paceline.compression.emission.kernels import Kernel
-from paceline.compression.emission.writer import Writer, text
-from paceline.compression.integers import IntegerNetwork
+from paceline.compression.emission.writer import Writer, array, floating, text
+from paceline.compression.integers import IntegerModel, IntegerNetwork
 from paceline.compression.network import INPUT, Image, Network
 from paceline.compression.programs import LayerProgram
-from paceline.compression.reference import IntegerModel
 from paceline.compression.values import compute
 from paceline.kernels.build import KEEPS_CALLS
 

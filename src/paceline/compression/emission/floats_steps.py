@@ -7,13 +7,12 @@ from math import prod
 import torch
 from torch.nn import functional
 
-from paceline.compression.emission.arrays import floating
 from paceline.compression.emission.kernels import LANES, MOST_PIXELS, pixels_at_once
-from paceline.compression.emission.writer import Windows, Writer, padded_shape, text, windows
+from paceline.compression.emission.writer import Windows, Writer, floating, padded_shape, text, windows
 from paceline.compression.network import Affine, Function, MaxPooling, Network, Sum, Window
 from paceline.compression.reading import ARGUMENT
 from paceline.kernels.formulas import applied, is_formula
-from paceline.kernels.ir import Call, Expression, Number, Op
+from paceline.kernels.ir import Expression, FunctionCall, Number, Op
 from paceline.names import comment
 
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno")
@@ -54,7 +53,7 @@ def _lanes(value: Expression) -> str:
             return f"((Lanes){{0}} + {floating(number)})"
         case Op(sign, left, right):
             return f"({_lanes(left)} {sign} {_lanes(right)})"
-        case Call(function, argument):
+        case FunctionCall(function, argument):
             return f"{CALLED[function]}({_lanes(argument)})"
     return "x"
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.compression.emission.arrays import packed
-from paceline.compression.emission.writer import Windows, Writer, text
+from paceline.compression.emission.writer import Windows, Writer, packed, text
 from paceline.compression.integers import IntegerStep
 from paceline.compression.network import Window
 

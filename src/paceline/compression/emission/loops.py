@@ -10,19 +10,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
-from paceline.compression.emission.arena import Arena
-from paceline.compression.emission.arrays import array, floating
-from paceline.compression.emission.writer import text
+from paceline.compression.emission.writer import Arena, array, floating, text
 from paceline.compression.programs import LayerProgram
 from paceline.kernels.adjoint import touches
 from paceline.kernels.functions import functions_of
 from paceline.kernels.ir import (
     FORBIDDEN,
     Apply,
-    Call,
     CausalMask,
     Contract,
     Expression,
+    FunctionCall,
     Index,
     Kind,
     Lookup,
@@ -294,5 +292,5 @@ def _value(writer: LoopsWriter, value: Expression) -> str:
             return writer.place(value)
         case Op(sign, left, right):
             return f"({_value(writer, left)} {sign} {_value(writer, right)})"
-        case Call(function, argument):
+        case FunctionCall(function, argument):
             return f"{function}_({_value(writer, argument)})"

@@ -6,9 +6,70 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.compression.emission.arena import Arena
-from paceline.compression.emission.arrays import array
 from paceline.compression.network import INPUT, Geometry, Image, Network, Step
+
+# --- Where values lie: one arena, in which a value's place is free again after its last reader ------------------------
+
+SLACK = 8  # numbers that a kernel may read, and multiply by 0, after the end of a value
+ALIGNMENT = 16
+
+
+@dataclass
+class Arena:
+    """Places in order; `size` is what they need at most."""
+
+    size: int = 0
+    #: (offset, end) of what is in use, by name.
+    used: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def take(self, name: str, count: int) -> int:
+        """Return the lowest place where so many numbers fit."""
+        length, at = count + SLACK, 0
+        for begin, end in sorted(self.used.values()):
+            if at + length <= begin:
+                break
+            at = max(at, -(-end // ALIGNMENT) * ALIGNMENT)
+        self.used[name] = (at, at + length)
+        self.size = max(self.size, at + length)
+        return at
+
+    def free(self, name: str) -> None:
+        """Give a place back."""
+        self.used.pop(name)
+
+
+# --- Numbers as C text ------------------------------------------------------------------------------------------------
+
+WIDTH = 118
+
+
+def array(kind: str, name: str, numbers: Sequence[int] | Sequence[float]) -> str:
+    """A constant array."""
+    words = [_word(n) for n in numbers]
+    lines, line = [], "   "
+    for word in words:
+        if len(line) + len(word) + 2 > WIDTH:
+            lines.append(line)
+            line = "   "
+        line += f" {word},"
+    lines.append(line)
+    return f"static const {kind} {name}[{len(words)}] = {{\n" + "\n".join(lines) + "\n};\n"
+
+
+def _word(number: float) -> str:
+    return str(number) if isinstance(number, int) else floating(number)
+
+
+def floating(number: float) -> str:
+    """A float32 constant, exactly."""
+    return f"{float.hex(number)}f"
+
+
+def packed(first: int, second: int) -> int:
+    """Two weights of four bits as a signed byte, the first in its lower half."""
+    byte = (first & 15) | (second & 15) << 4
+    return byte - 256 if byte > 127 else byte
+
 
 TEXT = Path(__file__).parent / "text"
 

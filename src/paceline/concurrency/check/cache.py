@@ -64,8 +64,9 @@ def _name(text: str) -> str:
 def _checker_source() -> bytes:
     """The hash of the checker's own source, since another version may find something else."""
     digest = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(file.read_bytes())
+    for file in sorted(Path(__file__).parent.rglob("*.*")):
+        if file.suffix in (".py", ".toml", ".json"):
+            digest.update(file.read_bytes())
     return digest.digest()
 
 

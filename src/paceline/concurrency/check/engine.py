@@ -58,6 +58,11 @@ def is_relevant(path: str, text: str) -> bool:
     return path.endswith("__init__.py") or any(word in text for word in RELEVANT)
 
 
+def _said(rule: Rule, text: str) -> bool:
+    """Whether a text has one of the words without which a rule finds nothing."""
+    return any(word in text for word in rule.needs)
+
+
 def check_text(path: str, text: str, rules: Iterable[Rule] = tuple(RULES.values())) -> list[Finding]:
     """The findings of one file in the order of its lines, without those that a comment takes away."""
     return [finding for finding in examine(path, text, rules).findings if finding.verdict is not False]
@@ -105,7 +110,7 @@ def _examine(path: str, text: str, rules: Iterable[Rule]) -> Examined:
     try:
         with _deep_recursion():
             tree = parse(text)  # always: what Python refuses is not clean, whatever it is about
-            if not is_relevant(path, text):
+            if not is_relevant(path, text) and not any(rule.own and _said(rule, text) for rule in rules):
                 return Examined([])
             facts = Facts(Module(tree))
             findings = _findings(facts, text, rules)
@@ -149,8 +154,7 @@ def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
     for rule in rules:
         if rule.needs and not any(map(said, rule.needs)):
             continue
-        for finding in rule.find(facts):
-            finding.rule = rule.code
+        for finding in rule.findings(facts):
             finding.subject = subject_of(finding, facts.module)
             finding.signs = signs.of(finding)
             findings.setdefault((finding.rule, finding.line, finding.column), finding)

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.concurrency.check.reporting.comments import UNUSED
 from paceline.concurrency.check.reporting.findings import LOWEST_FIRST
 from paceline.concurrency.check.rules import RULES
+from paceline.concurrency.check.rules.rows import as_text, own_rules, read
 from paceline.concurrency.check.syntax.source import UNREADABLE
 from paceline.errors import UsageError, suggest
 
@@ -42,6 +43,7 @@ class Options:
     baseline: str = ""
     feedback: str = ""
     libraries: tuple[str, ...] = ()  # files with what calls of other libraries wait for
+    rules: tuple[dict[str, Any], ...] = ()  # rules of the project's own, as rows
     budget: int = 0  # lines that are walked at most, the most promising files first; 0 for all
     cache: bool = True
     jobs: int = 0  # processes; 0 for one per CPU in a large tree
@@ -71,8 +73,9 @@ def read_options(start: Path, **overrides: Any) -> Options:
     options = Options(**values)
     if options.min_rank not in LOWEST_FIRST:
         raise UsageError(f"min-rank is {options.min_rank!r}. It is one of {', '.join(LOWEST_FIRST)}")
+    own = [rule.code for rule in own_rules(as_text(options.rules))]
     for code in (*options.select, *options.ignore):
-        if not any(known_code.startswith(code) for known_code in (*RULES, UNREADABLE, UNUSED)):
+        if not any(known_code.startswith(code) for known_code in (*RULES, *own, UNREADABLE, UNUSED)):
             raise UsageError(f"no rule begins with {code!r}: {suggest(code, RULES)}")
     return options
 
@@ -87,14 +90,8 @@ def _table(start: Path) -> dict[str, Any]:
         file = folder / "pyproject.toml"
         if file.is_file():
             try:
-                import tomllib
-            except ModuleNotFoundError:  # Python 3.10
-                return {}
-            try:
-                table = (
-                    tomllib.loads(file.read_text(encoding="utf-8")).get("tool", {}).get("paceline", {}).get("check", {})
-                )
-            except tomllib.TOMLDecodeError as error:
+                table = read(file).get("tool", {}).get("paceline", {}).get("check", {})
+            except ValueError as error:
                 raise UsageError(f"{file} is not valid TOML: {error}") from None
             if not isinstance(table, dict):
                 raise UsageError(f"[tool.paceline.check] of {file} is not a table")

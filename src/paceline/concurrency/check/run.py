@@ -20,6 +20,7 @@ from paceline.concurrency.check.reporting.baseline import read_baseline
 from paceline.concurrency.check.reporting.comments import UNUSED, with_comments
 from paceline.concurrency.check.reporting.findings import Finding, is_ranked
 from paceline.concurrency.check.reporting.mistakes import one_each
+from paceline.concurrency.check.rules.rows import as_text, own_rules
 from paceline.concurrency.check.syntax.source import Unreadable, read
 from paceline.concurrency.check.together.programs import programs
 
@@ -103,7 +104,9 @@ def _findings(files: Iterable[Path], options: Options, report: Report) -> list[F
     cache = Cache(Path.cwd()) if options.cache and not options.libraries else None
     findings: list[Finding] = []
     sources = _sources(files, report, findings)
-    relevant = [source for source in sources if is_relevant(*source)]
+    own = as_text(options.rules)
+    words = {word for rule in own_rules(own) for word in rule.needs}
+    relevant = [source for source in sources if is_relevant(*source) or any(word in source.text for word in words)]
     reached = within(options.budget, relevant, _verdicts(options))
     report.unwalked = [Skipped(source.path, "over the budget") for source in relevant if source.path not in reached]
     over = {path for path, _ in report.unwalked}
@@ -118,16 +121,15 @@ def _findings(files: Iterable[Path], options: Options, report: Report) -> list[F
         report.cut += [Skipped(path, f"{function}: has more paths than were walked") for function in examined.cut]
 
     for program in _programs([source for source in sources if source.path not in over], reached):
-        keys = _keys(program)
+        keys = _keys(program, own)
         cached = [cache.get(key) for key in keys] if cache is not None else [None]
         if None in cached:
             unknown.append(program)
         for source, examined in zip(program, cached, strict=False) if None not in cached else ():
             keep(source.path, examined)  # type: ignore[arg-type]
-    for program, results in zip(
-        unknown, check_programs(unknown, 1 if options.libraries else options.jobs), strict=True
-    ):
-        for source, key, checked in zip(program, _keys(program), results, strict=True):
+    jobs = 1 if options.libraries else options.jobs
+    for program, results in zip(unknown, check_programs(unknown, jobs, own), strict=True):
+        for source, key, checked in zip(program, _keys(program, own), results, strict=True):
             if checked.failure:
                 report.failed.append(Skipped(source.path, checked.failure))
             elif cache is not None:
@@ -164,12 +166,12 @@ def _programs(sources: list[Source], reached: set[str]) -> Iterator[Program]:
     yield from ((source,) for source in sources if source.path not in together)
 
 
-def _keys(program: Program) -> list[str]:
+def _keys(program: Program, own: str) -> list[str]:
     """What the results of each file depend on."""
     if len(program) == 1:
-        return [program[0].text]
+        return [f"{own}\0{program[0].text}"]
     text = "\0".join(part for source in program for part in source)
-    return [f"{source.path}\0{text}" for source in program]
+    return [f"{own}\0{source.path}\0{text}" for source in program]
 
 
 def _verdicts(options: Options) -> list[Verdict]:

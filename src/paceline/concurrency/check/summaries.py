@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,10 +15,11 @@ from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import Effect, runs_now, text_of
 from paceline.concurrency.check.flow.propagation import Propagated, reached
 from paceline.concurrency.check.flow.walk import Event, Walk, Walker
+from paceline.concurrency.check.libraries.catalogue import WAKES
 from paceline.concurrency.check.ranks.sequences import Sequences
 from paceline.concurrency.check.reporting.findings import Step
 from paceline.concurrency.check.syntax.declarations import Class, Function, Resource
-from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword
+from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.concurrency.check.syntax.tree import parent
 from paceline.concurrency.check.threads.accesses import Access
 from paceline.concurrency.check.threads.roots import Root, Roots
@@ -48,6 +50,23 @@ class Block(NamedTuple):
     steps: tuple[tuple[Function, ast.expr], ...]
 
 
+class Use(NamedTuple):
+    """A call of a method of a lock, a queue or another resource."""
+
+    fn: Function
+    call: ast.Call
+    resource: Resource
+
+    @property
+    def of(self) -> str:
+        """The identity of the resource."""
+        return self.resource.id
+
+    @property
+    def line(self) -> int:
+        return self.call.lineno
+
+
 class Facts:
     """Everything that the rules need to know about one file."""
 
@@ -61,6 +80,7 @@ class Facts:
         self._blocks = Propagated(
             self.own_blocks, self.runs, lambda fn, effect, b: Block(b.waits, ((fn, effect.node), *b.steps))
         )
+        self._uses: dict[tuple[str, ...], list[Use]] = {}
         self._runs: dict[int, list[Effect]] = {}
         self._guards: dict[int, frozenset[str]] = {}
         self.accesses: dict[str, dict[str, list[Access]]] = {}  # cache of shared_state: by class, "" for globals
@@ -162,7 +182,26 @@ class Facts:
         entered = any(isinstance(block, ast.AsyncWith) for block in called.withs)
         return entered or any(isinstance(loop, ast.AsyncFor) for loop in called.loops)
 
-    # -- who calls whom
+    # -- who uses what, and who calls whom
+
+    def uses(self, methods: tuple[str, ...], kinds: Iterable[str] = (), of: str | None = None) -> list[Use]:
+        """The calls of these methods of resources: of these kinds, of one resource, or of all."""
+        if methods not in self._uses:
+            self._uses[methods] = [
+                Use(fn, call, resource)
+                for fn in self.module.functions
+                for call in fn.calls
+                if isinstance(call.func, ast.Attribute) and call.func.attr in methods
+                if (resource := self.module.resource(call.func.value, fn)) is not None
+            ]
+        every = self._uses[methods]
+        return [u for u in every if (not kinds or u.resource.kind in kinds) and (of is None or u.of == of)]
+
+    def wakers(self, wait: Effect) -> list[Use]:
+        """What ends a wait: who sets the event, puts the item, takes one out, notifies the condition."""
+        method = short_name(getattr(wait.node, "func", wait.node))
+        ends = WAKES.get((wait.resource.kind, method), ()) if wait.resource is not None else ()
+        return self.uses(ends, of=wait.resource.id) if ends and wait.resource is not None else []
 
     @cached_property
     def callers(self) -> dict[int, list[tuple[Function, Event]]]:

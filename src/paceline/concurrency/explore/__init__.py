@@ -2,14 +2,13 @@
 
 operation, scheduler      one thread runs at a time; who is next is chosen at every operation
 strategies/               how it is chosen: a pure machine for each published strategy
-models/                   what locks, conditions, semaphores and barriers do: pure machines
-interpose/                puts the models behind the names of threading, queue, time and asyncio
+interpose/                puts controlled forms behind the names of threading, queue, multiprocessing, time and asyncio
 rewriting/                makes accesses of data operations, in the program's own files
-clocks, waits, failures   what counts as wrong: races, deadlocks, exceptions
-child, trace              one run in a process of its own
-search, shrink, token     run after run; a short schedule; its name
+clocks, waits, suspects   what counts as wrong: races, deadlocks, what the checker suspects
+child, search, report     one run in a process of its own; run after run; what was found, and its token
 ranks/                    ranks of torch.distributed as threads, and drills
 worker, session           the exploring process, and how to start it
+alarms, formats           the findings of the checker, confirmed; SARIF and HTML
 """
 
 from __future__ import annotations

@@ -16,16 +16,18 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from paceline.concurrency.explore import trace
-from paceline.concurrency.explore.failures import exception_in
-from paceline.concurrency.explore.finding import Finding
-from paceline.concurrency.explore.interpose import control, event_loop, futures, threads
+from paceline.concurrency.explore.finding import Finding, at, exception_in
+from paceline.concurrency.explore.interpose import control, event_loop, threads
+from paceline.concurrency.explore.operation import Operation
 from paceline.concurrency.explore.rewriting import importing
-from paceline.concurrency.explore.scheduler import Run, Task, real_monotonic, real_sleep
+from paceline.concurrency.explore.scheduler import Run, real_monotonic, real_sleep
 from paceline.concurrency.explore.settings import Settings, Target
-from paceline.concurrency.explore.story import story_of
-from paceline.concurrency.explore.strategies import Strategy
+from paceline.concurrency.explore.strategies import Executed, Strategy
+from paceline.concurrency.explore.strategies.directed import Target as Lines
+from paceline.concurrency.explore.strategies.directed import targets
 from paceline.concurrency.explore.strategies.replay import Switch
+from paceline.concurrency.explore.suspects import Suspect, confirmed
+from paceline.concurrency.explore.waits import story_of
 
 RANKS = "paceline.concurrency.explore.ranks"  # whose modules are imported only where there are ranks
 STALL = 0.5  # real seconds without a step and without work, after which a thread blocks outside the control
@@ -39,30 +41,40 @@ class Outcome(NamedTuple):
     steps: int = 0
     shared: frozenset[str] = frozenset()  # data that threads shared
     outside: tuple[str, ...] = ()  # where threads blocked outside the control
-    race: Finding | None = None
+    races: tuple[Finding, ...] = ()
+    suspect: Suspect | None = None  # that the finding confirms
     output: bytes = b""
-    trace: bytes = b""
+    trace: tuple[list[Executed], dict[int, Operation]] | None = None
+    targets: frozenset[Lines] = frozenset()  # lines at which threads conflicted
+    lines: frozenset[tuple[str, int]] = frozenset()  # that were executed
     files: tuple[str, ...] = ()  # that were rewritten
     modules: tuple[str, ...] = ()  # that were imported
     lost: str = ""  # why there is no outcome
     drill: dict[str, Any] | None = None
 
 
-def run_once(
-    target: Target, settings: Settings, strategy: Strategy, shared: frozenset[str] | None, traced: bool = False
-) -> Outcome:
-    """Run the program once, in a child process."""
+class Job(NamedTuple):
+    """What is run once."""
+
+    target: Target
+    settings: Settings
+    strategy: Strategy
+    shared: frozenset[str] | None  # data that threads are known to share
+    traced: bool = False  # whether the search learns from the steps
+
+
+def run_once(job: Job) -> Outcome:
     read, write = os.pipe()
     pid = os.fork()  # paceline: ignore  # this process has one thread
     if pid == 0:
         os.close(read)
         try:
-            _Child(target, settings, strategy, shared, traced, write).run()
+            _Child(job, write).run()
         finally:
             os._exit(70)  # not reached unless something in this package is wrong
     os.close(write)
     try:
-        return _outcome(read, settings.run_seconds)
+        return _outcome(read, job.settings.run_seconds)
     finally:
         os.close(read)
         os.kill(pid, signal.SIGKILL)  # it has reported, or is too late
@@ -87,43 +99,34 @@ def _outcome(read: int, seconds: float) -> Outcome:
 class _Child:
     """The child process."""
 
-    def __init__(
-        self,
-        target: Target,
-        settings: Settings,
-        strategy: Strategy,
-        shared: frozenset[str] | None,
-        traced: bool,
-        write: int,
-    ) -> None:
-        self._target, self._settings, self._traced, self._write = target, settings, traced, write
-        self._modules = frozenset(sys.modules)
-        self._output = os.memfd_create("output")
+    def __init__(self, job: Job, write: int) -> None:
+        self._target, self._settings, self._traced, self._write = job.target, job.settings, job.traced, write
+        self._modules, self._output = frozenset(sys.modules), os.memfd_create("output")
         self._fault: Any = None
         self._ended = _thread.allocate_lock()
-        self._run = Run(strategy, settings.bounds, self.finish, shared)
+        self._run = Run(job.strategy, job.settings.steps, self.finish, job.shared)
 
     def run(self) -> NoReturn:
-        """Run the program as the first task, and end."""
         os.dup2(self._output, 1)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        run, main = self._run, self._run.add("MainThread")
-        control.begin(run)
-        run.begin(main)
-        futures.begin()
+        control.run, main = self._run, self._run.add("MainThread")
+        self._run.begin(main)
+        threads.begin()
         _thread.start_new_thread(self._watch, ())
         try:
             self._execute()
-            self._leave(main)
+            self._leave()
+        except SystemExit as error:
+            if error.code not in (None, 0):
+                note = f": the program ends with {error.code!r}"
+                self.finish(exception_in("MainThread", error, "exit", note))
+            self._leave()
         except BaseException as error:
-            finding = failure(error)
-            if finding is None:
-                self._leave(main)
-            self.finish(finding)
+            self.finish(exception_in("MainThread", error))
 
     def _execute(self) -> None:
         """Execute the program, once or on every rank."""
-        settings, target = self._settings, self._target
+        settings = self._settings
         if settings.drill:
             from paceline.concurrency.explore.ranks import drills
 
@@ -132,18 +135,18 @@ class _Child:
         if settings.ranks:
             from paceline.concurrency.explore.ranks.launch import run_ranks
 
-            run_ranks(lambda: execute(target), settings.ranks)
+            run_ranks(lambda: execute(self._target), settings.ranks)
         else:
-            execute(target)
+            execute(self._target)
 
-    def _leave(self, main: Task) -> NoReturn:
+    def _leave(self) -> NoReturn:
         """Do what Python does at its end: wait for the threads of pools, then for all that are not daemons."""
-        futures.end()
+        threads.end()
         for task in self._run.tasks[1:]:
             if not task.daemon:
                 threads.wait_for_end(task)
         gc.collect()  # so that tasks whose exception no one has read say so
-        finding = futures.unread() or next(iter(event_loop.unread), None)
+        finding = threads.unread() or next(iter(event_loop.unread), None)
         if finding is None and RANKS in sys.modules:
             finding = sys.modules[f"{RANKS}.replicas"].diverged()
         self.finish(finding)
@@ -152,22 +155,27 @@ class _Child:
         """Report, and end the process, from whatever thread."""
         if not self._ended.acquire(False):
             real_sleep(3600)  # another thread reports
-        run = self._run
-        if finding is not None:
-            finding = story_of(finding, run)
+        run, suspect, lost = self._run, None, ""
+        if finding is not None and finding.kind == "not supported":
+            lost, finding = f"{finding.message}{at(finding.place)}", None
+        if finding is None and (hit := confirmed(self._settings.suspects, run)):
+            suspect, finding = hit
         builtins.print(end="", flush=True)
-        race = run.races.finding([each.name for each in run.tasks])
         outcome = Outcome(
-            finding,
+            finding and story_of(finding, run),
             tuple(run.switches),
             run.steps,
             frozenset(run.sharing.names),
             tuple(run.outside),
-            story_of(race, run) if race else None,
+            tuple(story_of(race, run) for race in run.races.findings([each.name for each in run.tasks])),
+            suspect,
             os.pread(self._output, 1 << 20, 0),
-            trace.encode(run.trace, run.pending()) if self._traced else b"",
+            (run.trace, run.pending()) if self._traced else None,
+            frozenset(targets(run.trace)) if self._traced else frozenset(),
+            frozenset(run.lines) if self._settings.suspects else frozenset(),
             tuple(importing.compiled),
             tuple(set(sys.modules) - self._modules),
+            lost,
             drill=None if self._fault is None else sys.modules[f"{RANKS}.drills"].outcome(self._fault, finding),
         )
         data = pickle.dumps(outcome)
@@ -177,41 +185,36 @@ class _Child:
 
     def _watch(self) -> None:
         """Let others continue when a thread waits where it cannot be scheduled: for a real lock or a process."""
-        run, steps, used, since = self._run, -1, 0.0, real_monotonic()
+        run, steps, since = self._run, -1, real_monotonic()
         while True:
             real_sleep(STALL / 5)
-            if run.steps != steps or time.process_time() - used > STALL / 10:
-                steps, used, since = run.steps, time.process_time(), real_monotonic()
+            if run.steps != steps or not (where := run.blocked_line()):
+                steps, since = run.steps, real_monotonic()
             elif real_monotonic() - since > STALL:
                 since = real_monotonic()
-                where = run.running_line()
-                if where:
-                    run.outside[where] = None
+                run.outside[where] = None
                 run.leave()
 
 
 def execute(target: Target) -> None:
-    """Execute the program in this process."""
-    if not target.function:
-        sys.argv = [target.file, *target.arguments]
-        sys.path.insert(0, str(Path(target.file).resolve().parent))
-        importing.run_script(str(Path(target.file).resolve()))
-        return
+    file = Path(target.file).resolve()
     sys.argv = [str(target), *target.arguments]
-    if target.file:
-        sys.path.insert(0, str(Path(target.file).resolve().parent))
-    else:
-        sys.path.insert(0, os.getcwd())
-    module = importlib.import_module(Path(target.file).stem if target.file else target.module)
-    result = getattr(module, target.function)()
+    folder, module = file.parent, file.stem
+    while target.function and (folder / "__init__.py").exists():
+        folder, module = folder.parent, f"{folder.name}.{module}"
+    sys.path[:0] = [str(folder) if target.file else os.getcwd()]
+    if not target.function:
+        importing.run_script(str(file))
+        return
+    sys.path[1:1] = [os.getcwd(), str(Path("src").resolve())]  # as tests have them
+    call: Any = importlib.import_module(module if target.file else target.module)
+    for name in target.function.split("."):
+        owner, call = call, getattr(call, name)
+        if isinstance(call, type) and hasattr(call, "debug"):  # a TestCase, whose `debug` lets its exceptions pass
+            call = call(target.function.partition(".")[2]).debug
+            break
+        if isinstance(owner, type):
+            call = getattr(owner(), name)
+    result = call()
     if asyncio.iscoroutine(result):
         asyncio.run(result)
-
-
-def failure(error: BaseException, who: str = "MainThread") -> Finding | None:
-    """Return what an exception that ended the program means; None for an exit with success."""
-    if not isinstance(error, SystemExit):
-        return exception_in(who, error)
-    if error.code in (None, 0):
-        return None
-    return exception_in(who, error, "exit", f": the program ends with {error.code!r}")

@@ -7,36 +7,25 @@ PPoPP 2003 (DJIT+), without the epochs of FastTrack, since programs under explor
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
 
 from paceline.concurrency.explore.finding import Finding
-from paceline.concurrency.explore.operation import Operation
+from paceline.concurrency.explore.operation import Operation, Place
 
 Clock = dict[int, int]
+MOST = 50  # races of one run that are told apart
 
 
-class Access(NamedTuple):
-    """The last access of a location by a thread."""
-
-    number: int  # of the thread's own clock
-    operation: Operation
-
-
-class Race(NamedTuple):
-    """Two accesses that nothing orders."""
-
-    first: tuple[int, Operation]
-    second: tuple[int, Operation]
+Race = tuple[tuple[int, Operation], tuple[int, Operation]]  # accesses that nothing orders, and their threads
 
 
 class Races:
     """Follows the clocks of threads and of what synchronises them, and compares accesses."""
 
     def __init__(self) -> None:
-        self.first: Race | None = None
+        self.all: dict[tuple[Place, Place], Race] = {}
         self._released: dict[Hashable, Clock] = {}
-        self._reads: dict[Hashable, dict[int, Access]] = {}
-        self._writes: dict[Hashable, dict[int, Access]] = {}
+        self._reads: dict[Hashable, dict[int, tuple[int, Operation]]] = {}  # by location and thread: when, and what
+        self._writes: dict[Hashable, dict[int, tuple[int, Operation]]] = {}
 
     def step(self, thread: int, clock: Clock, operation: Operation) -> None:
         """Take note of a step, and change the thread's clock."""
@@ -51,33 +40,31 @@ class Races:
         if operation.releases:
             clock[thread] = clock.get(thread, 0) + 1
 
-    def finding(self, names: list[str]) -> Finding | None:
-        """Return the first race as a finding."""
-        if self.first is None:
-            return None
-        scenes = [
-            (names[thread], f"{operation.verb} {operation.subject}", operation.place)
-            for thread, operation in (self.first.first, self.first.second)
-        ]
-        subject = self.first.second[1].subject
-        return Finding(
-            "data race",
-            f"{scenes[0][0]} and {scenes[1][0]} access {subject}, and nothing orders the accesses",
-            tuple(scenes),
-            f"hold one lock at both accesses of {subject}",
-            scenes[1][2],
-        )
+    def findings(self, names: list[str]) -> list[Finding]:
+        return [_finding(race, names) for race in self.all.values()]
 
     def _access(self, thread: int, clock: Clock, operation: Operation) -> None:
         location, mode = operation.touches[0]  # the item or attribute itself; the others are of its container
         writes, reads = self._writes.setdefault(location, {}), self._reads.setdefault(location, {})
         against = [writes] if mode == "read" else [writes, reads]
-        if self.first is None:
-            for earlier in against:
-                for other, access in earlier.items():
-                    if other != thread and access.number > clock.get(other, 0):
-                        self.first = Race((other, access.operation), (thread, operation))
-        (reads if mode == "read" else writes)[thread] = Access(clock.get(thread, 0), operation)
+        for earlier in against if len(self.all) < MOST else ():
+            for other, (number, access) in earlier.items():
+                if other != thread and number > clock.get(other, 0):
+                    race = ((other, access), (thread, operation))
+                    self.all.setdefault((access.place, operation.place), race)
+        (reads if mode == "read" else writes)[thread] = (clock.get(thread, 0), operation)
+
+
+def _finding(race: Race, names: list[str]) -> Finding:
+    scenes = [(names[thread], f"{each.verb} {each.subject}", each.place) for thread, each in race]
+    subject = race[1][1].subject
+    return Finding(
+        "data race",
+        f"{scenes[0][0]} and {scenes[1][0]} access {subject}, and nothing orders the accesses",
+        tuple(scenes),
+        f"hold one lock at both accesses of {subject}",
+        scenes[1][2],
+    )
 
 
 def join(clock: Clock, other: Clock) -> None:

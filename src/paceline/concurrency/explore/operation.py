@@ -1,14 +1,10 @@
-"""What a thread is about to do: all that a strategy knows of it.
-
-Every thread stops before each operation. So the scheduler sees the next operation of every thread before it chooses,
-and what happens between two operations happens at once.
-"""
+"""What a thread is about to do: all that a strategy knows of it. Between two operations no other thread runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 #: Reads of one location commute, and so do marks; every other pair conflicts. Storing an item *marks* its container,
 #: which conflicts with a loop over the container, but not with the storing of other items.
@@ -54,6 +50,10 @@ class Operation:
     is_access: bool = False  # of a single attribute, item or variable, which can race
     holder: Callable[[], int | None] = field(default=lambda: None)  # the thread without which it is not ready
 
+    def __reduce__(self) -> Any:
+        """Send to another process what a search needs: of the locations, only their equality counts there."""
+        return _without_place, (self.verb, self.touches)
+
     def conflicts(self, other: Operation) -> bool:
         """Whether the order of the two matters."""
         return any(
@@ -61,6 +61,10 @@ class Operation:
             for mine in self.touches
             for theirs in other.touches
         )
+
+
+def _without_place(verb: str, touches: tuple[Touch, ...]) -> Operation:
+    return Operation(verb, "", touches, Place("", 0, ""))
 
 
 class Option(NamedTuple):

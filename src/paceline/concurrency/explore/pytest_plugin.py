@@ -16,7 +16,6 @@ from paceline.concurrency.explore.settings import Settings, Target
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the mark."""
     config.addinivalue_line("markers", "explore(**settings): run the test in many orders of its threads and tasks")
 
 
@@ -29,7 +28,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
     if pyfuncitem.cls is not None or pyfuncitem.funcargs:
         pytest.fail("a test with the mark explore is a function without fixtures: make what it needs inside")
     with Session() as session:
-        answer = session.explore(Target(str(pyfuncitem.path), function=pyfuncitem.name), Settings(**mark.kwargs))
+        answer = session.explore(
+            Target(str(pyfuncitem.path), function=pyfuncitem.name), Settings(first=True, **mark.kwargs)
+        )
     if answer.code:
         pytest.fail(answer.text, pytrace=False)
     return True

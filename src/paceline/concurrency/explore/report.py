@@ -1,11 +1,54 @@
-"""What an exploration says: a finding with its schedule, a dismissal within bounds, or that nothing was found."""
+"""What an exploration says: its findings with their schedules, a dismissal within bounds, or that nothing was found."""
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.concurrency.explore.finding import Finding
+from paceline.concurrency.explore.strategies.replay import Switch
+from paceline.concurrency.explore.suspects import Suspect
+from paceline.errors import UsageError
+
+if TYPE_CHECKING:
+    from paceline.concurrency.explore.child import Outcome
+    from paceline.concurrency.explore.strategies.directed import Target
+
+
+PREFIX = "ex1-"  # of a token: a schedule as a word that can be pasted into a bug report
+#: What launchers put into the environment of a rank.
+LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
+#: Outcomes of a drill after which a run on many machines would have been lost.
+FAILED = ("hung", "silently diverged")
+
+
+class Found(NamedTuple):
+    """A finding, and how it came about."""
+
+    finding: Finding
+    token: str
+    switches: int
+    strategy: str
+    schedule: int  # the how many-eth that was executed
+    seconds: float
+
+    def text(self, command: str) -> str:
+        if not self.switches:
+            lines = ["  (it happens in the plain order too, without any interruption: the schedule is not the cause)"]
+            if any(f"KeyError: '{name}'" in self.finding.message for name in LAUNCHED):
+                lines.append("  a script that torchrun starts: give --ranks 2")
+        else:
+            how = f"it needs {_count(self.switches, 'switch', 'es')}; schedule {self.schedule:,} ({self.strategy})"
+            lines = [f"  ({how}, {self.seconds:.1f} s)", f"  replay: paceline explore --replay {self.token} {command}"]
+        return "\n".join([self.finding.text(), *lines])
+
+    def to_dict(self) -> dict[str, Any]:
+        how = {"switches": self.switches, "replay": self.token, "strategy": self.strategy, "schedule": self.schedule}
+        return {"finding": self.finding.to_dict(), "without_a_switch": self.switches == 0, **how}
 
 
 @dataclass(slots=True)
@@ -13,10 +56,8 @@ class Report:
     """The result of an exploration."""
 
     target: str
-    finding: Finding | None = None
-    token: str = ""
-    switches: int = 0
-    strategy: str = "plain"
+    command: str  # the target with what it needs of options and arguments
+    all: list[Found] = field(default_factory=list)  # distinct, in the order in which they were found
     schedules: int = 0
     steps: int = 0
     seconds: float = 0.0
@@ -27,16 +68,19 @@ class Report:
     lost: dict[str, int] = field(default_factory=dict)
     unstable: int = 0  # findings that a replay did not give again
     drills: list[dict[str, Any]] = field(default_factory=list)
+    targets: set[Target] = field(default_factory=set)  # lines at which threads conflict
+    lines: set[tuple[str, int]] = field(default_factory=set)  # that were executed, where there are suspicions
 
-    def count(self, steps: int, outside: tuple[str, ...], seconds: float) -> None:
-        """Take note of a run."""
+    def count(self, outcome: Outcome, seconds: float) -> None:
         self.schedules += 1
-        self.steps += steps
-        self.outside.update(dict.fromkeys(outside))
+        self.steps += outcome.steps
+        self.outside.update(dict.fromkeys(outcome.outside))
+        self.targets |= outcome.targets
+        self.lines |= outcome.lines
         self.seconds = seconds
 
-    def with_finding(self, finding: Finding, token: str, switches: int, strategy: str = "plain") -> Report:
-        self.finding, self.token, self.switches, self.strategy = finding, token, switches, strategy
+    def add(self, finding: Finding, token: str, switches: int, strategy: str = "plain") -> Report:
+        self.all.append(Found(finding, token, switches, strategy, self.schedules, self.seconds))
         return self
 
     def without_verdict(self, reason: str) -> Report:
@@ -46,7 +90,7 @@ class Report:
     @property
     def verdict(self) -> str:
         """One of found, dismissed within bounds, not found, no verdict."""
-        if self.finding is not None or any(each["outcome"] in FAILED for each in self.drills):
+        if self.all or any(each["outcome"] in FAILED for each in self.drills):
             return "found"
         if self.reason:
             return "no verdict"
@@ -57,49 +101,37 @@ class Report:
         return {"found": 1, "no verdict": 2}.get(self.verdict, 0)
 
     def text(self) -> str:
-        """Return the report for people."""
-        lines = [self._head()]
-        if self.finding is not None:
-            lines = [self.finding.text(), *self._schedule()]
+        """Return the report for people: a block for each finding, and a summary."""
+        lines = [f"{each.text(self.command)}\n" for each in self.all] + [self._summary()]
         lines += [f"  drill: {each['drill']}: {each['outcome']}{_why(each)}" for each in self.drills]
         lines += [f"  outside the control, so that it was not explored: {each}" for each in self.outside]
         lines += [f"  {count} times: {reason}" for reason, count in self.lost.items()]
         if self.unstable:
             why = "the program depends on more than its schedule"
-            lines.append(f"  {self.unstable} findings did not come again in a replay: {why}")
+            lines.append(f"  {_count(self.unstable, 'finding')} did not come again in a replay: {why}")
         return "\n".join(lines)
 
-    def _head(self) -> str:
-        ran = f"{self.schedules:,} schedules in {self.seconds:.1f} s"
-        if self.verdict == "no verdict":
+    def _summary(self) -> str:
+        ran = f"{_count(self.schedules, 'schedule')} in {self.seconds:.1f} s"
+        found = _count(len(self.all), "finding") if self.all else "nothing found"
+        if self.reason:
             return f"{self.target}: no verdict: {self.reason}"
-        if self.verdict == "dismissed within bounds":
+        if self.dismissed_after:
             bounds = "; time-outs came only where no thread could continue, or by chance" if self.has_timeouts else ""
-            return (
-                f"{self.target}: nothing found: every order of conflicting operations was executed, in "
-                f"{self.dismissed_after:,} of {ran}{bounds}"
-            )
-        return f"{self.target}: nothing found in {ran}"
-
-    def _schedule(self) -> list[str]:
-        if not self.switches:
-            why = "it happens in the plain order too, without any interruption: the schedule is not the cause"
-            ranks = any(f"KeyError: '{name}'" in self.finding.message for name in LAUNCHED) if self.finding else False
-            return [f"  ({why})", *(["  a script that torchrun starts: give --ranks 2"] if ranks else [])]
-        switches = "1 switch" if self.switches == 1 else f"{self.switches} switches"
-        how = f"it needs {switches}; schedule {self.schedules:,} ({self.strategy}), {self.seconds:.1f} s"
-        return [f"  ({how})", f"  replay: paceline explore --replay {self.token} {self.target}"]
+            every = "every order of conflicting operations was executed, in"
+            return f"{self.target}: {found}: {every} {self.dismissed_after:,} of {ran}{bounds}"
+        return f"{self.target}: {found} in {ran}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the report for JSON."""
+        """Return the report for JSON; the first finding also has the names that a single one had."""
+        rows = [each.to_dict() for each in self.all]
+        none = {"finding": None, "without_a_switch": False, "switches": 0, "replay": None, "strategy": "plain"}
         return {
             "target": self.target,
+            "command": self.command,
             "verdict": self.verdict,
-            "finding": self.finding.to_dict() if self.finding else None,
-            "without_a_switch": self.finding is not None and self.switches == 0,
-            "switches": self.switches,
-            "replay": self.token or None,
-            "strategy": self.strategy,
+            **(rows[0] if rows else none),
+            "findings": rows,
             "schedules": self.schedules,
             "steps": self.steps,
             "seconds": round(self.seconds, 3),
@@ -112,11 +144,36 @@ class Report:
         }
 
 
-#: What launchers put into the environment of a rank.
-LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
-#: Outcomes of a drill after which a run on many machines would have been lost.
-FAILED = ("hung", "silently diverged")
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number:,} {noun}{plural if number != 1 else ''}"
 
 
 def _why(drill: dict[str, Any]) -> str:
     return f" ({drill['message']})" if drill.get("message") else ""
+
+
+def write_token(switches: Sequence[Switch], suspect: Suspect | None = None) -> str:
+    """Return the token of a schedule: its switches away from the plain order, and the suspicion that it confirms."""
+    rows: list[Any] = [[each.thread, each.own_step, each.to, int(each.expires)] for each in switches]
+    text = json.dumps(rows + ([suspect._asdict()] if suspect else []))
+    return PREFIX + base64.urlsafe_b64encode(zlib.compress(text.encode(), 9)).decode().rstrip("=")
+
+
+def read_token(token: str) -> tuple[list[Switch], tuple[Suspect, ...]]:
+    """Return the schedule of a token, and the suspicion if it has one.
+
+    >>> read_token(write_token([Switch(1, 7, 2, False)]))
+    ([Switch(thread=1, own_step=7, to=2, expires=False)], ())
+    """
+    try:
+        data = base64.urlsafe_b64decode(token.removeprefix(PREFIX) + "===")
+        rows = json.loads(zlib.decompress(data))
+        if not token.startswith(PREFIX):
+            raise ValueError
+        switches = [Switch(a, b, to, bool(expires)) for a, b, to, expires in (r for r in rows if isinstance(r, list))]
+        suspects = [Suspect(row["file"], tuple(row["lines"]), True) for row in rows if isinstance(row, dict)]
+        return switches, tuple(suspects)
+    except (ValueError, KeyError, TypeError, zlib.error):
+        raise UsageError(
+            f"--replay {token}: not a token of a schedule; paste the word of a finding, which begins with {PREFIX!r}"
+        ) from None

@@ -1,11 +1,8 @@
 """One thread runs at a time, and who is next is chosen at every operation.
 
-A thread announces its operation to `Run.perform` and stops. It continues when it is chosen, and then it is the only one
-that runs, until its next operation. The thread that stops makes the choice itself and opens the *gate* of the one that
-it has chosen, so that no further thread is needed and a step costs microseconds. Nothing here knows of locks or queues:
-an operation says by itself whether it is ready.
-
-Time is virtual. It passes only when an option is chosen that *expires*: then it is the deadline of that thread.
+A thread announces its operation to `Run.perform` and stops until it is chosen; it makes the choice itself, and opens
+the *gate* of the one that it has chosen. Nothing here knows of locks or queues: an operation says whether it is ready.
+Time passes only when an option is chosen that *expires*: then it is the deadline of that thread.
 """
 
 from __future__ import annotations
@@ -15,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.concurrency.explore import clocks
@@ -26,19 +24,11 @@ from paceline.concurrency.explore.waits import circle_of, deadlock
 
 real_sleep, real_monotonic = time.sleep, time.monotonic  # the real ones, which the program does not get
 
-START = 1_000_000.0  # virtual seconds; small enough for the loop of asyncio to add nanoseconds
+DAY, START = 86_400.0, 1_000_000.0  # virtual seconds; small enough for the loop of asyncio to add nanoseconds
 #: Steps that a thread makes in a row in the plain order: Python lets the others run after a while too.
 QUANTUM = 2000
 POLLS = 1000  # a program that has let time pass so often, and has not ended, polls for what never comes
 OUTSIDE_PATIENCE = 2.0  # real seconds for an answer from outside the control: a socket, a thread of a library
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Where a run is given up."""
-
-    steps: int = 20_000
-    seconds: float = 86_400.0  # of virtual time
 
 
 @dataclass(slots=True, eq=False)
@@ -92,19 +82,11 @@ class Run:
     def __init__(
         self,
         strategy: Strategy,
-        bounds: Bounds,
+        most: int,
         finish: Callable[[Finding | None], NoReturn],
         shared: frozenset[str] | None = None,
     ) -> None:
-        """Prepare a run.
-
-        Args:
-            strategy: It chooses.
-            bounds: Where the run is given up.
-            finish: Ends the process with a finding, or without one.
-            shared: The attributes, items and variables that threads share, as known from earlier runs: only at those
-                can a thread be interrupted. None for all.
-        """
+        """Prepare a run; threads are interrupted only at the `shared` data, once it is known."""
         self.sharing = Sharing(shared)
         self.tasks: list[Task] = []
         self.now, self.steps = START, 0
@@ -112,7 +94,9 @@ class Run:
         self.trace: list[Executed] = []
         self.races = clocks.Races()
         self.outside: dict[str, None] = {}  # where a thread blocked outside the control
-        self._strategy, self._bounds, self._finish = strategy, bounds, finish
+        self.lines = set[tuple[str, int]]()  # that were executed, those without an operation left out
+        self._strategy, self._most = strategy, most  # of steps
+        self.finish = finish  # ends the run, and with it the process
         self._by_ident: dict[int, Task] = {}
         self._running: Task | None = None
         self._in_a_row = 0
@@ -147,11 +131,6 @@ class Run:
         """Return the task of the thread that calls this; None for a thread that is not under control."""
         return self._by_ident.get(_thread.get_ident())
 
-    @property
-    def alone(self) -> bool:
-        """Whether there never was a second thread."""
-        return len(self.tasks) == 1
-
     # ---- steps
 
     def perform(self, task: Task, operation: Operation) -> bool:
@@ -160,6 +139,7 @@ class Run:
             return True
         task.expired = False
         task.steps += 1
+        self.lines.add(operation.place[:2])
         if operation.is_data and not self.sharing.can_matter(task.number, operation):
             self._count()
             self.races.step(task.number, task.clock, operation)
@@ -175,10 +155,6 @@ class Run:
         self.races.step(task.number, task.clock, operation)
         return not task.expired
 
-    def finish(self, finding: Finding | None) -> NoReturn:
-        """End the run, and with it the process."""
-        self._finish(finding)
-
     def _come_back(self, task: Task) -> None:
         """Take a place in the queue again, after a wait that could not be scheduled."""
         task.outside = False
@@ -193,18 +169,19 @@ class Run:
         if task is not None and not task.outside:
             task.outside = True
             self._running = None
-            self._choose_and_open(task)
+            self._open(task, self._choose(task))
 
-    def running_line(self) -> str:
-        """Return where the running thread is, as `MainThread at app.py:7`; empty if none runs."""
+    def blocked_line(self) -> str:
+        """Return where the running thread waits outside the control, as `MainThread at app.py:7`; empty if it works."""
         task = self._running
         ident = next((ident for ident, each in self._by_ident.items() if each is task), None)
-        frame = sys._current_frames().get(ident) if ident is not None else None
+        if task is None or ident is None or _is_working():
+            return ""
+        frame = sys._current_frames().get(ident)
         while frame is not None and "__explore__" not in frame.f_globals:
             frame = frame.f_back
-        if task is None or frame is None:
-            return ""
-        return f"{task.name} at {frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}"
+        where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}" if frame else "the start of Python"
+        return f"{task.name} at {where}"
 
     def _hand_over(self, task: Task) -> None:
         chosen = self._choose(task)
@@ -212,9 +189,6 @@ class Run:
             self._open(task, chosen)
             if not task.done:
                 task.gate.acquire()
-
-    def _choose_and_open(self, task: Task) -> None:
-        self._open(task, self._choose(task))
 
     def _open(self, task: Task, chosen: Task) -> None:
         self._running, self._in_a_row = chosen, 0
@@ -248,19 +222,18 @@ class Run:
     def _count(self) -> None:
         self.steps += 1
         self._in_a_row += 1
-        if self.steps > self._bounds.steps or self.now - START > self._bounds.seconds:
+        if self.steps > self._most or self.now - START > DAY:
             self.finish(self._never_ends())
 
     def pending(self) -> dict[int, Operation]:
-        """Return what each thread would do next."""
-        return {each.number: each.pending for each in self.tasks if each.pending is not None and not each.done}
+        return {each.number: each.pending for each in self.tasks if each.pending is not None}
 
     def options(self) -> list[Option]:
         """Return the possible next steps; those for which time must pass come last, the earliest deadline first."""
         on, late = [], []
         for each in self.tasks:
             operation = each.pending
-            if operation is None or each.done or each.outside:
+            if operation is None or each.outside:
                 continue
             if operation.ready():
                 on.append(Option(each.number, False))
@@ -288,28 +261,31 @@ class Run:
             real_sleep(0.002)
             if options := self.options():
                 return options
-        return self.finish(self._stuck())
+        # A thread outside is not known to be in a deadlock; the report says where it is.
+        is_outside = any(each.outside for each in self.tasks if not each.done)
+        return self.finish(None if is_outside else deadlock([], self.tasks))
 
     def _has_outside(self) -> bool:
         """Whether a thread that is not under control could still change something; the watchdog is one that cannot."""
-        under_control = sum(not each.done for each in self.tasks)
-        return any(each.outside for each in self.tasks) or _thread._count() > under_control
-
-    def _stuck(self) -> Finding | None:
-        blocked = [each for each in self.tasks if not each.done]
-        if any(each.outside for each in blocked):
-            return None  # which is not known to be a deadlock; `outside` says where
-        return deadlock([], self.tasks)
+        under_control = {*self._by_ident.values(), *(each for each in self.tasks if not each.done)}
+        return any(each.outside for each in self.tasks) or _thread._count() > len(under_control)
 
     def _never_ends(self) -> Finding:
         """Describe a run that has not ended within the bounds."""
         waits = sum(each.option.expires for each in self.trace)
-        polls = waits > POLLS or self.now - START > self._bounds.seconds
+        polls = waits > POLLS or self.now - START > DAY
         bound = f"{self.steps - 1:,} steps and {self.now - START:,.0f} virtual seconds"
         scenes = [
             (each.name, f"still {each.pending.verb} {each.pending.subject}", each.pending.place)
             for each in self.tasks
-            if each.pending is not None and not each.done
+            if each.pending is not None
         ]
-        kind = "never ends" if polls else "too long"
+        # A program that ends in the plain order is not too long.
+        kind = "never ends" if polls or self.switches else "too long"
         return Finding(kind, f"the program has not ended after {bound}", tuple(scenes))
+
+
+def _is_working() -> bool:
+    """Whether another thread than this one runs, or waits for a processor or a disk: when busy, that may take long."""
+    states = [file.read_text().rpartition(") ")[2][0] for file in Path("/proc/self/task").glob("*/stat")]
+    return sum(state in "RD" for state in states) > 1

@@ -1,36 +1,34 @@
-"""The search: one run after the other, until something goes wrong, nothing is left, or the limits are reached."""
+"""The search: one run after the other, until nothing is left to try, or the limits are reached."""
 
 from __future__ import annotations
 
 import itertools
+import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 
-from paceline.concurrency.explore import trace
-from paceline.concurrency.explore.child import Outcome, run_once
+from paceline.concurrency.explore.child import Job, Outcome, run_once
 from paceline.concurrency.explore.finding import Finding
-from paceline.concurrency.explore.report import Report
+from paceline.concurrency.explore.report import Report, write_token
 from paceline.concurrency.explore.rewriting import importing
 from paceline.concurrency.explore.settings import Settings, Target
-from paceline.concurrency.explore.shrink import shrink
-from paceline.concurrency.explore.strategies import Search, Strategy
+from paceline.concurrency.explore.strategies import Drawn, Strategy
+from paceline.concurrency.explore.strategies.directed import DirectedRun
 from paceline.concurrency.explore.strategies.dpor import Dpor
-from paceline.concurrency.explore.strategies.pct import Pct
-from paceline.concurrency.explore.strategies.plain import Plain
-from paceline.concurrency.explore.strategies.pos import Pos
-from paceline.concurrency.explore.strategies.random_walk import RandomWalks
+from paceline.concurrency.explore.strategies.pos import PosRun
+from paceline.concurrency.explore.strategies.random_walk import RandomWalk
 from paceline.concurrency.explore.strategies.replay import Replay, Switch
-from paceline.concurrency.explore.token import write_token
 
 SHRINK_SECONDS = 10.0
 #: Schedules of the other strategies that a program with time-outs still gets when `dpor` has ended: its proof leaves
 #: early time-outs out.
 AFTER_PROOF = 300
 #: Modules that are imported once for all runs: to import them starts no thread and reads nothing of the program.
-COMMON = {*sys.stdlib_module_names, "numpy", "torch"} - {"antigravity", "this", "idlelib"}
+COMMON = {*sys.stdlib_module_names, "numpy", "pytest", "torch"} - {"antigravity", "this", "idlelib"}
 
 
 class Explorer:
@@ -40,120 +38,129 @@ class Explorer:
         self._target, self._settings = target, settings
         self._shared: frozenset[str] | None = None  # not known before the first run
         self._start = time.monotonic()
-        self._report = Report(str(target))
+        command = ["--ranks", str(settings.ranks)] if settings.ranks else []
+        command += [str(target), *(["--", *target.arguments] if target.arguments else [])]
+        self._report = Report(str(target), shlex.join(command))
         self._plain = Outcome()
 
     def explore(self) -> Report:
-        """Search for a schedule in which something goes wrong."""
+        """Search for schedules in which something goes wrong."""
         report = self.explore_plain()
-        if report.finding is None and not report.reason:
+        if not report.all and not report.reason:
             self._search()
         return report
 
     def explore_plain(self) -> Report:
         """Run the plain order, in which what goes wrong is no finding of the schedule."""
-        self._plain = self._run(Plain())
+        self._plain = self._run(Replay(), traced=True)
         self._prepare()
         report = self._report
         if self._plain.lost:
             return report.without_verdict(self._plain.lost)
-        finding = self._finding(self._plain)
-        if finding is not None:
+        for finding in () if self._plain.suspect else self._findings(self._plain)[:1]:
             if finding.kind == "too long":
                 return report.without_verdict(f"{finding.message}: give it a smaller input, or more with --steps")
             if finding.kind == "exception" and finding.where is None:  # no line of the program was executed
                 return report.without_verdict(finding.message)
-            return report.with_finding(finding, write_token(()), switches=0)
+            report.add(finding, write_token(()), 0)
         return report
 
     def replay(self, switches: Sequence[Switch]) -> Report:
-        """Run one schedule."""
         if self._settings.same:
-            self._plain = self._run(Plain())
+            self._plain = self._run(Replay())
         outcome = self._run(Replay(switches))
         if outcome.lost:
             return self._report.without_verdict(outcome.lost)
-        finding = self._finding(outcome)
-        if finding is not None:
-            return self._report.with_finding(finding, write_token(switches), len(switches))
+        for finding in self._findings(outcome)[:1]:
+            return self._report.add(finding, write_token(switches, outcome.suspect), len(switches))
         return self._report.without_verdict("the schedule leads to no finding: the program has changed, or is repaired")
 
     def drill(self, faults: Sequence[str]) -> Report:
         """Run the program without a fault, and then once with each."""
         report = self.explore_plain()
-        if report.finding is None and not report.reason:
-            for fault in faults:
-                outcome = run_once(self._target, replace(self._settings, drill=fault), Plain(), self._shared)
-                report.drills.append(
-                    outcome.drill or {"drill": fault, "outcome": "no verdict", "message": outcome.lost}
-                )
-                report.count(outcome.steps, outcome.outside, time.monotonic() - self._start)
+        for fault in () if report.all or report.reason else faults:
+            outcome = run_once(Job(self._target, replace(self._settings, drill=fault), Replay(), self._shared))
+            report.drills.append(outcome.drill or {"drill": fault, "outcome": "no verdict", "message": outcome.lost})
+            report.count(outcome, time.monotonic() - self._start)
         return report
 
     def _search(self) -> None:
         settings, report = self._settings, self._report
-        searches = _searches(settings)
-        dpor = next((each for each in searches if isinstance(each, Dpor)), None)
+        searches = self._searches()
+        dpor = next((each for each in searches if isinstance(each, Dpor)), Dpor())
         limit = settings.schedules
         for search in itertools.cycle(searches):
-            if self._time_is_up() or report.schedules >= limit:
+            is_over = time.monotonic() - self._start > settings.seconds or report.schedules >= limit
+            if is_over or (settings.first and report.all):
                 return
-            if search is dpor and dpor is not None and dpor.ended:
+            if search is dpor and dpor.ended:
                 continue
             strategy = search.next()
-            if strategy is None and dpor is not None:
+            if strategy is None:
                 report.dismissed_after, report.has_timeouts = dpor.runs, dpor.has_timeouts
                 if not dpor.has_timeouts or len(searches) == 1:
                     return
                 limit = min(limit, report.schedules + AFTER_PROOF)
                 continue
-            assert strategy is not None
             before = self._shared
-            outcome = self._run(strategy, traced=search.name in ("dpor", "pct"))
-            if self._judge(outcome, search):
-                return
-            if self._shared != before and dpor is not None:
+            outcome = self._run(strategy, traced=search is dpor)
+            self._judge(outcome, search.name)
+            if self._shared != before:
                 dpor.begin_again()  # its runs did not stop at the data that threads are now known to share
-            elif not outcome.lost:
-                search.learn(*trace.decode(outcome.trace))
+            elif search is dpor and outcome.trace is not None:
+                dpor.learn(*outcome.trace)
 
-    def _judge(self, outcome: Outcome, search: Search) -> bool:
-        """Whether a run ends the search: it has gone wrong, and does so again."""
+    def _searches(self) -> list[Dpor | Drawn]:
+        settings = self._settings
+        if settings.ranks and settings.strategy == "auto":
+            return [Dpor()]  # ranks only wait for each other, so there is little to choose
+        seed = settings.seed * 1_000_003  # so that two seeds have no run in common
+        every: dict[str, Callable[[int], Strategy]] = {"directed": self._directed, "pos": PosRun, "random": RandomWalk}
+        searches: list[Dpor | Drawn] = [Dpor(), *(Drawn(name, begin, seed) for name, begin in every.items())]
+        return [each for each in searches if settings.strategy in ("auto", each.name)]
+
+    def _directed(self, seed: int) -> DirectedRun:
+        """Direct a run at what the checker suspects, else at lines at which threads conflict."""
+        targets = [each.target for each in self._settings.suspects] or sorted(self._report.targets, key=sorted)
+        return DirectedRun(seed, targets[seed % len(targets)] if targets else frozenset())
+
+    def _judge(self, outcome: Outcome, name: str) -> None:
+        """Add what has gone wrong in a run to the report, if it is new and does so again."""
         if outcome.lost:
             self._report.lost[outcome.lost] = self._report.lost.get(outcome.lost, 0) + 1
-            return False
-        finding = self._finding(outcome)
-        if finding is None:
-            return False
-        switches = list(outcome.switches)
-        if not self._fails(switches, finding):
-            self._report.unstable += 1
-            return False
-        short = shrink(switches, lambda rest: self._fails(rest, finding), min(SHRINK_SECONDS, self._settings.seconds))
-        last = self._finding(self._run(Replay(short))) or finding
-        if last.kind == "too long":
-            last = replace(last, kind="never ends")
-        self._report.with_finding(last, write_token(short), len(short), search.name)
-        return True
+        for finding in self._findings(outcome):
+            switches = list(outcome.switches)
+            if any(finding.is_like(each.finding) for each in self._report.all) and not outcome.suspect:
+                continue
+            if (first := self._again(switches, finding)) is None:
+                self._report.unstable += 1
+                continue
+            seconds = min(SHRINK_SECONDS, self._settings.seconds)
+            short = shrink(switches, partial(self._again, finding=finding), seconds)
+            last = self._again(short, finding) or first
+            self._report.add(last, write_token(short, outcome.suspect), len(short), name)
+            if outcome.suspect:
+                others = tuple(each for each in self._settings.suspects if each != outcome.suspect)
+                self._settings = replace(self._settings, suspects=others)
 
-    def _fails(self, switches: Sequence[Switch], finding: Finding) -> bool:
-        again = self._finding(self._run(Replay(switches), counted=False))
-        return again is not None and again.identity == finding.identity
+    def _again(self, switches: Sequence[Switch], finding: Finding) -> Finding | None:
+        """Return what a schedule leads to, if that is like a finding."""
+        again = self._findings(self._run(Replay(switches), counted=False))
+        return next((each for each in again if each.is_like(finding)), None)
 
-    def _finding(self, outcome: Outcome) -> Finding | None:
+    def _findings(self, outcome: Outcome) -> list[Finding]:
         """Return what is wrong with an outcome, with the oracles that were chosen."""
-        if outcome.finding is not None:
-            return outcome.finding
-        if self._settings.races and outcome.race is not None:
-            return outcome.race
-        if self._settings.same and outcome.output != self._plain.output:
-            return _difference(self._plain.output, outcome.output)
-        return None
+        findings = [outcome.finding] if outcome.finding is not None else []
+        if self._settings.races:
+            findings += outcome.races
+        if self._settings.same and not findings and not outcome.lost and outcome.output != self._plain.output:
+            findings.append(_difference(self._plain.output, outcome.output))
+        return findings
 
     def _run(self, strategy: Strategy, traced: bool = False, counted: bool = True) -> Outcome:
-        outcome = run_once(self._target, self._settings, strategy, self._shared, traced)
+        outcome = run_once(Job(self._target, self._settings, strategy, self._shared, traced))
         if counted:
-            self._report.count(outcome.steps, outcome.outside, time.monotonic() - self._start)
+            self._report.count(outcome, time.monotonic() - self._start)
         if self._shared is not None:
             self._shared |= outcome.shared
         return outcome
@@ -170,16 +177,27 @@ class Explorer:
                 except Exception:  # of a module that another one made up
                     continue
 
-    def _time_is_up(self) -> bool:
-        return time.monotonic() - self._start > self._settings.seconds
 
+def shrink(switches: Sequence[Switch], fails: Callable[[Sequence[Switch]], object], seconds: float) -> list[Switch]:
+    """Leave switches out as long as the finding stays: no single one can be left out, unless time ran out.
 
-def _searches(settings: Settings) -> list[Search]:
-    seed = settings.seed * 1_000_003  # so that two seeds have no run in common
-    every: dict[str, Search] = {"dpor": Dpor(), "pos": Pos(seed), "pct": Pct(seed), "random": RandomWalks(seed)}
-    if settings.ranks and settings.strategy == "auto":
-        return [every["dpor"]]  # ranks only wait for each other, so there is little to choose
-    return list(every.values()) if settings.strategy == "auto" else [every[settings.strategy]]
+    Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28(2), 2002 (ddmin), over
+    switches.
+    """
+    short, end = list(switches), time.monotonic() + seconds
+    size = max(1, len(short) // 2)
+    while short and time.monotonic() < end:
+        at, before = 0, len(short)
+        while at < len(short) and time.monotonic() < end:
+            rest = short[:at] + short[at + size :]
+            if fails(rest):
+                short = rest
+            else:
+                at += size
+        if size == 1 and len(short) == before:
+            break
+        size = max(1, size // 2)
+    return short
 
 
 def _difference(plain: bytes, other: bytes) -> Finding:

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from paceline.concurrency.explore.report import Report
 from paceline.concurrency.explore.settings import DRILLS, STRATEGIES, Settings, Target
-from paceline.concurrency.explore.token import read_token
 from paceline.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Request(NamedTuple):
+    """What is to be explored."""
+
+    target: Target
+    settings: Settings
+    replay: str  # a token: run this schedule instead of searching
+    drills: tuple[str, ...]  # faults to be tried on ranks
+    scope: tuple[Path, ...]  # further folders whose files are the program's
+
+
+class Answer(NamedTuple):
     """The report of an exploration, as text and as an object."""
 
     text: str
     code: int
     report: dict[str, Any]
+    lines: frozenset[tuple[str, int]] = frozenset()  # that were executed, where there are suspicions
 
 
 class Session:
@@ -35,7 +44,6 @@ class Session:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONHASHSEED": "0"},  # so that sets have one order in every run
-            text=True,
         )
 
     def __enter__(self) -> Session:
@@ -54,37 +62,27 @@ class Session:
         drills: Sequence[str] = (),
         scope: Sequence[Path] = (),
     ) -> Answer:
-        """Explore a target.
-
-        Args:
-            target: A script or a function.
-            settings: Limits, strategy and oracles.
-            replay: A token: run this schedule instead of searching.
-            drills: Faults to be tried on ranks.
-            scope: Further folders whose files are the program's; the target's own and the current one always are.
-        """
-        _check(target, settings, replay)
-        request = {
-            "target": asdict(target),
-            "settings": asdict(settings),
-            "replay": replay,
-            "drills": list(drills),
-            "scope": [str(each) for each in scope],
-        }
+        """Explore a target, whose own folder and the current one are the program's in any case."""
+        if target.file and not Path(target.file).is_file():
+            raise UsageError(
+                f"{target.file}: there is no such file; give a script, FILE.py:FUNCTION or MODULE:FUNCTION"
+            )
+        if settings.strategy not in STRATEGIES:
+            raise UsageError(f"--strategy {settings.strategy}: not known; choose one of {', '.join(STRATEGIES)}")
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        if not line:
-            raise UsageError(f"{target}: the exploring process has ended; its last words are above")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise UsageError(answer["error"])
-        return Answer(answer["text"], answer["code"], answer["report"])
+        pickle.dump(Request(target, settings, replay, tuple(drills), tuple(scope)), self._process.stdin)
+        self._process.stdin.flush()
+        try:
+            report: Report | str = pickle.load(self._process.stdout)
+        except EOFError:
+            raise UsageError(f"{target}: the exploring process has ended; its last words are above") from None
+        if isinstance(report, str):
+            raise UsageError(report)
+        return Answer(report.text(), report.exit_code, report.to_dict(), frozenset(report.lines))
 
 
 def drills_of(names: Sequence[str], ranks: int) -> list[str]:
-    """Return the drills that a command line names, `all` among them."""
     if names and ranks < 2:
         raise UsageError(f"--drill {names[0]}: a fault on one rank needs others; add --ranks 2 or more")
     drills = [each for name in names for each in (DRILLS if name == "all" else (name,))]
@@ -96,12 +94,3 @@ def drills_of(names: Sequence[str], ranks: int) -> list[str]:
                 f"--drill {each}: not a drill; write {kinds} or all, each as KIND, KIND:STEP or KIND:STEP:RANK"
             )
     return drills
-
-
-def _check(target: Target, settings: Settings, replay: str) -> None:
-    if target.file and not Path(target.file).is_file():
-        raise UsageError(f"{target.file}: there is no such file; give a script, FILE.py:FUNCTION or MODULE:FUNCTION")
-    if settings.strategy not in STRATEGIES:
-        raise UsageError(f"--strategy {settings.strategy}: not known; choose one of {', '.join(STRATEGIES)}")
-    if replay:
-        read_token(replay)

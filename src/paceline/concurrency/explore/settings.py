@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from paceline.concurrency.explore.scheduler import Bounds
+from paceline.concurrency.explore.suspects import Suspect
 from paceline.errors import UsageError
 
 DRILLS = ("exception", "short", "nan", "sigterm")
-STRATEGIES = ("auto", "random", "pct", "pos", "dpor")
+STRATEGIES = ("auto", "random", "pos", "dpor", "directed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,9 @@ class Settings:
     same: bool = False
     ranks: int = 0
     drill: str = ""  # one fault on one rank
-    bounds: Bounds = field(default_factory=Bounds)
+    first: bool = False  # end the search with the first finding
+    suspects: tuple[Suspect, ...] = ()  # of the checker, each looked for until it is confirmed
+    steps: int = 20_000  # after which a run is given up
     run_seconds: float = 30.0  # real ones, for a single run
 
 
@@ -49,7 +51,7 @@ def parse_target(text: str, arguments: tuple[str, ...] = ()) -> Target:
     name, colon, function = text.rpartition(":")
     if not colon:
         name, function = text, ""
-    if colon and not function.isidentifier():
+    if colon and not function.replace(".", "_").isidentifier():
         raise UsageError(f"{text!r}: {function!r} is not the name of a function; write FILE.py:FUNCTION")
     if name.endswith(".py"):
         return Target(file=name, function=function, arguments=arguments)

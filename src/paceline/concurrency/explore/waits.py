@@ -1,29 +1,29 @@
-"""Deadlocks: who waits for whom, each at which line."""
+"""Stories: who waits for whom, and the schedule that led there: which thread was interrupted at which line."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 from paceline.concurrency.explore.finding import Finding, at
-from paceline.concurrency.explore.operation import Operation, Place
+from paceline.concurrency.explore.operation import Place
+
+Run = Task = Any  # of the scheduler, which calls this module
+LONGEST = 16  # lines of a story
+WAITING = {
+    "takes": "waits for", "gets from": "waits for an item of", "puts into": "waits for room in",
+    "reads from": "waits for a message of", "writes into": "waits for room in",
+}  # fmt: skip
 
 
-class Waiter(Protocol):
-    """A thread, a task of asyncio, or a rank that is blocked."""
-
-    number: int
-    name: str
-    pending: Operation | None
-    done: bool
-
-
-def circle_of(tasks: Sequence[Waiter], first: Waiter) -> list[Waiter]:
+def circle_of(tasks: Sequence[Task], first: Task) -> list[Task]:
     """Return the circle of holders that a wait has closed; empty if there is none.
 
     Only waits without a deadline count, and only for what a known thread holds.
     """
-    path: list[Waiter] = []
+    path: list[Task] = []
     each = first
     while each not in path:
         operation = each.pending
@@ -37,7 +37,7 @@ def circle_of(tasks: Sequence[Waiter], first: Waiter) -> list[Waiter]:
     return path if each is first else []
 
 
-def deadlock(circle: Sequence[Waiter], others: Sequence[Waiter]) -> Finding:
+def deadlock(circle: Sequence[Task], others: Sequence[Task]) -> Finding:
     """Describe threads that wait for each other, or that wait for what no thread will do any more."""
     if circle:
         names = [each.name for each in circle]
@@ -49,18 +49,16 @@ def deadlock(circle: Sequence[Waiter], others: Sequence[Waiter]) -> Finding:
     ranks = [each for each in blocked if each.pending is not None and each.pending.verb == "calls"]
     if ranks:
         return _hung_ranks(ranks, [each.name for each in others if each.done and each.name.startswith("rank ")])
-    blocked.sort(key=_only_joins)  # that a thread waits for the end of another one explains nothing
-    lost = next((each for each in blocked if early_signal(each)), None)
-    if lost is not None:
-        signal = early_signal(lost)
-        assert signal is not None
-        assert lost.pending is not None
-        return Finding(
-            "lost wake-up",
-            f"{lost.name} waits for {lost.pending.subject}, which was notified before it waited",
-            ((signal[0], f"sends {lost.pending.subject}, and no thread waits", signal[1]), *map(_scene, blocked)),
-            f"{lost.name} waits for ever: test the condition under the lock, in a loop, before each wait",
-        )
+    blocked.sort(key=lambda each: "the end of" in _scene(each)[1])  # which explains nothing
+    for lost in blocked:
+        subject = lost.pending.subject if lost.pending else None
+        if signal := getattr(subject, "early_signal", None):
+            return Finding(
+                "lost wake-up",
+                f"{lost.name} waits for {subject}, which was notified before it waited",
+                ((signal[0], f"sends {subject}, and no thread waits", signal[1]), *map(_scene, blocked)),
+                f"{lost.name} waits for ever: test the condition under the lock, in a loop, before each wait",
+            )
     everyone = ", ".join(each.name for each in blocked)
     return Finding(
         "deadlock",
@@ -70,11 +68,7 @@ def deadlock(circle: Sequence[Waiter], others: Sequence[Waiter]) -> Finding:
     )
 
 
-def _only_joins(waiter: Waiter) -> bool:
-    return waiter.pending is not None and isinstance(waiter.pending.touches[0].location, tuple)
-
-
-def _hung_ranks(ranks: Sequence[Waiter], ended: Sequence[str]) -> Finding:
+def _hung_ranks(ranks: Sequence[Task], ended: Sequence[str]) -> Finding:
     """Describe ranks that wait in collectives which others do not call."""
     calls = [f"{each.name} calls {each.pending.subject}{at(each.pending.place)}" for each in ranks if each.pending]
     if ended:
@@ -83,24 +77,25 @@ def _hung_ranks(ranks: Sequence[Waiter], ended: Sequence[str]) -> Finding:
     return Finding("deadlock", ", ".join(calls), tuple(map(_scene, ranks)), advice)
 
 
-def early_signal(waiter: Waiter) -> tuple[str, Place] | None:
-    """Return who notified what a thread waits for, and where, when no thread waited yet."""
-    subject = waiter.pending.subject if waiter.pending is not None else None
-    signal: tuple[str, Place] | None = getattr(subject, "early_signal", None)
-    return signal
-
-
-def _scene(waiter: Waiter) -> tuple[str, str, Place]:
+def _scene(waiter: Task) -> tuple[str, str, Place]:
     operation = waiter.pending
     assert operation is not None
-    verb = {"takes": "waits for", "gets from": "waits for an item of", "puts into": "waits for room in"}
-    return (
-        waiter.name,
-        f"{verb.get(operation.verb, operation.verb)} {operation.subject}{_held(operation)}",
-        operation.place,
-    )
+    verb = WAITING.get(operation.verb, operation.verb)
+    return waiter.name, f"{verb} {operation.subject}{getattr(operation.subject, 'held', '')}", operation.place
 
 
-def _held(operation: Operation) -> str:
-    """Return who holds what is waited for, and since which line."""
-    return str(getattr(operation.subject, "held", ""))
+def story_of(finding: Finding, run: Run) -> Finding:
+    """Return a finding with the schedule that led to it: a line wherever another thread continues."""
+    scenes: list[tuple[str, str, Place | None]] = []
+    for step, following in pairwise(run.trace if run.switches else ()):
+        thread = step.option.thread
+        if following.option.thread != thread:
+            operation, who = following.pending.get(thread), run.tasks[thread].name
+            could = any(each.thread == thread and not each.expires for each in following.options)
+            what = f"{operation.verb} {operation.subject}" if operation else "runs to its end"
+            before = "" if operation is None else "is interrupted before it " if could else "runs until it "
+            scenes.append((who, before + what, operation.place if operation else None))
+    if len(scenes) > LONGEST:
+        left_out = len(scenes) - LONGEST
+        scenes = [("", f"({left_out} earlier stretches are left out)", None), *scenes[-LONGEST:]]
+    return replace(finding, schedule=tuple(scenes))

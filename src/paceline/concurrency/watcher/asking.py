@@ -11,7 +11,7 @@ from paceline.concurrency.watcher.polling import loop_of
 from paceline.concurrency.watcher.processes.coroutines import Task
 from paceline.concurrency.watcher.processes.holders import file_of
 from paceline.concurrency.watcher.processes.interpreter import Interpreter
-from paceline.concurrency.watcher.processes.syscalls import SLEEPS, Call
+from paceline.concurrency.watcher.processes.syscalls import SLEEPS, SystemCall
 from paceline.concurrency.watcher.samples import AGAIN, CLOSED, OF_A_WORKER, OPEN_FILE_LOCK, Stack, Thread, Wait
 from paceline.concurrency.watcher.waits import Waits, call_of
 
@@ -51,7 +51,7 @@ def asked(waits: Waits, pid: int, tid: int, wait: Wait) -> Wait:
     return wait._replace(by=untimed.by, on=untimed.on + AGAIN, polls="asks")
 
 
-def _by_its_source(waits: Waits, pid: int, call: Call, wait: Wait, stack: Stack) -> Wait | None:
+def _by_its_source(waits: Waits, pid: int, call: SystemCall, wait: Wait, stack: Stack) -> Wait | None:
     """Return the wait as the source of its loop explains it; None if the system call says for what it asks."""
     loop = loop_of(stack, lambda file: _source(pid, file))
     if loop is None or [frame.function for frame in stack[:2]] == _EVENT == [_event(f.file) for f in stack[:2]]:

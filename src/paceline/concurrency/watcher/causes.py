@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from paceline.concurrency.watcher.graph import DeadlockSet
-from paceline.concurrency.watcher.ranks import POINT_TO_POINT, Divergence, Place
+from paceline.concurrency.watcher.ranks import POINT_TO_POINT, Divergence, RankPlace
 from paceline.concurrency.watcher.samples import A_RESULT, AN_END, ENDED, Process, Thread, Wait
 
 _ORDER = "take locks in one order everywhere, or release the first before the second"
@@ -258,7 +258,7 @@ def cause_of_ranks(divergence: Divergence, names: Names) -> Cause:
 
 def _groups(divergence: Divergence, ranks: tuple[Process, ...], names: Names) -> Iterator[str]:
     """Iterate over the places at which ranks are, with the ranks at each."""
-    places: Mapping[Place, list[Process]] = {}
+    places: Mapping[RankPlace, list[Process]] = {}
     for process in ranks:
         places.setdefault(divergence.places[process.pid], []).append(process)  # type: ignore[attr-defined]
     for place, group in places.items():
@@ -274,5 +274,5 @@ def _ranks(ranks: Iterable[Process]) -> str:
     return _listed(each.name or f"rank {each.rank}" for each in ranks)
 
 
-def _line(place: Place) -> str:
+def _line(place: RankPlace) -> str:
     return f"{place.at.file.rpartition('/')[2]}:{place.at.line}"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.concurrency.watcher.classifier import probabilities
-from paceline.concurrency.watcher.footprint import footprint
+from paceline.concurrency.watcher.footprint import footprint, probabilities
 from paceline.concurrency.watcher.graph import DeadlockSet, find_knot
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.ranks import find_divergence
-from paceline.concurrency.watcher.report import Report, Span, report_divergence, report_knot
+from paceline.concurrency.watcher.report import HangReport, Span, report_divergence, report_knot
 from paceline.concurrency.watcher.samples import Process, Snapshot, Thread
 
 #: The seconds between a first snapshot and the second one that has to confirm it.
@@ -82,7 +81,7 @@ def suspected(history: History, snapshot: Snapshot) -> frozenset[int]:
     )
 
 
-def judge(history: History, snapshot: Snapshot, before: Snapshot | None) -> Report | None:
+def judge(history: History, snapshot: Snapshot, before: Snapshot | None) -> HangReport | None:
     """Return what hangs; None if nothing does, or if the snapshot before this one does not confirm it.
 
     Args:
@@ -96,7 +95,7 @@ def judge(history: History, snapshot: Snapshot, before: Snapshot | None) -> Repo
     return report if report is not None and report.probability >= SAID else None
 
 
-def _judge(history: History, snapshot: Snapshot, before: Snapshot) -> Report | None:
+def _judge(history: History, snapshot: Snapshot, before: Snapshot) -> HangReport | None:
     scores = probabilities(footprint(history, snapshot))
     divergence = find_divergence(snapshot, history)
     if divergence is not None:

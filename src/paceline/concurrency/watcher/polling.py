@@ -37,7 +37,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _FARTHEST, _LONGEST = 5, 400_000  # frames, characters of source
 
 
-class Loop(NamedTuple):
+class PollingLoop(NamedTuple):
     """What a thread does that sleeps in a loop."""
 
     asks: bool  # for something; otherwise it only sleeps and prints, for ever
@@ -45,7 +45,7 @@ class Loop(NamedTuple):
     takes: bool = False  # an item or a lock, so that it does more than wait while it sleeps
 
 
-def loop_of(stack: Stack, source: Callable[[str], str]) -> Loop | None:
+def loop_of(stack: Stack, source: Callable[[str], str]) -> PollingLoop | None:
     """Return the loop that a thread is in; None if there is none, or one that may do more than ask.
 
     Args:
@@ -93,7 +93,7 @@ def _innermost(root: ast.AST | None, frame: Frame, kinds: tuple[type[ast.AST], .
     return max(nodes, key=lambda node: node.lineno, default=None)  # type: ignore[attr-defined]
 
 
-def _judged(loop: ast.While, module: ast.Module) -> Loop:
+def _judged(loop: ast.While, module: ast.Module) -> PollingLoop:
     expressions = [loop.test, *_idle(loop.body)]
     calls = _known(expressions, module)
     changed = {name.id for node in ast.walk(loop) for name in _computed(node)}
@@ -103,7 +103,7 @@ def _judged(loop: ast.While, module: ast.Module) -> Loop:
     forever = isinstance(loop.test, ast.Constant) and not any(
         isinstance(node, (ast.Break, ast.Return)) for node in ast.walk(loop)
     )
-    return Loop(bool(calls & _ASKS) or not forever, bool(calls & _FILE_LOCKS), bool(calls & _TAKES))
+    return PollingLoop(bool(calls & _ASKS) or not forever, bool(calls & _FILE_LOCKS), bool(calls & _TAKES))
 
 
 def _idle(statements: list[ast.stmt]) -> Iterator[ast.expr]:

@@ -38,7 +38,7 @@ _POLLS = frozenset({"running", "clock", "lock", "unknown"})  # what a rank that 
 _IDLE = 0.02
 
 
-class Place(NamedTuple):
+class RankPlace(NamedTuple):
     """Where a rank is: the collective, and the user's line that called it."""
 
     collective: str  # "" if the rank is in none
@@ -48,7 +48,7 @@ class Place(NamedTuple):
 class Divergence(NamedTuple):
     """Ranks that all wait for each other in a way that none of them can ever end."""
 
-    places: dict[int, Place]  # by process
+    places: dict[int, RankPlace]  # by process
     cause: tuple[Process, ...]  # the ranks that are elsewhere than most; all if no rank is more to blame
     victims: tuple[Process, ...]
 
@@ -58,7 +58,7 @@ class Divergence(NamedTuple):
         return len(set(self.places.values())) == 1
 
 
-def place_of(process: Process) -> Place | None:
+def place_of(process: Process) -> RankPlace | None:
     """Return where the main thread of a rank is; None without its stack."""
     if not process.stacks or not process.stacks[0]:
         return None
@@ -66,7 +66,7 @@ def place_of(process: Process) -> Place | None:
     # Where a library calls the user's functions, and not they the library, its own line is the nearest to the user.
     callers = [at for at, frame in enumerate(stack) if not (frame.standard or "/torch/" in frame.file)]
     ours = next((at for at in callers if not _is_library(stack[at])), next(iter(callers), len(stack) - 1))
-    return Place(_collective(stack[:ours]) or (_called(process) if ours == 0 else ""), stack[ours])
+    return RankPlace(_collective(stack[:ours]) or (_called(process) if ours == 0 else ""), stack[ours])
 
 
 def ranks_of(snapshot: Snapshot) -> list[tuple[Process, ...]]:
@@ -136,15 +136,15 @@ def _divergence(ranks: tuple[Process, ...], snapshot: Snapshot, history: History
     return Divergence(places, cause, tuple(process for process in ranks if process not in cause))
 
 
-def _weight(place: Place) -> int:
+def _weight(place: RankPlace) -> int:
     return 0 if not place.collective else 1 if place.collective.lower() in POINT_TO_POINT else 2
 
 
-def _lowest(ranks: tuple[Process, ...], places: dict[int, Place], place: Place) -> int:
+def _lowest(ranks: tuple[Process, ...], places: dict[int, RankPlace], place: RankPlace) -> int:
     return min(process.rank or 0 for process in ranks if places[process.pid] == place)
 
 
-def _waits(process: Process, place: Place, snapshot: Snapshot, history: History) -> bool:
+def _waits(process: Process, place: RankPlace, snapshot: Snapshot, history: History) -> bool:
     """Whether a rank waits for other ranks, or for a lock: a collective's own wait has a timeout of half an hour."""
     kind = process.main.kind
     if place.collective and place.collective == _called(process):  # MPI polls: nothing but its line tells that it waits

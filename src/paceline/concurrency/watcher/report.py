@@ -87,7 +87,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Report:
+class HangReport:
     """A hang."""
 
     verdict: str  # "deadlocked" or "stopped"
@@ -146,14 +146,14 @@ def _at(line: Frame | None, text: str) -> str:
 
 def report_knot(
     knot: DeadlockSet, probability: float, span: Span, verdict: str = "deadlocked", kind: str = ""
-) -> Report:
+) -> HangReport:
     """Report threads that nothing can wake; the processes in the circle are the cause, or the stopped ones."""
     stopped = tuple(p for p in knot.processes if p.main.kind == "stopped")
     causes = stopped or knot.circle or knot.processes
     names = Names(knot.processes)
     processes = tuple(_told(process, process in causes, knot, names) for process in _in_order(causes, knot))
     cause = cause_of(knot, causes, kind)
-    return Report("stopped" if stopped else verdict, probability, span, processes, cause.remedy, cause.words)
+    return HangReport("stopped" if stopped else verdict, probability, span, processes, cause.remedy, cause.words)
 
 
 def _in_order(causes: tuple[Process, ...], knot: DeadlockSet) -> list[Process]:
@@ -170,7 +170,7 @@ def _in_order(causes: tuple[Process, ...], knot: DeadlockSet) -> list[Process]:
     return [*ordered, *(each for each in knot.processes if each not in ordered)]
 
 
-def report_divergence(divergence: Divergence, probability: float, span: Span) -> Report:
+def report_divergence(divergence: Divergence, probability: float, span: Span) -> HangReport:
     """Report ranks that wait for each other for ever."""
     ranks, processes = (*divergence.cause, *divergence.victims), []
     names = Names(ranks)
@@ -188,7 +188,9 @@ def report_divergence(divergence: Divergence, probability: float, span: Span) ->
         )
     first = min(ranks, key=lambda each: each.rank or 0)
     cause = cause_of_ranks(divergence, names)
-    return Report("deadlocked", probability, span, tuple(processes), cause.remedy, cause.words, len(ranks), first.host)
+    return HangReport(
+        "deadlocked", probability, span, tuple(processes), cause.remedy, cause.words, len(ranks), first.host
+    )
 
 
 def _told(process: Process, is_cause: bool, knot: DeadlockSet, names: Names) -> Waiting:

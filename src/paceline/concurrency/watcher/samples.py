@@ -50,7 +50,7 @@ class Pace(NamedTuple):
     runs: int  # how many times it was given a processor; unchanged: the thread has not executed an instruction
 
 
-class Work(NamedTuple):
+class ProcessWork(NamedTuple):
     """What one process has done since it was started, in pages and bytes."""
 
     faults: int
@@ -64,7 +64,7 @@ class Counters:
 
     at: float  # seconds of a monotonic clock
     threads: Mapping[int, Mapping[int, Pace]]  # by process, by thread
-    work: Mapping[int, Work]  # by process
+    work: Mapping[int, ProcessWork]  # by process
 
 
 class Wait(NamedTuple):
@@ -221,7 +221,7 @@ def to_json(sample: Counters | Snapshot) -> dict[str, Any]:
 def counters_from(data: dict[str, Any]) -> Counters:
     """Read a reading that was written as JSON, which turns keys into text."""
     threads = {int(pid): {int(tid): Pace(*pace) for tid, pace in of.items()} for pid, of in data["threads"].items()}
-    return Counters(data["at"], threads, {int(pid): Work(*work) for pid, work in data["work"].items()})
+    return Counters(data["at"], threads, {int(pid): ProcessWork(*work) for pid, work in data["work"].items()})
 
 
 def snapshot_from(data: dict[str, Any]) -> Snapshot:

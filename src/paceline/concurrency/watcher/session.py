@@ -4,27 +4,93 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from paceline.concurrency.watcher.findings import add_verdicts, save_findings, with_findings, with_saved_findings
+from paceline.concurrency.check.options import Options
+from paceline.concurrency.check.reporting.findings import Finding
+from paceline.concurrency.check.run import check_paths
 from paceline.concurrency.watcher.processes.proc import may_be_read
 from paceline.concurrency.watcher.processes.stacks import environment
-from paceline.concurrency.watcher.report import Report
+from paceline.concurrency.watcher.report import Confirmed, HangReport
+from paceline.concurrency.watcher.samples import Frame
 from paceline.concurrency.watcher.share import Share
 from paceline.concurrency.watcher.trace import BLOCK, Trace
 from paceline.concurrency.watcher.watch import Watch, pace
 from paceline.errors import UsageError
 from paceline.runtime.runs.events import Event, EventKind, EventLog
 from paceline.runtime.runs.live import HANG, read_live
+
+# --- What `paceline check` says of the lines at which a program hangs, and what the hang says to the checker ----------
+
+FILE = "findings.json"  # of a snapshot
+_RANKS = re.compile(r"of (\d+) ranks\b")
+#: The watcher is no judge of style: it quotes what the checker says at any confidence, and keeps no cache of it.
+_OPTIONS = Options(min_confidence=0.0, cache=False, jobs=1)
+
+
+def with_findings(report: HangReport) -> HangReport:
+    """Return a report with the checker's findings about its lines, where their source is at hand."""
+    lines = {(frame.file, frame.line) for frame in _frames(report)}
+    files = sorted({file for file, _ in lines if file.endswith(".py") and Path(file).is_file()})
+    findings = [
+        Confirmed(place.path, place.line, place.rule, place.message, place.fingerprint)
+        for file in files
+        for finding in check_paths([Path(file)], _OPTIONS).findings
+        for place in finding.places
+        if any((file, line) in lines for line in _lines(place)) and _fits(place.message, report.ranks)
+    ]
+    return replace(report, findings=tuple(dict.fromkeys(findings)))
+
+
+def _fits(message: str, ranks: int) -> bool:
+    """Whether a finding is about a job of as many ranks as hang: the checker tries several numbers of them."""
+    tried = _RANKS.match(message)
+    return tried is None or not ranks or int(tried[1]) == ranks
+
+
+def save_findings(report: HangReport, folder: Path) -> None:
+    """Keep the checker's findings in a snapshot, which is opened where the source may not be at hand."""
+    (folder / FILE).write_text(json.dumps([each._asdict() for each in report.findings], indent=1))
+
+
+def with_saved_findings(report: HangReport, folder: Path) -> HangReport:
+    """Return a report with the findings that a snapshot keeps."""
+    file = folder / FILE
+    rows = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []
+    return replace(report, findings=tuple(Confirmed(**each) for each in rows))
+
+
+def add_verdicts(report: HangReport, feedback: Path) -> int:
+    """Append to a file of verdicts that the findings of a report are true; return how many were not there yet."""
+    verdicts = feedback.read_text(encoding="utf-8") if feedback.is_file() else ""
+    hung = datetime.fromtimestamp(report.span.since).strftime("%Y-%m-%d %H:%M:%S")
+    new = [each for each in report.findings if f"{each.fingerprint} true" not in verdicts]
+    with feedback.open("a", encoding="utf-8") as file:
+        file.writelines(f"{each.fingerprint} true {each.rule}  # hung at {hung}, line {each.line}\n" for each in new)
+    return len(new)
+
+
+def _frames(report: HangReport) -> Iterator[Frame]:
+    """Iterate over the lines of the cause: what the checker says of a victim's explains nothing."""
+    for process in (each for each in report.processes if each.role == "cause"):
+        frames = [process.at, *(thread.at for thread in process.threads)]
+        yield from (frame for frame in frames if frame is not None)
+
+
+def _lines(finding: Finding) -> tuple[int, ...]:
+    return (finding.line, *(step.line for step in finding.story))
+
 
 TERMINATED = 143  # exit code
 
@@ -44,10 +110,10 @@ class Actions:
 
 
 @dataclass
-class Outcome:
+class WatchOutcome:
     """What came of watching."""
 
-    reports: list[Report] = field(default_factory=list)
+    reports: list[HangReport] = field(default_factory=list)
     exit_code: int | None = None  # of the command; None if it was ended, or is none of the watcher's children
     verdict: str = "ended"
     probability: float = 1.0
@@ -71,7 +137,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Target:
+class WatchTarget:
     """What to watch, as the command line says: exactly one of the first four."""
 
     command: tuple[str, ...] = ()
@@ -81,7 +147,7 @@ class Target:
     seconds: float | None = None
 
 
-def watch_target(target: Target, actions: Actions) -> Outcome:
+def watch_target(target: WatchTarget, actions: Actions) -> WatchOutcome:
     """Watch what the command line names."""
     modes = [target.command or None, target.pid, target.run, target.snapshot]
     if sum(each is not None for each in modes) != 1:
@@ -100,14 +166,14 @@ def watch_target(target: Target, actions: Actions) -> Outcome:
     return open_snapshot(target.snapshot, actions)
 
 
-def open_snapshot(folder: Path, actions: Actions) -> Outcome:
+def open_snapshot(folder: Path, actions: Actions) -> WatchOutcome:
     """Judge the trace of a snapshot folder again, and tell what is found."""
-    outcome = Outcome([with_saved_findings(each, folder) for each in Trace.load(folder).judge()[:1]])
+    outcome = WatchOutcome([with_saved_findings(each, folder) for each in Trace.load(folder).judge()[:1]])
     actions.tell(outcome.reports[0].text() if outcome.reports else "nothing in this trace hangs")
     return outcome
 
 
-def watch_command(command: Sequence[str], actions: Actions) -> Outcome:
+def watch_command(command: Sequence[str], actions: Actions) -> WatchOutcome:
     """Start a command and watch it until it ends."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it puts in the background without it
@@ -129,7 +195,7 @@ def _started(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
         raise UsageError(f"{command[0]} cannot be started: {error.strerror}") from error
 
 
-def watch_process(pid: int, actions: Actions, seconds: float | None = None) -> Outcome:
+def watch_process(pid: int, actions: Actions, seconds: float | None = None) -> WatchOutcome:
     """Watch a process and its descendants until it hangs, ends, or a time is over."""
     if pid < 1 or not Path(f"/proc/{pid}").exists():
         raise UsageError(f"--pid {pid}: there is no such process on this machine; `ps -e` lists those that run")
@@ -141,7 +207,7 @@ def watch_process(pid: int, actions: Actions, seconds: float | None = None) -> O
     return _until_hung(Watch(pid, share=_share(actions)), actions, seconds)
 
 
-def watch_run(run: Path, actions: Actions, seconds: float | None = None) -> Outcome:
+def watch_run(run: Path, actions: Actions, seconds: float | None = None) -> WatchOutcome:
     """Watch the processes of a run of Paceline until it hangs, ends, or a time is over."""
     live = read_live(run)
     if live is None or not live.process.alive:
@@ -159,21 +225,21 @@ def _workers(run: Path) -> Mapping[int, str]:
     return {each.process.pid: f"worker {each.number}" for each in live.workers} if live else {}
 
 
-def _until_hung(watch: Watch, actions: Actions, seconds: float | None) -> Outcome:
+def _until_hung(watch: Watch, actions: Actions, seconds: float | None) -> WatchOutcome:
     deadline = time.monotonic() + seconds if seconds is not None else None
     return _follow(watch, actions, lambda: deadline is None or time.monotonic() < deadline, once=True)
 
 
-def _follow(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: bool = False) -> Outcome:
+def _follow(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: bool = False) -> WatchOutcome:
     try:
         return _ticking(watch, actions, goes_on, once)
     finally:
         watch.close()
 
 
-def _ticking(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: bool) -> Outcome:
+def _ticking(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: bool) -> WatchOutcome:
     """Tick until the end; with `once` until the first hang, unless that is to be ended."""
-    outcome = Outcome()
+    outcome = WatchOutcome()
     started, kill_at = time.monotonic(), None
     while goes_on() or kill_at is not None:
         report = watch.tick()
@@ -202,7 +268,7 @@ def _ticking(watch: Watch, actions: Actions, goes_on: Callable[[], bool], once: 
     return outcome
 
 
-def _act(report: Report, watch: Watch, actions: Actions) -> None:
+def _act(report: HangReport, watch: Watch, actions: Actions) -> None:
     actions.tell(report.text())
     if actions.run is not None and actions.run.is_dir():
         record_in_run(report, actions.run)
@@ -222,7 +288,7 @@ def _act(report: Report, watch: Watch, actions: Actions) -> None:
             actions.tell(f"--exec ended with code {done.returncode}")
 
 
-def record_in_run(report: Report, run: Path) -> None:
+def record_in_run(report: HangReport, run: Path) -> None:
     """Write a report into the folder of a run, and an event for each process that is the cause."""
     (run / HANG).write_text(report.text() + "\n", encoding="utf-8")
     log = EventLog(run)

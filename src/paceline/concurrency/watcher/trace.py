@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.judge import CONFIRM, judge
-from paceline.concurrency.watcher.report import Report
+from paceline.concurrency.watcher.report import HangReport
 from paceline.concurrency.watcher.samples import Counters, Snapshot, counters_from, snapshot_from, to_json
 from paceline.errors import UsageError
 
@@ -43,7 +43,7 @@ class Trace:
         except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
             raise UsageError(f"{folder / FILE} is no trace of the watcher: {error}") from error
 
-    def judge(self) -> list[Report]:
+    def judge(self) -> list[HangReport]:
         """Judge every snapshot as it was judged when it was taken."""
         history, before = History(), RecentSnapshots()
         reports = []

@@ -19,7 +19,6 @@ from paceline.concurrency.watcher.processes.holders import Holders, file_of
 from paceline.concurrency.watcher.processes.hotspot import JavaThreads, read_java
 from paceline.concurrency.watcher.processes.interpreter import Interpreter, read_interpreter
 from paceline.concurrency.watcher.processes.memory import peek
-from paceline.concurrency.watcher.processes.mutex import owner_of_mutex
 from paceline.concurrency.watcher.processes.syscalls import (
     ACCEPTS,
     F_OFD_SETLKW,
@@ -28,7 +27,7 @@ from paceline.concurrency.watcher.processes.syscalls import (
     READS,
     SLEPT,
     WRITES,
-    Call,
+    SystemCall,
     parse_call,
 )
 from paceline.concurrency.watcher.samples import (
@@ -37,10 +36,34 @@ from paceline.concurrency.watcher.samples import (
     AN_END,
     ASKED_AT_ONCE,
     CLOSED,
+    ENDED,
     EVENT,
     MAIN_OF_JAVA,
     Wait,
 )
+
+# --- Who holds a mutex of glibc, which C and C++ use: the mutex itself says so ----------------------------------------
+
+_CONTENDED = 2
+_PROCESS_SHARED, _KINDS = 128, (0, 1, 2, 3)  # normal, recursive, error-checking, adaptive
+
+
+def owner_of_mutex(pid: int, address: int) -> tuple[int, ...]:
+    """Return the thread that holds the mutex at an address, or `ENDED`; none if no mutex lies there.
+
+    A semaphore or a condition variable may lie there as well, so every field must be as it is in a locked mutex.
+    """
+    data = peek(pid, address, 20)
+    if len(data) < 20:
+        return ()
+    lock, count, owner, users, kind = struct.unpack("=iIiIi", data)
+    plain = kind & ~_PROCESS_SHARED in _KINDS and count <= 10_000 and 1 <= users <= 10_000
+    if lock != _CONTENDED or not plain or owner < 2:
+        return ()
+    if kind & _PROCESS_SHARED:
+        return (owner if os.path.exists(f"/proc/{owner}") else ENDED,)
+    return (owner,) if os.path.exists(f"/proc/{pid}/task/{owner}") else ()
+
 
 #: How Python's `mkdtemp` and the shell's `mktemp -d` name a folder that only their program knows.
 _RANDOM = re.compile(r"tmp[a-z0-9_]{8}|tmp\.[A-Za-z0-9]{10}")
@@ -101,7 +124,7 @@ class Waits:
             return Wait("clock", on=f"{call.name} with a timeout")
         return self.without_timeout(pid, tid, call)
 
-    def without_timeout(self, pid: int, tid: int, call: Call) -> Wait:
+    def without_timeout(self, pid: int, tid: int, call: SystemCall) -> Wait:
         """Return what a thread would wait for in its system call if that had no timeout."""
         first = call.arguments[0]
         if call.name in READS or call.name in ACCEPTS:
@@ -119,7 +142,7 @@ class Waits:
         polled = _polled(pid, call)
         return self._any(self._descriptor(pid, fd, reads) for fd, reads in polled) if polled else Wait("unknown")
 
-    def _futex(self, pid: int, tid: int, call: Call) -> Wait:
+    def _futex(self, pid: int, tid: int, call: SystemCall) -> Wait:
         address = call.arguments[0]
         interpreter = self.interpreter(pid)
         java = self.java(pid)
@@ -153,13 +176,13 @@ class Waits:
             if any(self.holders.place(each, held) == place for held in thread.holds)
         )
 
-    def _child(self, pid: int, call: Call) -> Wait:
+    def _child(self, pid: int, call: SystemCall) -> Wait:
         child = call.arguments[0 if call.name == "wait4" else 1] & 0xFFFFFFFF
         one = child < 0x80000000 and (call.name == "wait4" or call.arguments[0] == 1) and child > 0
         children = (child,) if one else children_of(pid)
         return Wait("child", children, "child " + ", ".join(map(str, children))) if children else Wait("unknown")
 
-    def _opening(self, pid: int, call: Call) -> Wait:
+    def _opening(self, pid: int, call: SystemCall) -> Wait:
         """Return the wait for the other end of a named pipe, if processes of the tree wait for each other's ends.
 
         Any process of the machine may open an end. One that waits alone, or several that all wait for a process that
@@ -241,7 +264,7 @@ def _of_java(pid: int, tid: int, java: JavaThreads) -> Wait:
     return Wait("lock", (pid,), MAIN_OF_JAVA if tid == java.main else A_LOCK)
 
 
-def _sleeps_for_ever(pid: int, call: Call) -> bool:
+def _sleeps_for_ever(pid: int, call: SystemCall) -> bool:
     """Whether a thread sleeps for longer than a program is meant to run, or until a signal comes."""
     if call.name not in SLEPT:
         return call.name in ("pause", "rt_sigsuspend")
@@ -252,7 +275,7 @@ def _sleeps_for_ever(pid: int, call: Call) -> bool:
     return len(data) == 8 and struct.unpack("=q", data)[0] - now > LONGEST_SLEEP
 
 
-def call_of(pid: int, tid: int) -> Call | None:
+def call_of(pid: int, tid: int) -> SystemCall | None:
     """Return the system call that a thread is in; None if it is in none, or that may not be read."""
     try:
         return parse_call(Path(f"/proc/{pid}/task/{tid}/syscall").read_text(encoding="utf-8"))
@@ -260,7 +283,7 @@ def call_of(pid: int, tid: int) -> Call | None:
         return None
 
 
-def _named_pipe(pid: int, call: Call) -> str:
+def _named_pipe(pid: int, call: SystemCall) -> str:
     """Return the path of the named pipe that a process opens; empty if it opens anything else."""
     at = call.arguments[OPENS[call.name][0]]
     path = peek(pid, at, min(4096 - at % 4096, 1024)).partition(b"\0")[0].decode(errors="replace")
@@ -319,7 +342,7 @@ def _registered(pid: int, fd: int) -> list[int]:
     return [int(each) for each in re.findall(r"^tfd:\s+(\d+)", _fdinfo(pid, fd), re.M)]
 
 
-def _polled(pid: int, call: Call) -> list[tuple[int, bool]]:
+def _polled(pid: int, call: SystemCall) -> list[tuple[int, bool]]:
     """Return the descriptors that a call waits for any of, and whether to read from them; empty if unknown."""
     if call.name.startswith("epoll"):
         return [(call.arguments[0], True)]

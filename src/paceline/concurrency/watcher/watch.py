@@ -9,18 +9,46 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.concurrency.watcher.classifier import probabilities
-from paceline.concurrency.watcher.footprint import footprint
+from paceline.concurrency.watcher.footprint import footprint, probabilities
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.judge import Schedule, judge, suspected
 from paceline.concurrency.watcher.processes import proc, stacks
 from paceline.concurrency.watcher.processes.attach import with_java_stacks
 from paceline.concurrency.watcher.processes.subjects import with_subjects
-from paceline.concurrency.watcher.report import Report
-from paceline.concurrency.watcher.samples import Snapshot
-from paceline.concurrency.watcher.screen import screen
+from paceline.concurrency.watcher.report import HangReport
+from paceline.concurrency.watcher.samples import Process, Snapshot, users_line
 from paceline.concurrency.watcher.share import Share
 from paceline.concurrency.watcher.trace import RecentSnapshots, Trace
+
+# --- The live screen: a row for each process of the tree. Pure --------------------------------------------------------
+
+CLEAR = "\033[H\033[J"
+_HEAD = ("PROCESS", "THREADS", "CORES", "STILL", "WAITS FOR", "AT")
+_WIDEST = 44
+
+
+def screen(history: History, snapshot: Snapshot, verdict: tuple[str, float]) -> str:
+    """Return the table as lines of text: what each process uses, since when it is still, and what it waits for."""
+    rows = [_HEAD, *(_row(history, each) for each in snapshot.processes if not each.outside)]
+    widths = [min(max(len(row[column]) for row in rows), _WIDEST) for column in range(len(_HEAD))]
+    lines = ["  ".join(f"{cell[:width]:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join([f"{verdict[0]} (probability {verdict[1]:.2f})", *(line.rstrip() for line in lines)])
+
+
+def _row(history: History, process: Process) -> tuple[str, ...]:
+    since = history.since(process.pid, process.pid)
+    still = history.still(process.pid, process.pid) and since is not None
+    line = users_line(process.stacks[0]) if process.stacks else None
+    wait = process.main
+    return (
+        process.label,
+        str(len(process.threads)),
+        f"{history.cores(process.pid):.2f}",
+        f"{history.last.at - since:.0f} s" if still and since is not None else "",
+        wait.kind if wait.kind in ("running", "stopped") else wait.on or wait.kind,
+        f"{line.file.rpartition('/')[2]}:{line.line} in {line.function}" if line else "",
+    )
+
 
 INTERVAL = 1.0  # seconds between two readings
 #: The list of processes is read anew every second reading: it costs as much as a reading.
@@ -53,7 +81,7 @@ class Watch:
         self._explained = False
         self.trace = Trace(keep=keep)
 
-    def tick(self) -> Report | None:
+    def tick(self) -> HangReport | None:
         """Take a reading and, where there is a reason to, a snapshot; return what hangs."""
         if self._ticks % TREE_TICKS == 0:
             self._pids = proc.tree([self._root])
@@ -94,7 +122,7 @@ class Watch:
                 with suppress(OSError):
                     os.kill(pid, number)
 
-    def _examine(self) -> Report | None:
+    def _examine(self) -> HangReport | None:
         started = time.thread_time()
         snapshot = proc.snapshot(self._pids).with_names(self._names())
         before = self._before.of(snapshot)

@@ -13,9 +13,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LinearLR
 
-from paceline.compression import bounds as reading
-from paceline.compression.cortex import CortexM4
-from paceline.compression.here import Here
+from paceline.compression import points
 from paceline.compression.onnx_file import check
 from paceline.compression.points import CONFIDENCE, Bounds, choose
 from paceline.compression.precision import Precisions, precisions
@@ -23,7 +21,8 @@ from paceline.compression.reading import network_of
 from paceline.compression.result import Compression
 from paceline.compression.samples import Samples, divide, test_samples
 from paceline.compression.scores import Score, score_of
-from paceline.compression.search import WIDTHS, Found, Target, search
+from paceline.compression.search import WIDTHS, SearchResult, Target, search
+from paceline.compression.targets import CortexM4, Here
 from paceline.errors import JobWarning, UsageError, suggest
 from paceline.errors.arguments import check_arguments
 from paceline.interfaces.api.loading import load_run
@@ -77,7 +76,7 @@ def compress(
     check_arguments(compress, locals())
     begun = time.monotonic()
     platform = _target(target)
-    bounds = Bounds(within, reading.latency(latency, target != "here"), reading.size(size), confidence)
+    bounds = Bounds(within, points.latency(latency, target != "here"), points.size(size), confidence)
     if not within >= 0 or not widths or not all(0 < width <= 1 for width in widths):
         raise UsageError(
             f"within={within} and widths={list(widths)}: give points from 0 on, and widths above 0, up to 1"
@@ -147,7 +146,7 @@ def _retraining(
 
 
 def _chosen(
-    search_result: Found,
+    search_result: SearchResult,
     job: Job,
     target: str,
     bounds: Bounds,
@@ -195,7 +194,7 @@ def compare_precisions(
     say: Callable[[str], None] = lambda line: None,
 ) -> Precisions:
     """Measure a trained model of any kind in float32, bfloat16 and int8, by PyTorch's own means."""
-    bounds = Bounds(within, reading.latency(latency), reading.size(size), confidence)
+    bounds = Bounds(within, points.latency(latency), points.size(size), confidence)
     job, module = _opened(run, job, say)
     division = divide(job, seed)
     validation, calibration = division.validation, division.ranges.x

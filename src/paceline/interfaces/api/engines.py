@@ -18,6 +18,7 @@ from paceline.training.jobs.job import Job
 
 if TYPE_CHECKING:
     from paceline.runtime.engines.cluster import Roster
+    from paceline.runtime.engines.cluster.successor import Successor
     from paceline.runtime.engines.virtual import World
 
 
@@ -49,11 +50,13 @@ class Request:
     #: Of engine ray: which cluster of Ray to join, and whether its network needs no encryption.
     address: str | None = None
     trusted_network: bool = False
+    #: What this node has if it leads a run whose head is lost.
+    successor: Successor | None = None
 
     @property
     def leads(self) -> bool:
         """Whether no other node leads the run."""
-        return self.node is None or self.node.leads
+        return self.node is None or self.node.leads or self.successor is not None
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,12 @@ def _cluster(life: Life, request: Request) -> AbstractContextManager[Outcome]:
     from paceline.runtime.engines.cluster import engine
 
     assert request.node is not None
+    if request.node.open:
+        from paceline.runtime.engines.joining import open_nodes
+
+        return open_nodes.train(life, request.node, request.backups)
+    if request.successor is not None:
+        return engine.lead(life, request.successor, request.backups)
     return engine.train(life, request.node, request.backups)
 
 

@@ -31,6 +31,7 @@ from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.interfaces.api.parallel_world import meet, plan_here, refuse
 from paceline.plans.plan import Plan
+from paceline.runtime.engines.servers.open_ports import version_shapes
 from paceline.runtime.engines.workers.arena import Arena, ArenaShape
 from paceline.runtime.engines.workers.loop_worker import LoopWorker, copy_values, endless, statistics, tables
 from paceline.runtime.engines.workers.process import tune_for_speed
@@ -40,10 +41,9 @@ from paceline.runtime.links.memory import Memory, SharedTensors
 from paceline.runtime.links.rendezvous import Rendezvous
 from paceline.runtime.links.store_order import require_store_order
 from paceline.runtime.runs.folder import RunFolder, emptied, new_folder
-from paceline.runtime.runs.machine import this_machine
-from paceline.runtime.runs.record import JobRecord, RunRecord, Status
+from paceline.runtime.runs.record import JobRecord, RunRecord, Status, this_machine
 from paceline.runtime.runs.schema import from_dict, to_dict
-from paceline.runtime.runs.summary import summarize
+from paceline.runtime.runs.time_accounting import summarize
 from paceline.runtime.runs.trace import Kind, Trace
 from paceline.training.gradients.learner import Learner
 from paceline.training.gradients.replica import Replica
@@ -161,7 +161,7 @@ class _TensorOutline(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Terms:
+class _ParallelTerms:
     """The terms of a block, which rank 0 sends to the other ranks."""
 
     plan: str
@@ -201,7 +201,9 @@ class _Block:
         job = Job(
             model, (), step=_no_rank, optimizer=lambda _: optimizer, lr_scheduler=followers.append, name=_script()
         )
-        shape = ArenaShape.of(plan, layout, endless(plan).leases, trainable(model), optimizer, sparse)
+        server = plan.method.server
+        versions = version_shapes(server, layout, trainable(model), optimizer, sparse) if server is not None else ()
+        shape = ArenaShape.of(plan, layout, endless(plan).leases, versions)
         rendezvous = Rendezvous(store, rank, plan.workers, timeout, "the beginning of `parallel`")
         self.arena, self.terms, self.pids = self._share(shape, rendezvous, folder)
         self._start_alike()
@@ -225,7 +227,7 @@ class _Block:
 
     def _share(
         self, shape: ArenaShape, rendezvous: Rendezvous, folder: str | Path | None
-    ) -> tuple[Arena, _Terms, list[int]]:
+    ) -> tuple[Arena, _ParallelTerms, list[int]]:
         """Share the arena that rank 0 makes, the parameters that all ranks start from, and all process ids."""
         everything = [t.detach() for t in (*self.model.parameters(), *self.model.buffers())]
         resources: list[Any] = []  # made by rank 0, and kept open until every rank has it
@@ -236,7 +238,7 @@ class _Block:
                 arena.put_version_0(self.model, self.optimizer.state)
             path = str(new_folder(Path(folder), f"{_script()}-{self.plan.name}")) if folder is not None else None
             resources.extend([arena, start, path])
-            terms = _Terms(
+            terms = _ParallelTerms(
                 plan=str(self.plan),
                 model=_outline(self.model),
                 size=arena.memory.size,
@@ -246,11 +248,11 @@ class _Block:
             )
             return [arena.memory.descriptor, start.memory.descriptor, arena.locks.descriptor], to_dict(terms)
 
-        shared = rendezvous.share(make, lambda said: self._difference(from_dict(_Terms, said)))
+        shared = rendezvous.share(make, lambda said: self._difference(from_dict(_ParallelTerms, said)))
         if isinstance(shared, str):
             with emptied(Path(resources[-1]) if resources and resources[-1] else None):
                 raise UsageError(shared)
-        terms, (memory, start, locks) = from_dict(_Terms, shared.said), shared.descriptors
+        terms, (memory, start, locks) = from_dict(_ParallelTerms, shared.said), shared.descriptors
         if self.rank == 0:
             arena, self.start, _ = resources
         else:
@@ -258,7 +260,7 @@ class _Block:
             self.start = SharedTensors(everything, Memory.of(start, terms.start))
         return arena, terms, shared.pids
 
-    def _difference(self, terms: _Terms) -> str:
+    def _difference(self, terms: _ParallelTerms) -> str:
         """Describe how this rank differs from rank 0; empty if it does not."""
         mine, theirs = _outline(self.model), terms.model
         if terms.plan != str(self.plan):

@@ -14,7 +14,7 @@ from paceline.errors import PlanError, UsageError
 from paceline.plans.codecs import refuse_tables
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.workers.loop_worker import tables
-from paceline.training.jobs.closures import refuse_closures
+from paceline.training.jobs.several import refuse_closures
 from paceline.training.parameters.sparse_tables import check_optimizer
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from paceline.interfaces.api.planning.measuring import Say
 from paceline.interfaces.api.train import train
 from paceline.planning.planner.card import Card
 from paceline.planning.planner.choosing import micro
-from paceline.planning.planner.cluster import Cluster, Node
+from paceline.planning.planner.cluster import Cluster, NodeGroup
 from paceline.planning.planner.costs import Calibrated
 from paceline.planning.planner.model_cost import cost_of
 from paceline.planning.planner.simulating import run, spread_of
@@ -131,7 +131,7 @@ def simulate(
         )
     facts, _ = facts_of(job)
     target_cluster = (
-        cluster_of(cluster) if cluster is not None else Cluster((Node(open_card(card, say), chosen.workers),))
+        cluster_of(cluster) if cluster is not None else Cluster((NodeGroup(open_card(card, say), chosen.workers),))
     )
     if chosen.workers > target_cluster.machines:
         raise UsageError(

@@ -29,14 +29,14 @@ from paceline.errors import (
 from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.interfaces.api.engines import ENGINES, KEEPING, Request
-from paceline.interfaces.api.hooks import Hooks, ProgressFunction
-from paceline.interfaces.api.stopped import stopped_run
+from paceline.interfaces.api.hooks import Hooks, ProgressFunction, stopped_run
 from paceline.interfaces.callbacks import check
 from paceline.interfaces.callbacks.loggers import named
 from paceline.plans.clusters import check_method
 from paceline.plans.plan import Plan
 from paceline.runtime.engines import checkpoints, cluster, mpi
 from paceline.runtime.engines.checkpoints import CheckpointRequest
+from paceline.runtime.engines.cluster.successor import Promoted
 from paceline.runtime.engines.job_file import save_job_file
 from paceline.runtime.engines.life import Life
 from paceline.runtime.engines.outcome import finish
@@ -67,7 +67,7 @@ def train(
     max_updates: int | None = None, timeout: float = 120.0, world: World | None = None,
     checkpoint_every: int | str | None = None, resume: str | Path | Run | None = None, epochs: int | None = None,
     callbacks: Sequence[Any] = (), loggers: Sequence[Any] = (), keys: str | Path | None = None,
-    trusted_network: bool = False, backups: int = 1, address: str | None = None,
+    trusted_network: bool = False, backups: int = 1, address: str | None = None, joinable: bool = False,
 ) -> Run:  # fmt: skip
     """Train a job by a plan and return the run.
 
@@ -75,7 +75,7 @@ def train(
         job: The job. With `resume`, it is needed only where the run's folder could not keep it.
         plan: A plan, its name with options such as `"downpour:workers=4"`, or `"auto"` for the choice of
             `paceline.choose`. Default: one process.
-        workers: The number of workers, unless the plan states it.
+        workers: The number of workers, unless the plan states it; with `joinable`, of machines at once.
         engine: `"local"`: processes on this machine; `"virtual"`: a simulated clock; `"mpi"`: the ranks that mpiexec
             started; `"cluster"`: the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls
             this function; `"ray"`: nodes that Ray places, starts and replaces.
@@ -95,15 +95,18 @@ def train(
         keys: The folder of keys with which the nodes of a cluster authenticate each other (`paceline keys`).
         trusted_network: Authenticate the nodes of a cluster by `PACELINE_TOKEN`, without encryption.
         backups: Servers on other nodes that hold a copy of each shard, on a cluster and under plans with servers.
-        address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the run.
+        address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the run. With
+            `joinable`: this machine's own address.
+        joinable: Whether other machines may join by the code that is printed (`paceline join`).
     """
     arguments = locals()
-    _check_together(engine, address, keys, epochs, resume, world)
+    engine = _joinable(engine, keys, trusted_network, resume) if joinable else engine
+    _check_together(engine, None if joinable else address, keys, epochs, resume, world)
     _check(engine, folder, timeout, checkpoint_every is not None or resume is not None, progress)
     max_updates, workers = whole("max_updates", max_updates, 1), whole("workers", workers, 1)
     backups, epochs = whole("backups", backups, 0), whole("epochs", epochs, 1)
     check_arguments(train, arguments)
-    node = cluster.roster(keys=keys, trusted_network=trusted_network) if engine == "cluster" else None
+    node = _node(joinable, plan, workers, address, keys, trusted_network) if engine == "cluster" else None
     called = _callbacks(callbacks, loggers, node)
     request = Request(
         job, plan, workers, engine, Path(folder) if folder is not None else None, max_updates, timeout,
@@ -119,11 +122,41 @@ def train(
     return _begin(*_chosen(request, job if compute is None else job.with_(compute=compute)))
 
 
+def _joinable(engine: str, keys: object, trusted_network: bool, resume: object) -> str:
+    """Return the engine of a run that machines join; UsageError for settings that belong to other ways to meet."""
+    if engine not in ("local", "cluster"):
+        raise UsageError(f"machines join a run of this machine's own, and engine={engine!r} is another; leave one out")
+    if keys is not None or trusted_network:
+        raise UsageError("machines that join get keys for this run alone: leave --keys and --trusted-network out")
+    if resume is not None:
+        raise UsageError("a resumed run cannot be opened to other machines; resume it here alone, or by a launcher")
+    if cluster.nodes():
+        raise UsageError("a launcher has started this process; machines join a run that was started by hand, once")
+    return "cluster"
+
+
+def _node(
+    joinable: bool,
+    plan: str | Plan | None,
+    workers: int | None,
+    address: str | None,
+    keys: str | Path | None,
+    trusted_network: bool,
+) -> Roster:
+    """Return this process's place among the nodes of its run."""
+    if not joinable:
+        return cluster.roster(keys=keys, trusted_network=trusted_network)
+    from paceline.runtime.engines.joining import open_nodes, opened_files
+
+    opened_files.watch_files()
+    return open_nodes.open_roster(plan, workers, address)
+
+
 def _callbacks(callbacks: Sequence[Any], loggers: Sequence[Any], node: Roster | None) -> list[Any]:
-    """Return the callbacks with the loggers; of several ranks, only the first has any."""
+    """Return the callbacks with the loggers; of the ranks of MPI, only the first has any."""
     called = [*callbacks, *named(loggers)]
     check(called)
-    return [] if mpi.rank() or (node is not None and not node.leads) else called
+    return [] if mpi.rank() else called
 
 
 def _ranks(engine: str) -> contextlib.AbstractContextManager[None]:
@@ -161,8 +194,21 @@ def _begin(request: Request, job: Job) -> Run:
     folder = request.folder if leads else None
     with _notes_of_rank_0(request), _ranks(engine):
         setup = set_up(job, plan, engine, request.max_updates, tested=leads, bounded=True)
+    try:
+        return _in_folder(request, job, setup, folder, interval)
+    except Promoted as promoted:
+        request = replace(request, successor=promoted.successor)
+        setup = promoted.successor.part.setup.tested()
+        job = job.with_(model=setup.job.model)  # that of the first head, where the models of ranks differ
+        return _in_folder(request, job, setup, request.folder, interval)
+
+
+def _in_folder(
+    request: Request, job: Job, setup: Setup, folder: Path | None, interval: CheckpointInterval | None
+) -> Run:
+    """Train, in a new folder if there is one to make it in."""
     record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
-    path = new_folder(folder, f"{job.name}-{plan.name}") if folder is not None else None
+    path = new_folder(folder, f"{job.name}-{setup.plan.name}") if folder is not None else None
     checkpoint = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
     with unless_begun(path), RunFolder(path) as place:
         save_job_file(place, job, resumable=interval is not None)
@@ -321,9 +367,10 @@ def _run(
 ) -> Run:
     """Train on the engine of the setup. The folder says how it ended, also when it raises."""
     place.write(record)
-    hooks = Hooks(request.callbacks, setup, place.path, earlier)
+    callbacks = request.callbacks if request.leads else ()
+    hooks = Hooks(callbacks, setup, place.path, earlier)
     with Heartbeat(place.path, setup.agenda.updates) as heartbeat:
-        follower = hooks if request.callbacks else None
+        follower = hooks if callbacks else None
         life = Life(setup.anew(), heartbeat, place, request.timeout, follower, checkpoint)
         try:
             hooks.begin()

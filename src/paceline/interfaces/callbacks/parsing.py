@@ -43,8 +43,7 @@ def _value(text: str, default: Any, where: str) -> Any:
 
 def named_callbacks(early_stopping: str | None, best_checkpoint: str | None) -> list[Any]:
     """Return the callbacks that a command line names, each by its metric and options."""
-    from paceline.interfaces.callbacks.best_checkpoint import BestCheckpoint
-    from paceline.interfaces.callbacks.early_stopping import EarlyStopping
+    from paceline.interfaces.callbacks.watching import BestCheckpoint, EarlyStopping
 
     requests = (
         ("early stopping by", EarlyStopping, early_stopping),

@@ -39,11 +39,11 @@ app = typer.Typer(
 )
 #: The commands in the order and the groups in which they are listed: a file each, with a function of its name.
 COMMANDS = {
-    "Train": ("train", "compare", "replay", "verify", "report"),
+    "Train": ("train", "join", "compare", "replay", "verify", "report", "runs"),
     "Choose a plan and a configuration": ("plans", "choose", "calibrate", "validate", "simulate", "tune"),
     "Data": ("prepare", "ingest", "data"),
     "Find what is wrong with a program": ("check", "watch", "explore", "explain"),
-    "Deploy": ("compress", "emit", "keys"),
+    "Deploy": ("compress", "emit", "keys", "doctor"),
     "Look inside": ("draw", "prove", "bench"),
 }
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)

@@ -6,23 +6,46 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from paceline.errors import UsageError, suggest
-from paceline.interfaces.cli import bench_options as given
 from paceline.interfaces.cli import options
 from paceline.interfaces.cli.console import saying
+from paceline.interfaces.cli.options import writable
 from paceline.interfaces.cli.output import print_json
+
+# --- The arguments and options of `paceline bench` --------------------------------------------------------------------
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The benchmark to run: kernels or null.")]
+Parts = Annotated[
+    str | None,
+    typer.Option(
+        help="Separated by commas; of kernels: study, layers, networks, replicas, ranks, gpu, algorithms; of null: "
+        "scalar, dense, sparse.",
+        show_default="all",
+    ),
+]
+Seconds = Annotated[float, typer.Option(min=0.01, help="Seconds per measurement; a row takes several.")]
+Threads = Annotated[str, typer.Option(help="kernels: numbers of threads, separated by commas.")]
+Workers = Annotated[str, typer.Option(help="null: numbers of workers, separated by commas.")]
+Picture = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", callback=writable, help="Write the roofline of part layers to this SVG file."),
+]
+
 
 NAMES = ("kernels", "null")
 
 
 def bench(
-    name: given.Name = "kernels",
-    parts: given.Parts = None,
-    seconds: given.Seconds = 1.0,
-    threads: given.Threads = "1,2,4,8",
-    workers: given.Workers = "1,2,4,8",
-    picture: given.Picture = None,
+    name: Name = "kernels",
+    parts: Parts = None,
+    seconds: Seconds = 1.0,
+    threads: Threads = "1,2,4,8",
+    workers: Workers = "1,2,4,8",
+    picture: Picture = None,
     quiet: options.Quiet = False,
     json: options.Json = False,
 ) -> None:

@@ -31,15 +31,17 @@ def check(
     budget: options.CheckBudget = None,
     cache: options.Cached = None,
     jobs: options.Jobs = None,
+    explore: options.CheckExplore = False,
+    explore_seconds: options.CheckExploreSeconds = 20.0,
     explain: options.Explain = None,
     lsp: options.LanguageServer = False,
     json: options.Json = False,
 ) -> None:
     """Find deadlocks and races in source before it runs: locks, queues, asyncio, torch.distributed, mpi4py.
 
-    The files are neither imported nor run. Each finding shows, line by line, how the threads, tasks or ranks come to
-    wait for each other, and what to change. Exits with 0 when nothing was found, 1 when something was, 3
-    when the checker itself failed in a file.
+    The files are neither imported nor run, but with --explore. Each finding shows, line by line, how the threads, tasks
+    or ranks come to wait for each other, and what to change. Exits with 0 when nothing was found, 1 when something was,
+    3 when the checker itself failed in a file.
     """
     from paceline.concurrency.check.options import parse_codes, read_options
     from paceline.concurrency.check.reporting import baseline as known
@@ -73,9 +75,17 @@ def check(
         known.write_baseline(write_baseline, report.findings)
         console.print(f"{len(report.findings)} findings written to {write_baseline}")
         return
+    if explore:
+        _prove(report, explore_seconds)
     _print(report, form, json)
     if report.exit_code:
         raise typer.Exit(report.exit_code)
+
+
+def _prove(report: Report, seconds: float) -> None:
+    from paceline.concurrency.explore.alarms import prove
+
+    prove(report.findings, seconds)
 
 
 def _print(report: Report, form: options.CheckFormat, json: bool) -> None:

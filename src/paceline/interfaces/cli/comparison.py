@@ -11,12 +11,16 @@ from rich.table import Table
 
 from paceline.interfaces.cli.console import console, saying
 from paceline.interfaces.cli.tables import rich_table
-from paceline.runtime.runs.comparison import ComparisonRecord, Kind
-from paceline.runtime.runs.intervals import CONFIDENCE
+from paceline.runtime.runs.comparison import ComparisonKind, ComparisonRecord
+from paceline.runtime.runs.figures import CONFIDENCE
 from paceline.runtime.runs.tables import comparison_table
 
 Progress = Callable[[float, str], None]
-COLOURS = {Kind.RECOMMENDED: "bold green", Kind.SINGLE: "bold", Kind.UNDECIDED: "bold yellow"}
+COLOURS = {
+    ComparisonKind.RECOMMENDED: "bold green",
+    ComparisonKind.SINGLE: "bold",
+    ComparisonKind.UNDECIDED: "bold yellow",
+}
 
 
 @contextmanager

@@ -2,36 +2,102 @@
 
 from __future__ import annotations
 
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-from paceline.interfaces.cli import explore_options, options
+from paceline.interfaces.cli import options
 from paceline.interfaces.cli.output import print_json
 from paceline.names import visible
 
+# --- The arguments and options of `paceline explore` ------------------------------------------------------------------
+
+
+class ExploreStrategy(str, Enum):
+    """How schedules are chosen."""
+
+    auto = "auto"
+    random = "random"
+    pos = "pos"
+    dpor = "dpor"
+    directed = "directed"
+
+
+class ExploreFormat(str, Enum):
+    """The output formats of `paceline explore`."""
+
+    text = "text"
+    json = "json"
+    sarif = "sarif"
+    html = "html"
+
+
+ExploreTarget = Annotated[
+    str, typer.Argument(metavar="TARGET", help="A script with its own main, FILE.py:FUNCTION or MODULE:FUNCTION.")
+]
+ExploreArguments = Annotated[
+    list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets in sys.argv, after `--`.")
+]
+ExploreRanks = Annotated[
+    int,
+    typer.Option("--ranks", min=0, metavar="N", help="Run the script on N ranks, as torchrun would, in one process."),
+]
+ExploreDrills = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drill",
+        metavar="KIND[:STEP[:RANK]]",
+        help="With --ranks: try a fault on one rank: exception, short, nan, sigterm, or all. May be repeated.",
+    ),
+]
+ExploreSeconds = Annotated[float, typer.Option("--seconds", min=0.0, help="Search no longer than this.")]
+ExploreSchedules = Annotated[int, typer.Option("--schedules", min=1, help="Run at most this many schedules.")]
+ExploreSteps = Annotated[int, typer.Option("--steps", min=100, help="A run with more steps never ends.")]
+Strategy = Annotated[
+    ExploreStrategy, typer.Option("--strategy", help="How schedules are chosen; auto alternates all of them.")
+]
+ExploreSeed = Annotated[int, typer.Option("--seed", help="Of the random strategies.")]
+ExploreRaces = Annotated[bool, typer.Option("--races", help="Also report data races that did no harm in the run.")]
+ExploreSame = Annotated[
+    bool, typer.Option("--same", help="Also report schedules in which the program prints otherwise.")
+]
+ExploreFirst = Annotated[bool, typer.Option("--first", help="Stop at the first finding.")]
+ExploreForm = Annotated[ExploreFormat, typer.Option("--format", help="Output format; html is one page with lanes.")]
+ExploreReplay = Annotated[
+    str, typer.Option("--replay", metavar="TOKEN", help="Run the one schedule of a finding again.")
+]
+ExploreScope = Annotated[
+    list[Path] | None,
+    typer.Option("--scope", metavar="DIR", help="A further folder whose files are the program's. May be repeated."),
+]
+
 
 def explore(
-    target: explore_options.ExploreTarget,
-    arguments: explore_options.ExploreArguments = None,
-    ranks: explore_options.ExploreRanks = 0,
-    drill: explore_options.ExploreDrills = None,
-    seconds: explore_options.ExploreSeconds = 30.0,
-    schedules: explore_options.ExploreSchedules = 2_000,
-    steps: explore_options.ExploreSteps = 20_000,
-    strategy: explore_options.Strategy = explore_options.ExploreStrategy.auto,
-    seed: explore_options.ExploreSeed = 0,
-    races: explore_options.ExploreRaces = False,
-    same: explore_options.ExploreSame = False,
-    replay: explore_options.ExploreReplay = "",
-    scope: explore_options.ExploreScope = None,
+    target: ExploreTarget,
+    arguments: ExploreArguments = None,
+    ranks: ExploreRanks = 0,
+    drill: ExploreDrills = None,
+    seconds: ExploreSeconds = 30.0,
+    schedules: ExploreSchedules = 2_000,
+    steps: ExploreSteps = 20_000,
+    strategy: Strategy = ExploreStrategy.auto,
+    seed: ExploreSeed = 0,
+    races: ExploreRaces = False,
+    same: ExploreSame = False,
+    first: ExploreFirst = False,
+    replay: ExploreReplay = "",
+    scope: ExploreScope = None,
+    form: ExploreForm = ExploreFormat.text,
     json: options.Json = False,
 ) -> None:
-    """Run a program in many orders of its threads, tasks or ranks, and find one in which it goes wrong.
+    """Run a program in many orders of its threads, tasks, processes or ranks, and find those in which it goes wrong.
 
     The program is executed, again and again, each time in a process of its own: it should do nothing that may not be
     repeated. A finding shows the order, with as few switches as it needs, and a token that replays it. Exits with 0
     when nothing was found, 1 when something was, 2 when the program could not be explored.
     """
-    from paceline.concurrency.explore.scheduler import Bounds
     from paceline.concurrency.explore.session import Session, drills_of
     from paceline.concurrency.explore.settings import Settings, parse_target
 
@@ -42,8 +108,9 @@ def explore(
         seed=seed,
         races=races,
         same=same,
+        first=first,
         ranks=ranks,
-        bounds=Bounds(steps=steps),
+        steps=steps,
     )
     with Session() as session:
         answer = session.explore(
@@ -53,8 +120,12 @@ def explore(
             drills=drills_of(drill or (), ranks),
             scope=scope or (),
         )
-    if json:
+    if json or form.value == "json":
         print_json(answer.report)
+    elif form.value in ("sarif", "html"):
+        from paceline.concurrency.explore import formats
+
+        typer.echo(getattr(formats, form.value)(answer.report))
     else:
         typer.echo(visible(answer.text))
     raise typer.Exit(answer.code)

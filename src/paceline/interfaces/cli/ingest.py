@@ -28,7 +28,7 @@ def ingest(
     from paceline.interfaces.cli.stream_table import event_line
     from paceline.training.preparation.ingest import ingest as run
     from paceline.training.preparation.inputs import STANDARD_INPUT
-    from paceline.training.preparation.loading import load_recipe
+    from paceline.training.preparation.recipe import load_recipe
     from paceline.training.shards.sealed import Note, Sealed
 
     def show(event: Sealed | Note) -> None:

@@ -143,6 +143,28 @@ TrustedNetwork = Annotated[
     bool,
     typer.Option("--trusted-network", help="Engine cluster: recognise nodes by PACELINE_TOKEN, without encryption."),
 ]
+Open = Annotated[
+    bool,
+    typer.Option(
+        "--open",
+        help="Let other machines join by a code that is printed here; `paceline join` on each. --workers: how many may "
+        "take part at once.",
+    ),
+]
+Code = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[HOST:PORT] CODE", help="What `paceline train --open` shows on the other machine.", show_default=False
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Run the code of the other machine without asking.")]
+DoctorTo = Annotated[
+    str | None,
+    typer.Option(metavar="HOST", help="Also look at the way to this machine, where `paceline doctor --listen` runs."),
+]
+DoctorListen = Annotated[
+    bool, typer.Option("--listen", help="Answer one other machine that looks at the way to this one.")
+]
 Backups = Annotated[
     int,
     typer.Option(min=0, help="Engine cluster, plans with servers: servers that hold each shard besides its primary."),
@@ -229,6 +251,10 @@ Output = Annotated[
 ReportFormat = Annotated[
     str, typer.Option("--format", help="html, json, csv, tensorboard (event files) or perfetto (a trace).")
 ]
+Live = Annotated[
+    bool, typer.Option("--live", help="Serve a page that follows the runs while they go on, to this machine only.")
+]
+LivePort = Annotated[int, typer.Option("--port", help="The port of --live; 0: any that is free.", min=0, max=65535)]
 # --- check ---
 CheckFormatOption = Annotated[CheckFormat, typer.Option("--format", "--output-format", help="Output format.")]
 Select = Annotated[str | None, typer.Option(help="Rules to run, by prefixes of their codes: PC1,PC501.")]
@@ -261,6 +287,12 @@ Cached = Annotated[
 ]
 Jobs = Annotated[
     int | None, typer.Option(min=0, metavar="N", help="Processes.", show_default="one per CPU in a large tree")
+]
+CheckExplore = Annotated[
+    bool, typer.Option("--explore", help="Run the project's own scripts and tests in many orders to confirm findings.")
+]
+CheckExploreSeconds = Annotated[
+    float, typer.Option("--explore-seconds", min=0.0, help="With --explore: for the findings of one file.")
 ]
 LanguageServer = Annotated[
     bool, typer.Option("--lsp", help="Serve diagnostics to an editor on standard input and output (LSP).")

@@ -26,8 +26,8 @@ def prepare(
     RECIPE is a Python file with a module-level `recipe`. Rows that break a rule are set aside in rejected.parquet with
     their file, line and rule. Given again after it was stopped, the command continues where it left off.
     """
-    from paceline.training.preparation.loading import load_recipe
     from paceline.training.preparation.prepare import prepare as run
+    from paceline.training.preparation.recipe import load_recipe
 
     loaded = load_recipe(recipe)
     with Status("starting", console=console) as status:

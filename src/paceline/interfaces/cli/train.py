@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.interfaces.cli import options
 from paceline.interfaces.cli.console import console
@@ -30,6 +30,7 @@ def train(
     resume: options.Resume = None,
     keys: options.Keys = None,
     trusted_network: options.TrustedNetwork = False,
+    joinable: options.Open = False,
     backups: options.Backups = 1,
     data_dir: options.DataDir = None,
     job_args: options.JobArgs = None,
@@ -54,30 +55,36 @@ def train(
     from paceline.concurrency.watcher.around import watched_run
     from paceline.interfaces.api.engines import KEEPING
     from paceline.interfaces.api.train import train as run_training
-    from paceline.interfaces.callbacks.parsing import named_callbacks
-    from paceline.interfaces.callbacks.progress_bar import ProgressBar
+    from paceline.runtime.engines.joining.opened_files import watch_files
     from paceline.runtime.engines.launched import engine_of, rank_of
 
+    watch_files(joinable)
     changes = {"compute": compute, "device": device, "batch_size": batch_size, "seed": seed}
     chosen = options.open_job_or_none(job, data_dir, job_args, resume, **changes, epochs=None if resume else epochs)
-    engine = engine or engine_of(chosen)
-    quiet = quiet or rank_of(engine) > 0
+    engine = engine or ("cluster" if joinable else engine_of(chosen))
+    rank, quiet = (0, quiet) if joinable else (rank_of(engine), quiet or rank_of(engine) > 0)
     console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
     every = "0" if checkpoint_every is None and engine in KEEPING and not resume else checkpoint_every  # 0: at signals
-    bar = ProgressBar(str(resume) if resume or not chosen else "", quiet, console)
     with watched_run(resume.parent if resume else runs):
         run = run_training(
             chosen, plan, workers, engine=engine, folder=runs, max_updates=max_updates, timeout=timeout,
             checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
-            address=address, epochs=epochs if resume else None, loggers=logger or (),
-            callbacks=[*named_callbacks(early_stopping, best_checkpoint), bar],
+            address=address, joinable=joinable, epochs=epochs if resume else None, loggers=logger or (),
+            callbacks=_callbacks(early_stopping, best_checkpoint, str(resume) if resume or not chosen else "", quiet),
         )  # fmt: skip
-    _report(run, json, rank_of(engine))
+    _report(run, json, rank)
+
+
+def _callbacks(early_stopping: str | None, best_checkpoint: str | None, title: str, quiet: bool) -> list[Any]:
+    from paceline.interfaces.callbacks.parsing import named_callbacks
+    from paceline.interfaces.callbacks.progress_bar import ProgressBar
+
+    return [*named_callbacks(early_stopping, best_checkpoint), ProgressBar(title, quiet, console)]
 
 
 def _report(run: Run, json: bool, rank: int) -> None:
-    if rank:
-        return  # rank 0 reports for all
+    if rank and run.path is None:
+        return  # another rank leads, and reports for all
     if json:
         print_json(run.summary())
         return

@@ -6,11 +6,12 @@ import json
 import re
 import shlex
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 
 from paceline.errors import UsageError, suggest
+from paceline.interfaces.emit.kubernetes import USER, WORK
 from paceline.interfaces.emit.names import JOB_FILES, job_name, job_words
-from paceline.interfaces.emit.pods import USER, WORK
 from paceline.interfaces.emit.training import ROSTERS
 
 #: The oldest Python that Paceline runs on.
@@ -113,3 +114,17 @@ def _files(job: str) -> list[str]:
             "there"
         )
     return [f"COPY --chown={USER}:{USER} . ."]
+
+
+# --- The versions of installed packages, which images must have, too --------------------------------------------------
+
+
+def installed() -> dict[str, str]:
+    """Return the version of Paceline and of every package that an image needs, as far as they are installed."""
+    versions: dict[str, str] = {}
+    for name in ("paceline", *PACKAGES, "ray"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions

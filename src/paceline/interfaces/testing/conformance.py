@@ -62,6 +62,8 @@ PLANS = (
     Member("backup:backups=0", (1, 3)),
     Member("dc_asgd", (1, 3)),
     Member("dc_asgd:mode=adaptive,shards=2", (2,)),
+    Member("gap_aware", (1, 3)),
+    Member("gap_aware:shards=2", (2,)),
     Member("hogwild", (1, 3)),
     Member("local_sgd:every=4", (2, 3)),
     Member("parallel_sgd", (2,)),

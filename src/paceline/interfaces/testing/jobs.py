@@ -47,7 +47,7 @@ class _Residual(nn.Module):
         return result
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.body = nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3, padding=1)
@@ -58,7 +58,7 @@ class _Block(nn.Module):
 
 
 def _deep_residual() -> nn.Module:
-    blocks = [_Block() for _ in range(5)]
+    blocks = [_ResidualBlock() for _ in range(5)]
     return nn.Sequential(
         nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
     )

@@ -77,7 +77,7 @@ class Told:
 
 
 @dataclass
-class Life:
+class ProcessLife:
     """One process of the tuning, from its start to its end or its death."""
 
     folder: Path
@@ -111,7 +111,7 @@ def disturb(folder: Path, search: str, chance: random.Random, kills: int) -> Tol
     tally = Told()
     while True:
         command = [sys.executable, "-m", "paceline.interfaces.testing.killed_tunings", str(folder), search]
-        life = Life(folder, subprocess.Popen(command, stderr=subprocess.PIPE))
+        life = ProcessLife(folder, subprocess.Popen(command, stderr=subprocess.PIPE))
         try:
             while tally.tuner + tally.workers < kills and life.wait(count_rows(folder) + chance.randrange(1, SPREAD)):
                 time.sleep(chance.uniform(0, JITTER))

@@ -32,7 +32,7 @@ class Launch:
     cluster: bool = False  # and they are one cluster
 
 
-class Program(Protocol):
+class CompiledText(Protocol):
     """A text, compiled."""
 
     file: Path
@@ -51,7 +51,7 @@ class Device(Protocol):
     where: torch.device
     shared: int  # bytes of memory that a block may have for itself
 
-    def load(self, text: str) -> Program: ...
+    def load(self, text: str) -> CompiledText: ...
 
     def capture(self, record: Callable[[], None]) -> Callable[[], None]:
         """A function that launches again what `record` launches now."""

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from paceline.kernels.compiled import Call, Compiled
-from paceline.kernels.cuda.device import Device, Launch, Program
+from paceline.kernels.compiled import Compiled, CompiledCall
+from paceline.kernels.cuda.device import CompiledText, Device, Launch
 from paceline.kernels.cuda.ways import CAPTURED, WAYS, Updates, possible
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule
@@ -20,7 +20,7 @@ from paceline.kernels.printers.cuda import CHUNKS, THREADS, text
 from paceline.kernels.processor import how_made
 
 REGISTERS = 64  # numbers that a thread may keep, beside which there are addresses
-WORDS = ctypes.sizeof(Call) // 8
+WORDS = ctypes.sizeof(CompiledCall) // 8
 FEW = 64  # threads of a block where all that they do is to load: many blocks bring more at once
 TRIAL = 64  # updates by which the ways are timed, at most
 CHANGED = ("weights", "state", "gradients", "losses", "team")  # what an update writes
@@ -44,7 +44,7 @@ class Kernels(Protocol):
         """The whole text."""
         ...
 
-    def launch(self, updates: Updates, compiled: Compiled, call: Call) -> None:
+    def launch(self, updates: Updates, compiled: Compiled, call: CompiledCall) -> None:
         """All updates of a call, which lies in the device's memory already."""
         ...
 
@@ -70,7 +70,7 @@ class Gpu:
     def text(self, plan: Plan, rule: Rule) -> str:
         return self.kernels.text(plan, rule, self._own(plan))
 
-    def load(self, text: str) -> Program:
+    def load(self, text: str) -> CompiledText:
         return self.device.load(text)
 
     def arenas(self, plan: Plan, batch: int) -> int:
@@ -83,14 +83,14 @@ class Gpu:
         """What a block's own memory has room for."""
         return self.kernels.own(plan, self.device.shared)
 
-    def run(self, compiled: Compiled, call: Call) -> None:
+    def run(self, compiled: Compiled, call: CompiledCall) -> None:
         self.kernels.launch(self.launched(compiled, call), compiled, call)
 
-    def apply(self, compiled: Compiled, call: Call) -> None:
+    def apply(self, compiled: Compiled, call: CompiledCall) -> None:
         updates = self.launched(compiled, call)
         updates.program.launch("paceline_apply", updates.change, updates.call)
 
-    def launched(self, compiled: Compiled, call: Call) -> Updates:
+    def launched(self, compiled: Compiled, call: CompiledCall) -> Updates:
         """How the kernels of a call are launched. Copies the call to where they read it."""
         memory, updates = self._updates_of(compiled)
         words = (ctypes.c_int64 * WORDS).from_buffer(call)
@@ -162,11 +162,11 @@ class SampleKernels:
     def text(self, plan: Plan, rule: Rule, shared_memory: Own) -> str:
         return text(plan, rule, self.threads, shared_memory)
 
-    def launch(self, updates: Updates, compiled: Compiled, call: Call) -> None:
+    def launch(self, updates: Updates, compiled: Compiled, call: CompiledCall) -> None:
         way = "kernels" if call.update < 0 else self.way or self._fastest(updates, compiled, call)
         WAYS[way](updates, call.updates)
 
-    def _fastest(self, updates: Updates, compiled: Compiled, call: Call) -> str:
+    def _fastest(self, updates: Updates, compiled: Compiled, call: CompiledCall) -> str:
         """Times each way on the numbers of this call, which are put back, and keeps the fastest."""
         if call.updates < CAPTURED:  # so few updates tell nothing
             return "kernels"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from paceline.kernels.cuda.device import Device, Launch, Program
+from paceline.kernels.cuda.device import CompiledText, Device, Launch
 
 CAPTURED = 16  # updates in a graph
 UPDATES = 1000  # of one launch: a screen's watchdog, and others who share the device, wait for it
@@ -26,7 +26,7 @@ class Updates:
     """The kernels of a call's updates, as each way of launching needs them."""
 
     device: Device
-    program: Program
+    program: CompiledText
     phase: Launch  # a block per chunk
     change: Launch
     phases: int

@@ -27,7 +27,7 @@ from paceline.kernels.layers import (
     softmax,
     transposed,
 )
-from paceline.kernels.layers.base import CallSite, Held, Layer, LayerSpec
+from paceline.kernels.layers.base import CallSite, HeldTensor, Layer, LayerSpec
 from paceline.training.jobs.modules import NarrowAttention, Subsampling
 
 MODULES: dict[type[nn.Module], Callable[[Any, CallSite], LayerSpec | None]] = {
@@ -237,7 +237,7 @@ def _reduced(average: bool) -> Callable[[list[Any], CallSite], LayerSpec | None]
 
 
 def _highest(args: list[Any], site: CallSite) -> LayerSpec | None:
-    if len(args) == 2 and isinstance(args[1], str | Held):
+    if len(args) == 2 and isinstance(args[1], str | HeldTensor):
         return combined.expressed(combined.EXPRESSIONS[torch.maximum], args, site)
     return shapes.highest(site, _option(args, site, "dim"), bool(_option(args, site, "keepdim", False, 2)))
 

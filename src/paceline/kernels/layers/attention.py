@@ -28,7 +28,7 @@ from paceline.kernels.ir import (
 from paceline.kernels.layers.base import (
     CallSite,
     CannotFuse,
-    Held,
+    HeldTensor,
     Layer,
     LayerSpec,
     Shape,
@@ -71,7 +71,7 @@ def recognise(part: nn.MultiheadAttention | NarrowAttention, site: CallSite) -> 
     words = ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
     names = {w: f"{site.path}.{w}" for w in words if _has(part, w)}
     if mask is not None and not causal:
-        if not isinstance(mask, Held) or mask.shape != pairs or not mask.whole:
+        if not isinstance(mask, HeldTensor) or mask.shape != pairs or not mask.whole:
             raise CannotFuse(
                 f"{site.what}: a mask of {pairs[0]} x {pairs[1]} steps, the same for all samples, has a kernel"
             )
@@ -81,7 +81,7 @@ def recognise(part: nn.MultiheadAttention | NarrowAttention, site: CallSite) -> 
 
 def _causal(mask: Any, pairs: Shape) -> bool:
     """Whether a mask says that no step looks at a later one."""
-    if not isinstance(mask, Held) or mask.shape != pairs or pairs[0] != pairs[1]:
+    if not isinstance(mask, HeldTensor) or mask.shape != pairs or pairs[0] != pairs[1]:
         return False
     later = torch.ones(pairs, dtype=torch.bool).triu(1)
     values = mask.tensor.cpu()

@@ -53,7 +53,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldTensor:
     """A parameter, buffer or constant that a function is given: all of it or its first rows, in some shape and order.
 
     Its dimension d is dimension `order[d]` of the tensor in the shape `view`.

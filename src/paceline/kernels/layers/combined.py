@@ -14,14 +14,14 @@ from torch import nn
 from torch.nn import functional as F
 
 from paceline.kernels.formulas import applied, named, power
-from paceline.kernels.ir import FORBIDDEN, Apply, Call, Expression, Loop, Number, Op, Program, Ref, at
-from paceline.kernels.layers.base import BATCH, CallSite, CannotFuse, Held, Layer, LayerSpec, Shape
+from paceline.kernels.ir import FORBIDDEN, Apply, Expression, FunctionCall, Loop, Number, Op, Program, Ref, at
+from paceline.kernels.layers.base import BATCH, CallSite, CannotFuse, HeldTensor, Layer, LayerSpec, Shape
 
 ONE = Number(1.0)
 
 
 def _less(left: Expression, right: Expression) -> Expression:
-    return Call("step", Op("-", right, left))
+    return FunctionCall("step", Op("-", right, left))
 
 
 def _not(value: Expression) -> Expression:
@@ -39,15 +39,15 @@ def _either(left: Expression, right: Expression) -> Expression:
 def _quotient(left: Expression, right: Expression) -> Expression:
     if isinstance(right, Number):
         return Op("*", left, Number(1 / right.value))
-    return Op("*", left, Call("reciprocal", right))
+    return Op("*", left, FunctionCall("reciprocal", right))
 
 
 def _larger(left: Expression, right: Expression) -> Expression:
-    return Op("+", right, Call("relu", Op("-", left, right)))
+    return Op("+", right, FunctionCall("relu", Op("-", left, right)))
 
 
 def _smaller(left: Expression, right: Expression) -> Expression:
-    return Op("-", left, Call("relu", Op("-", left, right)))
+    return Op("-", left, FunctionCall("relu", Op("-", left, right)))
 
 
 def _where(mask: Expression, one: Expression, other: Expression) -> Expression:
@@ -107,7 +107,7 @@ EXPRESSIONS: dict[Any, Callable[..., Expression]] = {
     **dict.fromkeys((operator.abs, torch.abs, "abs"), _function("abs")),
     **dict.fromkeys((torch.exp, "exp"), _function("exp")),
     **dict.fromkeys((torch.log, "log"), _function("log")),
-    **dict.fromkeys((torch.log1p, "log1p"), lambda x: Call("log", Op("+", ONE, x))),
+    **dict.fromkeys((torch.log1p, "log1p"), lambda x: FunctionCall("log", Op("+", ONE, x))),
     **dict.fromkeys((torch.sqrt, "sqrt"), _function("root")),
     **dict.fromkeys((torch.rsqrt, "rsqrt"), _function("reciprocal_root")),
     **dict.fromkeys((torch.reciprocal, "reciprocal"), _function("reciprocal")),
@@ -124,20 +124,20 @@ EXPRESSIONS: dict[Any, Callable[..., Expression]] = {
 
 def prelu(x: Expression, slope: Expression) -> Expression:
     """A slope of its own below zero."""
-    return Op("+", Call("relu", x), Op("*", slope, Op("-", x, Call("relu", x))))
+    return Op("+", FunctionCall("relu", x), Op("*", slope, Op("-", x, FunctionCall("relu", x))))
 
 
 def prelu_module(part: nn.PReLU, site: CallSite) -> LayerSpec:
     """A slope of its own below zero, for each channel or for all."""
     count = len(site.shapes[0])
     shape = (part.num_parameters, *(1,) * (count - 1)) if part.num_parameters > 1 else (1,)
-    slope = Held(f"{site.path}.weight", shape, part.weight, view=shape)
+    slope = HeldTensor(f"{site.path}.weight", shape, part.weight, view=shape)
     return combined(prelu(Ref("0", ()), Ref("1", ())), [site.inputs[0], slope], site)
 
 
 def expressed(make: Callable[..., Expression], args: Sequence[Any], site: CallSite, **kwargs: Any) -> LayerSpec | None:
     """The expression that `make` gives of these operands, or None if one of them is none."""
-    operands: list[str | Held] = []
+    operands: list[str | HeldTensor] = []
     kwargs = {word: value for word, value in kwargs.items() if word not in ("inplace", "out")}
 
     def word(value: Any) -> Any:
@@ -146,7 +146,7 @@ def expressed(make: Callable[..., Expression], args: Sequence[Any], site: CallSi
         operands.append(value)
         return Ref(str(len(operands) - 1), ())
 
-    if not all(isinstance(arg, str | Held | int | float) or arg is None for arg in (*args, *kwargs.values())):
+    if not all(isinstance(arg, str | HeldTensor | int | float) or arg is None for arg in (*args, *kwargs.values())):
         return None
     try:
         value = make(*(arg if arg is None else word(arg) for arg in args), **{k: word(v) for k, v in kwargs.items()})
@@ -155,7 +155,7 @@ def expressed(make: Callable[..., Expression], args: Sequence[Any], site: CallSi
     return combined(value, operands, site)
 
 
-def combined(value: Expression, operands: Sequence[str | Held], site: CallSite) -> LayerSpec:
+def combined(value: Expression, operands: Sequence[str | HeldTensor], site: CallSite) -> LayerSpec:
     """An expression whose reference "k" is operand k."""
     shapes = dict(zip(site.inputs, site.shapes, strict=True))
     ndim = max((len(shapes[o]) for o in operands if isinstance(o, str)), default=0)
@@ -166,7 +166,7 @@ def combined(value: Expression, operands: Sequence[str | Held], site: CallSite) 
         raise CannotFuse(
             f"{site.what} combines samples of shapes {', '.join(map(str, operand_shapes))}: not of one shape"
         ) from None
-    parameters = {str(k): (o, operand_shapes[k]) for k, o in enumerate(operands) if isinstance(o, Held)}
+    parameters = {str(k): (o, operand_shapes[k]) for k, o in enumerate(operands) if isinstance(o, HeldTensor)}
     options = {
         "value": value,
         "held": parameters,
@@ -207,7 +207,7 @@ def spread(shape: Shape, output_shape: Shape) -> tuple[Any, ...]:
     return at(*(0 if n == 1 else f"q{extra + d}" for d, n in enumerate(shape)))
 
 
-def held_at(program: Program, parameter: Held, name: str, index: tuple[Any, ...]) -> Ref:
+def held_at(program: Program, parameter: HeldTensor, name: str, index: tuple[Any, ...]) -> Ref:
     """The place of a parameter that is given in another shape or order."""
     shape = program.shape(name)
     if parameter.view is not None:
@@ -219,7 +219,7 @@ def held_at(program: Program, parameter: Held, name: str, index: tuple[Any, ...]
     return Ref(name, (*at(*[0] * (len(shape) - len(index))), *index))
 
 
-def materialised(parameter: Held) -> LayerSpec:
+def materialised(parameter: HeldTensor) -> LayerSpec:
     """A parameter as a layer gives it."""
     value = {"value": Ref("0", ()), "held": {"0": (parameter, parameter.shape)}, "layers": []}
     return "combined", parameter.shape, value, {"0": parameter.name}
@@ -247,6 +247,6 @@ def _placed(value: Expression, places: dict[str, Ref]) -> Expression:
             return places[name]
         case Op(sign, left, right):
             return Op(sign, _placed(left, places), _placed(right, places))
-        case Call(function, argument):
-            return Call(function, _placed(argument, places))
+        case FunctionCall(function, argument):
+            return FunctionCall(function, _placed(argument, places))
     return value

@@ -10,7 +10,7 @@ from paceline.kernels.ir import Contract, Loop, Program, Ref, at
 from paceline.kernels.layers.base import (
     CallSite,
     CannotFuse,
-    Held,
+    HeldTensor,
     Layer,
     LayerSpec,
     Shape,
@@ -63,7 +63,10 @@ def function(args: list[Any], site: CallSite) -> LayerSpec | None:
     words = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
     kwargs = {**dict(zip(words, args, strict=False)), **site.given}
     weight, bias, groups = kwargs.pop("weight", None), kwargs.pop("bias", None), kwargs.pop("groups", 1)
-    if not all(isinstance(held, Held) and held.whole for held in (weight, bias) if held is not None) or weight is None:
+    if (
+        not all(isinstance(held, HeldTensor) and held.whole for held in (weight, bias) if held is not None)
+        or weight is None
+    ):
         return None
     kind = nn.Conv1d if len(weight.shape) == 3 else nn.Conv2d
     options = {word: kwargs[word] for word in ("stride", "padding", "dilation") if word in kwargs}

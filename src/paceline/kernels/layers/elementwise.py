@@ -13,7 +13,7 @@ from paceline.kernels.ir import Apply, Loop, Number, Op, Program, Ref, at
 from paceline.kernels.layers.base import (
     CallSite,
     CannotFuse,
-    Held,
+    HeldTensor,
     Layer,
     LayerSpec,
     Shape,
@@ -89,7 +89,7 @@ def operation(sign: str, args: list[Any], site: CallSite) -> LayerSpec | None:
     """A sum, difference or product of two branches of one shape, or of a branch and a number; None if it is another."""
     if site.given or len(args) != 2:
         return None
-    shape, has_parameter = site.shapes[0], any(isinstance(arg, Held) for arg in args)
+    shape, has_parameter = site.shapes[0], any(isinstance(arg, HeldTensor) for arg in args)
     number = next((arg for arg in args if isinstance(arg, int | float)), None)
     if number is not None and not has_parameter and not (sign == "/" and args[0] is number):
         first, value = args[0] is number, float(number)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.kernels.ir import Apply, Call, Contract, Expression, Number, Op, Program, Ref
+from paceline.kernels.ir import Apply, Contract, Expression, FunctionCall, Number, Op, Program, Ref
 from paceline.kernels.layers.base import (
     CallSite,
     CannotFuse,
-    Held,
+    HeldTensor,
     Layer,
     LayerSpec,
     everywhere,
@@ -46,7 +46,7 @@ def function(args: list[Any], site: CallSite) -> LayerSpec | None:
     words = ("input", "normalized_shape", "weight", *(("bias",) if centres else ()), "eps")
     kwargs = {**dict(zip(words, args, strict=False)), **site.given}
     names = {word: kwargs[word] for word in ("weight", "bias") if kwargs.get(word) is not None}
-    if not all(isinstance(held, Held) and held.whole for held in names.values()):
+    if not all(isinstance(held, HeldTensor) and held.whole for held in names.values()):
         return None
     dtype = names["weight"].tensor.dtype if names else torch.get_default_dtype()
     default = 1e-5 if centres else torch.finfo(dtype).eps
@@ -108,7 +108,7 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
     variance = mean("variance", whole("square", Op("*", centred, centred)))
     scale = Ref(program.new(f"{name}.scale", shape), run)
     inside = Op("+", variance, Number(layer.options["epsilon"]))
-    code.append(Apply(runs, scale, Call("reciprocal_root", inside), layer=name))
+    code.append(Apply(runs, scale, FunctionCall("reciprocal_root", inside), layer=name))
     normal = whole("normal", Op("*", centred, scale)).buffer
     normal = program.view(f"{name}.normal.shaped", normal, layer.shape) if groups else normal
     loops, place = everywhere(program, normal)

@@ -9,9 +9,9 @@ from typing import Any
 from paceline.kernels.ir import (
     Apply,
     BatchSum,
-    Call,
     Contract,
     Expression,
+    FunctionCall,
     Number,
     Op,
     Program,
@@ -75,7 +75,7 @@ def lower(program: Program, layer: Layer, sources: list[str], number: int) -> st
     variance = mean("variance", square.buffer)
     scale = Ref(program.new(f"{name}.scale", (channels,)), channel_index)
     inside = Op("+", Ref(variance, channel_index), Number(layer.options["epsilon"]))
-    steps.append(Apply(channel, scale, Call("reciprocal_root", inside), layer=name))
+    steps.append(Apply(channel, scale, FunctionCall("reciprocal_root", inside), layer=name))
     normal = Ref(program.new(f"{name}.normal", layer.shape), place.index)
     steps.append(Apply(loops, normal, Op("*", centred, scale), layer=name))
     result: Expression = normal

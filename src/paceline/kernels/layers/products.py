@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paceline.kernels.ir import Contract, Loop, Program, Ref, at
-from paceline.kernels.layers.base import CallSite, CannotFuse, Held, Layer, LayerSpec, Shape
+from paceline.kernels.layers.base import CallSite, CannotFuse, HeldTensor, Layer, LayerSpec, Shape
 from paceline.kernels.layers.combined import held_at
 
 
@@ -15,7 +15,7 @@ def linear(args: list[Any], site: CallSite) -> LayerSpec | None:
     """F.linear of parameters, in any order of their dimensions: a dense layer."""
     kwargs = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **site.given}
     weight, bias = kwargs.get("weight"), kwargs.get("bias")
-    if not isinstance(weight, Held) or not (bias is None or (isinstance(bias, Held) and bias.whole)):
+    if not isinstance(weight, HeldTensor) or not (bias is None or (isinstance(bias, HeldTensor) and bias.whole)):
         return None
     *rest, size = site.shapes[0] or (0,)
     if size != weight.shape[1]:
@@ -26,12 +26,12 @@ def linear(args: list[Any], site: CallSite) -> LayerSpec | None:
 
 def product(args: list[Any], site: CallSite) -> LayerSpec | None:
     """A product of matrices, the dimensions before them side by side."""
-    if len(args) != 2 or not all(isinstance(arg, str | Held) for arg in args):
+    if len(args) != 2 or not all(isinstance(arg, str | HeldTensor) for arg in args):
         return None
     shapes = dict(zip(site.inputs, site.shapes, strict=True))
     one, other = (shapes[a] if isinstance(a, str) else a.shape for a in args)
     samples = all(isinstance(arg, str) for arg in args)
-    if len(other) < 2 or not one or (samples and len(one) < 2) or (isinstance(args[0], Held) and len(one) < 2):
+    if len(other) < 2 or not one or (samples and len(one) < 2) or (isinstance(args[0], HeldTensor) and len(one) < 2):
         raise CannotFuse(f"{site.what}: a product of {one} and {other} has no kernel; one of matrices has")
     if site.axis and samples:
         raise CannotFuse(
@@ -44,7 +44,7 @@ def product(args: list[Any], site: CallSite) -> LayerSpec | None:
         outer = tuple(torch.broadcast_shapes(one[:-2], other[:-2]))
     except RuntimeError:
         raise CannotFuse(f"{site.what} multiplies {one} by {other}, which do not fit") from None
-    parameters = {str(k): arg for k, arg in enumerate(args) if isinstance(arg, Held)}
+    parameters = {str(k): arg for k, arg in enumerate(args) if isinstance(arg, HeldTensor)}
     options = {"held": parameters, "shapes": (one, other), "outer": outer}
     return "matrix_product", (*outer, *rows, other[-1]), options, {word: arg.name for word, arg in parameters.items()}
 

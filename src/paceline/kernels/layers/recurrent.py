@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.kernels.ir import Apply, Call, Contract, Index, Loop, Op, Program, Ref, Repeat, at
+from paceline.kernels.ir import Apply, Contract, FunctionCall, Index, Loop, Op, Program, Ref, Repeat, at
 from paceline.kernels.layers.base import (
     CallSite,
     CannotFuse,
@@ -122,7 +122,9 @@ def lstm(it: Direction, source: str) -> str:
     def gate(position: int, word: str, function: str) -> Ref:
         place = _part(position, it.hidden)
         target = it.own(word)
-        body.append(it.set(target, Call(function, Op("+", Ref(input_gates, place), Ref(step.target.buffer, place)))))
+        body.append(
+            it.set(target, FunctionCall(function, Op("+", Ref(input_gates, place), Ref(step.target.buffer, place))))
+        )
         return target
 
     enter, forget = gate(0, "enter", "sigmoid"), gate(1, "forget", "sigmoid")
@@ -130,7 +132,7 @@ def lstm(it: Direction, source: str) -> str:
     cell = Op("+", Op("*", forget, Ref(cells, it.before)), Op("*", enter, fresh))
     body.append(it.set(Ref(cells, it.after), cell))
     squashed = it.own("squashed")
-    body.append(it.set(squashed, Call("tanh", Ref(cells, it.after))))
+    body.append(it.set(squashed, FunctionCall("tanh", Ref(cells, it.after))))
     body.append(it.set(Ref(states, it.after), Op("*", leave, squashed)))
     it.repeat(*body)
     return states
@@ -140,7 +142,7 @@ def rnn(it: Direction, source: str) -> str:
     """A function of the input's part and of the state before."""
     input_gates, states, step = it.gates(source, 1)
     both = Op("+", Ref(input_gates, _part(0, it.hidden)), Ref(step.target.buffer, _part(0, it.hidden)))
-    it.repeat(step, it.set(Ref(states, it.after), Call(it.layer.options["function"], both)))
+    it.repeat(step, it.set(Ref(states, it.after), FunctionCall(it.layer.options["function"], both)))
     return states
 
 
@@ -157,9 +159,9 @@ def gru(it: Direction, source: str) -> str:
     state = Op("+", fresh, Op("*", update, Op("-", Ref(states, it.before), fresh)))
     it.repeat(
         step,
-        it.set(reset, Call("sigmoid", Op("+", *part(0)))),
-        it.set(update, Call("sigmoid", Op("+", *part(1)))),
-        it.set(fresh, Call("tanh", Op("+", new, Op("*", reset, old)))),
+        it.set(reset, FunctionCall("sigmoid", Op("+", *part(0)))),
+        it.set(update, FunctionCall("sigmoid", Op("+", *part(1)))),
+        it.set(fresh, FunctionCall("tanh", Op("+", new, Op("*", reset, old)))),
         it.set(Ref(states, it.after), state),
     )
     return states

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.kernels.ir import Apply, Call, Contract, Loop, Loops, MaxPool, Op, Program, Ref, Softmax, at
+from paceline.kernels.ir import Apply, Contract, FunctionCall, Loop, Loops, MaxPool, Op, Program, Ref, Softmax, at
 from paceline.kernels.layers.base import CallSite, Layer, LayerSpec
 
 
@@ -39,9 +39,9 @@ def lower_logarithm(program: Program, layer: Layer, sources: list[str], number: 
     )
     powers, target = (Ref(program.new(word, layer.shape), scores.index) for word in (f"{name}.powers", name))
     code.append(MaxPool(rows, (loops[along],), highest, scores, name, constant=True))
-    code.append(Apply(loops, powers, Call("exp", Op("-", scores, highest)), layer=name))
+    code.append(Apply(loops, powers, FunctionCall("exp", Op("-", scores, highest)), layer=name))
     code.append(Contract(loops, total, None, powers, layer=name))
-    code.append(Apply(rows, logarithm, Op("+", Call("log", total), highest), layer=name))
+    code.append(Apply(rows, logarithm, Op("+", FunctionCall("log", total), highest), layer=name))
     code.append(Apply(loops, target, Op("-", scores, logarithm), layer=name))
     return name
 

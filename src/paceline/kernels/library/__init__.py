@@ -13,6 +13,6 @@ from paceline.kernels.library.convolution import conv2d
 from paceline.kernels.library.fixed import fixed
 from paceline.kernels.library.recurrent import Lstm
 from paceline.kernels.library.shapes import Shape
-from paceline.kernels.library.tuner import Choice, choose
+from paceline.kernels.library.tuner import AlgorithmChoice, choose
 
-__all__ = ["ALGORITHMS", "Choice", "Lstm", "Shape", "choose", "conv2d", "fixed"]
+__all__ = ["ALGORITHMS", "AlgorithmChoice", "Lstm", "Shape", "choose", "conv2d", "fixed"]

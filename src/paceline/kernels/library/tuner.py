@@ -31,7 +31,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True)
-class Choice:
+class AlgorithmChoice:
     """The fastest way for a shape, and what was measured to find it."""
 
     algorithm: str
@@ -46,7 +46,7 @@ class Choice:
 
 
 @lru_cache(maxsize=4096)
-def choose(shape: Shape, memory: int | None = None, threads: int = 1) -> Choice:
+def choose(shape: Shape, memory: int | None = None, threads: int = 1) -> AlgorithmChoice:
     """The quickest with at most so many bytes of memory beside x, filters and y."""
     file = _file(shape, memory, threads)
     choice = _read(file)
@@ -56,7 +56,7 @@ def choose(shape: Shape, memory: int | None = None, threads: int = 1) -> Choice:
     return choice
 
 
-def measured(shape: Shape, memory: int | None = None, threads: int = 1) -> Choice:
+def measured(shape: Shape, memory: int | None = None, threads: int = 1) -> AlgorithmChoice:
     """Measures every way that fits, and chooses."""
     ways: dict[str, Callable[[], Tensor]] = {}
     left_out: dict[str, str] = {}
@@ -71,7 +71,7 @@ def measured(shape: Shape, memory: int | None = None, threads: int = 1) -> Choic
     if not ways:
         raise JobError(f"no way to convolve {shape} makes do with {memory} bytes: {left_out}")
     times = timed(ways)
-    return Choice(min(times, key=lambda name: times[name]), times, left_out)
+    return AlgorithmChoice(min(times, key=lambda name: times[name]), times, left_out)
 
 
 def timed(ways: dict[str, Callable[[], Tensor]]) -> dict[str, float]:
@@ -98,17 +98,17 @@ def _file(shape: Shape, memory: int | None, threads: int) -> Path:
     return folder() / "choices" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-def _read(file: Path) -> Choice | None:
+def _read(file: Path) -> AlgorithmChoice | None:
     """A choice that was kept, or None if there is none that can be read."""
     try:
         fields = json.loads(user_cache.read(file))
-        choice = Choice(fields["algorithm"], fields["seconds"], fields["left_out"])
+        choice = AlgorithmChoice(fields["algorithm"], fields["seconds"], fields["left_out"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return choice if choice.algorithm in ALGORITHMS else None
 
 
-def _write(file: Path, choice: Choice) -> None:
+def _write(file: Path, choice: AlgorithmChoice) -> None:
     """Keeps a choice on disk. If the cache cannot be written, the choice holds for this process alone."""
     with contextlib.suppress(OSError):
         user_cache.write(file, json.dumps(vars(choice)).encode())

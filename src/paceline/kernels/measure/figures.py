@@ -19,7 +19,7 @@ SEQUENTIAL = "sequential C++, a layer at a time"
 
 
 @dataclass
-class Row:
+class EpochRow:
     """A way to train an epoch of a network."""
 
     network: str
@@ -51,7 +51,7 @@ class Bench:
     """Everything that was measured."""
 
     peaks: list[Peak]
-    rows: list[Row] = field(default_factory=list)
+    rows: list[EpochRow] = field(default_factory=list)
     steps: dict[str, list[StepTime]] = field(default_factory=dict)
     replicas: dict[str, float] = field(default_factory=dict)
     shapes: list[Shaped] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Bench:
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "published": PUBLISHED}
 
-    def best(self, network: str, who: str) -> Row | None:
+    def best(self, network: str, who: str) -> EpochRow | None:
         rows = [row for row in self.rows if row.network == network and row.who.startswith(who)]
         return min(rows, key=lambda row: row.seconds, default=None)
 
@@ -76,7 +76,7 @@ class Meter:
     def row(self, network: Network, who: str, threads: int, seconds: float, ranks: int = 0) -> None:
         """Adds a row, and reports it."""
         gflops = self.flops(network) * network.samples / seconds / 1e9
-        row = Row(network.name, who, threads, seconds, gflops, 0.0, ranks)
+        row = EpochRow(network.name, who, threads, seconds, gflops, 0.0, ranks)
         if threads:
             row.share = gflops / (self.found.peaks[0].gflops * min(row.workers, self.cores))
         self.found.rows.append(row)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from paceline.kernels.compiled import Call, Compiled
+from paceline.kernels.compiled import Compiled, CompiledCall
 from paceline.kernels.cuda.device import Device, Launch, lacking, nvidia
 from paceline.kernels.cuda.gpu import Gpu, SampleKernels, gpu_target
 from paceline.kernels.cuda.ways import Updates
@@ -48,7 +48,7 @@ class LayerKernels:
     def text(self, plan: Plan, rule: Rule, shared_memory: Own) -> str:
         return text_of_layers(plan, rule, self.keeps)
 
-    def launch(self, updates: Updates, compiled: Compiled, call: Call) -> None:
+    def launch(self, updates: Updates, compiled: Compiled, call: CompiledCall) -> None:
         launch, steps = updates.program.launch, list(compiled.plan.steps())
         for number in range(call.updates):
             launch("paceline_begin", Launch(WIDE, self.threads), updates.call, number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.kernels.library import ALGORITHMS
-from paceline.kernels.measure.figures import SEQUENTIAL, Bench, Row
+from paceline.kernels.measure.figures import SEQUENTIAL, Bench, EpochRow
 from paceline.kernels.measure.picture import Point, roofline
 from paceline.kernels.measure.study import PUBLISHED, StepTime
 
@@ -59,7 +59,7 @@ def _rows(benchmark: Bench, network: str) -> list[str]:
     return lines
 
 
-def _efficiency(rows: list[Row], row: Row) -> str:
+def _efficiency(rows: list[EpochRow], row: EpochRow) -> str:
     """The speed-up over one worker of the same way, by workers."""
     single = next((other for other in rows if other.who == row.who and other.workers == 1), None)
     return f"{single.seconds / row.seconds / row.workers:.2f}" if single and row.workers > 1 else ""

@@ -21,10 +21,9 @@ from paceline.kernels.blocks import Block, collide
 from paceline.kernels.ir import Apply, Contract, Index, Loop, Loops, Ref, Scatter, Statement, Transpose
 from paceline.kernels.memory import used_by, written_by
 from paceline.kernels.plan import Plan
-from paceline.kernels.printers.access import Access, Lines, flattened
+from paceline.kernels.printers.access import Access, Lines, flattened, opening
 from paceline.kernels.printers.deal import CallSite, Deal, Span, deal, spans_of
 from paceline.kernels.printers.nests import Sums
-from paceline.kernels.printers.words import opening
 
 CALL = 256  # bytes of a block's own memory for what it is called with
 

@@ -26,11 +26,10 @@ from paceline.kernels.blocks import Block
 from paceline.kernels.ir import Apply, Contract, Index, Kind, Loops, Ref, Statement, Transpose, leaves
 from paceline.kernels.memory import used_by
 from paceline.kernels.plan import Plan
-from paceline.kernels.printers.access import Access, Lines, flattened
+from paceline.kernels.printers.access import Access, Lines, flattened, written
 from paceline.kernels.printers.printer import Printer
 from paceline.kernels.printers.study import OpenMp, PublishedNests, loops_of, shared_out
 from paceline.kernels.printers.threads import OneThread
-from paceline.kernels.printers.words import written
 
 ENOUGH = 8  # parts to deal out: the inner loops are left whole
 GATHER = Path(__file__).parent / "gather.hpp"  # stands before the text

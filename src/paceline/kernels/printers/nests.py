@@ -7,8 +7,7 @@ from typing import Protocol
 
 from paceline.kernels.blocks import Block, places
 from paceline.kernels.ir import Apply, Contract, Loop, Ref
-from paceline.kernels.printers.access import Access, Lines, flattened
-from paceline.kernels.printers.words import opening, parts, points, shifted
+from paceline.kernels.printers.access import Access, Lines, flattened, opening, parts, points, shifted
 
 
 class Nests(Protocol):

@@ -16,11 +16,11 @@ from paceline.kernels.ir import (
     FORBIDDEN,
     Apply,
     BatchSum,
-    Call,
     CausalMask,
     Contract,
     DropoutMask,
     Expression,
+    FunctionCall,
     Index,
     Kind,
     Lookup,
@@ -173,7 +173,7 @@ def _value(value: Expression) -> str:
             return _place(value)
         case Op(sign, left, right):
             return f"({_value(left)} {sign} {_value(right)})"
-        case Call(function, argument):
+        case FunctionCall(function, argument):
             return f"{function}({_value(argument)})"
     raise AssertionError(value)
 

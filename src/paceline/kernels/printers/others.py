@@ -22,9 +22,8 @@ from paceline.kernels.ir import (
     Tokens,
     Transpose,
 )
-from paceline.kernels.printers.access import Access, Lines
+from paceline.kernels.printers.access import Access, Lines, opening, written
 from paceline.kernels.printers.threads import Threads
-from paceline.kernels.printers.words import opening, written
 
 
 class Others:

@@ -13,10 +13,9 @@ from dataclasses import replace
 
 from paceline.kernels.blocks import Block, choose
 from paceline.kernels.ir import Apply, Contract, Expression, Index, Loop, Ref, leaves, replaced
-from paceline.kernels.printers.access import Access, Lines, flattened
+from paceline.kernels.printers.access import Access, Lines, flattened, opening
+from paceline.kernels.printers.access import parts as parts_of
 from paceline.kernels.printers.nests import RegisterNests
-from paceline.kernels.printers.words import opening
-from paceline.kernels.printers.words import parts as parts_of
 
 FEWEST = 4  # rounds that are worth a vector
 

@@ -8,11 +8,10 @@ from paceline.kernels.blocks import Block
 from paceline.kernels.ir import Apply, Contract, Repeat, Statement, Transpose
 from paceline.kernels.memory import used_by
 from paceline.kernels.plan import Plan, Step, contractions
-from paceline.kernels.printers.access import Access, Lines
+from paceline.kernels.printers.access import Access, Lines, brackets, opening
 from paceline.kernels.printers.nests import Nests
 from paceline.kernels.printers.others import Others
 from paceline.kernels.printers.threads import Threads
-from paceline.kernels.printers.words import brackets, opening
 from paceline.names import comment
 
 

@@ -12,6 +12,6 @@ extern "C" void paceline_scores(const Call* c, R* scores) {
         run_phase(0, g);
         const V* found = SCORES;
         for (int l = 0; l < LANES && k * LANES + l < c->samples; l++)
-            for (int o = 0; o < OUTPUTS; o++) scores[(k * LANES + l) * OUTPUTS + o] = lane(found[o], l);
+            for (int o = 0; o < SCORES_LENGTH; o++) scores[(k * LANES + l) * SCORES_LENGTH + o] = lane(found[o], l);
     }
 }

@@ -14,7 +14,7 @@ from paceline.kernels.printers.cpp import part
 from paceline.kernels.served_steps import ServedRule, ServedStep
 
 
-class Place(NamedTuple):
+class StorePlace(NamedTuple):
     """Where new numbers go: at once, or a block at a time where other cores read them."""
 
     name: str
@@ -33,9 +33,9 @@ def step_text(step: ServedStep, rule: ServedRule) -> str:
     names = [*(f"    const double {name} = settings[{n}];" for n, name in enumerate(step.settings))]
     names += [f"    const R {name} = R(settings[{len(step.settings) + n}]);" for n, name in enumerate(rule.settings)]
     places = [
-        Place("new_values", "n.fresh"),
-        *(Place(f"new_state{k}", f"n.kept[{k}]") for k in range(len(step.states))),
-        *([Place("new_memory", "n.noting")] if rule.memory is not None else []),
+        StorePlace("new_values", "n.fresh"),
+        *(StorePlace(f"new_state{k}", f"n.kept[{k}]") for k in range(len(step.states))),
+        *([StorePlace("new_memory", "n.noting")] if rule.memory is not None else []),
     ]
     return "\n".join(
         [

@@ -16,10 +16,9 @@ from typing import Protocol
 from paceline.kernels.blocks import Block
 from paceline.kernels.ir import Apply, Contract, Loops, Ref
 from paceline.kernels.plan import Plan
-from paceline.kernels.printers.access import Access, Lines
+from paceline.kernels.printers.access import Access, Lines, opening
 from paceline.kernels.printers.printer import Printer
 from paceline.kernels.printers.threads import OneThread
-from paceline.kernels.printers.words import opening
 
 
 class Dealing(Protocol):

@@ -6,8 +6,7 @@ from math import prod
 from typing import Protocol
 
 from paceline.kernels.ir import Loops, Ref, Scatter, Statement, Transpose
-from paceline.kernels.printers.access import Access, Lines
-from paceline.kernels.printers.words import opening
+from paceline.kernels.printers.access import Access, Lines, opening
 
 
 class Threads(Protocol):

@@ -1,6 +1,6 @@
 """Drawing a plan as plain text: what `paceline draw` prints.
 
-A table        for a collective: a row per step, a column per worker (`collective_table`)
+A table        for a collective: a row per step, a column per worker (`tables`)
 layers         for split layers: who holds what, and what travels (`split_table`)
 commands       for a coordinator: what it commands in an update (`commands`)
 messages       for operators: which instance each worker is at, in a virtual world (`message_table`)
@@ -11,24 +11,149 @@ a timeline     for everything else: a line per worker, in a virtual world of une
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.algorithms.coordinators import PARAMETERS, Axpy, Command, Coordinator, Copy, Dot, Evaluate, Scale
+from paceline.algorithms.coordinators.rehearsal import rehearse
 from paceline.algorithms.splits.example import example_program
 from paceline.errors import PlanError, RunFolderError, UsageError
-from paceline.planning.explain.collective_table import LETTERS, draw_collective
-from paceline.planning.explain.commands import draw_commands
-from paceline.planning.explain.mesh_table import draw_mesh
-from paceline.planning.explain.message_table import draw_messages
 from paceline.planning.explain.split_table import draw_split
-from paceline.planning.explain.timeline import draw_timeline
-from paceline.planning.explain.timetable import draw_measured, draw_table, measured, shown_table
-from paceline.planning.explain.timetable_page import page
+from paceline.planning.explain.tables import LETTERS, draw_collective, draw_mesh, draw_messages
+from paceline.planning.explain.timetable import draw_measured, draw_table, measured, page, shown_table
 from paceline.plans.methods.views import Commands, Operators, Parts, Stages, Summing, Timeline, Words
 from paceline.plans.plan import RECIPES, Plan
 
 if TYPE_CHECKING:
-    from paceline.runtime.runs.trace import Columns
+    from paceline.runtime.runs.trace import Columns, Trace
+
+
+# --- A plan's timeline as text, from a simulation in time only: which workers wait, and how old gradients are ---------
+
+BATCH = 100  # samples that one worker computes in one piece
+COMPUTE, MOVE = 1e-5, 2e-5  # seconds: for a sample; for a gradient on its way, and for its update
+
+
+def draw_timeline(plan: Plan, legend: Timeline) -> list[str]:
+    """Draw the timeline of a plan with its legend."""
+    shown = replace(plan, method=legend.fitting) if legend.fitting is not None else plan
+    slowest, columns = (2, 2) if legend.own_steps else (3, 7)
+    trace = _simulated(shown, legend.updates, slowest)
+    notes = [legend.note] if legend.note else []
+    if plan.workers > 1:
+        notes.append(f"In this simulated cluster worker {plan.workers - 1} is {slowest} times slower than worker 0.")
+    return [
+        *_lines(shown, trace, columns, legend),
+        "",
+        *legend.signs,
+        "",
+        *legend.says,
+        *(_staleness(trace) if legend.staleness else []),
+        *notes,
+    ]
+
+
+def _staleness(trace: Trace) -> list[str]:
+    stale = trace.staleness()
+    if not len(stale):
+        return ["Without locks there are no versions, so it is not known how old a gradient was."]
+    return [
+        f"Staleness: between a pull and its push came {stale.mean():.1f} versions on average, at most {stale.max()}."
+    ]
+
+
+def _simulated(plan: Plan, updates: int, slowest: float) -> Trace:
+    """Simulate a world whose last worker is `slowest` times slower than the first, with the others in between."""
+    from paceline.runtime.engines.virtual import World, simulate
+
+    others = max(1, plan.workers - 1)
+    speeds = tuple(1 - (1 - 1 / slowest) * worker / others for worker in range(plan.workers))
+    move = 0.0 if plan.traits.synchronous else MOVE
+    world = World(compute=COMPUTE, speeds=speeds, jitter=0.0, latency=move, update=move)
+    size = BATCH * plan.parts
+    return simulate(plan, plan.agenda(size * updates, size), world, 0)
+
+
+class _Line:
+    """The line of one worker, from left to right; a collective takes one column."""
+
+    def __init__(self, column: float) -> None:
+        #: Nanoseconds of a column; the text so far; the columns that collectives took.
+        self.column, self.text, self.collectives = column, "", 0
+
+    def until(self, end: int, sign: str) -> None:
+        self.text += sign * (round(end / self.column) + self.collectives - len(self.text))
+
+    def exchange(self) -> None:
+        self.text, self.collectives = self.text + "M", self.collectives + 1
+
+
+def _lines(plan: Plan, trace: Trace, columns: int, legend: Timeline) -> list[str]:
+    """Return a line per worker; the fastest one computes a batch in so many columns."""
+    from paceline.runtime.runs.trace import Kind
+
+    lines = [_Line(BATCH * COMPUTE * 1e9 / columns) for _ in range(plan.workers)]
+    for row in trace.rows:  # in the order in which things ended
+        line = lines[row["worker"]]
+        if row["kind"] == Kind.COMPUTE:
+            line.until(row["start"], ".")
+            line.until(row["end"], "-")
+            line.text = line.text[:-1] + "o" if legend.own_steps else line.text
+        elif row["kind"] == Kind.COLLECTIVE:
+            line.until(row["end"], ".")
+            line.exchange()
+        elif row["kind"] == Kind.APPLY and not plan.traits.synchronous and row["shard"] == 0:
+            line.text += str(row["version"]) if legend.versions else "*"
+        elif row["kind"] == Kind.DROP:
+            line.text += "/"
+    return [f"worker {number:<2} {line.text}" for number, line in enumerate(lines)]
+
+
+# --- The commands of a coordinator in an update, as text --------------------------------------------------------------
+
+REHEARSED = 3  # updates: enough to see what is remembered
+
+
+def draw_commands(coordinator: Coordinator) -> list[str]:
+    """Draw the commands of an update as a rehearsal gives them, and the collectives that they need."""
+    *_, commands = rehearse(coordinator, REHEARSED).updates
+    signs, stale = list[str](), False
+    for command in commands:
+        if isinstance(command, Evaluate):
+            signs.append("M-M" if stale else "-M")
+            stale = False
+        else:
+            signs.append("m" * isinstance(command, Dot))
+            stale = stale or getattr(command, "target", "") == PARAMETERS
+    marks = "".join(signs)
+    return [
+        f"What the coordinator commands in update {REHEARSED} of a rehearsal:",
+        "",
+        *(f"  {sign:>3}  {_formula(command)}" for sign, command in zip(signs, commands, strict=True)),
+        "",
+        "    -  every worker computes its chunk",
+        "    M  a collective over the vector: to gather changed parameters, and to add up the gradient",
+        "    m  a collective over one number",
+        "    k  some number",
+        "",
+        f"{len(commands)} commands; {marks.count('M')} collectives over the vector, {marks.count('m')} over a number.",
+        "Every worker is a shard too: it holds its slice of every vector. And every worker runs the coordinator, which",
+        "decides by numbers alone; all get the same ones.",
+    ]
+
+
+def _formula(command: Command) -> str:
+    """Return a command as a formula."""
+    if isinstance(command, Dot):
+        return f"{command.one} . {command.other}"
+    if isinstance(command, Copy):
+        return f"{command.target} <- {command.source}"
+    if isinstance(command, Scale):
+        return f"{command.target} <- k {command.target}"
+    if isinstance(command, Axpy):
+        return f"{command.target} <- {command.target} + k {command.other}"
+    return "loss and gradient of the parameters"
 
 
 def draw(plan: Plan, colours: bool = False, more: Sequence[str] = ()) -> str:

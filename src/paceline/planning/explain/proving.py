@@ -4,7 +4,7 @@ a collective    its table: no worker waits for ever, no segment is read while it
 a pipeline      its timetable: messages, versions of weights, updates, within the bounds of the real buffers; and its
                 workers in every interleaving of a small world, with a death at every point
 split layers    their program: movements meet, summands are summed once, gradients come back once
-operators       every order in which the messages of a small world can arrive
+operators       every order in which the messages of a small world can arrive, with a death at every point
 a coordinator   the table by which its workers add vectors up; its commands are rehearsed
 a gate          every interleaving of a small world, with a death at every point
 a program       what workers that keep step do, in every interleaving of a small world, with a death at every point
@@ -205,10 +205,12 @@ def _dataflow(plan: Plan, operators: Operators) -> Proved:
     """Explore a small world of operators."""
     workers, active = min(plan.workers, MOST_WORKERS), min(operators.active, INSTANCES - 1)
     every = min(operators.every, INSTANCES - 1)
-    walk = explore_messages(example_graph, workers, INSTANCES, active, every)
+    program = operators.program
+    walk = explore_messages(example_graph, workers, INSTANCES, active, every, deaths=1, program=program)
     says = [
         f"every order in which messages can arrive in a small world ({_many(workers, 'worker')}, {INSTANCES} trees, "
-        f"{active} under way, updates of {_many(every, 'tree')}): {walk.states:,} states, {walk.moves:,} moves"
+        f"{active} under way, updates of {_many(every, 'tree')}, a death at any point): {walk.states:,} states, "
+        f"{walk.moves:,} moves"
     ]
     figures = {"workers": workers, "states": walk.states, "moves": walk.moves}
     if walk.story is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.algorithms.splits import WHOLE
 from paceline.algorithms.splits.derivation import JOINT, PARAMETER, Program, Step
 from paceline.algorithms.splits.experts import DISPATCH
-from paceline.algorithms.splits.nodes import Node
+from paceline.algorithms.splits.nodes import SplitNode
 
 MOST = 8  # workers with a column
 
@@ -41,7 +41,7 @@ def draw_split(program: Program, replicas: int) -> list[str]:
     return drawing
 
 
-def _row(program: Program, node: Node, shown: int) -> list[str]:
+def _row(program: Program, node: SplitNode, shown: int) -> list[str]:
     way = program.ways[node.name] or ("follows" if program.layouts[node.name].gives != WHOLE else "whole")
     return [
         node.name if node.kind == DISPATCH else node.layer or node.name,
@@ -50,7 +50,7 @@ def _row(program: Program, node: Node, shown: int) -> list[str]:
     ]
 
 
-def _held(program: Program, node: Node, place: int) -> str:
+def _held(program: Program, node: SplitNode, place: int) -> str:
     """Return what a worker holds of a layer's largest parameter, or makes of an operation's result."""
     if node.held:
         parameter = max(node.held, key=lambda each: len(each.shape))

@@ -7,8 +7,7 @@
     costs.py        seconds of the parts of a step, at three levels of truth
     methods.py      the seconds of an update, which its method predicts of these parts
     memory.py       the memory of each worker
-    divisions.py    how a plan divides the model into stages or parts of layers; `api.dividing` works it out
-    pipelines.py    the table of a pipeline on the clock
+    facts.py        the job's sizes, and how a plan divides the model; `api.dividing` works that out
     candidates.py   the plans that are considered
     cluster.py      cluster.toml: nodes, links, failures; prices.py: dollars
     simulating.py   predictions judged by the virtual engine

@@ -39,7 +39,7 @@ class Operations:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeSeconds:
     """The seconds of an exchange between so many workers."""
 
     #: "meeting": a table of a collective; "push": to a server; "ddp": PyTorch's all-reduce; "message": to a neighbour.
@@ -97,7 +97,7 @@ class Card:
     #: Bytes of memory.
     memory: int
     operations: tuple[Operations, ...]
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[ExchangeSeconds, ...] = ()
     #: How far predicted exchanges of small networks were off.
     overheads: tuple[Overhead, ...] = ()
     #: Seconds of Python in each update of one process, besides computing and updating.
@@ -119,7 +119,7 @@ class Card:
         operations = min(fitting or exact, key=lambda o: abs(o.busy - min(busy, max(1, self.cores // threads))))
         return operations, turns
 
-    def exchange(self, kind: str, workers: int) -> Exchange | None:
+    def exchange(self, kind: str, workers: int) -> ExchangeSeconds | None:
         """Return the exchange of this kind that was measured with the nearest number of workers; None: none was."""
         matches = [each for each in self.exchanges if each.kind == kind]
         return min(matches, key=lambda each: (abs(each.workers - workers), each.workers)) if matches else None
@@ -170,7 +170,7 @@ class Card:
             )
         values = dict(document)
         values["operations"] = tuple(_part(Operations, each, where) for each in document.get("operations", ()))
-        values["exchanges"] = tuple(_part(Exchange, each, where) for each in document.get("exchanges", ()))
+        values["exchanges"] = tuple(_part(ExchangeSeconds, each, where) for each in document.get("exchanges", ()))
         values["overheads"] = tuple(_part(Overhead, each, where) for each in document.get("overheads", ()))
         card: Card = _part(Card, values, where)
         card.check(where)

@@ -33,7 +33,7 @@ from typing import Any
 
 from paceline.errors import UsageError, suggest
 from paceline.planning.planner import prices
-from paceline.planning.planner.card import Card, Exchange, of_data_sheet
+from paceline.planning.planner.card import Card, ExchangeSeconds, of_data_sheet
 from paceline.runtime.engines.virtual import World
 from paceline.runtime.engines.virtual.world import SPREADS
 
@@ -42,7 +42,7 @@ UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeGroup:
     """Machines of one kind."""
 
     card: Card
@@ -78,7 +78,7 @@ class Failures:
 class Cluster:
     """Machines and the network between them."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[NodeGroup, ...]
     links: Links = field(default_factory=Links)
     failures: Failures = field(default_factory=Failures)
 
@@ -99,7 +99,7 @@ class Cluster:
         bandwidth = min(links.bandwidth, links.uplink) if far else links.bandwidth
         between = max((each.between for each in card.exchanges), default=card.between)
         kinds = tuple(
-            Exchange(kind, workers, latency, bandwidth, 0.3, between)
+            ExchangeSeconds(kind, workers, latency, bandwidth, 0.3, between)
             for kind in ("meeting", "push", "ddp", "message")
             for workers in (2, self.machines)
         )
@@ -225,7 +225,7 @@ def _failures(mapping: Mapping[str, Any], where: str) -> Failures:
     return failures
 
 
-def _node(row: Mapping[str, Any], file: Path, number: int, table: Mapping[str, prices.Price]) -> Node:
+def _node(row: Mapping[str, Any], file: Path, number: int, table: Mapping[str, prices.Price]) -> NodeGroup:
     where = f"{file}, nodes {number}"
     _known(row, ("count", "card", "gflops", "gigabytes", "cores", "memory", "price", "sku", "slowness", "name"), where)
     count = row.get("count", 1)
@@ -242,9 +242,9 @@ def _node(row: Mapping[str, Any], file: Path, number: int, table: Mapping[str, p
     card = replace(card, slowness=card.slowness * _number(row.get("slowness", 1.0), "slowness", where, positive=True))
     if "sku" in row:
         quote = prices.price(str(row["sku"]), table)
-        return Node(card, count, quote.dollars, quote.source)
+        return NodeGroup(card, count, quote.dollars, quote.source)
     price = _number(row["price"], "price", where) if "price" in row else None
-    return Node(card, count, price, str(file) if price is not None else "")
+    return NodeGroup(card, count, price, str(file) if price is not None else "")
 
 
 def _bytes(value: object, where: str) -> int:

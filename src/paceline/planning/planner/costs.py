@@ -15,9 +15,9 @@ from typing import NamedTuple, Protocol
 
 from paceline.algorithms.collectives import Collective
 from paceline.planning.planner import fitting
-from paceline.planning.planner.card import Card, Exchange, Overhead
+from paceline.planning.planner.card import Card, ExchangeSeconds, Overhead
 from paceline.planning.planner.model_cost import ModelCost
-from paceline.planning.planner.operations import BACKWARD, FORWARD, UPDATE, Operation, figures, seconds
+from paceline.planning.planner.operations import BACKWARD, FORWARD, UPDATE, DispatchedCall, figures, seconds
 from paceline.plans.methods.prediction import Guess
 
 
@@ -125,7 +125,7 @@ class Calibrated:
 
 def _by_module(cost: ModelCost, coefficients: Mapping[str, float]) -> dict[str, LayerSeconds]:
     """Add up the seconds of each module's operations."""
-    by_module: dict[str, list[Operation]] = {}
+    by_module: dict[str, list[DispatchedCall]] = {}
     for op in cost.operations:
         if op.phase != UPDATE:
             by_module.setdefault(op.module, []).append(op)
@@ -156,6 +156,6 @@ def single(costs: Costs, kind: str, workers: int, size: float) -> Guess:
     return Guess(latency + size / bandwidth + _tensors(costs, exchange), exchange.error)
 
 
-def _tensors(costs: Costs, exchange: Exchange) -> float:
+def _tensors(costs: Costs, exchange: ExchangeSeconds) -> float:
     """Return what the tensors of the model besides the first add to an exchange."""
     return exchange.tensor * max(0, costs.tensors - 1)

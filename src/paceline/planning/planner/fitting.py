@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.algorithms.collectives import Collective
-from paceline.planning.planner.card import Exchange
+from paceline.planning.planner.card import ExchangeSeconds
 from paceline.planning.planner.operations import FIGURES
 
 FOLDS = 6
@@ -107,7 +107,7 @@ def exchange(
     collective: Collective | None = None,
     between: float = 0.0,
     tensor: float = 0.0,
-) -> Exchange:
+) -> ExchangeSeconds:
     """Fit latency and bandwidth to the seconds of an exchange at several sizes, and keep these as points.
 
     With a collective, its closed form is used backwards: the figures found are those of one step of its table.
@@ -120,7 +120,7 @@ def exchange(
     latency, bandwidth = start / steps, min(share / slope, 1e12) if slope > 0 else 1e12
     highest = np.maximum.accumulate(np.array(seconds))  # more bytes never take less time
     points = tuple((size * share / steps, float(took) / steps) for size, took in zip(sizes, highest, strict=True))
-    return Exchange(kind, workers, latency, bandwidth, min(error, MOST), between, tensor, points)
+    return ExchangeSeconds(kind, workers, latency, bandwidth, min(error, MOST), between, tensor, points)
 
 
 def piece(
@@ -130,7 +130,7 @@ def piece(
     sizes: Sequence[float],
     seconds: Sequence[float],
     totals: Sequence[float],
-) -> Exchange:
+) -> ExchangeSeconds:
     """Fit what each piece of work of a divided model costs, and each byte, to the seconds that are not computing.
 
     counts   pieces of work that an update waits for
@@ -146,7 +146,7 @@ def piece(
 
     each, byte = nnls(rows / units, targets / scale)[0] / units
     off = spread(1.0 + (figures @ np.array([each, byte]) - targets) / scale)
-    return Exchange(kind, workers, float(each), float(min(1 / byte, 1e12)) if byte > 0 else 1e12, max(off, 0.1))
+    return ExchangeSeconds(kind, workers, float(each), float(min(1 / byte, 1e12)) if byte > 0 else 1e12, max(off, 0.1))
 
 
 def quantiles(values: Sequence[float]) -> tuple[float, ...]:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
-from paceline.planning.planner.operations import BACKWARD, FORWARD, UPDATE, Operation, figures
+from paceline.planning.planner.operations import BACKWARD, FORWARD, UPDATE, DispatchedCall, figures
 from paceline.training.data.opening import open_source
 from paceline.training.gradients.loss import loss_function
 from paceline.training.jobs.job import PRECISIONS, Job
@@ -50,7 +50,7 @@ class ModelCost:
     """What one step of a model costs, with a batch of so many samples."""
 
     samples: int
-    operations: tuple[Operation, ...]
+    operations: tuple[DispatchedCall, ...]
     #: Bytes of trainable parameters.
     parameter_bytes: int
     #: Tensors that are trained.
@@ -131,7 +131,7 @@ def _recorded(
     parameters = list(trainable(module).values())
     optimizer = job.make_optimizer(module, parameters)
     recorder, tracker, live = Recorder(), ModuleTracker(), Live()
-    saved_tensors = _Kept({p.untyped_storage()._cdata for p in parameters})
+    saved_tensors = _KeptBytes({p.untyped_storage()._cdata for p in parameters})
     precision = PRECISIONS[job.precision]
     autocast = contextlib.nullcontext() if precision is None else torch.autocast("cpu", dtype=precision)
     with mode or contextlib.nullcontext(), live, recorder, tracker:
@@ -196,7 +196,7 @@ def _faked(module: nn.Module, mode: FakeTensorMode) -> nn.Module:
     return module
 
 
-class _Kept:
+class _KeptBytes:
     """Counts the bytes that autograd keeps, each storage once."""
 
     def __init__(self, storages: set[int]) -> None:
@@ -215,7 +215,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.operations: list[Operation] = []
+        self.operations: list[DispatchedCall] = []
         self.phase = FORWARD
         self.tracker: ModuleTracker | None = None
 
@@ -232,7 +232,7 @@ class Recorder(TorchDispatchMode):
         return deepest.partition(".")[2]
 
 
-def _operation(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, phase: str, module: str) -> Operation:
+def _operation(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, phase: str, module: str) -> DispatchedCall:
     """Describe one call."""
     packet = func._overloadpacket
     name = packet.__name__
@@ -256,7 +256,7 @@ def _operation(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, pha
         extent = min(sizes, default=0)
     if kind == "gather":
         moved = _gathered(name, inputs, fresh)
-    return Operation(
+    return DispatchedCall(
         f"aten.{name}", phase, module, kind, flops, moved, elements, extent, float(sum(map(_bytes, outputs)))
     )
 

@@ -42,7 +42,7 @@ USUAL = {
 
 
 @dataclass(frozen=True)
-class Operation:
+class DispatchedCall:
     """One call of the dispatcher."""
 
     #: Its name, such as `aten.addmm`.
@@ -68,7 +68,7 @@ class Operation:
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
 
 
-def figures(operations: Iterable[Operation]) -> dict[str, float]:
+def figures(operations: Iterable[DispatchedCall]) -> dict[str, float]:
     """Add up the figures of these operations, which are those of one step or of a part of one."""
     totals = dict.fromkeys(FIGURES, 0.0)
     for operation in operations:
@@ -76,7 +76,7 @@ def figures(operations: Iterable[Operation]) -> dict[str, float]:
     return totals
 
 
-def _add(totals: dict[str, float], op: Operation) -> None:
+def _add(totals: dict[str, float], op: DispatchedCall) -> None:
     if op.kind == "view":
         totals["view"] += 1
         return

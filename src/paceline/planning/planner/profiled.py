@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from paceline.planning.planner import fitting
 from paceline.planning.planner.card import Card, Overhead
 from paceline.planning.planner.costs import Costs, LayerSeconds
-from paceline.planning.planner.heap import replica_bytes
+from paceline.planning.planner.facts import Facts
+from paceline.planning.planner.memory import formula, replica_bytes, samples_of
+from paceline.planning.planner.methods import overhead_of
 from paceline.planning.planner.model_cost import ModelCost
 from paceline.plans.methods.prediction import Guess
+from paceline.plans.plan import Plan
 
 PROFILED = 0.15  # error of a part that was measured with this very model
 SCALES = 0.3, 4.0  # of memory measured over predicted; workers of a few KiB are not measured well
@@ -152,3 +155,15 @@ def mean_without_outliers(values: Sequence[float]) -> float:
     """Return the mean of the values without the largest fifth, which other programs on the machine have made."""
     ordered = sorted(values)
     return _mean(ordered[: max(1, len(ordered) - len(ordered) // 5)])
+
+
+# --- What a plan that was measured with a model says of the others of its family --------------------------------------
+
+
+def learn(costs: Profiled, plan: Plan, facts: Facts, seconds: float, memory: int) -> None:
+    """Correct the costs by the seconds of this plan's update and the bytes of a worker, 0 where unknown."""
+    costs.overheads.append(overhead_of(plan, costs, facts, seconds))
+    if memory:
+        samples = samples_of(plan, facts.batch)
+        nbytes, kind = formula(plan, costs.cost(samples), facts.division)
+        costs.heaps.setdefault(kind, {})[samples] = memory / nbytes

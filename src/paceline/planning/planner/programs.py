@@ -11,9 +11,9 @@ from math import prod
 
 from paceline.algorithms.splits import PARTIAL, WHOLE
 from paceline.algorithms.splits.derivation import PARAMETER, Program
-from paceline.algorithms.splits.movements import Exchange, Movement, volume
+from paceline.algorithms.splits.movements import AllToAll, Movement, volume
 from paceline.algorithms.splits.nodes import Shape
-from paceline.planning.planner.divisions import ModelDivision
+from paceline.planning.planner.facts import ModelDivision
 from paceline.plans.methods.prediction import sent
 from paceline.plans.methods.views import Parts
 from paceline.training.parameters.layout import ALIGN
@@ -42,13 +42,13 @@ def division_of(program: Program, parts: Parts, moving: Mapping[str, Shape], num
     return ModelDivision(moved, 0, len(exchanges) * (size - 1), segments, _held(program), computed)
 
 
-def exchanges_of(program: Program, stage: int) -> list[Exchange]:
+def exchanges_of(program: Program, stage: int) -> list[AllToAll]:
     """Return the exchanges of an update; stages 1 and 2 of ZeRO gather each parameter once."""
     moves = [step for step in program.steps if step.value and not (step.again and stage in (1, 2))]
     return [e for step in moves for e in step.movement.exchanges(program.shapes[step.value], program.workers)]
 
 
-def _numbers(exchanges: Sequence[Exchange], size: int) -> int:
+def _numbers(exchanges: Sequence[AllToAll], size: int) -> int:
     return sum(each.sent(place) for each in exchanges for place in range(size))
 
 

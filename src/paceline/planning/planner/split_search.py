@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from paceline.algorithms.splits import Placement
 from paceline.algorithms.splits.catalogue import WAYS
 from paceline.algorithms.splits.derivation import Program, derive
-from paceline.algorithms.splits.nodes import Node, Shape
+from paceline.algorithms.splits.nodes import Shape, SplitNode
 from paceline.algorithms.splits.recipes import SplitRecipe
 from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
 from paceline.algorithms.splits.recipes.per_layer import PerLayer
@@ -38,10 +38,10 @@ STARTS: tuple[SplitRecipe, ...] = (Tensor(), OneWeirdTrick())
 
 
 @dataclass(frozen=True)
-class Graph:
+class OperationGraph:
     """The operations of a model for chunks of one size, as `derive` takes them."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[SplitNode, ...]
     inputs: Mapping[str, Shape]
     outputs: tuple[str, ...]
     needs: Collection[str]
@@ -86,7 +86,7 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Found:
+class BestSplit:
     """The best table, its seconds, and how many tables were judged."""
 
     table: Table
@@ -101,12 +101,12 @@ class Found:
         return "+".join(f"{layer}:{way}" for layer, way in self.table if way != "whole")
 
 
-def search(graph: Graph, judge: Judge, proposals: int = PROPOSALS, seed: int = 0) -> Found:
+def search(graph: OperationGraph, judge: Judge, proposals: int = PROPOSALS, seed: int = 0) -> BestSplit:
     """Return the fastest table that is found."""
     return by_programming(graph, judge) if graph.is_chain else by_proposals(graph, judge, proposals, seed)
 
 
-def exhaustive(graph: Graph, judge: Judge) -> Found:
+def exhaustive(graph: OperationGraph, judge: Judge) -> BestSplit:
     """Judge every table. For small models, and to check the other searches."""
     layers, judged = graph.layers, 0
     best: tuple[float, Table] = math.inf, ()
@@ -116,10 +116,10 @@ def exhaustive(graph: Graph, judge: Judge) -> Found:
         if program is not None:
             judged += 1
             best = min(best, (judge(program), table))
-    return Found(best[1], best[0], judged, True)
+    return BestSplit(best[1], best[0], judged, True)
 
 
-def by_programming(graph: Graph, judge: Judge) -> Found:
+def by_programming(graph: OperationGraph, judge: Judge) -> BestSplit:
     """Solve a chain by dynamic programming."""
     layers, judged = graph.layers, 0
     tables: list[Table] = [()]
@@ -139,10 +139,10 @@ def by_programming(graph: Graph, judge: Judge) -> Found:
         rows = sorted(best.values())
         cut = cut or len(rows) > STATES
         tables, seconds = [table for _, table in rows[:STATES]], rows[0][0] if rows else math.inf
-    return Found(tables[0] if tables else (), seconds, judged, not cut)
+    return BestSplit(tables[0] if tables else (), seconds, judged, not cut)
 
 
-def _state(program: Program, node: Node) -> tuple[Placement, bool]:
+def _state(program: Program, node: SplitNode) -> tuple[Placement, bool]:
     """Return what later operations depend on."""
     last = next(name for name in reversed([*program.nodes]) if name.split("#")[0] == node.name)
     summed = any(
@@ -155,7 +155,7 @@ def _late(value: str) -> bool:
     return value.startswith(("@", "+"))
 
 
-def by_proposals(graph: Graph, judge: Judge, proposals: int = PROPOSALS, seed: int = 0) -> Found:
+def by_proposals(graph: OperationGraph, judge: Judge, proposals: int = PROPOSALS, seed: int = 0) -> BestSplit:
     """Search by random changes of one layer, from the tables of published recipes."""
     layers, draw = graph.layers, random.Random(seed)
     scores: dict[Table, float] = {}
@@ -178,10 +178,10 @@ def by_proposals(graph: Graph, judge: Judge, proposals: int = PROPOSALS, seed: i
             if slower <= 0 or draw.random() < math.exp(-GREED * slower):
                 now = changed
     best = min(scores or {(): seconds(())}, key=lambda table: (scores[table], table))
-    return Found(best, scores[best], len(scores), False)
+    return BestSplit(best, scores[best], len(scores), False)
 
 
-def _starts(graph: Graph, layers: Mapping[str, Sequence[str]]) -> Iterator[Table]:
+def _starts(graph: OperationGraph, layers: Mapping[str, Sequence[str]]) -> Iterator[Table]:
     """Yield the tables from which a search begins: all whole, all by samples, and those of published recipes."""
     yield tuple((layer, "whole") for layer in layers)
     yield tuple((layer, "samples" if "samples" in ways else "whole") for layer, ways in layers.items())

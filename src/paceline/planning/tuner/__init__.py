@@ -11,7 +11,7 @@ It is handed a function that runs one trial, and knows neither engines nor plans
     study        scheduler, proposals and journal together: the one place where anything is decided
     drive        the loop between a study and what runs trials
     trials/      ways to run them: here, processes, stacked, distributed
-    optuna       Optuna's samplers; optuna_storage, its storage
+    optuna       Optuna's samplers, and its storage
     account      where the time went, and the number of workers that pays
     page, best   the report, and the best configuration as a job file
 """

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TuningError
-from paceline.planning.tuner.named import NamedArguments, takes_names
 from paceline.planning.tuner.space import Configuration
+from paceline.planning.tuner.suggested import NamedArguments, takes_names
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.varied import VariedJob
 from paceline.training.gradients.pickling import pack, unpack

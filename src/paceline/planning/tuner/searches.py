@@ -29,7 +29,7 @@ STAGES = 16  # of max_t, the first of which is ASHA's grace period: earlier, lea
 SAMPLERS = ("grid", "random", "sobol", *OPTUNA)
 
 
-class Terms(NamedTuple):
+class SchedulerTerms(NamedTuple):
     """What a scheduler is made for."""
 
     trials: int
@@ -51,17 +51,17 @@ class Recipe:
     counts: bool = False  # whether it decides itself how many trials there are
 
 
-def _fifo(terms: Terms) -> Scheduler:
+def _fifo(terms: SchedulerTerms) -> Scheduler:
     return Fifo(terms.trials, terms.max_t)
 
 
-def _asha(terms: Terms, grace_period: int = 0, reduction_factor: int = 4) -> Scheduler:
+def _asha(terms: SchedulerTerms, grace_period: int = 0, reduction_factor: int = 4) -> Scheduler:
     grace_period = grace_period or -(-terms.max_t // STAGES)
     form = Asha if terms.continues else AshaStopping
     return form(terms.trials, terms.max_t, grace_period, reduction_factor)
 
 
-def _pbt(terms: Terms, perturbation_interval: int = 1, **breeding: float) -> Scheduler:
+def _pbt(terms: SchedulerTerms, perturbation_interval: int = 1, **breeding: float) -> Scheduler:
     if not isinstance(terms.proposals, Drawn):
         raise TuningError("search pbt changes configurations itself; take sampler=random, sobol or grid with it")
     interval, change = perturbation_interval, Breeding(**breeding)
@@ -174,7 +174,9 @@ class Search:
             trials = len(proposals) if n_trials is None else min(n_trials, len(proposals))
             if not trials:
                 raise TuningError("the constraints allow no configuration of the grid; loosen them")
-        scheduler = SEARCHES[self.name].scheduler(Terms(trials, max_t, seed, proposals, continues), **self.options)
+        scheduler = SEARCHES[self.name].scheduler(
+            SchedulerTerms(trials, max_t, seed, proposals, continues), **self.options
+        )
         return proposals, scheduler, len(scheduler.bracket_of) if isinstance(scheduler, Hyperband) else trials
 
     def _proposals(self, space: Space, seed: int, minimize: bool) -> Proposals:

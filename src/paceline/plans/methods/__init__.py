@@ -5,7 +5,7 @@
     AllReduce         gradients, in every update                every worker, alike           ring, tree, central, ...
     LocalSteps        replicas, after some local steps          every worker, on its own      local_sgd, easgd, ...
     Gossip            replicas, with neighbours on a graph      every worker, on its own      gossip
-    ParameterServer   gradients against newer parameters        the shard, under its lock     downpour, ssp, dc_asgd
+    ParameterServer   gradients against newer parameters        the shard, under its lock     downpour, ssp, ...
     GatheringServer   gradients, until enough have arrived      the shard, once per round     backup
     CentreServer      a replica against a centre                every worker, on its own      asynchronous easgd, ...
     PairwiseGossip    a replica with one neighbour's            every worker, on its own      asynchronous gossip
@@ -18,9 +18,10 @@
 
 A method is pure: it holds members of `algorithms` (a collective, a gate, a rule, a schedule, ...), states its traits,
 and answers what the rest of Paceline asks of any method: its `division`, its `program`, `prove`, `predict`, `picture`
-and `claim`. No one outside this folder asks for its class. All but Dataflow and NativeDdp are also the program of their
-workers: of effects where workers keep step (`Synchronous`, `program`) or have stages (`algorithms.schedules.worker`),
-of commands to the desk and the shards where there is a server (`Server`, `algorithms.server.worker`).
+and `claim`. No one outside this folder asks for its class. All but NativeDdp are also the program of their workers: of
+effects where workers keep step (`Synchronous`, `program`), have stages (`algorithms.schedules.worker`) or operators
+(`algorithms.dataflow.worker`), of commands to the desk and the shards where there is a server (`Server`,
+`algorithms.server.worker`).
 """
 
 from __future__ import annotations

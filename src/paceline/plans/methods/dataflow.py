@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from paceline.algorithms.dataflow.example import example_graph
 from paceline.algorithms.dataflow.proof import explore
+from paceline.algorithms.dataflow.worker import follow_messages
 from paceline.errors import PlanError
 from paceline.plans.methods import IN_STEP, Division, Method, Traits
 from paceline.plans.methods.prediction import Estimate, NotPredicted, Prices
@@ -27,6 +28,7 @@ class Dataflow(Method):
     #: The worker of each operator with parameters; empty where they are balanced.
     on: tuple[int, ...] = ()
 
+    program = staticmethod(follow_messages)
     traits = Traits(
         holds="operators",
         devices="parts",
@@ -47,7 +49,7 @@ class Dataflow(Method):
             raise PlanError(
                 f"plan 'ampnet': on={'+'.join(map(str, self.on))} must name each of the workers 0 to {workers - 1}"
             )
-        walk = explore(example_graph, min(workers, 2), 2, min(self.active, 2), min(self.every, 2))
+        walk = explore(example_graph, min(workers, 2), 2, min(self.active, 2), min(self.every, 2), program=self.program)
         if walk.story is not None:
             raise PlanError(walk.story)
 
@@ -55,6 +57,6 @@ class Dataflow(Method):
         raise NotPredicted("which operators a sample calls is known when it does")
 
     def picture(self, workers: int) -> Operators:
-        return Operators(self.micro_batches, self.active, self.every)
+        return Operators(self.micro_batches, self.active, self.every, self.program)
 
     claim = picture

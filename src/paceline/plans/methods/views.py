@@ -101,6 +101,8 @@ class Operators:
     micro_batches: int
     active: int
     every: int
+    #: What a worker does.
+    program: Callable[[Any], Any]
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,8 @@ from torch import nn
 
 from paceline.errors import JobError
 from paceline.plans.plan import Plan
-from paceline.training.gradients.device_gradients import DeviceGradients
+from paceline.training.gradients.device_gradients import DeviceGradients, ScaledAutograd
 from paceline.training.gradients.fused_replica import FusedGradients
-from paceline.training.gradients.loss_scaling import ScaledAutograd
 from paceline.training.gradients.replica import AUTOGRAD, CPU, GradientMethod, Replica
 from paceline.training.jobs.job import Job
 from paceline.training.parameters.layout import trainable

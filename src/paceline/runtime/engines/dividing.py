@@ -19,18 +19,19 @@ from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.memory_check import PARTS, STAGES, check_fit, chunks_each, peaks_of
 from paceline.runtime.engines.refusals import refuse_stages
+from paceline.runtime.engines.workers.channels import NO_CHANNELS, Channels, mail_between, mail_of
 from paceline.training.data.order import Order
 from paceline.training.data.source import Source
 from paceline.training.gradients.probe import Probe
 from paceline.training.jobs.job import Job
 from paceline.training.jobs.threads import threads
 from paceline.training.operators.planning import OperatorBlueprint, operator_blueprint
+from paceline.training.parameters.layout import Layout
 from paceline.training.splits.fused_shares import STAGES as FUSED_STAGES
 from paceline.training.splits.gradients import SplitBlueprint
-from paceline.training.splits.optimizers import check_parts
-from paceline.training.splits.planning import split_blueprint
+from paceline.training.splits.planning import check_parts, peaks_of_parts, split_blueprint
 from paceline.training.splits.stage_planning import with_parts
-from paceline.training.splits.weighing import peaks_of_parts
+from paceline.training.splits.stages import bytes_sent
 from paceline.training.stages.blueprint import Blueprint
 from paceline.training.stages.planning import CutRequest, agrees, blueprint
 from paceline.training.stages.rehearsal import examples_of
@@ -51,6 +52,7 @@ class Draft(NamedTuple):
     source: Source
     agenda: Agenda
     probe: Probe
+    layout: Layout
 
 
 class Divided(NamedTuple):
@@ -59,6 +61,7 @@ class Divided(NamedTuple):
     blueprint: Blueprint | None = None
     split: SplitBlueprint | None = None
     operators: OperatorBlueprint | None = None
+    channels: Channels = NO_CHANNELS
 
 
 def divided(draft: Draft) -> Divided:
@@ -69,7 +72,7 @@ def divided(draft: Draft) -> Divided:
 
 def _split(draft: Draft, method: SplitLayers) -> Divided:
     """Derive, prove and rehearse what the workers of a group compute together."""
-    job, plan, module, optimizer, source, agenda, probe = draft
+    job, plan, module, optimizer, source, agenda, probe, layout = draft
     check_parts(optimizer, module)
     if job.compute != "autograd" and method.stage not in FUSED_STAGES:
         raise PlanError(
@@ -84,12 +87,12 @@ def _split(draft: Draft, method: SplitLayers) -> Divided:
         if method.memory:
             chunks = chunks_each(plan, agenda)
             check_fit(method.memory, peaks_of_parts(by_autograd, module, split, examples[0], chunks), PARTS)
-        return Divided(split=split)
+        return Divided(split=split, channels=Channels(parts=split.bytes_sent(layout)))
 
 
 def _operators(draft: Draft, method: Dataflow) -> Divided:
     """Place the operators."""
-    job, plan, module, _, source, agenda, probe = draft
+    job, plan, module, _, source, agenda, probe, _ = draft
     if job.compute != "autograd":
         raise PlanError(f"plan {plan.name} computes operators by PyTorch's autograd, not by {job.compute!r}")
     if job.lr_scheduler is not None:
@@ -107,12 +110,12 @@ def _operators(draft: Draft, method: Dataflow) -> Divided:
     examples = [(chunk, source.batch(order.indices(chunk), chunk.epoch)) for chunk in chunks]
     with threads(plan.threads):
         placed = operator_blueprint(job, module, examples, probe.moving, plan.workers, method.on, plan.name)
-    return Divided(operators=placed)
+    return Divided(operators=placed, channels=Channels(tuple(mail_between(placed, plan.workers)), sums=False))
 
 
 def _cut(draft: Draft, pipeline: Pipeline) -> Divided:
     """Prove the tables, then cut the model for them."""
-    job, plan, module, optimizer, source, agenda, probe = draft
+    job, plan, module, optimizer, source, agenda, probe, layout = draft
     span, replicas = pipeline.schedule.span, pipeline.together
     if pipeline.spread.inside > 1:
         check_parts(optimizer, module)
@@ -150,7 +153,9 @@ def _cut(draft: Draft, pipeline: Pipeline) -> Divided:
         refuse_stages(pipeline, module, optimizer, stages)
         if pipeline.memory:
             check_fit(pipeline.memory, peaks_of(job, module, source, stages, examples[0][0], table), STAGES)
-    return Divided(stages)
+    mail = tuple(mail_of(stages, spread.data * spread.inside))
+    sent = bytes_sent(stages, layout) if spread.inside > 1 else 0
+    return Divided(stages, channels=Channels(mail, sent, pipeline.together > 1))
 
 
 #: What divides a model, by what workers hold of it.

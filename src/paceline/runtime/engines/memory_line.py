@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paceline.runtime.engines.memory_check import chunks_each, in_mib, peaks_of
 from paceline.runtime.engines.setup import Setup
-from paceline.training.splits.weighing import peaks_of_parts
+from paceline.training.splits.planning import peaks_of_parts
 from paceline.training.stages.rehearsal import examples_of
 
 

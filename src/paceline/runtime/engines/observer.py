@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -48,6 +48,8 @@ class Observer:
         self.writer: TraceWriter | None = None
         self._deaths: list[tuple[int, int]] = []  # (worker, when) that are not in the trace yet
         self._own: list[Row] = []  # further rows that are not in the trace yet
+        #: Called with rows that were put into the trace.
+        self.copy: Callable[[Sequence[Columns]], None] = lambda rows: None
 
     @property
     def origin(self) -> int:
@@ -67,9 +69,8 @@ class Observer:
         """Write the heartbeat while the workers start."""
         self.heartbeat.beat(Phase.STARTING, self._updates, self._lines)
 
-    def training_started(self, trace_file: Path | None) -> None:
-        """Open the trace; a resumed run's begins with what led to its checkpoint."""
-        earlier = None
+    def training_started(self, trace_file: Path | None, earlier: Columns | None = None) -> None:
+        """Open the trace; a resumed run's begins with what led to its checkpoint, another head's with `earlier`."""
         if trace_file is not None and self.start is not None:
             earlier = history(Trace.open(trace_file), self.start, self.setup.agenda)
         self.writer = TraceWriter(trace_file, self.origin, earlier)
@@ -111,6 +112,7 @@ class Observer:
         self._own.clear()
         for part in rows:
             self.writer.append(part)
+        self.copy(rows)
         return rows
 
     def _report(self, rows: list[Columns], stopping: bool) -> Progress:

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import CrowdedWarning, RunFailed
-from paceline.plans.plan import Plan
 from paceline.plans.sizes import sizes_by
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.runs.folder import RunFolder, writing
 from paceline.runtime.runs.record import DeathRecord, Evaluation, RunRecord, Status, Summary
 from paceline.runtime.runs.run import Run
-from paceline.runtime.runs.summary import summarize
-from paceline.runtime.runs.time_accounting import idling, pace_of
+from paceline.runtime.runs.time_accounting import idling, pace_of, summarize
 from paceline.runtime.runs.trace import Trace
 from paceline.training.gradients.evaluate import evaluate
 from paceline.training.parameters.layout import not_trained, sha256, trainable
@@ -49,6 +47,8 @@ class Outcome:
     peak_memory: list[int] = field(default_factory=list)
     #: The library that added gradients up, in an order that is not known; empty if none did.
     adds_up: str = ""
+    #: Places for workers that no machine has taken.
+    absent: frozenset[int] = frozenset()
     #: Workers that ended before the run did, where more is known of them than the trace says.
     deaths: list[DeathRecord] = field(default_factory=list)
 
@@ -106,7 +106,7 @@ def finish(
     folder.write(record)
     if status == Status.DONE:  # a run that goes on later still needs them
         folder.remove_snapshots()
-    _warn_if_crowded(setup.plan, summary.core_wait_fraction)
+    _warn_if_crowded(summary.workers, setup.plan.threads, summary.core_wait_fraction)
     return Run(folder.path, outcome.trace, record, module, setup.users_job)
 
 
@@ -151,10 +151,12 @@ def _summarize(setup: Setup, outcome: Outcome) -> Summary:
         samples=setup.agenda.samples_until(updates),
         seconds=outcome.seconds,
     )
+    summary = replace(summary, workers=plan.workers - len(outcome.absent))
     if not plan.traits.traced:
         summary = replace(summary, bytes_sent=None, wait_fraction=None)
     if not plan.traits.synchronous:
-        summary = replace(summary, idle=idling(outcome.trace.rows, plan.workers))
+        idle = (each for each in idling(outcome.trace.rows, plan.workers) if each not in outcome.absent)
+        summary = replace(summary, idle=tuple(idle))
     if summary.stragglers and plan.traits.sums_gradients:
         summary = replace(summary, advised_sizes=sizes_by(pace_of(outcome.trace.rows, plan.workers).speed.tolist()))
     return replace(
@@ -162,15 +164,15 @@ def _summarize(setup: Setup, outcome: Outcome) -> Summary:
         compute=setup.job.compute,
         epochs=setup.job.epochs,
         peak_memory=tuple(outcome.peak_memory),
-        core_wait_fraction=outcome.core_wait / max(outcome.seconds * plan.workers, 1e-9),
+        core_wait_fraction=outcome.core_wait / max(outcome.seconds * summary.workers, 1e-9),
     )
 
 
-def _warn_if_crowded(plan: Plan, waited: float) -> None:
+def _warn_if_crowded(workers: int, threads: int, waited: float) -> None:
     """Warn if workers have waited for cores."""
-    cores, needed = len(os.sched_getaffinity(0)), plan.workers * plan.threads
+    cores, needed = len(os.sched_getaffinity(0)), workers * threads
     if waited and needed > cores:
-        team = f"{plan.workers} workers" + (f" of {plan.threads} threads" if plan.threads > 1 else "")
+        team = f"{workers} workers" + (f" of {threads} threads" if threads > 1 else "")
         warnings.warn(
             f"{team} on {cores} core{'s' * (cores > 1)} took turns: for {waited:.0%} of their time they waited for one",
             CrowdedWarning,

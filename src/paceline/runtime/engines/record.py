@@ -11,7 +11,6 @@ from paceline.runtime.engines.outline import outline
 from paceline.runtime.engines.own_files import own_files
 from paceline.runtime.engines.replay.changes import ARITHMETIC_VERSION
 from paceline.runtime.engines.setup import Setup
-from paceline.runtime.runs.machine import this_machine
 from paceline.runtime.runs.record import (
     AttemptRecord,
     DataOrigin,
@@ -20,6 +19,7 @@ from paceline.runtime.runs.record import (
     MovingBuffers,
     RunRecord,
     Status,
+    this_machine,
 )
 from paceline.training.data.opening import origins
 from paceline.training.jobs.several import SeveralOptimizers

@@ -27,6 +27,7 @@ from paceline.runtime.engines.refusals import (
     refuse_state,
 )
 from paceline.runtime.engines.signals import termination
+from paceline.runtime.engines.workers.channels import NO_CHANNELS, Channels
 from paceline.runtime.engines.workers.forkserver import nameless_main, prepare
 from paceline.runtime.links.store_order import require_store_order
 from paceline.training.data.opening import open_source
@@ -72,6 +73,7 @@ class Setup:
     blueprint: Blueprint | None = None  # only under plans that cut the model into stages
     split: SplitBlueprint | None = None  # only under plans that split layers
     operators: OperatorBlueprint | None = None  # only under plans whose workers hold operators
+    channels: Channels = NO_CHANNELS
     choice: Choice | None = None  # only where compute="auto" has made one
 
     @property
@@ -105,6 +107,17 @@ class Setup:
     def anew(self) -> Setup:
         """The set-up with the user's functions in the state that they have before the first update."""
         return replace(self, job=with_state_of(self.job, self.users_job))
+
+    def tested(self) -> Setup:
+        """The set-up of a rank that evaluates the model, of one that did not."""
+        users, job = self.users_job, self.job
+        if users.test is None or self.test is not None:
+            return self
+        job = job.with_(
+            test=users.test, metrics=users.metrics, evaluate=users.evaluate, evaluate_every=users.evaluate_every
+        )
+        test = open_source(job.test, job.seed, "test")
+        return replace(self, job=job, test=test, figures=rehearse(job, self.module, test, self.placement.devices[0]))
 
     def fresh_module(self) -> nn.Module:
         """A module as it is before the first update."""
@@ -161,7 +174,7 @@ def set_up(
     plan = plan.fitted(len(layout.shards))
     plan.check_fragments(len(trainable(module)))
     plan.method.prove(plan.workers)
-    parts = divided(Draft(job, plan, module, optimizer, source, agenda, probed))
+    parts = divided(Draft(job, plan, module, optimizer, source, agenda, probed, layout))
     if parts.blueprint is not None:
         plan = plan.cut_at(parts.blueprint.names)
     setup = Setup(

@@ -8,6 +8,7 @@ formatting sentences            PURE: numbers as text, and the summary at the to
 charts timeline layers data     HTML and SVG from these
 answer overview settings sections page    the page, with page.css and page.js
 exports tensorboard perfetto    the same for other tools
+live                            the page served while its runs go on, with live.js
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ SIDE = 1000  # of the SVG's square
 LOG_FROM = 40.0  # ratio of the largest to the smallest value from which on a scale is logarithmic
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """One curve of a chart."""
 
     label: str
@@ -74,7 +74,7 @@ def _decades(low: float, high: float) -> list[tuple[float, str]]:
     return [(value, f"{value:g}") for value in inside] if len(inside) > 1 else ticks(low, high, 3)
 
 
-def fitting(lines: Sequence[Line], zero: bool = False, log: bool = True) -> Scale:
+def fitting(lines: Sequence[ChartLine], zero: bool = False, log: bool = True) -> Scale:
     """A scale that fits all lines; with `log`, logarithmic where they span too many orders of magnitude."""
     drawn = [line.curve for line in lines]
     bands = [part for curve in drawn for part in (curve.low, curve.high)] if len(drawn) == 1 else []
@@ -87,7 +87,7 @@ def fitting(lines: Sequence[Line], zero: bool = False, log: bool = True) -> Scal
 
 
 def chart(
-    title: str, lines: Sequence[Line], x_label: str, y: Scale | None = None, percent: bool = False, css: str = ""
+    title: str, lines: Sequence[ChartLine], x_label: str, y: Scale | None = None, percent: bool = False, css: str = ""
 ) -> str:
     """A chart of curves over a common axis; `css` is a class for the style sheet."""
     lines = [line for line in lines if len(line.curve.x)]
@@ -105,7 +105,7 @@ def chart(
     )
 
 
-def _in_words(line: Line, percent: bool) -> str:
+def _in_words(line: ChartLine, percent: bool) -> str:
     """A curve for screen readers."""
     first, last = (_value(float(line.curve.mean[place]), percent) for place in (0, -1))
     return f"{line.label} from {first} to {last}"
@@ -137,7 +137,7 @@ def _tick(value: float, text: str, percent: bool) -> str:
     return f"{value * 100:.4g}%" if percent else text
 
 
-def _line(line: Line, x: Scale, y: Scale, band: bool) -> str:
+def _line(line: ChartLine, x: Scale, y: Scale, band: bool) -> str:
     curve, colour = line.curve, f"var(--{line.colour})"
     across = x.place(curve.x) * SIDE
     drawn = ""
@@ -206,7 +206,7 @@ def histogram_chart(title: str, bars: Sequence[tuple[int, int, int]], x_label: s
     )
 
 
-def logarithmic(lines: Sequence[Line]) -> Scale | None:
+def logarithmic(lines: Sequence[ChartLine]) -> Scale | None:
     """A logarithmic scale that fits all lines; None where a value is not positive."""
     values = np.concatenate([line.curve.mean for line in lines if len(line.curve.x)] or [np.zeros(1)])
     low, high = float(values.min()), float(values.max())

@@ -9,15 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from paceline.errors import DataError
-from paceline.runtime.report.charts import Line, chart, legend
+from paceline.runtime.report.charts import ChartLine, chart, legend
 from paceline.runtime.report.curves import envelope
 from paceline.runtime.report.formatting import number
 from paceline.runtime.report.overview import section
 from paceline.runtime.report.reading import Reading
 from paceline.runtime.runs.record import DataOrigin
 from paceline.runtime.runs.trace import Kind
-from paceline.training.shards.manifest import Account, Manifest, read_manifest
-from paceline.training.shards.rejected import Example, examples
+from paceline.training.shards.manifest import Account, Example, Manifest, examples, read_manifest
 from paceline.training.shards.sealed import SealedList, is_stream
 
 MOST_SOURCES = 20  # rows of a table of sources
@@ -87,7 +86,7 @@ def _drift(sealed: SealedList) -> str:
         stability = np.array([drift.population_stability for drift in drifts.values()])
         if len(stability):
             curve = envelope(np.array(list(drifts), float), stability, 120)
-            lines.append(Line(f"{name}: {stability[-1]:.2f}", f"run-{place}", curve))
+            lines.append(ChartLine(f"{name}: {stability[-1]:.2f}", f"run-{place}", curve))
     drawn = chart("Population stability index against the first shard", lines, "shard")
     return f"{legend([(line.label, line.colour) for line in lines])}<div class=charts>{drawn}</div>" if drawn else ""
 

@@ -58,26 +58,45 @@ def _columns(all_stats: Sequence[RunStats], ranges: bool) -> list[Column]:
     columns = [
         Column("workers", "", lambda f: (f.workers, str(f.workers))),
         Column("samples per second", "", lambda f: (f.samples_per_second, number(f.samples_per_second))),
-        Column("speed-up", "over the best single process",
-               lambda f: (f.speedup, ratio(f.speedup, f.speedup_interval, range_only=ranges))),
+        Column(
+            "speed-up",
+            "over the best single process",
+            lambda f: (f.speedup, ratio(f.speedup, f.speedup_interval, range_only=ranges)),
+        ),
         Column("speed-up per worker", "", lambda f: (None if ranges else f.efficiency, share(f.efficiency))),
-        Column("share of ceiling", "of the speed of workers that never communicate",
-               lambda f: (f.ceiling_share, ratio(f.ceiling_share, f.ceiling_share_interval, **percent))),
-        Column("test accuracy", "at the end",
-               lambda f: (f.test_accuracy, accuracy(f.test_accuracy, f.test_accuracy_interval))),
+        Column(
+            "share of ceiling",
+            "of the speed of workers that never communicate",
+            lambda f: (f.ceiling_share, ratio(f.ceiling_share, f.ceiling_share_interval, **percent)),
+        ),
+        Column(
+            "test accuracy",
+            "at the end",
+            lambda f: (f.test_accuracy, accuracy(f.test_accuracy, f.test_accuracy_interval)),
+        ),
         *(Column(name, "on the test data, at the end", partial(_metric, name)) for name in custom_names[:METRICS]),
         Column("test loss", "at the end", lambda f: (f.test_loss, number(f.test_loss))),
-        Column("time to common accuracy", "from which on all runs hold it",
-               lambda f: (f.seconds_to_common_accuracy, duration(f.seconds_to_common_accuracy))),
-        Column("mean staleness", "updates between a pull and its push",
-               lambda f: (f.staleness_mean, number(f.staleness_mean, 2))),
-        Column("time waiting", "share of the workers' time",
-               lambda f: (f.wait_fraction, share(f.wait_fraction) if f.divided else "not measured")),
+        Column(
+            "time to common accuracy",
+            "from which on all runs hold it",
+            lambda f: (f.seconds_to_common_accuracy, duration(f.seconds_to_common_accuracy)),
+        ),
+        Column(
+            "mean staleness",
+            "updates between a pull and its push",
+            lambda f: (f.staleness_mean, number(f.staleness_mean, 2)),
+        ),
+        Column(
+            "time waiting",
+            "share of the workers' time",
+            lambda f: (f.wait_fraction, share(f.wait_fraction) if f.divided else "not measured"),
+        ),
         Column("updates", "", lambda f: (f.updates, count(f.updates))),
         Column("seconds of training", "", lambda f: (f.seconds, number(f.seconds))),
-        Column("sent between workers", "",
-               lambda f: (f.bytes_sent, size(f.bytes_sent) if f.divided else "not measured")),
-    ]  # fmt: skip
+        Column(
+            "sent between workers", "", lambda f: (f.bytes_sent, size(f.bytes_sent) if f.divided else "not measured")
+        ),
+    ]
     if len(all_stats) > 1 and len({f.updates for f in all_stats}) == 1:  # then it is among the settings that all share
         columns = [column for column in columns if column.head != "updates"]
     return [column for column in columns if any(column.cell(f)[0] is not None for f in all_stats)]

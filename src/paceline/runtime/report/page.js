@@ -2,7 +2,7 @@
 // The page is complete without this script. It adds sorting, reading values off curves, and zooming into timelines.
 
 // --- sorting ---
-for (const table of document.querySelectorAll("table.runs")) {
+function sortable(table) {
   const body = table.tBodies[0], heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, column) => {
     const button = document.createElement("button");
@@ -74,9 +74,9 @@ function points(path) {
   return found;
 }
 
-for (const figure of document.querySelectorAll(".chart")) {
+function readable(figure) {
   const svg = figure.querySelector("svg");
-  if (!svg.dataset.x) continue;
+  if (!svg.dataset.x) return;
   const [x0, x1] = svg.dataset.x.split(" ").map(Number), ends = svg.dataset.y.split(" ").map(Number);
   const log = "log" in svg.dataset, percent = "percent" in svg.dataset;
   const [y0, y1] = log ? ends.map(Math.log10) : ends;
@@ -114,6 +114,7 @@ for (const figure of document.querySelectorAll(".chart")) {
 }
 
 // --- timelines ---
+let shown = new AbortController();  // ends what the timelines of this content listen for, when other content takes its place
 const KINDS = ["compute", "update", "communicate", "wait", "other", "not measured"];
 const STACK = 5;  // drawn from the bottom; the rest is not measured, and shows the strip's hatching
 
@@ -163,8 +164,9 @@ class Timeline {
     }));
     this.buttons();
     this.lanes.forEach(lane => this.listen(lane));
-    addEventListener("resize", () => this.close && this.draw());
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.close && this.draw());
+    const {signal} = shown, again = () => this.close && this.draw();
+    addEventListener("resize", again, {signal});
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again, {signal});
   }
 
   get close() { return this.low > 0 || this.high < this.end; }
@@ -310,5 +312,13 @@ const wake = part => {
     new Timeline(figure);
   }
 };
-wake(document);
-for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", () => wake(part));
+
+function enhance() {
+  shown.abort();
+  shown = new AbortController();
+  document.querySelectorAll("table.runs").forEach(sortable);
+  document.querySelectorAll(".chart").forEach(readable);
+  wake(document);
+  for (const part of document.querySelectorAll("details")) part.addEventListener("toggle", () => wake(part));
+}
+enhance();

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import time
 from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 
-from paceline.runtime.report.answer import comparison_of, tile
 from paceline.runtime.report.data import data
+from paceline.runtime.report.formatting import ratio
 from paceline.runtime.report.lanes import Lane
 from paceline.runtime.report.overview import section, speeds, table, tiles
 from paceline.runtime.report.reading import Reading
@@ -30,14 +32,78 @@ from paceline.runtime.report.sections import (
 )
 from paceline.runtime.report.sentences import about_run, about_runs, listed, team
 from paceline.runtime.report.settings import differences, settings
+from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonKind, ComparisonRecord
+from paceline.runtime.runs.figures import Interval
+from paceline.runtime.runs.verdict import is_wide
+
+# --- The tile at the top of a comparison's page: the plan to use, one process, or that it is not settled --------------
+
+TITLES = {
+    ComparisonKind.RECOMMENDED: "Recommended",
+    ComparisonKind.SINGLE: "One process is best here",
+    ComparisonKind.UNDECIDED: "Undecided",
+}
+
+OPTION = re.compile(r"--[a-z-]+( \d+)?")  # is not broken into two lines
+
+
+def comparison_of(readings: Sequence[Reading]) -> ComparisonRecord | None:
+    """Return the comparison that all runs of a page belong to; None if there is not exactly one."""
+    comparison = next((reading.timed.comparison for reading in readings if reading.timed), None)
+    failed = {Path(plan.run).name for plan in comparison.failed if plan.run} if comparison else set()
+    places = {reading.path.resolve().parent for reading in readings}
+    untimed = any(reading.timed is None and reading.path.name not in failed for reading in readings)
+    return None if untimed or len(places) > 1 or len(readings) < 2 else comparison
+
+
+def tile(comparison: ComparisonRecord | None) -> str:
+    """What the comparison comes to; empty for a page that is not of one comparison."""
+    if comparison is None or comparison.answer is None:
+        return ""
+    answer = comparison.answer
+    warning = f"<p class=warning>{escape(comparison.disagreement)}.</p>" if comparison.disagreement else ""
+    failed = [plan.sentence for plan in comparison.failed]
+    notes = "".join(f"<p class=warning>{escape(_sentence(note))}</p>" for note in (*failed, *comparison.notes))
+    figures = "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in _figures(answer))
+    command = f"<p>To use it:</p><pre><code>{escape(answer.command)}</code></pre>" if answer.command else ""
+    reason = OPTION.sub(r"<span class=option>\g<0></span>", escape(_reason(comparison, answer)))
+    return (
+        f'<section class="answer {answer.kind.value}" aria-label="The answer"><h2>{TITLES[answer.kind]}</h2>'
+        f"<p class=lead>{reason}</p>"
+        f"{f'<dl class=tiles>{figures}</dl>' if figures else ''}{command}{warning}{notes}</section>\n"
+    )
+
+
+def _reason(comparison: ComparisonRecord, answer: ComparisonAnswer) -> str:
+    """The answer's sentence, without what the tile shows elsewhere."""
+    if answer.kind == ComparisonKind.RECOMMENDED:
+        row = next((row for row in comparison.plans if row.plan == answer.plan), None)
+        return f"{row.short if row else answer.plan}, against one process with {comparison.best_single}"
+    return answer.sentence.partition(": ")[2].partition("; to use it:")[0] + "."
+
+
+def _figures(answer: ComparisonAnswer) -> list[tuple[str, str]]:
+    if answer.kind != ComparisonKind.RECOMMENDED or answer.speedup is None or answer.speedup_interval is None:
+        return []
+    wide = is_wide(answer.speedup, Interval(*answer.speedup_interval))
+    figures = [("times as fast as one process", ratio(answer.speedup, answer.speedup_interval, range_only=wide))]
+    if answer.accuracy_change is not None and answer.accuracy_change_interval is not None:
+        points = 100 * Interval(*answer.accuracy_change_interval).half
+        figures.append(("points of accuracy against one process", f"{100 * answer.accuracy_change:+.1f} ±{points:.1f}"))
+    return figures
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
 
 SPANS = 1_500_000  # spans of all lanes of a page that are kept for zooming
 DETAILED = 24  # runs that are shown one by one, at most
 POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; script-src "
 
 
-def page(readings: Sequence[Reading]) -> str:
-    """The HTML of one run, or of several side by side."""
+def page(readings: Sequence[Reading], live: str = "") -> str:
+    """The HTML of one run, or of several side by side; with the section that follows them, where they are served."""
     laid = lanes_of(readings)
     all_stats = run_stats(readings, laid)
     spans = SPANS // max(1, sum(map(len, laid)))
@@ -45,7 +111,7 @@ def page(readings: Sequence[Reading]) -> str:
         reading, title = readings[0], _title(readings[0], all_stats[0])
         summary = _describe(about_run(reading, all_stats[0])) + tiles(all_stats[0], reading.unsettled)
         body = learning([reading]) + of_run(reading, all_stats[0], laid[0], spans) + data(reading) + settings(reading)
-        return document(title, section("Summary", summary) + body + glossary())
+        return document(title, live + section("Summary", summary) + body + glossary(), live=bool(live))
     comparison = comparison_of(readings)
     summary = section("Summary", _describe(about_runs(readings, all_stats)) + speeds(all_stats))
     runs = section("Runs", table(all_stats, bool(comparison and comparison.disagreement)) + differences(readings))
@@ -53,7 +119,8 @@ def page(readings: Sequence[Reading]) -> str:
     body = "".join(parts if len(readings) <= DETAILED else reversed(parts))  # a long table comes last
     body += section("Timeline", times(all_stats) + _details(readings, all_stats, laid, spans))
     body += staleness_of_all(readings) + common_model(readings)
-    return document(_titles(all_stats, bool(comparison)), tile(comparison) + summary + body + glossary())
+    title = _titles(all_stats, bool(comparison))
+    return document(title, live + tile(comparison) + summary + body + glossary(), live=bool(live))
 
 
 def _details(
@@ -82,18 +149,23 @@ def _titles(all_stats: Sequence[RunStats], compared: bool) -> str:
     return f"{listed(jobs) if len(jobs) < 4 else f'{len(jobs)} jobs'}: {what}"
 
 
-def document(title: str, body: str, writer: str = "paceline report") -> str:
-    """The whole page, with the style and the script in it."""
-    assets = files("paceline.runtime.report")
-    style, script = ("\n" + assets.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+def document(title: str, body: str, writer: str = "paceline report", live: bool = False) -> str:
+    """The whole page, with the style and the script in it; one that is live may ask the server that it is from."""
+    style, *scripts = (
+        "\n" + files("paceline.runtime.report").joinpath(name).read_text(encoding="utf-8")
+        for name in ("page.css", "page.js", *["live.js"] * live)
+    )
+    script = "".join(scripts)
     policy = f"{POLICY}'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+    policy += "; connect-src 'self'" * live
+    network = "" if live else " This page needs no network."
     text = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title>'
         f"<style>{style}</style></head>\n<body><main>\n<header><h1>{escape(title)}</h1></header>\n{body}"
-        f"<footer>Written by {writer} on {time.strftime('%Y-%m-%d %H:%M')}. This page needs no network.</footer>"
+        f"<footer>Written by {writer} on {time.strftime('%Y-%m-%d %H:%M')}.{network}</footer>"
         f"</main><script>{script}</script></body></html>\n"
     )
     return text.encode(errors="backslashreplace").decode()  # names of files may hold halves of characters

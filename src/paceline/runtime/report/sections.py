@@ -7,8 +7,7 @@ from html import escape
 
 import numpy as np
 
-from paceline.runtime.report.charts import Line, chart, fitting, histogram_chart, legend, logarithmic
-from paceline.runtime.report.cluster_events import cluster_events
+from paceline.runtime.report.charts import ChartLine, chart, fitting, histogram_chart, legend, logarithmic
 from paceline.runtime.report.curves import (
     AXES,
     Curve,
@@ -20,17 +19,150 @@ from paceline.runtime.report.curves import (
     metrics,
     staleness_curve,
 )
-from paceline.runtime.report.formatting import duration, number, share
-from paceline.runtime.report.holdings import holdings
+from paceline.runtime.report.formatting import count, duration, number, share, size
 from paceline.runtime.report.lanes import Lane
-from paceline.runtime.report.layers import layers
 from paceline.runtime.report.overview import colours_of, section
 from paceline.runtime.report.reading import Reading
 from paceline.runtime.report.run_stats import RunStats
 from paceline.runtime.report.settings import notes
 from paceline.runtime.report.timeline import time_bars, timeline
+from paceline.runtime.runs.events import Event, EventKind
+from paceline.runtime.runs.record import LayerRecord
 from paceline.runtime.runs.time_accounting import Time
 from paceline.runtime.runs.trace import Kind
+
+# --- Draws a model: a row per layer with its sizes, and on the left a graph of which layer's output reaches which -----
+
+ROW = 26  # pixels, as in the style sheet
+MOST = 400  # layers that are listed at most
+
+
+def layers(model: Sequence[LayerRecord]) -> str:
+    if not model:
+        return ""
+    shown = model[:MOST]
+    total = sum(layer.parameters for layer in model)
+    most = max((layer.parameters for layer in model), default=0)
+    body = ""
+    for place, layer in enumerate(shown):
+        graph = f'<td rowspan="{len(shown)}" class=graph>{_graph(shown)}</td>' if place == 0 else ""
+        body += f"<tr>{graph}{_layer_row(layer, total, most)}</tr>"
+    rest = f"<p>{len(model) - MOST} further layers are not listed.</p>" if len(model) > MOST else ""
+    return (
+        f"<div class=scroll tabindex='0'><table class=layers><caption class=unseen>Layers of the model</caption>"
+        f"<thead><tr><td></td><th scope=col>layer</th><th scope=col>type</th><th scope=col>output of a batch</th>"
+        f"<th scope=col class=n>parameters</th><th scope=col class=n>share</th><td></td></tr></thead>"
+        f"<tbody>{body}</tbody><tfoot><tr><td></td><th scope=row>all</th><td></td><td></td>"
+        f"<td class=n>{count(total)}</td><td></td><td></td></tr></tfoot></table></div>{rest}"
+    )
+
+
+def _layer_row(layer: LayerRecord, total: int, most: int) -> str:
+    parameters = layer.parameters
+    reach = " × ".join(map(str, layer.output or ()))
+    inside = "; ".join(f"{name} {' × '.join(map(str, shape))}" for name, shape in layer.shapes.items())
+    width = parameters / most if most else 0.0
+    return (
+        f"<th scope=row>{escape(layer.name or 'model')}</th>"
+        f'<td title="{escape(inside)}">{escape(layer.type)}</td><td>{escape(reach)}</td>'
+        f"<td class=n>{count(parameters) if parameters else ''}</td>"
+        f"<td class=n>{share(parameters / total) if parameters and total else ''}</td>"
+        f'<td class=bar><div class=stack><i style="width:{width:.2%};background:var(--time-compute)"></i></div></td>'
+    )
+
+
+def _graph(model: Sequence[LayerRecord]) -> str:
+    """A dot per layer; straight lines to the next one, arcs over those between."""
+    drawn, widest = "", 0
+    for place, layer in enumerate(model):
+        y = place * ROW + ROW // 2
+        drawn += f'<circle cx="0" cy="{y}" r="{4 if layer.parameters else 2.5}"/>'
+        for source in layer.after:
+            if not 0 <= source < place:
+                continue
+            above = source * ROW + ROW // 2
+            reach = 0 if place - source == 1 else min(44, 6 + 4 * (place - source))
+            widest = max(widest, reach)
+            bow = f"C{-reach} {above} {-reach} {y} 0 {y}" if reach else f"V{y}"
+            drawn += f'<path d="M0 {above}{bow}"/>'
+    width, height = widest + 12, len(model) * ROW
+    return (
+        f'<svg width="{width}" height="{height}" viewBox="{-width + 6} 0 {width} {height}" role="img" '
+        f'aria-label="Which layer\'s output reaches which">{drawn}</svg>'
+    )
+
+
+# --- Draws who holds what: a row per layer, a column per worker, shaded by the worker's share of the layer ------------
+
+WORKERS, LAYERS = 32, 400  # of a matrix, at most
+
+
+def holdings(model: Sequence[LayerRecord]) -> str:
+    """Return the matrix; empty where every worker holds the whole model."""
+    rows = [layer for layer in model if any(layer.held)]
+    if not rows:
+        return ""
+    workers = len(rows[0].held)
+    shown = range(min(workers, WORKERS))
+    head = "".join(f"<th scope=col class=n>worker {worker}</th>" for worker in shown)
+    body = "".join(_row(layer, shown) for layer in rows[:LAYERS])
+    sums = "".join(f"<td class=n>{size(sum(layer.held[worker] for layer in rows))}</td>" for worker in shown)
+    left_out = [f"{workers - WORKERS} further workers"] if workers > WORKERS else []
+    left_out += [f"{len(rows) - LAYERS} further layers"] if len(rows) > LAYERS else []
+    rest = f"<p>{' and '.join(left_out)} are not listed.</p>" if left_out else ""
+    return (
+        f"<div class=scroll tabindex='0'><table class=layers><caption class=unseen>Bytes of each layer at each worker"
+        f"</caption><thead><tr><th scope=col>layer</th>{head}</tr></thead><tbody>{body}</tbody>"
+        f"<tfoot><tr><th scope=row>all</th>{sums}</tr></tfoot></table></div>{rest}"
+    )
+
+
+def _row(layer: LayerRecord, shown: range) -> str:
+    most = max(layer.held)
+    cells = "".join(_cell(layer.held[worker], most) for worker in shown)
+    return f"<tr><th scope=row>{escape(layer.name or 'model')}</th>{cells}</tr>"
+
+
+def _cell(amount: int, most: int) -> str:
+    if not amount:
+        return "<td></td>"
+    shade = f"color-mix(in srgb, var(--time-compute) {round(30 * amount / most)}%, transparent)"
+    return f'<td class=n title="{count(amount)} bytes" style="background:{shade}">{size(amount)}</td>'
+
+
+# --- The events of a run on a cluster, and what `paceline watch` found of any run, as rows of the page ----------------
+
+SHOWN = 60  # events at most
+TOLD = set(EventKind) - {EventKind.STARTED, EventKind.LEASING}
+ALWAYS = {EventKind.HUNG}
+
+
+def cluster_events(events: Sequence[Event]) -> str:
+    """What happened to the processes of a run after its servers first served, and which of them hung at any time."""
+    begun = (n for n, event in enumerate(events) if event.kind in (EventKind.LEASING, EventKind.GROUP))
+    start = next(begun, len(events)) + 1
+    notable = [event for at, event in enumerate(events) if event.kind in (TOLD if at >= start else ALWAYS)]
+    lines = "".join(
+        f"<tr><td>{event.at - events[0].at:.2f} s<td>{escape(_describe(event))}</tr>" for event in notable[:SHOWN]
+    )
+    more = f"<p class=note>{len(notable) - SHOWN} more are in events.jsonl.</p>" if len(notable) > SHOWN else ""
+    return f"<table>{lines}</table>{more}" if lines else ""
+
+
+def _describe(event: Event) -> str:
+    """Describe an event in a line."""
+    members = ", ".join(map(str, event.members))
+    if event.kind in (EventKind.VIEW, EventKind.SERVING):
+        does = "serve" if event.kind is EventKind.SERVING else "are to hold"
+        return f"servers {members} {does} shard {event.shard}" + "; pushes may be missing" * event.lossy
+    if event.kind is EventKind.GROUP:
+        return f"ranks {members} go on, as group {event.number}"
+    if event.kind is EventKind.HUNG:
+        return f"hangs, {event.why}"
+    if event.kind in (EventKind.AGAIN, EventKind.SHARD_LOST):
+        return f"{event.why} are computed again" if event.why else f"shard {event.shard} is lost"
+    return f"{event.process} {event.number} of rank {event.rank} {event.why or 'has ended'}"
+
 
 POINTS = 4000  # of all curves of a chart together
 MOST_CHARTS = 12  # of what was evaluated
@@ -85,17 +217,17 @@ def _switches() -> str:
 
 def _lines(
     readings: Sequence[Reading], curves: Sequence[Curve], axis: str, bins: int, dots: bool = False
-) -> list[Line]:
+) -> list[ChartLine]:
     """A line for each run that has the curve."""
     colours, many = colours_of([reading.plan for reading in readings]), len(readings) > 12
     return [
-        Line(r.name, colours[r.plan], envelope(c.over(axis), c.values, bins), dots=dots, faint=many)
+        ChartLine(r.name, colours[r.plan], envelope(c.over(axis), c.values, bins), dots=dots, faint=many)
         for r, c in zip(readings, curves, strict=True)
         if c
     ]
 
 
-def _losses(title: str, lines: Sequence[Line], axis: str) -> str:
+def _losses(title: str, lines: Sequence[ChartLine], axis: str) -> str:
     """A loss twice, on a logarithmic and on a linear scale; once where it cannot be logarithmic."""
     scale = logarithmic(lines)
     if scale is None:
@@ -109,11 +241,11 @@ def measurements(reading: Reading) -> str:
     drawn = ""
     for kind, title in ((Kind.LEARNING_RATE, "Learning rate"), (Kind.GRADIENT_NORM, "Gradient norm")):
         curve = measured_curve(reading, kind)
-        line = Line(title, "run-0", envelope(curve.seconds, curve.values, 120)) if curve else None
+        line = ChartLine(title, "run-0", envelope(curve.seconds, curve.values, 120)) if curve else None
         drawn += chart(title, [line], "seconds") if line else ""
     workers = [(n, measured_curve(reading, Kind.MEMORY, n)) for n in range(min(reading.workers, MOST_CHARTS))]
     lines = [
-        Line(f"worker {n}", f"run-{n % 8}", envelope(curve.seconds, curve.values / 2**20, 120))
+        ChartLine(f"worker {n}", f"run-{n % 8}", envelope(curve.seconds, curve.values / 2**20, 120))
         for n, curve in workers
         if curve
     ]
@@ -127,7 +259,7 @@ def staleness(reading: Reading) -> str:
     seconds, values = staleness_curve(reading.trace)
     if not len(values) or not values.any():
         return ""
-    line = Line("staleness", "run-0", envelope(seconds, values, 120))
+    line = ChartLine("staleness", "run-0", envelope(seconds, values, 120))
     body = chart("Staleness over time", [line], "seconds")
     body += histogram_chart("Staleness of gradients", histogram(values), "updates between pull and push")
     note = "Updates by other workers between a worker's pull and its push."
@@ -143,7 +275,7 @@ def staleness_of_all(readings: Sequence[Reading]) -> str:
         if len(values) and values.any():
             colour = colours[reading.plan]
             key[reading.short] = colour
-            lines.append(Line(reading.name, colour, envelope(seconds, values, bins), faint=len(readings) > 12))
+            lines.append(ChartLine(reading.name, colour, envelope(seconds, values, bins), faint=len(readings) > 12))
     drawn = chart("Mean staleness", lines, "seconds")
     return section("Staleness", f"{legend(list(key.items()))}<div class=charts>{drawn}</div>") if drawn else ""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from paceline.runtime.report.formatting import duration, factor, number, share
 from paceline.runtime.report.reading import Reading
 from paceline.runtime.report.run_stats import RunStats
-from paceline.runtime.runs.comparison import Kind
+from paceline.runtime.runs.comparison import ComparisonKind
 
 WAITED = 0.1  # share of the workers' time from which on a straggler is lines to be waited for
 SMALL = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
@@ -158,7 +158,7 @@ def _fastest(readings: Sequence[Reading], ranked: Sequence[RunStats]) -> list[st
     """The fastest plan, and those that are slower than one process."""
     best = next((f for f in ranked if f.workers > 1 and not f.plan.startswith("ceiling")), ranked[0])
     timed = next((r.timed.comparison for r in readings if r.timed), None)
-    if timed and (timed.disagreement or (timed.answer and timed.answer.kind == Kind.UNDECIDED)):
+    if timed and (timed.disagreement or (timed.answer and timed.answer.kind == ComparisonKind.UNDECIDED)):
         return []
     single = f"the best single process ({timed.best_single})" if timed else "the fastest single process on this page"
     ceiling = "" if best.ceiling_share is None else f", {share(best.ceiling_share)} of the ceiling"

@@ -13,7 +13,7 @@ Range = tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Step:
+class StepTimes:
     """Where one worker's step goes: microseconds on average."""
 
     compute: float
@@ -45,7 +45,7 @@ class Row:
     staleness: float = 0.0  # mean
     bytes_per_update: float | None = None  # None for ddp, whose trace does not show it; the next one likewise
     wait_fraction: float | None = None
-    step: Step | None = None  # None for ddp
+    step: StepTimes | None = None  # None for ddp
     verdict: str | None = None  # why these workers do not pay; None where they do, or where rounds disagree
     run: str | None = None  # the folder of the plan's training
     rounds: tuple[float, ...] = ()  # samples per second of each round, in order
@@ -114,7 +114,7 @@ class Timing:
     rounds: tuple[float, ...]  # samples per second of each round, in order
 
 
-class Kind(StrEnum):
+class ComparisonKind(StrEnum):
     """What a comparison comes to."""
 
     RECOMMENDED = "recommended"  # a plan of several workers
@@ -123,10 +123,10 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ComparisonAnswer:
     """What a comparison comes to. Figures are None where they do not apply or are not known."""
 
-    kind: Kind
+    kind: ComparisonKind
     sentence: str
     plan: str | None = None  # the plan to use, in the form that --plan takes
     workers: int | None = None
@@ -158,7 +158,7 @@ class ComparisonRecord:
     seconds: float | None = None  # timed per plan, as it was asked for; None: short rounds
     command: str = ""  # trains the job on the command line, but for its plan; empty: the job has no file
     disagreement: str | None = None  # how far rounds disagree, where that leaves the speeds unsettled
-    answer: Answer | None = None  # None in files of older versions
+    answer: ComparisonAnswer | None = None  # None in files of older versions
     link: str | None = None  # the network that was simulated, such as 100Mbit,1ms; None: processes of this machine
     codecs: tuple[CodecRow, ...] = ()  # of the plans, where a network was simulated
     dense_bytes: int | None = None  # of the gradient without a codec

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -74,11 +75,14 @@ class EventLog:
 
     def __init__(self, run: Path | None) -> None:
         self.events: list[Event] = []
+        #: Called with every event that is added.
+        self.copy: Callable[[Event], None] = lambda event: None
         self._file: IO[str] | None = (run / FILE).open("a", buffering=1) if run else None
 
     def add(self, event: Event) -> None:
         """Append an event."""
         self.events.append(event)
+        self.copy(event)
         if self._file is not None:
             self._file.write(json.dumps(to_dict(event)) + "\n")
 

@@ -94,6 +94,9 @@ class LiveStatus:
         ended = {**dict.fromkeys(report.finished, "done"), **dict.fromkeys(report.dead, "died")}
         rates, loss, staleness, waiting = pace.of("samples") / length, pace.loss, pace.staleness, pace.waiting
         remarks = self._remarks(report, ended, pace)
+        assert self._sums is not None
+        pieces = Pace(self._sums.sums).of("pieces")
+        absent = {worker for worker in report.dead if not pieces[worker]}  # places that no machine has taken yet
         self.rate = float(rates.sum())
         weight = pace.of("weight").sum()
         self.loss = float(pace.of("loss").sum() / weight) if weight else math.nan
@@ -109,6 +112,7 @@ class LiveStatus:
                 remark=remarks.get(worker, ""),
             )
             for worker in range(report.workers)
+            if worker not in absent
         ]
 
     def _remarks(self, report: Progress, ended: dict[int, str], pace: Pace) -> dict[int, str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shlex
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -10,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from paceline.errors import RunFolderError
 from paceline.errors.renames import JOB_FIELDS, JOB_VALUES
 from paceline.runtime.runs.schema import INLINE, SCHEMA_VERSION, StrEnum, read_as, to_dict
+from paceline.version import __version__
 
 if TYPE_CHECKING:
     from paceline.errors.failure import Failure
@@ -264,3 +268,30 @@ def read_record(path: Path) -> RunRecord:
         raise RunFolderError(f"{path / 'run.json'} is damaged: it names no plan; give the folder of another run")
     precision = record.job.precision
     return record.with_(job=replace(record.job, precision=JOB_VALUES["precision"].get(precision or "", precision)))
+
+
+# --- The machine that a run is made on, for its record ----------------------------------------------------------------
+
+
+def this_machine() -> MachineRecord:
+    """Describe this machine and the versions in use."""
+    import numpy
+    import torch
+
+    return MachineRecord(
+        system=platform.platform(),
+        processor=_processor(),
+        cores=len(os.sched_getaffinity(0)),
+        paceline=__version__,
+        python=sys.version.split()[0],
+        torch=torch.__version__,
+        numpy=numpy.__version__,
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())

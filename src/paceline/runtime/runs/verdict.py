@@ -19,8 +19,8 @@ import math
 from dataclasses import replace
 from typing import NamedTuple
 
-from paceline.runtime.runs.comparison import Answer, ComparisonRecord, Kind, Row
-from paceline.runtime.runs.intervals import CONFIDENCE, Interval, difference_of_accuracies
+from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonKind, ComparisonRecord, Row
+from paceline.runtime.runs.figures import CONFIDENCE, Interval, difference_of_accuracies
 
 PAYS = 1.05  # times as fast as one process; less is not worth a second one
 SETTLED = 0.15  # half the width of a speed-up's interval, as a share of it, up to which rounds agree
@@ -38,12 +38,12 @@ def decided(record: ComparisonRecord) -> ComparisonRecord:
     return replace(revised, answer=decide(revised))
 
 
-def decide(record: ComparisonRecord) -> Answer:
+def decide(record: ComparisonRecord) -> ComparisonAnswer:
     """Decide by the figures of a comparison alone; the order of its plans does not matter."""
     rows = sorted((row for row in record.plans if _is_candidate(row)), key=lambda row: (-row.speedup, row.plan))
     if not rows and record.interrupted:
         sentence = f"Undecided: no plan with several workers was timed yet; {_remedy(record)}"
-        return Answer(Kind.UNDECIDED, sentence, None, None, None, None)
+        return ComparisonAnswer(ComparisonKind.UNDECIDED, sentence, None, None, None, None)
     if not rows:
         return _single(record, None, _nothing_compared(record), [])
     limits = AGREED if disagreement(record) <= SETTLED else DISAGREED
@@ -169,13 +169,13 @@ def _loses(record: ComparisonRecord, row: Row) -> bool:
 # --- sentences ---
 
 
-def _recommended(record: ComparisonRecord, row: Row, dropped: list[Row]) -> Answer:
+def _recommended(record: ComparisonRecord, row: Row, dropped: list[Row]) -> ComparisonAnswer:
     command, change = _command(record, row.plan), _change(record, row)
     where = f" on {record.link} (simulated)" if record.link else ""
     figures = f"{row.short}, {_times(row)}{_quality(record, row)}{_dropped(record, dropped)}"
     sentence = f"Recommended{where}: {figures}; to use it: {command}"
-    return Answer(
-        Kind.RECOMMENDED,
+    return ComparisonAnswer(
+        ComparisonKind.RECOMMENDED,
         sentence,
         row.plan,
         row.workers,
@@ -208,7 +208,7 @@ def _quality(record: ComparisonRecord, row: Row) -> str:
     return ", accuracy not compared (sequential is not among the plans)"
 
 
-def _single(record: ComparisonRecord, nearest: Row | None, why: str, dropped: list[Row]) -> Answer:
+def _single(record: ComparisonRecord, nearest: Row | None, why: str, dropped: list[Row]) -> ComparisonAnswer:
     """One process is the best; `nearest` is the plan that came nearest, if there was one."""
     threads = record.best_single.partition(" ")[0]
     plan = "sequential" if threads in ("1", "") else f"sequential:threads={threads}"
@@ -221,8 +221,8 @@ def _single(record: ComparisonRecord, nearest: Row | None, why: str, dropped: li
     )
     reason = f"{why or near}{_dropped(record, dropped)}"
     sentence = f"One process is the best you can do {where}: {reason}; to use it: {command}"
-    return Answer(
-        Kind.SINGLE,
+    return ComparisonAnswer(
+        ComparisonKind.SINGLE,
         sentence,
         plan,
         1,
@@ -253,13 +253,13 @@ def _dropped(record: ComparisonRecord, rows: list[Row]) -> str:
     return f" (dropped for quality, {option} is {limit}: {several})"
 
 
-def _undecided(record: ComparisonRecord, rows: list[Row], dropped: list[Row]) -> Answer:
+def _undecided(record: ComparisonRecord, rows: list[Row], dropped: list[Row]) -> ComparisonAnswer:
     row = max(rows, key=lambda each: (_interval(each).high, each.plan))
     low, high = _interval(row)
     times = f"{row.short} is {low:.2f}x to {high:.2f}x as fast as one process"
     where = f" on {record.link} (simulated)" if record.link else ""
     sentence = f"Undecided: {times}{where}{_dropped(record, dropped)}; {_remedy(record)}"
-    return Answer(Kind.UNDECIDED, sentence, None, None, row.speedup, (low, high))
+    return ComparisonAnswer(ComparisonKind.UNDECIDED, sentence, None, None, row.speedup, (low, high))
 
 
 def _remedy(record: ComparisonRecord) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from paceline.errors import DataError
 from paceline.errors.arguments import check_arguments
 from paceline.training.data.shards import Shards
-from paceline.training.data.traits import SourceTraits
+from paceline.training.data.source import SourceTraits
 
 #: The largest common denominator of the weights: the proportions repeat after so many samples.
 PERIOD = 10_000

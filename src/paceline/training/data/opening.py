@@ -17,9 +17,8 @@ from paceline.training.data.mix import Mix
 from paceline.training.data.sampled import SampledSource
 from paceline.training.data.shard_stream import Stream
 from paceline.training.data.shards import Shards
-from paceline.training.data.source import DatasetSource, Source, TensorSource
+from paceline.training.data.source import DatasetSource, Source, SourceTraits, TensorSource
 from paceline.training.data.stream import StreamSource, count
-from paceline.training.data.traits import SourceTraits
 from paceline.training.jobs.loaders import LoaderData, is_stream, stated_length, taken_apart
 
 

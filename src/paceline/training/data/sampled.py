@@ -12,8 +12,7 @@ from torch import Tensor
 
 from paceline.algorithms.chance import mix
 from paceline.errors import JobError
-from paceline.training.data.source import Source, seed_generators
-from paceline.training.data.traits import SourceTraits
+from paceline.training.data.source import Source, SourceTraits, seed_generators
 from paceline.training.jobs.job import Batch
 from paceline.training.jobs.loaders import LoaderData, batches_or_samples, common_size
 from paceline.training.jobs.separate import bulk, separate

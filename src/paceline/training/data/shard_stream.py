@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.errors import DataError
 from paceline.errors.arguments import check_arguments
 from paceline.training.data.shards import FixedColumn, RaggedColumn
-from paceline.training.data.traits import SourceTraits
+from paceline.training.data.source import SourceTraits
 from paceline.training.shards.sealed import SealedList, has_writer, note_position
 from paceline.training.shards.writing import shard_files
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.errors import DataError, suggest
 from paceline.errors.arguments import check_arguments
-from paceline.training.data.traits import SourceTraits
+from paceline.training.data.source import SourceTraits
 from paceline.training.shards.manifest import Column, read_manifest
 from paceline.training.shards.mapping import map_ragged, map_rows
 from paceline.training.shards.writing import shard_files

@@ -24,8 +24,25 @@ from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.chance import mix
 from paceline.errors import JobError
 from paceline.training.data.order import Order
-from paceline.training.data.traits import SourceTraits
 from paceline.training.jobs.job import Batch
+
+# --- What sources are like, for what reads them -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SourceTraits:
+    """What a source is like, for what reads it."""
+
+    #: Whether processes may read its batches ahead.
+    reads_ahead: bool = False
+    #: Whether a sample is a whole batch of the user's, which cannot be divided.
+    whole: bool = False
+    #: Whether an epoch may have other samples than the one before, in an order of the source's own.
+    redraws: bool = False
+    #: The size of a batch in the loader that the source was made from; None: there was none.
+    batch_size: int | None = None
+    #: What a process that reads ahead calls first.
+    worker_init_fn: Callable[[int], Any] | None = None
 
 
 class Source(Protocol):

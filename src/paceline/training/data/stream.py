@@ -17,8 +17,7 @@ from torch.utils.data import default_collate
 
 from paceline.algorithms.chance import mix
 from paceline.errors import JobError, JobWarning
-from paceline.training.data.source import seed_generators
-from paceline.training.data.traits import SourceTraits
+from paceline.training.data.source import SourceTraits, seed_generators
 from paceline.training.jobs.job import Batch
 from paceline.training.jobs.separate import bulk, separate
 

@@ -17,7 +17,7 @@ from paceline.algorithms.chance import mix
 from paceline.algorithms.codecs import Codec
 from paceline.algorithms.rules import Memory
 from paceline.training.gradients.loops import Loops
-from paceline.training.gradients.message import Message, MessageShape, matrix
+from paceline.training.gradients.message import GradientMessage, MessageShape, matrix
 from paceline.training.gradients.replica import Replica
 from paceline.training.parameters.layout import Layout, trainable
 from paceline.training.parameters.worker_state import WorkerState, restore_memories, state_of_memories
@@ -57,7 +57,7 @@ class GradientEncoder:
         gradients: Sequence[Tensor | None],
         buffers: Sequence[Tensor],
         tail: tuple[float, float],
-        message: Message,
+        message: GradientMessage,
         update: int,
         part: int,
         begins: bool = False,
@@ -86,12 +86,12 @@ class GradientEncoder:
             view.copy_(buffer)
         message.flat[-len(flags) - 2 :].copy_(torch.tensor([*flags, *tail], dtype=message.flat.dtype))
 
-    def finish(self, shard: int, message: Message) -> None:
+    def finish(self, shard: int, message: GradientMessage) -> None:
         """Write the second part of a message whose first one has been summed."""
         for place, fields in zip(message.shape.coded, message.fields, strict=True):
             self.codec.finish(matrix(self._left[self.numbers[shard][place]]), fields)
 
-    def remember(self, shard: int, message: Message) -> None:
+    def remember(self, shard: int, message: GradientMessage) -> None:
         """Remember of the sum of all messages what the next one begins with."""
         for place, fields in zip(message.shape.coded, message.fields, strict=True):
             self.codec.remember(fields, self._next[self.numbers[shard][place]]["remembered"])
@@ -164,7 +164,7 @@ class PushedMessage:
 
     def __init__(self, shape: MessageShape, seed: int, raw: Tensor | None = None) -> None:
         self.shape = shape
-        self.message = Message(shape, torch.zeros(shape.most, dtype=torch.uint8) if raw is None else raw)
+        self.message = GradientMessage(shape, torch.zeros(shape.most, dtype=torch.uint8) if raw is None else raw)
         spans, self._decoder = shape.shard.parameters, GradientDecoder(shape, seed)
         self._decoded = [
             torch.zeros(span.shape if n in shape.coded else 0, dtype=shape.dtype) for n, span in enumerate(spans)
@@ -194,7 +194,7 @@ class GradientDecoder:
         self.shape, self.seed, self._loops = shape, seed, Loops(shape.codec, shape.dtype)
         self._scratch = torch.zeros(max(_sizes(shape), default=0), dtype=shape.dtype)
 
-    def add(self, message: Message, into: Sequence[Tensor], first: bool, update: int) -> None:
+    def add(self, message: GradientMessage, into: Sequence[Tensor], first: bool, update: int) -> None:
         """Add the coded gradients of a message to those of a shard's parameters; the first one replaces them."""
         shape, codec = self.shape, self.shape.codec
         for place, fields in zip(shape.coded, message.all_fields(), strict=True):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from math import prod
 
 import numpy as np
 import torch
@@ -15,10 +16,10 @@ from paceline.algorithms.chance import mix
 from paceline.algorithms.rules import Rule
 from paceline.errors import JobError, JobWarning, users_code
 from paceline.kernels import CannotFuse, Fused, NoCompiler, fuse, fuse_ranks
-from paceline.kernels.clipping import Clipping
-from paceline.kernels.compiled import Call, Compiled
+from paceline.kernels.clipping import Clipping, norm, ways
+from paceline.kernels.compiled import Compiled, CompiledCall
 from paceline.kernels.cpu import Cpu
-from paceline.kernels.exchange import places_of
+from paceline.kernels.exchange import PLACE, places_of
 from paceline.kernels.graph import describe
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.optimizers import rule_of
@@ -29,13 +30,54 @@ from paceline.kernels.served_steps import ServedRule, ServedStep, served_step
 from paceline.training.data.shards import Shards
 from paceline.training.data.source import Reader, Source, TensorSource
 from paceline.training.gradients.loss import split_batch
-from paceline.training.gradients.native_clip import native_clipping
 from paceline.training.gradients.native_step import agrees
 from paceline.training.gradients.native_versions import row_of
-from paceline.training.gradients.replica import Replica, take_gradients
+from paceline.training.gradients.replica import Replica, clipped, take_gradients
 from paceline.training.jobs.job import Batch, Job
 from paceline.training.parameters.layout import trainable
 from paceline.training.parameters.optimizers import Optimizer, has_hooks
+
+# --- The job's `gradient_clip_norm` in generated code, where that has the bits of `gradients.replica.clipped` ---------
+
+#: Of vectors whose norms are compared: any number that a vector of the processor may leave over, and many numbers.
+COUNTS = (*range(1, 50), 1003, 20_011)
+DRAWS = 6
+
+
+def native_clipping(
+    places: np.ndarray, shapes: Sequence[torch.Size], dtype: torch.dtype, limit: float
+) -> Clipping | None:
+    """Return what clips gradients of these shapes at these places; None where PyTorch's bits are not found."""
+    counts = {*map(prod, shapes), *COUNTS}
+    way = next((way for way in range(ways(dtype)) if _adds_alike(way, dtype, sorted(counts))), None)
+    if way is None or not _clips_alike(shapes, dtype, limit, way):
+        return None
+    return Clipping.of(places, dtype, limit, way)
+
+
+def _adds_alike(way: int, dtype: torch.dtype, counts: Sequence[int]) -> bool:
+    """Whether this is the way in which PyTorch sums squares."""
+    draw = torch.Generator().manual_seed(1)
+    vectors = (torch.randn(count, dtype=dtype, generator=draw) for count in counts for _ in range(DRAWS))
+    return all(norm(way, x) == float(torch.linalg.vector_norm(x)) for x in vectors)
+
+
+@torch.no_grad()
+def _clips_alike(shapes: Sequence[torch.Size], dtype: torch.dtype, limit: float, way: int) -> bool:
+    """Whether gradients of these shapes have PyTorch's bits: large ones, which are clipped, and small ones."""
+    counts = list(map(prod, shapes))
+    starts = np.cumsum([0, *counts[:-1]]).tolist()
+    rows = [(0, start, 1, count, count) for start, count in zip(starts, counts, strict=True)]
+    clipping = Clipping.of(np.array(rows, PLACE), dtype, limit, way)
+    draw = torch.Generator().manual_seed(1)
+    for size in (limit, 1e-9 * limit):
+        flat = torch.randn(sum(counts), dtype=dtype, generator=draw) * size
+        theirs = clipped([part.view(shape) for part, shape in zip(flat.split(counts), shapes, strict=True)], limit)
+        clipping.apply(flat)
+        if not torch.equal(flat, torch.cat([g.flatten() for g in theirs if g is not None])):
+            return False
+    return True
+
 
 FusedNetwork = Fused  # a network with its optimizer, of this process or of all ranks of an MPI program
 
@@ -122,7 +164,7 @@ class ServedNetwork:
         #: Of the function that computes gradients.
         self.address = address_of(self.made.program.run)
 
-    def call(self, seed: int, doing: np.ndarray) -> tuple[Call, object]:
+    def call(self, seed: int, doing: np.ndarray) -> tuple[CompiledCall, object]:
         """Return a call for gradients, and what has to live as long as it does.
 
         seed    of the job
@@ -133,7 +175,7 @@ class ServedNetwork:
         return call, (keepalive, doing)
 
     @torch.no_grad()
-    def make(self, call: Call, served: Served, order: Tensor, batch: int) -> None:
+    def make(self, call: CompiledCall, served: Served, order: Tensor, batch: int) -> None:
         """Make updates of the batches of `order`, one epoch's, until the call ends."""
         self.made.take_weights()
         call.order, call.samples, call.batch = order.data_ptr(), len(order), batch

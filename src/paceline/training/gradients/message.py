@@ -116,7 +116,7 @@ class MessageShape:
         return sum(map(self.size, fields[:-1] if self.codec.variable else fields)) < prod(shape) * self.dtype.itemsize
 
 
-class Message:
+class GradientMessage:
     """Views of a run of bytes as a message."""
 
     def __init__(self, shape: MessageShape, raw: Tensor) -> None:

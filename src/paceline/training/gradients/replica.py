@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
+import os
 from collections.abc import Callable, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol
 
 import torch
@@ -13,18 +15,47 @@ from torch import Tensor, nn
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.chance import mix
 from paceline.algorithms.rules import Averaging, Rule
+from paceline.errors import JobError
 from paceline.training.data.source import Reader
 from paceline.training.gradients.backward_pass import backward_from
 from paceline.training.gradients.loss import loss_function
 from paceline.training.gradients.native_step import native_step
 from paceline.training.gradients.randomness import Chance
-from paceline.training.gradients.returned_child import check, watched
 from paceline.training.jobs.job import PRECISIONS, Batch, Job, seeded_elsewhere
 from paceline.training.parameters.layout import not_trained, trainable
 from paceline.training.parameters.optimizers import Optimizer
 from paceline.training.parameters.rows import coalesced, total_norm
 from paceline.training.parameters.store import LocalStore
 from paceline.training.parameters.worker_state import WorkerState, copy_into, state_of_tensors
+
+# Ends a child process that the user's code forked and let return into the training, where it would train as well.
+
+NUMBER = 8  # bytes of a process number
+
+
+def watched() -> tuple[int, mmap.mmap]:
+    """Return this process, and the memory in which its children leave their number; to be called before users' code."""
+    process = os.getpid()
+    return process, _shared(process)
+
+
+def check(process: int, returned: mmap.mmap) -> None:
+    """Let a child of the process end here, and raise `JobError` in the process itself once one has returned."""
+    if os.getpid() != process:
+        returned[:] = os.getpid().to_bytes(NUMBER, "little")
+        os._exit(1)
+    if child := int.from_bytes(returned[:], "little"):
+        returned[:] = bytes(NUMBER)  # the next training of this process begins without it
+        raise JobError(
+            f"the job's code forked process {child} and let it return into the training, which would then run twice; "
+            "end a child by os._exit(), or start it by subprocess or multiprocessing"
+        )
+
+
+@cache
+def _shared(process: int) -> mmap.mmap:
+    return mmap.mmap(-1, NUMBER)
+
 
 CPU = torch.device("cpu")
 NOTHING: contextlib.AbstractContextManager[object] = contextlib.nullcontext()

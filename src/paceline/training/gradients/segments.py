@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.collectives import segment_cuts
-from paceline.training.gradients.message import Message, MessageShape, up
+from paceline.training.gradients.message import GradientMessage, MessageShape, up
 
 
 class Segments:
@@ -50,12 +50,12 @@ class Segments:
                 start += up((stop - first) * dtype.itemsize)
             self.cuts.append(start)
 
-    def scatter(self, message: Message, flat: Tensor) -> None:
+    def scatter(self, message: GradientMessage, flat: Tensor) -> None:
         """Copy the numbers of a message into a segmented vector."""
         for block, place in self._pairs(message, flat):
             place.copy_(block)
 
-    def gather(self, flat: Tensor, message: Message) -> None:
+    def gather(self, flat: Tensor, message: GradientMessage) -> None:
         """Copy the numbers of a segmented vector into a message."""
         for block, place in self._pairs(message, flat):
             block.copy_(place)
@@ -74,7 +74,7 @@ class Segments:
 
         return add
 
-    def _pairs(self, message: Message, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def _pairs(self, message: GradientMessage, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The parts of a message with their places in a segmented vector."""
         blocks = [message.raw[self._coded], *([message.flat] if self._dense else [])]
         pairs = []

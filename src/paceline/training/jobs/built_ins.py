@@ -219,20 +219,33 @@ def _falling(updates: int) -> Callable[[torch.optim.Optimizer], Any]:
 
 BUILT_IN: dict[str, Callable[[str | None], Job]] = {
     "digits": lambda _: _job(
-        "digits", digits_net, digits(16, 20), epochs=2, evaluate_every=50,
-        optimizer=partial(torch.optim.SGD, lr=0.15), lr_scheduler=_falling(2 * 288),
+        "digits",
+        digits_net,
+        digits(16, 20),
+        epochs=2,
+        evaluate_every=50,
+        optimizer=partial(torch.optim.SGD, lr=0.15),
+        lr_scheduler=_falling(2 * 288),
     ),
     "mnist-dnn": lambda d: _job("mnist-dnn", mnist_dnn, mnist(d), epochs=3, optimizer=_tanh_sgd(), evaluate_every=200),
     "mnist-cnn": lambda d: _job("mnist-cnn", mnist_cnn, mnist(d), epochs=1, batch_size=64, evaluate_every=200),
     "cifar-resnet": lambda _: _job(
-        "cifar-resnet", cifar_resnet, patterns(5000, (3, 32, 32), 10, 4.0), epochs=1,
-        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9), evaluate_every=20,
+        "cifar-resnet",
+        cifar_resnet,
+        patterns(5000, (3, 32, 32), 10, 4.0),
+        epochs=1,
+        optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9),
+        evaluate_every=20,
     ),
     "tiny-transformer": lambda _: _job(
-        "tiny-transformer", TinyTransformer, patterns(5000, (16, 8), 10, 2.0), epochs=1,
-        optimizer=partial(torch.optim.Adam, lr=2e-3), evaluate_every=20,
+        "tiny-transformer",
+        TinyTransformer,
+        patterns(5000, (16, 8), 10, 2.0),
+        epochs=1,
+        optimizer=partial(torch.optim.Adam, lr=2e-3),
+        evaluate_every=20,
     ),
-}  # fmt: skip
+}
 
 
 def built_in(name: str, data_dir: str | None = None) -> Job:

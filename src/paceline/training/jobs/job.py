@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,13 +20,10 @@ from paceline.errors import JobError, is_positive, is_whole, plain, suggest, use
 from paceline.errors.arguments import wrong_types
 from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, accepts_old_names, renames_fields
 from paceline.text_table import TextList
-from paceline.training.jobs.arrays import as_tensors
-from paceline.training.jobs.closures import refuse_closures
-from paceline.training.jobs.compiling import unwrapped
 from paceline.training.jobs.listing import given
 from paceline.training.jobs.loaders import LoaderData, adopted, taken_apart
 from paceline.training.jobs.metrics import RESERVED, by_name, goes_by_batches
-from paceline.training.jobs.several import together
+from paceline.training.jobs.several import refuse_closures, together
 from paceline.training.jobs.threads import threads
 
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
@@ -360,3 +358,66 @@ def without_history(module: nn.Module) -> nn.Module:
                 if isinstance(value, Tensor) and value.grad_fn is not None:
                     vars(part)[name] = value.detach()
     return module
+
+
+# --- NumPy arrays and data frames as a job's data, which become tensors -----------------------------------------------
+
+
+def as_tensors(data: Any, what: str) -> tuple[Any, list[str]]:
+    """Return data with tensors in place of arrays and frames, and what is wrong with one; `what` names the argument.
+
+    Numbers of float64, NumPy's default, become tensors of PyTorch's default type, which the parameters of models have.
+    """
+    entries = data if isinstance(data, tuple | list) else [data]
+    parts = [_array(each) for each in entries]
+    arrays = [each for each in parts if isinstance(each, np.ndarray)]
+    if not arrays:
+        return data, []
+    for original, each in zip(entries, parts, strict=True):
+        if isinstance(each, np.ndarray) and each.dtype.kind not in "biuf":
+            kind = "NumPy array" if each is original else type(original).__name__
+            return data, [f"{what}= has a {kind} of {each.dtype}; give one of numbers, which a tensor can hold"]
+    return tuple(_tensor(each) for each in parts), []
+
+
+def _array(each: Any) -> Any:
+    """Return the array of a frame or a series of pandas or Polars; anything else as it is."""
+    return np.array(each) if type(each).__module__.partition(".")[0] in ("pandas", "polars") else each
+
+
+def _tensor(each: Any) -> Any:
+    if not isinstance(each, np.ndarray):
+        return each
+    tensor = torch.from_numpy(np.ascontiguousarray(each.astype(each.dtype.newbyteorder("="), copy=False)))
+    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
+
+
+# --- Models that went through `torch.compile`: the module within, and how it was to be compiled -----------------------
+# A compiled model has another name for every parameter (`_orig_mod.`) and cannot be sent to another process. So the
+# module within is what is trained and saved, and each worker compiles its own copy in place.
+
+
+def unwrapped(model: Any) -> tuple[Any, dict[str, Any] | None]:
+    """Return the module within a compiled model and the keywords of its `torch.compile`; else the model, and None."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")  # imported by whatever has compiled a model
+    if frames is None or not isinstance(model, frames.OptimizedModule):
+        return model, None
+    module: nn.Module = model._orig_mod
+    return module, _keywords(model.dynamo_ctx)
+
+
+def _keywords(context: Any) -> dict[str, Any]:
+    """Return the keywords that a compiled model's context was made from, as far as PyTorch keeps them."""
+    backend, keywords = getattr(context, "callback", None), dict[str, Any]()
+    while (within := getattr(backend, "_torchdynamo_orig_backend", None)) is not None:
+        backend = within
+    if (name := getattr(backend, "compiler_name", "inductor")) != "inductor":
+        keywords["backend"] = name
+    options = {**getattr(backend, "config", {}), **getattr(backend, "kwargs", {}).get("options", {})}
+    if options:
+        keywords["options"] = options
+    if getattr(context, "fullgraph", False):
+        keywords["fullgraph"] = True
+    if (dynamic := getattr(backend, "dynamic", None)) is not None:
+        keywords["dynamic"] = dynamic
+    return keywords

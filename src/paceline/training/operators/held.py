@@ -26,7 +26,7 @@ from paceline.training.parameters.optimizers import bare_step
 Gradients = list[Tensor | None]
 
 
-class Kept(NamedTuple):
+class KeptCall(NamedTuple):
     """What is kept of a call between its value and its gradient."""
 
     inputs: list[tuple[int, int, Tensor]]  # (call, place, the tensor that was taken of it)
@@ -50,7 +50,7 @@ class HeldOperators:
         stepped = _sharing(module)
         self.stepped = {name: parameter for name, parameter in trainable(stepped).items() if name in self.held}
         self._step = bare_step(job.make_optimizer(stepped, list(self.stepped.values())))
-        self.kept: dict[tuple[int, int], Kept] = {}
+        self.kept: dict[tuple[int, int], KeptCall] = {}
         #: By (instance, operator): the sums of its gradients so far.
         self.sums: dict[tuple[int, int], Gradients] = {}
         #: By operator: the sums over the instances that have brought all of theirs.
@@ -80,7 +80,7 @@ class HeldOperators:
                 self.chance.begin(*chunk, call=(mix(call), 0))
                 result = recorded.what(*args, **kwargs)
         outputs = self._tensors(recorded, result)
-        self.kept[instance, call] = Kept(inputs, outputs)
+        self.kept[instance, call] = KeptCall(inputs, outputs)
         return [output.detach() for output in outputs]
 
     def _tensors(self, recorded: Recorded, result: object) -> list[Tensor]:

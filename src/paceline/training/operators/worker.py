@@ -1,4 +1,4 @@
-"""A worker of `algorithms.dataflow` with its operators, whatever carries its messages and whatever clock there is."""
+"""The numbers of a worker's program (`algorithms.dataflow.worker`): its operators and the instances under way."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.dataflow import FORWARD, NO_OPERATOR, VALUE, Graph, Message, Work
-from paceline.algorithms.dataflow.holder import Holder, Step
+from paceline.algorithms.dataflow import FORWARD, GRADIENT, NO_OPERATOR, VALUE, Graph, Message, Work
+from paceline.algorithms.dataflow.holder import Outcome, Step
 from paceline.algorithms.dataflow.instances import Instances
 from paceline.errors import NotFinite
 from paceline.training.data.source import Reader
@@ -34,20 +34,18 @@ class Applied(NamedTuple):
     finite: bool
 
 
-class Done(NamedTuple):
-    """What a piece of work has come to."""
+class Computed(NamedTuple):
+    """The numbers of a piece of work."""
 
     sends: list[tuple[Message, Gradients]]
     #: The loss of the instance, where this work has computed it.
     loss: float | None
     #: What that weighs in a mean.
     weight: float
-    applied: Applied | None
-    ended: bool
 
 
 class OperatorWorker:
-    """One worker's machine, operators and instances."""
+    """One worker's operators and instances."""
 
     def __init__(
         self,
@@ -57,10 +55,8 @@ class OperatorWorker:
         blueprint: OperatorBlueprint,
         instances: Instances,
         reader: Reader,
-        every: int,
     ) -> None:
         self.number, self.job, self.instances, self.reader = number, job, instances, reader
-        self.machine = Holder(number, every)
         self.held = HeldOperators(job, module, blueprint.held_by(number), blueprint.moving)
         self.recorder = Recorder(module, loss_function(job), blueprint.holders, blueprint.returns)
         self.under_way: dict[int, Instance] = {}
@@ -75,57 +71,36 @@ class OperatorWorker:
         #: By operator: the weights of the instances in its next update, and the oldest version that they read.
         self.counted: dict[int, tuple[float, int]] = {}
 
-    def graph(self, instance: int) -> Graph:
-        """Return the graph of an instance."""
-        return (self.under_way.get(instance) or self._record(instance)).graph
-
-    def _record(self, instance: int) -> Instance:
-        """Read an instance's samples and record what it calls."""
-        chunk = self.instances.chunk(instance)
-        batch = self.reader.batch(chunk)
-        replica = self.held.replica
-        weigh = self.job.loss_denominator
-        self.weights[instance] = float(chunk.samples if weigh is None else weigh(batch))
-        recorded = self.recorder.record(replica.prepared(chunk, batch))
-        self.under_way[instance], self.chunks[instance] = recorded, chunk
-        return recorded
-
-    def begin(self, instance: int) -> None:
-        """Begin an instance."""
-        self.machine.begin(instance, self.graph(instance))
+    def record(self, instance: int) -> Graph:
+        """Read an instance's samples and record what it calls; return its graph."""
+        if instance not in self.under_way:
+            chunk = self.instances.chunk(instance)
+            batch = self.reader.batch(chunk)
+            weigh = self.job.loss_denominator
+            self.weights[instance] = float(chunk.samples if weigh is None else weigh(batch))
+            self.under_way[instance] = self.recorder.record(self.held.replica.prepared(chunk, batch))
+            self.chunks[instance] = chunk
+        return self.under_way[instance].graph
 
     def receive(self, message: Message, tensors: Gradients) -> None:
-        """Take a value or a gradient that another worker has sent."""
+        """Take the numbers of a value or a gradient that another worker has sent."""
         if message.what == VALUE:
             self.values[message.instance, message.call] = tensors
-        else:
+        elif message.what == GRADIENT:
             self.arrived.setdefault((message.instance, message.call), {})[message.user] = tensors
-        self.machine.arrive(message)
 
-    def do(self, work: Work) -> Done:
-        """Do a piece of work."""
-        loss, weight, tensors = None, self.weights[work.instance], dict[int, Gradients]()
+    def compute(self, work: Work, outcome: Outcome) -> Computed:
+        """Do a piece of work, which comes to this outcome."""
+        loss, weight = None, self.weights[work.instance]
         if work.what == FORWARD:
             loss = self._forward(work)
+            sends = [(each, list(self.values[each.instance, each.call])) for each in outcome.sends]
         else:
-            tensors = self._backward(work)
-        outcome = self.machine.done(work)
-        sends = []
-        for message in outcome.sends:
-            if message.what == VALUE:
-                sends.append((message, list(self.values[message.instance, message.call])))
-            else:
-                sends.append((message, tensors[message.call]))
+            returned = self._backward(work)
+            sends = [(each, returned[each.call]) for each in outcome.sends]
         if outcome.completes != NO_OPERATOR:
             self._complete(work.instance, outcome.completes)
-        applied = self._step(outcome.step, self.chunks[work.instance].update) if outcome.step is not None else None
-        if outcome.ended:
-            self._end(work.instance)
-        return Done(sends, loss, weight, applied, outcome.ended)
-
-    def drain(self, update: int) -> list[Applied]:
-        """Make the updates of what is left at the end of a pass, whose last update this was."""
-        return [self._step(step, update) for step in self.machine.drain()]
+        return Computed(sends, loss, weight)
 
     def _forward(self, work: Work) -> float | None:
         _, instance, call = work
@@ -173,14 +148,14 @@ class OperatorWorker:
         weight, base = self.counted.get(operator, (0.0, read))
         self.counted[operator] = weight + self.weights[instance], min(base, read)
 
-    def _step(self, step: Step, update: int) -> Applied:
+    def update(self, step: Step, update: int) -> Applied:
+        """Make an update of an operator; the last batch in it is that of this update."""
         weight, base = self.counted.pop(step.operator)
         finite = self.held.step(step.operator, weight)
         self.versions[step.operator] += 1
         return Applied(step.operator, update, base, self.versions[step.operator], finite)
 
-    def _end(self, instance: int) -> None:
-        """Forget an instance."""
+    def forget(self, instance: int) -> None:
         for call in range(len(self.under_way.pop(instance).calls)):
             self.values.pop((instance, call), None)
         del self.chunks[instance], self.weights[instance]

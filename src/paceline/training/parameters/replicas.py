@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from paceline.algorithms.rules import Averaging, Exchanging, GradientUpdate, Memory
+from paceline.algorithms.rules import Averaging, Exchanging, Memory
 from paceline.algorithms.rules.ad_psgd import AdPsgd
 from paceline.algorithms.rules.plain import Plain
 from paceline.algorithms.streaming import ALPHA
 from paceline.training.gradients.learner import Learner
 from paceline.training.gradients.payload import GradientSum
-from paceline.training.parameters.fragments import Fragments
+from paceline.training.parameters.layout import Fragments
 from paceline.training.parameters.optimizers import Optimizer, optimizer_over
 from paceline.training.parameters.shard_version import ShardVersion
 from paceline.training.parameters.store import LocalStore, restore_store, state_of_store
@@ -35,7 +35,7 @@ class SteppingReplica:
         self.learner, self.store = learner, store
 
     def step(self, gradient: GradientSum) -> None:
-        Plain().update(self.store, GradientUpdate(self.learner.finalize(gradient)))
+        self.store.step(self.learner.finalize(gradient))
         self.note_losses([gradient.mean])
 
     def note_losses(self, losses: Sequence[float]) -> None:

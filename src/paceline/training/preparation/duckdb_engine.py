@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.training.preparation import Progress, SourceRows
-from paceline.training.preparation.duckdb_database import Database
-from paceline.training.preparation.duckdb_reading import File, Reader
-from paceline.training.preparation.duckdb_sql import DuckDbDialect
+from paceline.training.preparation.duckdb_database import Database, DuckDbDialect
+from paceline.training.preparation.duckdb_reading import File, RawReader
 from paceline.training.preparation.line_numbers import Ints, Skipped, blank_lines, count_lines, lines_of
 from paceline.training.preparation.recipe import Recipe
 from paceline.training.preparation.sources import Csv, JsonLines, Lines, Parquet
@@ -34,7 +33,7 @@ class DuckDbEngine:
         self.run, self.one = self.database.run, self.database.one
 
     def read(self, progress: Progress) -> list[SourceRows]:
-        recipe, reader = self.recipe, Reader(self.database, self.recipe)
+        recipe, reader = self.recipe, RawReader(self.database, self.recipe)
         with self.database.during("reading the sources"):
             reader.read(progress)
         self.files = reader.files

@@ -2,12 +2,14 @@
 
 DuckDB does not say which lines its accepted rows come from, and where a quote is not closed it also refuses lines
 behind it, or hides them. So where it refuses a quote, the file is read again without the lines whose quotes are not
-closed, which [quotes.py](quotes.py) finds.
+closed, which `write_closed` finds.
 """
 
 from __future__ import annotations
 
 import itertools
+import mmap
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,18 +21,106 @@ import numpy as np
 
 from paceline.errors import DataError
 from paceline.training.preparation import Progress, rule_of
-from paceline.training.preparation.duckdb_database import Database
-from paceline.training.preparation.duckdb_sql import form, read_text_file
+from paceline.training.preparation.duckdb_database import Database, form, read_text_file
 from paceline.training.preparation.line_numbers import Ints, line_with_return, lines_at
-from paceline.training.preparation.many_fields import refuse_many_fields
-from paceline.training.preparation.quotes import write_closed
 from paceline.training.preparation.recipe import Recipe
-from paceline.training.preparation.sources import Csv, JsonLines, Lines, Parquet, Source
+from paceline.training.preparation.sources import Csv, JsonLines, Lines, Parquet, RowSource
 from paceline.training.preparation.sql import literal
 from paceline.training.preparation.text import is_packed, is_utf8, write_utf8
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+# --- Finds the lines of a CSV file in which a quote is not closed, whatever the lines behind them hold ----------------
+#     7,1.5,"a, b"       a record: each field is in quotes as a whole, or does not begin with one
+#     8,"two
+#     lines",c           a record of two lines
+#     9,1.5,"a           no record begins here, so this line is set aside, and the next one is tried
+#     10,1.5,"b",c
+#
+# A parser that reads on instead takes everything up to the next quote of the file for one field.
+
+_BLOCK = 1 << 22
+
+
+def record_pattern(delimiter: str, quote: str) -> re.Pattern[bytes]:
+    """Return what a record looks like, to the end of its last line."""
+    separator, mark = (re.escape(each.encode()) for each in (delimiter, quote))
+    quoted = b"[ ]?%b[^%b]*(?:%b%b[^%b]*)*%b[ ]*" % ((mark,) * 6)
+    plain = b"(?![ ]?%b)[^%b\n]*" % (mark, separator)
+    field = b"(?:%b|%b)(?=%b|\r?\n|\\Z)" % (quoted, plain, separator)
+    return re.compile(b"%b(?:%b%b)*(?:\r?\n|\\Z)" % (field, separator, field))
+
+
+def write_closed(text: Path, closed: Path, delimiter: str, quote: str, header: bool) -> list[tuple[int, bytes]]:
+    """Write a text without the lines in which a quote is not closed; return those with their numbers."""
+    records, pattern = [], record_pattern(delimiter, quote)
+    line, written = 1, 0
+    with (
+        open(text, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw,
+        open(closed, "wb") as out,
+    ):
+        for begin, end in _unclosed(raw, pattern, quote.encode(), raw.find(b"\n") + 1 if header else 0):
+            for first in range(written, begin, _BLOCK):
+                block = raw[first : min(begin, first + _BLOCK)]
+                line += block.count(b"\n")
+                out.write(block)
+            records.append((line, raw[begin:end]))
+            line, written = line + 1, end
+        for first in range(written, len(raw), _BLOCK):
+            out.write(raw[first : first + _BLOCK])
+    return records
+
+
+def _unclosed(raw: mmap.mmap, pattern: re.Pattern[bytes], mark: bytes, at: int) -> Iterator[tuple[int, int]]:
+    """Yield from where to where the lines go at which no record begins."""
+    while (quote := raw.find(mark, at)) >= 0:
+        begin = max(raw.rfind(b"\n", at, quote) + 1, at)
+        record = pattern.match(raw, begin)
+        at = record.end() if record else raw.find(b"\n", begin) + 1 or len(raw)
+        if record is None:
+            yield begin, at
+
+
+# --- Refuses a line with so many more fields than the schema that an account of it would not fit into memory ----------
+# For each field too many DuckDB writes down the whole line: of one with a million fields, a million times a megabyte.
+
+#: Bytes that DuckDB may write down of one line.
+MOST = 1 << 28
+#: Lines that are shorter cannot need more; where each has a line break, no other byte of a file is looked at.
+SHORT = 1 << 14
+
+
+def refuse_many_fields(path: Path, text: Path, delimiter: str, quote: str, fields: int) -> None:
+    """Raise `DataError` with the line; `text` is what is parsed of `path`."""
+    separator, mark = delimiter.encode(), re.escape(quote.encode())
+    if not text.stat().st_size:  # an empty file cannot be mapped
+        return
+    with open(text, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as raw:
+        for begin, end in _long_lines(raw):
+            line = raw[begin:end]
+            outside = re.sub(b"%b[^%b]*%b" % (mark, mark, mark), b"", line) if mark else line
+            field_count = outside.count(separator) + 1
+            if (field_count - fields) * len(line) > MOST:
+                number = 1 + sum(raw[at : min(begin, at + MOST)].count(b"\n") for at in range(0, begin, MOST))
+                raise DataError(
+                    f"{path}, line {number}: it has {field_count:,} fields, and the schema {fields}; remove it"
+                )
+
+
+def _long_lines(raw: mmap.mmap) -> Iterator[tuple[int, int]]:
+    """Yield where each line of more than twice `SHORT` bytes begins and ends, and perhaps some shorter ones."""
+    at = 0
+    while at < len(raw):
+        if raw.find(b"\n", at, at + SHORT) >= 0 or at + SHORT >= len(raw):
+            at += SHORT
+            continue
+        end = raw.find(b"\n", at)
+        end = len(raw) if end < 0 else end
+        yield raw.rfind(b"\n", 0, at) + 1, end
+        at = end + 1
 
 
 @dataclass(frozen=True)
@@ -55,7 +145,7 @@ class File:
         return lines
 
 
-class Reader:
+class RawReader:
     """Makes `raw` and `refused` in a database; `files` lists what the numbers of files in them stand for."""
 
     def __init__(self, database: Database, recipe: Recipe) -> None:
@@ -100,7 +190,7 @@ class Reader:
                 )
             self.files.append(File(path, number, 0, rows, path))
 
-    def _load_batches(self, number: int, source: Source) -> None:
+    def _load_batches(self, number: int, source: RowSource) -> None:
         """Append the rows of all files of a source that reads them itself, as one query: there may be many files."""
         import pyarrow as pa
 

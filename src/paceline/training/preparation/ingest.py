@@ -30,8 +30,8 @@ from paceline.training.preparation.inputs import (
     STANDARD_INPUT_SHOWN,
     Input,
     InputFault,
+    InputPart,
     InputReader,
-    Part,
     Turns,
     as_bytes,
     input_of,
@@ -41,7 +41,6 @@ from paceline.training.preparation.recipe import Recipe, Words
 from paceline.training.preparation.sources import Csv, JsonLines, Lines
 from paceline.training.shards.drift import Drift, Reference, as_lists, from_lists
 from paceline.training.shards.manifest import Account, Shard, write_whole
-from paceline.training.shards.room import refuse_links, room_in
 from paceline.training.shards.sealed import (
     Note,
     Sealed,
@@ -54,7 +53,7 @@ from paceline.training.shards.sealed import (
     only_writer,
     position,
 )
-from paceline.training.shards.writing import Rows, ShardWriter
+from paceline.training.shards.writing import Rows, ShardWriter, refuse_links, room_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -177,7 +176,7 @@ class _Writer:
         """Seal what comes; return what is to be said about inputs that failed."""
         failed = []
         for turn in turns:
-            if isinstance(turn, Part):
+            if isinstance(turn, InputPart):
                 wait_until(lambda: ahead is None or self.sealed.rows <= ahead + position(self.root))
                 if (fault := self._fault_of_header(turn)) is not None:
                     turns.drop(turn.source)
@@ -189,7 +188,7 @@ class _Writer:
                 failed += [f"{turn.source} {turn.what}"] if turn.failed else []
         return failed
 
-    def _seal(self, part: Part) -> None:
+    def _seal(self, part: InputPart) -> None:
         before, number = self.taken(part.source), len(self.sealed.shards)
         begins = self._has_header(part)
         read = self._read(part.lines[begins:], part.source, before + begins)
@@ -215,13 +214,13 @@ class _Writer:
             worst = max(sealed.rejected, key=lambda rule: sealed.rejected[rule])
             self._note(part.source, f"is noisy: {rejected:,} of {sealed.read:,} rows are rejected, most as {worst!r}")
 
-    def _has_header(self, part: Part) -> bool:
+    def _has_header(self, part: InputPart) -> bool:
         """Whether the lines begin with the names of the fields, as a file does, or a pipe that is begun again."""
         if not part.begins or not isinstance(self.given, Csv) or not self.given.header:
             return False
         return not self.taken(part.source) or self.given.names_in(part.lines[0]) == list(self.given.schema)
 
-    def _fault_of_header(self, part: Part) -> str | None:
+    def _fault_of_header(self, part: InputPart) -> str | None:
         if not self._has_header(part) or not isinstance(self.given, Csv):
             return None
         return self.given.fault_of_header(part.lines[0])

@@ -36,7 +36,7 @@ HTTP_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
-class Part:
+class InputPart:
     """Some lines of an input, one after another."""
 
     source: str
@@ -91,7 +91,7 @@ class InputReader:
         with self._changed:
             return self._ended and not self._buffer
 
-    def take(self, patience: float) -> Part | None:
+    def take(self, patience: float) -> InputPart | None:
         """Return so many lines, or those that came within `patience` seconds; None without any."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._holds(1), patience)
@@ -101,7 +101,7 @@ class InputReader:
         if not lines:
             return None
         begins, self._taken = not self._taken, True
-        return Part(self.name, lines, begins)
+        return InputPart(self.name, lines, begins)
 
     def close(self) -> None:
         """Let the thread end at its next line."""
@@ -142,7 +142,7 @@ class Turns:
         at = names.index(last) + 1 if last in names else 0
         self.readers, self.patience = deque(readers[at:] + readers[:at]), patience
 
-    def __iter__(self) -> Iterator[Part | InputFault]:
+    def __iter__(self) -> Iterator[InputPart | InputFault]:
         while self.readers:
             reader = self.readers.popleft()
             part = reader.take(self._seconds(reader))

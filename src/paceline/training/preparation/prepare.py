@@ -26,6 +26,7 @@ from paceline.training.preparation import Engine, Progress
 from paceline.training.preparation.encoding import Encoder, transformed
 from paceline.training.preparation.recipe import Recipe, Words
 from paceline.training.preparation.sources import check_headers
+from paceline.training.shards.drift import Moments
 from paceline.training.shards.manifest import (
     Account,
     Column,
@@ -36,9 +37,7 @@ from paceline.training.shards.manifest import (
     Split,
     write_whole,
 )
-from paceline.training.shards.room import refuse_links, room_in
-from paceline.training.shards.statistics import Moments
-from paceline.training.shards.writing import Rows, ShardWriter
+from paceline.training.shards.writing import Rows, ShardWriter, refuse_links, room_in
 
 if TYPE_CHECKING:
     pass
@@ -85,7 +84,7 @@ def prepare(
     check_headers(recipe.all_sources)
     work = root / "unfinished"
     work.mkdir(parents=True, exist_ok=True)
-    finished = Finished(work / "progress.json", recipe.sha256(sizes))
+    finished = FinishedShards(work / "progress.json", recipe.sha256(sizes))
     backend = ENGINES[engine](recipe, work, threads, memory)
     with room_in(root):
         try:
@@ -104,7 +103,7 @@ def _refuse_taken(root: Path) -> None:
         raise DataError(f"{root} holds other files; choose a folder that is empty or does not exist")
 
 
-class Finished:
+class FinishedShards:
     """The shards that are written, kept for an attempt that comes after this one."""
 
     def __init__(self, file: Path, recipe: str) -> None:
@@ -132,7 +131,9 @@ class Finished:
 class _Preparation:
     """One attempt to follow a recipe with an engine."""
 
-    def __init__(self, recipe: Recipe, root: Path, engine: Engine, finished: Finished, progress: Progress) -> None:
+    def __init__(
+        self, recipe: Recipe, root: Path, engine: Engine, finished: FinishedShards, progress: Progress
+    ) -> None:
         self.recipe, self.root, self.engine = recipe, root, engine
         self.finished, self.progress = finished, progress
         self.moments: dict[str, Moments] = {}

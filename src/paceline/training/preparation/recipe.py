@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import runpy
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from paceline.errors import DataError
-from paceline.training.preparation.sources import Source, described
+from paceline.errors import DataError, PacelineError
+from paceline.training.preparation.sources import RowSource, described
 from paceline.training.shards.manifest import PAGE_ROWS
 
 
@@ -47,7 +50,7 @@ class Recipe:
             columns and leave some out. It is called with parts of the rows, so it must treat each row independently.
     """
 
-    sources: Source | Sequence[Source]
+    sources: RowSource | Sequence[RowSource]
     columns: Mapping[str, Expression]
     rules: Mapping[str, str] = field(default_factory=dict)
     key: str | Sequence[str] = ()
@@ -68,7 +71,7 @@ class Recipe:
             raise DataError("this recipe cannot be followed:\n" + "\n".join(f"  - {fault}" for fault in faults))
 
     @property
-    def all_sources(self) -> tuple[Source, ...]:
+    def all_sources(self) -> tuple[RowSource, ...]:
         assert isinstance(self.sources, tuple)
         return self.sources
 
@@ -133,3 +136,29 @@ def _shown(expression: Expression) -> Any:
     if isinstance(expression, Words):
         return {"words": expression.expression}
     return expression if isinstance(expression, str) else list(expression)
+
+
+# --- Find the recipe that the command line names, in a Python file ----------------------------------------------------
+
+
+def load_recipe(where: str) -> Recipe:
+    """Load RECIPE as the command line names it: `file.py`, whose recipe is called `recipe`, or `file.py:name`."""
+    path, _, name = where.partition(":")
+    if not Path(path).is_file():
+        near = f"; did you mean {path}.py?" if Path(f"{path}.py").is_file() else ""
+        raise DataError(f"there is no file {path}{near}")
+    try:
+        namespace = runpy.run_path(path)
+    except PacelineError:
+        raise
+    except SyntaxError as error:
+        raise DataError(f"{path} does not parse: line {error.lineno}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        where = f" in line {lines[-1]}" if lines else ""
+        raise DataError(f"{path} fails when it is read{where}: {type(error).__name__}: {error}") from error
+    recipe = namespace.get(name or "recipe")
+    if not isinstance(recipe, Recipe):
+        others = ", ".join(key for key, value in namespace.items() if isinstance(value, Recipe)) or "none"
+        raise DataError(f"{path} has no Recipe called {name or 'recipe'!r}; it has {others}")
+    return recipe

@@ -31,7 +31,7 @@ LARGEST_IMAGE = 1 << 28  # bytes of a file
 IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".pgm", ".ppm", ".tif", ".tiff"}
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Rows of one kind of file."""
 
     @property
@@ -290,7 +290,7 @@ def found(files: Files) -> list[Path]:
     return paths
 
 
-def check_headers(sources: Sequence[Source]) -> None:
+def check_headers(sources: Sequence[RowSource]) -> None:
     """Refuse files that say other fields than the schema, or than the source's first file."""
     for source in sources:
         if isinstance(source, Arrow):
@@ -336,7 +336,7 @@ def _check_schema(schema: Mapping[str, str]) -> None:
             raise DataError(f"the field {name!r} has the type {kind!r}; {suggest(kind.removesuffix('?'), TYPES)}")
 
 
-def described(source: Source) -> dict[str, Any]:
+def described(source: RowSource) -> dict[str, Any]:
     """Return a source as data."""
     return {name: value if isinstance(value, bool) else _plain(value) for name, value in vars(source).items()}
 

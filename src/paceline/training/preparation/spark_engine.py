@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import DataError, MachineError
 from paceline.training.preparation import REFUSALS, Progress, SourceRows, rule_of
 from paceline.training.preparation.recipe import Recipe
-from paceline.training.preparation.sources import Csv, JsonLines, Lines, Parquet, Source
+from paceline.training.preparation.sources import Csv, JsonLines, Lines, Parquet, RowSource
 from paceline.training.preparation.sql import Query, literal
 from paceline.training.preparation.text import is_packed, is_utf8, write_utf8
 
@@ -154,7 +154,7 @@ class SparkEngine:
             self._lines().createOrReplaceTempView("lines")
         return self._sql(" UNION ALL ".join(itertools.starmap(self._parsed, enumerate(self.recipe.all_sources))))
 
-    def _parsed(self, number: int, source: Source) -> str:
+    def _parsed(self, number: int, source: RowSource) -> str:
         """Return a query for the rows of a source of text."""
         files = ", ".join(str(at) for at, (each, _) in enumerate(self.paths) if each == number)
         lines = f"(SELECT * FROM lines WHERE _file IN ({files}))"
@@ -170,7 +170,7 @@ class SparkEngine:
         fields = ", ".join(f"_json.{self.dialect.name(name)}" for name in source.schema)
         return f"SELECT {fields}, {good}, _file, _row, _value, {valid} FROM (SELECT *, {parsed} AS _json FROM {lines})"
 
-    def _text(self, at: int, source: Source, path: Path) -> Path:
+    def _text(self, at: int, source: RowSource, path: Path) -> Path:
         """Return a file that Spark reads, in parts where it is not packed."""
         if not isinstance(source, Csv | JsonLines | Lines) or (is_utf8(source.encoding) and not is_packed(path)):
             return path
@@ -220,7 +220,7 @@ class SparkEngine:
     def _csv(self, source: Csv, lines: str) -> str:
         """Return a query for the fields of lines, and for what is wrong with those that do not have them.
 
-        As for [quotes.py](quotes.py), a field is in quotes as a whole or does not begin with one.
+        As for [duckdb_reading.py](duckdb_reading.py), a field is in quotes as a whole or does not begin with one.
         """
         separator, quote = (re.escape(mark) for mark in (source.delimiter, source.quote))
         quoted = f"[ ]?{quote}[^{quote}]*+(?:{quote}{quote}[^{quote}]*+)*+{quote}[ ]*+" if quote else "(?!)"

@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.errors import DataError, MachineError
 from paceline.training.shards.manifest import Column, Shard, ShardFile
+
+# --- Where a folder of shards can be written: names a full disk, and what would be written elsewhere ------------------
+
+
+@contextmanager
+def room_in(folder: Path) -> Iterator[None]:
+    """Raise `MachineError` with the way out where the block finds the disk of a folder full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise DataError(f"{folder} cannot be written: {error}; give another folder") from error
+        raise MachineError(
+            f"the disk of {folder} is full; make room and give the command again, which goes on where it stopped"
+        ) from error
+
+
+def refuse_links(folder: Path) -> None:
+    """Raise `DataError` if what is written below a folder would go elsewhere: it may be another person's."""
+    if folder.exists() and not folder.is_dir():
+        raise DataError(f"{folder} is a file; give a folder, which need not exist")
+    for each in folder.rglob("*"):
+        if each.is_symlink():
+            raise DataError(f"{each} is a link, and rows would be written to where it leads; give another folder")
+
 
 Array = NDArray[np.generic]
 

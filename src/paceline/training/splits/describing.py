@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from paceline.algorithms.splits.derivation import PARAMETER
-from paceline.algorithms.splits.nodes import Held, Node, Shape
+from paceline.algorithms.splits.nodes import Held, Shape, SplitNode
 from paceline.training.parameters.layout import trainable
 from paceline.training.splits.kinds import ARITHMETIC, SIZES, kind_of
 from paceline.training.stages.following import tensors_of
@@ -25,7 +25,7 @@ from paceline.training.stages.tracing import Traced, attribute
 class Description:
     """A model's operations for chunks of one size."""
 
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[SplitNode] = field(default_factory=list)
     inputs: dict[str, Shape] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     #: Values that need a gradient; parameters with `PARAMETER` before their names.
@@ -70,13 +70,13 @@ def names_of(module: nn.Module) -> dict[int, str]:
     return {id(t): name for name, t in (*module.named_buffers(), *module.named_parameters())}
 
 
-def _parameter(node: fx.Node, value: Any, names: dict[int, str]) -> Node:
+def _parameter(node: fx.Node, value: Any, names: dict[int, str]) -> SplitNode:
     """Describe what reads a parameter or a buffer by name: it is used whole."""
     shape = tuple(value.shape) if isinstance(value, Tensor) else None
     parameters = (
         (Held("value", names[id(value)], tuple(value.shape), value.requires_grad),) if id(value) in names else ()
     )
-    return Node(node.name, "read", shape=shape, held=parameters)
+    return SplitNode(node.name, "read", shape=shape, held=parameters)
 
 
 def _node(
@@ -87,10 +87,10 @@ def _node(
     kwargs: Any,
     changes: bool,
     names: dict[int, str],
-) -> Node:
+) -> SplitNode:
     result = results[node]
     if _is_size(node, results, result):
-        return Node(node.name, "size", facts={"value": result})
+        return SplitNode(node.name, "size", facts={"value": result})
     kind, facts = kind_of(traced, node, args, kwargs, result)
     takes = [each for each in node.all_input_nodes if not _is_constant(each, results)]
     shapes = tuple(tuple(results[each].shape) if isinstance(results[each], Tensor) else None for each in takes)
@@ -104,7 +104,7 @@ def _node(
     if isinstance(result, Tensor) and (order := memory_order(result)) != tuple(range(result.dim())):
         facts["lies"] = order
     facts["changes"] = changes
-    return Node(node.name, kind, tuple(each.name for each in takes), shapes, shape, parameters, layer, facts)
+    return SplitNode(node.name, kind, tuple(each.name for each in takes), shapes, shape, parameters, layer, facts)
 
 
 def memory_order(tensor: Tensor) -> tuple[int, ...]:

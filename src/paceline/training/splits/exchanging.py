@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.algorithms.splits import Box, Placement
 from paceline.algorithms.splits.derivation import Step
-from paceline.algorithms.splits.movements import CUT, TRIM, Exchange, Movement, intersection, volume
+from paceline.algorithms.splits.movements import CUT, TRIM, AllToAll, Movement, intersection, volume
 from paceline.runtime.links import TURNS, Link, Span
 from paceline.training.splits.slicing import window
 
@@ -39,12 +39,12 @@ class Request(NamedTuple):
 
 
 @cache
-def exchanges_of(movement: Movement, shape: tuple[int, ...], workers: int) -> list[Exchange]:
+def exchanges_of(movement: Movement, shape: tuple[int, ...], workers: int) -> list[AllToAll]:
     return movement.exchanges(shape, workers)
 
 
 @cache
-def offsets(exchange: Exchange, sender: int, itemsize: int) -> tuple[dict[int, tuple[int, int]], int]:
+def offsets(exchange: AllToAll, sender: int, itemsize: int) -> tuple[dict[int, tuple[int, int]], int]:
     """Return where a worker's vector has the box for each other worker, in bytes, and how many bytes are used."""
     places: dict[Box, tuple[int, int]] = {}
     spans, end = dict[int, tuple[int, int]](), 0
@@ -122,10 +122,10 @@ class LinkMover:
             tensor = self._exchange(exchange, tensor.reshape(self._extent(exchange)))
         return shaped(tensor, request.movement.target, request, self.place)
 
-    def _extent(self, exchange: Exchange) -> tuple[int, ...]:
+    def _extent(self, exchange: AllToAll) -> tuple[int, ...]:
         return tuple(stop - first for first, stop in exchange.has.box(exchange.extent, self.place))
 
-    def _exchange(self, exchange: Exchange, tensor: Tensor) -> Tensor:
+    def _exchange(self, exchange: AllToAll, tensor: Tensor) -> Tensor:
         turn, mine, size = self.count % TURNS, self.place, tensor.element_size()
         self.count += 1
         origin = exchange.has.box(exchange.extent, mine)
@@ -147,7 +147,7 @@ class LinkMover:
         return combined(exchange, mine, [taken(sender) for sender in range(len(self.group))], tensor)
 
 
-def combined(exchange: Exchange, place: int, parts: Sequence[Tensor], like: Tensor) -> Tensor:
+def combined(exchange: AllToAll, place: int, parts: Sequence[Tensor], like: Tensor) -> Tensor:
     """Return what a worker has after an exchange: boxes side by side, or their sum in the order of the workers."""
     extent = exchange.extent
     target_box = exchange.wants.box(extent, place)

@@ -25,7 +25,7 @@ from paceline.training.splits.shares import TOTALS, Shares
 from paceline.training.splits.slicing import Stored, outline, stored_by
 from paceline.training.splits.walk import SplitModel, Walk
 from paceline.training.stages.exporting import ExportedGraph
-from paceline.training.stages.tracing import Call, retrace
+from paceline.training.stages.tracing import TracedCall, retrace
 
 T = TypeVar("T")
 Shapes = tuple[tuple[int, ...], ...]
@@ -35,7 +35,7 @@ Shapes = tuple[tuple[int, ...], ...]
 class SplitBlueprint:
     """How a model is split, with all that workers need to do it in the same way."""
 
-    call: Call
+    call: TracedCall
     exported: ExportedGraph | None
     #: A program for each size of chunk, by the shapes of the tensors that the model takes.
     programs: Mapping[Shapes, Program]
@@ -102,7 +102,7 @@ class SplitReplica:
         """Compute a chunk: the walk seeds its chance, asks for movements, and ends with the chunk's mean loss."""
         replica = self.replica
         prepared = replica.prepared(chunk, batch)
-        _, tensors = Call.of(replica.loss, prepared)
+        _, tensors = TracedCall.of(replica.loss, prepared)
         shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         if shapes not in self.models:
             sizes = " or ".join(" and ".join(map(str, each)) for each in self.models)

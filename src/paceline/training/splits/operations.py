@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map
 
 from paceline.algorithms.splits.experts import COMBINE, DISPATCH
 from paceline.algorithms.splits.experts import COMPUTE as EXPERTS
-from paceline.algorithms.splits.nodes import Layout, Node
+from paceline.algorithms.splits.nodes import Layout, SplitNode
 from paceline.algorithms.splits.strips import DIM
 from paceline.training.gradients.randomness import reseed
 from paceline.training.jobs.experts import Routing, bounds_of, route
@@ -28,7 +28,7 @@ class Operation:
 
     traced: Traced
     piece: fx.Node
-    node: Node
+    node: SplitNode
     layout: Layout
     way: str
     place: int

@@ -21,19 +21,75 @@ from torch.utils._pytree import tree_map
 from paceline.algorithms.splits.derivation import Program, derive
 from paceline.algorithms.splits.proof import prove_program
 from paceline.algorithms.splits.recipes import SplitRecipe
-from paceline.errors import JobError, JobWarning
+from paceline.errors import JobError, JobWarning, PlanError
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.gradients.replica import Replica
 from paceline.training.jobs.job import Job
 from paceline.training.parameters.layout import trainable
+from paceline.training.parameters.optimizers import Optimizer, bare_step, optimizer_over
 from paceline.training.splits.describing import describe
 from paceline.training.splits.exchanging import Request, kept, move_together
 from paceline.training.splits.gradients import Shapes, SplitBlueprint, SplitReplica
 from paceline.training.splits.slicing import Stored, assembled, shapes_of, sliced
 from paceline.training.stages.exporting import CannotExport, ExportedGraph
-from paceline.training.stages.memory_estimate import Live
+from paceline.training.stages.memory_estimate import BESIDES, OPERATION, Live, step_bytes
 from paceline.training.stages.rehearsal import Example, fresh
-from paceline.training.stages.tracing import Call, Traced, export, retrace, trace
+from paceline.training.stages.tracing import Traced, TracedCall, export, retrace, trace
+
+# --- The check that the user's optimizer steps parts of a parameter as it steps the whole -----------------------------
+
+STEPS = 3
+
+
+def check_parts(optimizer: Optimizer, module: nn.Module) -> None:
+    """Raise `PlanError` for an optimizer whose step of a number depends on others (Muon, Adafactor, LAMB).
+
+    A copy of it steps a small matrix, and another one its halves. What takes only matrices is tried with the first
+    matrix's settings.
+    """
+    named = trainable(module)
+    chosen = next((p for p in named.values() if p.dim() == 2), next(iter(named.values())))
+    generator = torch.Generator().manual_seed(0)
+    value = torch.randn(6, 4, generator=generator, dtype=torch.float64)
+    gradients = [torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(STEPS)]
+    full = _stepped(optimizer, chosen, value, gradients)
+    halves = [_stepped(optimizer, chosen, value[rows], [g[rows] for g in gradients]) for rows in _HALVES]
+    if not torch.allclose(full, torch.cat(halves), rtol=1e-9, atol=1e-12):
+        raise PlanError(
+            f"{type(optimizer).__name__} steps each number by others of its matrix, and under this plan a worker has a "
+            "part of it alone; use an optimizer such as SGD, Adam or Adagrad, or a plan that does not split layers"
+        )
+
+
+_HALVES = (slice(0, 2), slice(2, 6))
+
+
+def _stepped(
+    optimizer: Optimizer, chosen: nn.Parameter, value: torch.Tensor, gradients: list[torch.Tensor]
+) -> torch.Tensor:
+    parameter = nn.Parameter(value.clone())
+    copy = optimizer_over(optimizer, {chosen: parameter})
+    for state in _initial(optimizer, chosen, parameter):
+        copy.state[parameter] = state
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        bare_step(copy)()
+    return parameter.detach()
+
+
+def _initial(optimizer: Optimizer, chosen: nn.Parameter, parameter: nn.Parameter) -> list[dict[str, object]]:
+    """Return the state that some optimizers (Adagrad) make at once, of the right shape."""
+    state = optimizer.state.get(chosen)
+    if not state:
+        return []
+    return [{key: _like(parameter, value, chosen.shape) for key, value in state.items()}]
+
+
+def _like(parameter: nn.Parameter, value: object, shape: torch.Size) -> object:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.full_like(parameter, float(value.flatten()[0])) if value.shape == shape else value.clone()
+
 
 T = TypeVar("T")
 #: By how much losses and gradients of the rehearsal may differ, relative to their size.
@@ -52,7 +108,7 @@ def split_blueprint(
     """Return the blueprint; `examples` are chunks of every size, a full one first."""
     twin = copy.deepcopy(module).train()
     replica = Replica(job, twin, ())
-    call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
+    call, tensors = TracedCall.of(replica.loss, replica.prepared(*fresh(examples[0])))
     traced = _traced(twin, call, tensors)
     closed = {path: why for path, why in traced.whole.items() if list(twin.get_submodule(path).parameters())}
     if closed:  # torch.export may look into them; whatever goes wrong there, the graph of torch.fx serves
@@ -74,7 +130,7 @@ def _blueprint(
     workers: int,
     recipe: SplitRecipe,
     stage: int,
-    call: Call,
+    call: TracedCall,
     exported: ExportedGraph | None,
 ) -> SplitBlueprint:
     """Return the blueprint for a graph by torch.export, or by torch.fx if there is none."""
@@ -82,7 +138,7 @@ def _blueprint(
     for example in examples:
         twin = copy.deepcopy(module).train()
         replica = Replica(job, twin, ())
-        _, tensors = Call.of(replica.loss, replica.prepared(*fresh(example)))
+        _, tensors = TracedCall.of(replica.loss, replica.prepared(*fresh(example)))
         traced = retrace(twin, call, exported)
         described = describe(traced, tensors)
         recipe.check(described.nodes)
@@ -133,7 +189,7 @@ def _doubled(value: object) -> object:
     return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
-def _traced(twin: nn.Module, call: Call, tensors: Sequence[Tensor]) -> Traced:
+def _traced(twin: nn.Module, call: TracedCall, tensors: Sequence[Tensor]) -> Traced:
     """Trace by torch.fx, and by torch.export where that fails."""
     try:
         return trace(twin, call)
@@ -266,3 +322,39 @@ def _difference(module: nn.Module, what: str) -> JobError:
         f"with its layers split {type(module).__name__} computes something else: {what}. Its code does what its graph "
         "does not show (it changes itself, or draws chance of its own); put that part into a module of its own"
     )
+
+
+# The memory of workers with parts of layers: bytes of tensors, counted while all of them compute an update together.
+# A worker's own memory is what it stores of the model, gradients, the optimizer's state, and what a chunk needs: values
+# between forward and backward, what movements bring, what is gathered of parameters. The vectors through which workers
+# exchange numbers are shared, and not counted.
+
+
+def peaks_of_parts(
+    job: Job, module: nn.Module, blueprint: SplitBlueprint, example: Example, chunks: int = 1
+) -> list[int]:
+    """Return the most bytes that each worker of a group will take, if an update has so many chunks like this one."""
+    workers = range(blueprint.program.workers)
+    parts = [SplitReplica(job, sliced(module, blueprint.stored, place), blueprint, place) for place in workers]
+    lives = [Live() for _ in workers]
+    draws = any(model.traced.draws for model in parts[0].models.values())
+    for _ in range(min(2, chunks)):  # the second finds gradients to add to
+        walks = []
+        for part, live in zip(parts, lives, strict=True):
+            with live:
+                walks.append(part.walk(*fresh(example), 1.0))
+        run_together(walks, draws, lives)
+    sums = [GradientSum([], [b.clone() for b in p.replica.moving], 0.0, 1.0, 0) for p in parts]
+    run_together([part.finish(each) for part, each in zip(parts, sums, strict=True)], False, lives)
+    return [_peak(job, part, live) for part, live in zip(parts, lives, strict=True)]
+
+
+def _peak(job: Job, part: SplitReplica, live: Live) -> int:
+    """Return the peak of one worker: in a chunk, or in the optimizer's step."""
+    replica = part.replica
+    resident = sum(p.nbytes for p in replica.module.parameters()) + sum(b.nbytes for b in replica.module.buffers())
+    gradients = sum(p.grad.nbytes for p in replica.parameters if p.grad is not None)
+    chunk, graph = live.most, OPERATION * live.operations
+    replica.take()
+    state, moment = step_bytes(live, job.make_optimizer(replica.module, replica.parameters), replica.parameters)
+    return BESIDES + resident + state + max(chunk + graph, gradients + moment)

@@ -21,7 +21,7 @@ from paceline.training.splits.slicing import outline
 from paceline.training.splits.walk import ChunkWalk, SplitModel
 from paceline.training.stages.blueprint import Blueprint
 from paceline.training.stages.cutting import Code
-from paceline.training.stages.tracing import Call, Traced
+from paceline.training.stages.tracing import Traced, TracedCall
 
 Moving = Generator[Request, Tensor, Any]
 
@@ -76,4 +76,4 @@ def bytes_sent(blueprint: Blueprint, layout: Layout) -> int:
 def traced_stage(code: Code, module: nn.Module) -> Traced:
     """Return the graph of one stage over the modules of the whole model."""
     graph: fx.Graph = code.part.graph
-    return Traced(module, graph, Call((), {}))
+    return Traced(module, graph, TracedCall((), {}))

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from paceline.algorithms.splits import WHOLE, Placement, cannon, experts
 from paceline.algorithms.splits.derivation import JOINT, PARAMETER, Program, Step
-from paceline.algorithms.splits.nodes import Layout, Node
+from paceline.algorithms.splits.nodes import Layout, SplitNode
 from paceline.training.gradients.backward_pass import backward, backward_from
 from paceline.training.gradients.replica import Replica
 from paceline.training.jobs.job import Batch
@@ -229,7 +229,7 @@ class ChunkWalk:
         tensor: Tensor = self._value((PARAMETER + name, placement))
         return tensor
 
-    def _read(self, node: Node, layout: Layout) -> Tensor:
+    def _read(self, node: SplitNode, layout: Layout) -> Tensor:
         (parameter,) = node.held
         return self._stored(parameter.name, layout.uses.get(parameter.role, WHOLE))
 

@@ -13,14 +13,14 @@ from paceline.algorithms.splits.derivation import Program
 from paceline.training.parameters.layout import trainable
 from paceline.training.stages.cutting import Code, cut
 from paceline.training.stages.exporting import ExportedGraph
-from paceline.training.stages.tracing import Call, retrace
+from paceline.training.stages.tracing import TracedCall, retrace
 
 
 @dataclass(frozen=True)
 class Blueprint:
     """The cuts of the model, with all that workers need to cut it in the same way."""
 
-    call: Call
+    call: TracedCall
     exported: ExportedGraph | None  # the model's graph, where torch.fx cannot make it
     numbers: tuple[str, ...]  # values that travel as tensors and are whole numbers
     places: tuple[int, ...]  # where stages begin, in pieces

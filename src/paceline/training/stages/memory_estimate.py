@@ -8,8 +8,10 @@ for small objects.
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import mmap
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +26,58 @@ from paceline.algorithms.schedules.memory import Back, Weighed, peaks
 from paceline.training.data.source import Reader
 from paceline.training.jobs.job import Job
 from paceline.training.parameters.optimizers import bare_step, optimizer_over
-from paceline.training.stages import onednn_workspace as workspace
 from paceline.training.stages.blueprint import Blueprint, skeleton
 from paceline.training.stages.segment import Segment
 from paceline.training.stages.stage import Stage, run_alone
+
+# Measures the workspace of oneDNN's LSTM: it allocates three times what its forward writes, and pages that are never
+# written take no memory.
+#
+# The kernel is asked which pages are resident. Memory that is reused is resident from the start, so the layer is run
+# again, and the pages of the run before are released in between.
+
+FORWARD = torch.ops.aten.mkldnn_rnn_layer.default
+BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward.default
+PLACE = 3  # of the workspace in the forward's results
+DONT_NEED = 4
+TRIES = 8  # until the allocator reuses memory whose pages were released
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def run(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Run the layer with a workspace of which only the written pages are resident."""
+    outputs, released = function(*args, **kwargs), set[int]()
+    if outputs[PLACE] is None:  # no backward will follow
+        return outputs
+    for _ in range(TRIES):
+        start, size = _pages(outputs[PLACE])
+        if start in released or not size:
+            break
+        _libc.madvise(start, size, DONT_NEED)
+        released.add(start)
+        del outputs
+        outputs = function(*args, **kwargs)
+    return outputs
+
+
+def written(workspace: Tensor) -> int:
+    """Return the workspace's resident bytes; all of it where the kernel does not say."""
+    start, size = _pages(workspace)
+    resident = (ctypes.c_ubyte * (size // mmap.PAGESIZE))()
+    if _libc.mincore(start, size, resident):
+        return workspace.nbytes
+    return workspace.nbytes - size + mmap.PAGESIZE * sum(page & 1 for page in resident)
+
+
+def _pages(tensor: Tensor) -> tuple[int, int]:
+    """Return the start of the whole pages in a tensor, and their bytes."""
+    start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    stop = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    return start, max(0, stop - start)
+
 
 BESIDES = 3 << 19
 OPERATION = 1 << 10  # bytes that autograd keeps of each, besides tensors; measured
@@ -49,15 +99,15 @@ class Live(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         inputs = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if _has_storage(leaf)}
-        partly = func is workspace.FORWARD and not any(isinstance(v, FakeTensor) for v in args)
-        result = workspace.run(func, args, kwargs or {}) if partly else func(*args, **(kwargs or {}))
+        partly = func is FORWARD and not any(isinstance(v, FakeTensor) for v in args)
+        result = run(func, args, kwargs or {}) if partly else func(*args, **(kwargs or {}))
         self.operations += 1
         for place, leaf in enumerate(tree_leaves(result)):
             if _has_storage(leaf):
                 storage = leaf.untyped_storage()
-                size = workspace.written(leaf) if partly and place == workspace.PLACE else storage.nbytes()
+                size = written(leaf) if partly and place == PLACE else storage.nbytes()
                 self._see(storage, size, inputs)
-        if func is workspace.BACKWARD and not isinstance(args[-1], FakeTensor):
+        if func is BACKWARD and not isinstance(args[-1], FakeTensor):
             self._grown(args[-1])
         return result
 
@@ -78,7 +128,7 @@ class Live(TorchDispatchMode):
         if isinstance(value, Tensor) and (key := value.untyped_storage()._cdata) in self._known:
             previous = self._known[key]
             self.most = max(self.most, self.bytes + value.nbytes - previous)
-            self._known[key] = max(previous, workspace.written(value))
+            self._known[key] = max(previous, written(value))
             self._add(self._known[key] - previous)
 
     def _gone(self, key: int) -> None:

@@ -35,7 +35,7 @@ from paceline.training.stages.cutting import (
 from paceline.training.stages.exporting import CannotExport
 from paceline.training.stages.refusals import in_pieces
 from paceline.training.stages.rehearsal import Example, fresh, rehearse
-from paceline.training.stages.tracing import Call, Traced, export, trace
+from paceline.training.stages.tracing import Traced, TracedCall, export, trace
 
 ROUNDS = 3  # measurements of each piece, of which the shortest counts
 CARRIED = 1e-9  # seconds to carry a byte to the next stage and its gradient back
@@ -56,7 +56,7 @@ def blueprint(
     """Return the blueprint of a pipeline; `examples` are micro-batches of every size, the largest first."""
     twin = copy.deepcopy(module).train()
     replica = Replica(job, twin, ())
-    call, tensors = Call.of(replica.loss, replica.prepared(*fresh(examples[0])))
+    call, tensors = TracedCall.of(replica.loss, replica.prepared(*fresh(examples[0])))
     traced, places = _traced_and_cut(twin, call, tensors, request)
     travels = rehearse(job, module, traced, places, examples)
     names = tuple(name_of(traced, place) for place in places)
@@ -96,7 +96,7 @@ class CutRequest:
 
 
 def _traced_and_cut(
-    twin: nn.Module, call: Call, tensors: Sequence[Tensor], request: CutRequest
+    twin: nn.Module, call: TracedCall, tensors: Sequence[Tensor], request: CutRequest
 ) -> tuple[Traced, tuple[int, ...]]:
     """Trace by torch.fx, and by torch.export where that fails; return the graph and where stages begin."""
     reasons = {"": "its own forward cannot be followed"}

@@ -57,7 +57,7 @@ class Parts(Protocol):
 
 
 @dataclass
-class _Kept:
+class _ForwardValues:
     """The values that a forward keeps for its backward."""
 
     chunk: Chunk
@@ -115,7 +115,7 @@ class Stage:
         self.recompute, self.carries_chance = blueprint.recompute[code.number], blueprint.carries_chance
         self.start = self.moving.values  # where the forwards of an update begin
         self.dtype = replica.parameters[0].dtype if replica.parameters else torch.get_default_dtype()
-        self.kept: dict[int, _Kept] = {}
+        self.kept: dict[int, _ForwardValues] = {}
         self.sums = Sums()
         #: The gradient of a whole update and its other sums, from when replicas have added it up until it is applied.
         self.summed: GradientSum | None = None
@@ -133,7 +133,7 @@ class Stage:
         """Run a micro-batch forward; return what goes to the next stage, [] from the last one."""
         weight = self.replica.chunk_weight(chunk, batch)
         began = self.start if self.flushes else self.moving.values
-        context = _Kept(chunk, weight, batch if self.recompute else None, values, None, began)
+        context = _ForwardValues(chunk, weight, batch if self.recompute else None, values, None, began)
         if self.carries_chance and not self.code.first:
             context.chance = context.takes.pop()
         self.weights.bind_version(version, ahead)
@@ -158,21 +158,21 @@ class Stage:
         changes = isinstance(value, nn.Parameter) and not self.flushes
         return value.detach().clone() if changes else dense(value.detach())
 
-    def _run(self, micro: int, context: _Kept, batch: Batch) -> Moves[list[Tensor]]:
+    def _run(self, micro: int, context: _ForwardValues, batch: Batch) -> Moves[list[Tensor]]:
         """Run the stage once; return what it gives, or the loss from the last one."""
         if self.parts is None:
             return self._computed(context, batch)
         batch = self._prepared(context, batch)
         return self._given(context, batch, (yield from self.parts.forward(micro, self.replica, context.takes)))
 
-    def _computed(self, context: _Kept, batch: Batch) -> list[Tensor]:
+    def _computed(self, context: _ForwardValues, batch: Batch) -> list[Tensor]:
         """Run a stage that this worker has alone."""
         batch = self._prepared(context, batch)
         with self.replica.precision():
             result = self.code(*context.takes)
         return self._given(context, batch, result)
 
-    def _prepared(self, context: _Kept, batch: Batch) -> Batch:
+    def _prepared(self, context: _ForwardValues, batch: Batch) -> Batch:
         """Begin a micro-batch: its chance, and what the stage takes."""
         replica, code = self.replica, self.code
         if code.first or code.last:
@@ -187,7 +187,7 @@ class Stage:
         context.takes = [t.detach().requires_grad_(n) for t, n in zip(context.takes, needs, strict=True)]
         return batch
 
-    def _given(self, context: _Kept, batch: Batch, result: Any) -> list[Tensor]:
+    def _given(self, context: _ForwardValues, batch: Batch, result: Any) -> list[Tensor]:
         """Keep what the stage gives, or the loss that the last one makes of it."""
         if self.code.last:
             result = [self.answered.loss(self.replica, batch, result, context.weight)]
@@ -202,7 +202,7 @@ class Stage:
             return [tensor.clone() for tensor in tensors]
         return tensors
 
-    def _count(self, context: _Kept, gives: list[Tensor]) -> None:
+    def _count(self, context: _ForwardValues, gives: list[Tensor]) -> None:
         sums = self.sums
         if self.code.last:
             sums.loss += context.weight * float(gives[0].detach())

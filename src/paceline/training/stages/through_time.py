@@ -42,7 +42,7 @@ class ThroughTime(nn.Module):
         """Return all outputs, time x batch x features, and the last state."""
         begin = self._begin(x) if state is None else state if isinstance(state, tuple) else (state,)
         seed = int(torch.randint(2**62, ())) if self.chance and self.training else None
-        run = _Run(self.cell, isinstance(state, tuple) or self._makes_tuples, seed)
+        run = _CellRun(self.cell, isinstance(state, tuple) or self._makes_tuples, seed)
         parameters = [p for p in self.cell.parameters() if p.requires_grad]
         outputs, *last = _Bounded.apply(  # type: ignore[no-untyped-call]
             run, self.memory, len(begin), x, *begin, *parameters
@@ -62,7 +62,7 @@ class ThroughTime(nn.Module):
         return tuple(x.new_zeros(x.shape[1], size) for _ in range(2 if self._makes_tuples else 1))
 
 
-class _Run:
+class _CellRun:
     """Runs the cell one step at a time; a recomputed step draws the same random numbers."""
 
     def __init__(self, cell: nn.Module, tuples: bool, seed: int | None) -> None:
@@ -83,7 +83,7 @@ class _Run:
 
 class _Bounded(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: _Run, memory: int, width: int, x: Tensor, *rest: Tensor) -> Any:
+    def forward(ctx: Any, run: _CellRun, memory: int, width: int, x: Tensor, *rest: Tensor) -> Any:
         """Run all steps once, keeping the states that the plan keeps before its first gradient."""
         begin, steps = rest[:width], len(x)
         plan = list(orders(steps, memory))
@@ -113,7 +113,7 @@ class _Along:
     """The backward pass, with the gradients so far."""
 
     def __init__(
-        self, run: _Run, x: Tensor, parameters: Sequence[Tensor], outputs: Tensor, last: list[Tensor], wants_x: bool
+        self, run: _CellRun, x: Tensor, parameters: Sequence[Tensor], outputs: Tensor, last: list[Tensor], wants_x: bool
     ) -> None:
         self.run, self.x, self.parameters, self.outputs, self.wants_x = run, x, parameters, outputs, wants_x
         self.of_state = last

@@ -144,14 +144,14 @@ def _hides_tensors(leaf: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Call:
+class TracedCall:
     """A call of the model: which of its arguments are tensors, and the values of the others."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @staticmethod
-    def of(step: Callable[[nn.Module, Batch], Tensor], batch: Batch) -> tuple[Call, list[Tensor]]:
+    def of(step: Callable[[nn.Module, Batch], Tensor], batch: Batch) -> tuple[TracedCall, list[Tensor]]:
         """Return how `step` calls the model for this batch, and the tensors that it passes."""
         recorder = CallRecorder()
         with contextlib.suppress(Called):
@@ -176,11 +176,11 @@ class Call:
             )
         tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
         args, kwargs = tree_unflatten([Argument.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in flat], spec)
-        return Call(args, kwargs), tensors
+        return TracedCall(args, kwargs), tensors
 
     def tensors_of(self, step: Callable[[nn.Module, Batch], Tensor], batch: Batch) -> list[Tensor]:
         """Return the tensors that `step` passes for another batch, if all else is passed as it was for the first."""
-        call, tensors = Call.of(step, batch)
+        call, tensors = TracedCall.of(step, batch)
         if call != self:
             raise JobError(
                 "the model is called with other arguments, beside tensors, than for the first batch, and is cut for "
@@ -207,7 +207,7 @@ class Traced:
 
     module: nn.Module
     graph: fx.Graph
-    call: Call
+    call: TracedCall
     whole: dict[str, str] = field(default_factory=dict)  # modules that could not be looked into: why
     numbers: set[str] = field(default_factory=set)  # pieces that make whole numbers, as far as is known
     exported: ExportedGraph | None = None  # what the graph was made from, where torch.fx could not follow
@@ -305,7 +305,7 @@ def attribute(module: nn.Module, path: str) -> Any:
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True  # what is computed of a buffer is part of the graph, not a constant
 
-    def __init__(self, call: Call, state: ModuleSnapshot) -> None:
+    def __init__(self, call: TracedCall, state: ModuleSnapshot) -> None:
         super().__init__()
         self.call, self.state, self.whole = call, state, dict[str, str]()
 
@@ -364,7 +364,7 @@ def _bound(rule: Callable[..., Any], module: nn.Module) -> Callable[..., Any]:
     return lambda *args, **kwargs: rule(module, *args, **kwargs)
 
 
-def export(module: nn.Module, call: Call, tensors: Sequence[Tensor]) -> Traced:
+def export(module: nn.Module, call: TracedCall, tensors: Sequence[Tensor]) -> Traced:
     """Return the graph by torch.export, for inputs like these."""
     # With one sample torch.export would assume that there is always one.
     alone = all(t.shape[0] == 1 for t in tensors if t.dim())
@@ -373,14 +373,14 @@ def export(module: nn.Module, call: Call, tensors: Sequence[Tensor]) -> Traced:
     return Traced(module, graph_of(exported), call, exported=exported)
 
 
-def retrace(module: nn.Module, call: Call, exported: ExportedGraph | None) -> Traced:
+def retrace(module: nn.Module, call: TracedCall, exported: ExportedGraph | None) -> Traced:
     """Return the graph of another copy of the module."""
     if exported is None:
         return trace(module, call)
     return Traced(module, graph_of(exported), call, exported=exported)
 
 
-def trace(module: nn.Module, call: Call) -> Traced:
+def trace(module: nn.Module, call: TracedCall) -> Traced:
     """Return the graph of a module that is in training mode."""
     state = ModuleSnapshot(module)
     tracer = _Tracer(call, state)

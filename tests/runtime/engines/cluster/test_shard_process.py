@@ -132,7 +132,7 @@ def test_the_head_sees_that_a_shard_lacks_its_last_pushes() -> None:
 def test_a_checkpoint_may_come_before_any_new_push() -> None:
     """As when Ctrl-C is pressed while workers start."""
     added = list[bytes]()
-    workers = SimpleNamespace(ahead=[0], add_rows=lambda rank, doing, rows: added.append(bytes(rows)))
+    workers = SimpleNamespace(ahead=[0], put_rows=lambda rows: added.append(rows.tobytes()))
     head: Any = SimpleNamespace(nodes=1, workers=workers, collector=SimpleNamespace(sources=[]))
     assert ServerHead._notify(head, np.empty(0, DTYPE)) == 0
     assert added == [b""]

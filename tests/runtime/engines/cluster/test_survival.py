@@ -13,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.interfaces.testing.survival.faults import Fault, FaultKind, Injector, Picture
-from paceline.interfaces.testing.survival.nodes import Nodes, Program, started
+from paceline.interfaces.testing.survival.faults import Fault, FaultKind, Injector, Picture, Times, times_of
+from paceline.interfaces.testing.survival.nodes import NodeProgram, Nodes, started
 from paceline.interfaces.testing.survival.proofs import applied_once, ended_well, left_behind, replayed
-from paceline.interfaces.testing.survival.timing import Times, times_of
 from paceline.runtime.runs.events import Event, EventKind, ProcessKind, read_events
 from paceline.runtime.runs.live import Phase, read_live
 from paceline.runtime.runs.record import read_record
@@ -84,7 +83,7 @@ class Scene:
 
 
 def test_worker_primary_backup_and_desk_are_killed_in_one_run(tmp_path: Path) -> None:
-    with started(tmp_path, Program("downpour:shards=2", 3, BATCHES, 0.01), held=True) as (ran, _):
+    with started(tmp_path, NodeProgram("downpour:shards=2", 3, BATCHES, 0.01), held=True) as (ran, _):
         scene = Scene(ran)
         scene.mended(scene.do(FaultKind.KILL_BACKUP), "noticed", "replicated")
         scene.mended(scene.do(FaultKind.KILL_WORKER), "noticed", "replaced")
@@ -98,7 +97,7 @@ def test_worker_primary_backup_and_desk_are_killed_in_one_run(tmp_path: Path) ->
 
 
 def test_replicas_go_on_with_their_centre_when_a_worker_and_the_primary_are_killed(tmp_path: Path) -> None:
-    with started(tmp_path, Program("diloco:mode=asynchronous,every=3", 2, BATCHES, 0.01), held=True) as (ran, _):
+    with started(tmp_path, NodeProgram("diloco:mode=asynchronous,every=3", 2, BATCHES, 0.01), held=True) as (ran, _):
         scene = Scene(ran)
         scene.mended(scene.do(FaultKind.KILL_PRIMARY), "noticed", "served")
         scene.mended(scene.do(FaultKind.KILL_WORKER), "noticed", "replaced")
@@ -120,7 +119,7 @@ def _live_names_every_process(scene: Scene) -> None:
 
 
 def test_a_stopped_primary_is_replaced_and_becomes_a_backup_when_it_wakes(tmp_path: Path) -> None:
-    with started(tmp_path, Program("ssp:bound=3", 2, BATCHES, 0.01), held=True) as (ran, _):
+    with started(tmp_path, NodeProgram("ssp:bound=3", 2, BATCHES, 0.01), held=True) as (ran, _):
         scene = Scene(ran)
         fault = scene.do(FaultKind.STOP_PRIMARY, 4.0)
         scene.mended(fault, "noticed", "served", "replicated")  # two nodes: none but the sleeper can be the backup
@@ -130,7 +129,7 @@ def test_a_stopped_primary_is_replaced_and_becomes_a_backup_when_it_wakes(tmp_pa
 
 
 def test_a_lost_node_is_replaced_by_spares_on_others_and_takes_part_when_it_is_started_again(tmp_path: Path) -> None:
-    with started(tmp_path, Program("downpour:shards=2", 3, BATCHES, 0.01), held=True) as (ran, head):
+    with started(tmp_path, NodeProgram("downpour:shards=2", 3, BATCHES, 0.01), held=True) as (ran, head):
         scene = Scene(ran)
         fault = scene.do(FaultKind.KILL_NODE)
         scene.until(lambda: all(_apart(scene, shard, fault.rank) for shard in (0, 1)), "backups on the other nodes")
@@ -155,7 +154,7 @@ def _apart(scene: Scene, shard: int, lost: int) -> bool:
 
 
 def test_a_primary_is_killed_and_a_desk_is_stopped_under_backup(tmp_path: Path) -> None:
-    with started(tmp_path, Program("backup:backups=1", 3, BATCHES, 0.01), held=True) as (ran, _):
+    with started(tmp_path, NodeProgram("backup:backups=1", 3, BATCHES, 0.01), held=True) as (ran, _):
         scene = Scene(ran)
         scene.mended(scene.do(FaultKind.KILL_PRIMARY), "noticed", "served")  # some pushes of a round may be held
         scene.mended(scene.do(FaultKind.STOP_DESK, 10.0), "noticed", "replaced")
@@ -164,7 +163,7 @@ def test_a_primary_is_killed_and_a_desk_is_stopped_under_backup(tmp_path: Path) 
 
 
 def test_a_rank_of_a_ring_is_killed(tmp_path: Path) -> None:
-    with started(tmp_path, Program("ring", 3, BATCHES, 0.005), held=True) as (ran, _):
+    with started(tmp_path, NodeProgram("ring", 3, BATCHES, 0.005), held=True) as (ran, _):
         scene = Scene(ran)
         fault = scene.do(FaultKind.KILL_WORKER)
         scene.mended(fault, "noticed", "replaced")
@@ -177,7 +176,7 @@ def test_a_rank_of_a_ring_is_killed(tmp_path: Path) -> None:
 def test_five_faults_that_chance_draws(seed: int, tmp_path: Path) -> None:
     chance, plan = random.Random(seed), ("downpour:shards=2", "downpour", "ssp:bound=2")[seed % 3]
     kinds = [kind for kind in FaultKind if kind.value.split()[1] in ("worker", "primary", "backup", "desk")]
-    with started(tmp_path, Program(plan, 3, BATCHES, 0.01), held=True) as (ran, _):
+    with started(tmp_path, NodeProgram(plan, 3, BATCHES, 0.01), held=True) as (ran, _):
         scene = Scene(ran, seed)
         for kind in [chance.choice(kinds) for _ in range(5)]:
             fault = scene.do(kind, 3.0 + chance.random() * 3)

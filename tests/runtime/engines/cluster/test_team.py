@@ -14,7 +14,7 @@ import torch
 
 from paceline.interfaces.testing.jobs import JOBS
 from paceline.interfaces.testing.survival.faults import FaultKind
-from paceline.interfaces.testing.survival.nodes import Program, started
+from paceline.interfaces.testing.survival.nodes import NodeProgram, started
 from paceline.interfaces.testing.survival.proofs import replayed
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.cluster.servers.team import TeamLeader, TeamMemory, TeamShape, serve
@@ -118,7 +118,7 @@ def test_a_job_with_loaders_has_no_helpers() -> None:
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="a node with one core has no helpers")
 def test_helper_and_leader_are_killed_and_stopped_in_one_run(tmp_path: Path) -> None:
-    with started(tmp_path, Program("downpour:chunks=2,shards=2", 2, BATCHES, 0.01), held=True) as (ran, _):
+    with started(tmp_path, NodeProgram("downpour:chunks=2,shards=2", 2, BATCHES, 0.01), held=True) as (ran, _):
         scene = Scene(ran, seed=random.Random(5).randrange(100))
         scene.mended(scene.do(FaultKind.KILL_HELPER), "noticed")
         scene.mended(scene.do(FaultKind.KILL_WORKER), "noticed", "replaced")

@@ -10,18 +10,18 @@ from dataclasses import dataclass
 
 from paceline.algorithms.splits import Placement
 from paceline.algorithms.splits.cannon import Cannon as Way
-from paceline.algorithms.splits.nodes import Node
+from paceline.algorithms.splits.nodes import SplitNode
 
 
 @dataclass(frozen=True)
 class Cannon:
     name = "cannon"
 
-    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
+    def choose(self, node: SplitNode, placements: Sequence[Placement], workers: int) -> str:
         return "cannon" if node.kind == "linear" and not Way().refusal(node, workers) else ""
 
-    def check(self, nodes: Sequence[Node]) -> None:
+    def check(self, nodes: Sequence[SplitNode]) -> None:
         return None
 
-    def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
+    def prepare(self, nodes: Sequence[SplitNode], workers: int) -> Sequence[SplitNode]:
         return nodes

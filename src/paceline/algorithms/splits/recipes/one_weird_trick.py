@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from paceline.algorithms.splits import Placement
 from paceline.algorithms.splits.catalogue import SPLITS
-from paceline.algorithms.splits.nodes import Node
+from paceline.algorithms.splits.nodes import SplitNode
 
 BY = {"convolution": "samples", "convolution_groups": "samples", "linear": "columns"}
 
@@ -25,12 +25,12 @@ BY = {"convolution": "samples", "convolution_groups": "samples", "linear": "colu
 class OneWeirdTrick:
     name = "one_weird_trick"
 
-    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
+    def choose(self, node: SplitNode, placements: Sequence[Placement], workers: int) -> str:
         way = BY.get(node.kind, "")
         return way if way and not SPLITS[way].refusal(node, workers) else ""
 
-    def check(self, nodes: Sequence[Node]) -> None:
+    def check(self, nodes: Sequence[SplitNode]) -> None:
         return None
 
-    def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
+    def prepare(self, nodes: Sequence[SplitNode], workers: int) -> Sequence[SplitNode]:
         return nodes

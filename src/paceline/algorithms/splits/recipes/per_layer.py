@@ -16,7 +16,7 @@ from fnmatch import fnmatchcase
 
 from paceline.algorithms.splits import Placement
 from paceline.algorithms.splits.catalogue import SPLITS, WAYS
-from paceline.algorithms.splits.nodes import Node
+from paceline.algorithms.splits.nodes import SplitNode
 from paceline.errors import PlanError, suggest
 
 EVERY = "*"  # in a table with others: whatever can be split in its way
@@ -43,7 +43,7 @@ class PerLayer:
             rows.append((pattern, way))
         return PerLayer(tuple(rows))
 
-    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
+    def choose(self, node: SplitNode, placements: Sequence[Placement], workers: int) -> str:
         if not node.layer:
             return ""
         for pattern, way in self.table:
@@ -51,10 +51,10 @@ class PerLayer:
                 return way
         return ""
 
-    def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
+    def prepare(self, nodes: Sequence[SplitNode], workers: int) -> Sequence[SplitNode]:
         return nodes
 
-    def check(self, nodes: Sequence[Node]) -> None:
+    def check(self, nodes: Sequence[SplitNode]) -> None:
         """Raise `PlanError` if a pattern fits none of the model's layers, or none that can be split in its way."""
         layers = {node.layer: node for node in nodes if node.layer}
         for pattern, way in self.table:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from math import prod
 
 from paceline.algorithms.splits import Placement
-from paceline.algorithms.splits.nodes import Node
+from paceline.algorithms.splits.nodes import SplitNode
 from paceline.algorithms.splits.recipes.tensor import Tensor
 from paceline.algorithms.splits.strips import Strips, with_windows
 
@@ -30,13 +30,13 @@ class Redundant:
 
     name = "redundant"
 
-    def check(self, nodes: Sequence[Node]) -> None:
+    def check(self, nodes: Sequence[SplitNode]) -> None:
         return None
 
-    def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
+    def prepare(self, nodes: Sequence[SplitNode], workers: int) -> Sequence[SplitNode]:
         return with_windows(nodes, workers)
 
-    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
+    def choose(self, node: SplitNode, placements: Sequence[Placement], workers: int) -> str:
         if "windows" in node.facts:
             return Strips.name
         if node.kind == "linear" and prod(node.shape_of("weight")) <= self.small:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from paceline.algorithms.splits import Placement
 from paceline.algorithms.splits.catalogue import SPLITS
-from paceline.algorithms.splits.nodes import Node
+from paceline.algorithms.splits.nodes import SplitNode
 from paceline.algorithms.splits.recipes import is_cut_last
 
 
@@ -24,11 +24,11 @@ from paceline.algorithms.splits.recipes import is_cut_last
 class Tensor:
     name = "tensor"
 
-    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
+    def choose(self, node: SplitNode, placements: Sequence[Placement], workers: int) -> str:
         way = self._way(node, placements)
         return way if way and not SPLITS[way].refusal(node, workers) else ""
 
-    def _way(self, node: Node, placements: Sequence[Placement]) -> str:
+    def _way(self, node: SplitNode, placements: Sequence[Placement]) -> str:
         match node.kind:
             case "linear":
                 return "rows" if is_cut_last(node, placements) else "columns"
@@ -36,8 +36,8 @@ class Tensor:
                 return "rows" if [cut.dim for cut in placements[0].cuts] == [1] else "channels"
         return {"attention": "heads", "embedding": "vocabulary"}.get(node.kind, "")
 
-    def check(self, nodes: Sequence[Node]) -> None:
+    def check(self, nodes: Sequence[SplitNode]) -> None:
         return None
 
-    def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
+    def prepare(self, nodes: Sequence[SplitNode], workers: int) -> Sequence[SplitNode]:
         return nodes

@@ -19,18 +19,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.algorithms.splits import Placement
-from paceline.algorithms.splits.nodes import Node
+from paceline.algorithms.splits.nodes import SplitNode
 
 
 @dataclass(frozen=True)
 class Zero:
     name = "zero"
 
-    def choose(self, node: Node, placements: Sequence[Placement], workers: int) -> str:
+    def choose(self, node: SplitNode, placements: Sequence[Placement], workers: int) -> str:
         return "replica"
 
-    def check(self, nodes: Sequence[Node]) -> None:
+    def check(self, nodes: Sequence[SplitNode]) -> None:
         return None
 
-    def prepare(self, nodes: Sequence[Node], workers: int) -> Sequence[Node]:
+    def prepare(self, nodes: Sequence[SplitNode], workers: int) -> Sequence[SplitNode]:
         return nodes

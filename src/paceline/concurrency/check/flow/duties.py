@@ -72,8 +72,11 @@ class Duty:
             if inside and node.raises is not None and id(node.raises) in again:
                 yield Skipped(node, True, True)
 
-    def left_after(self, starts: list[Node]) -> Iterator[Skipped]:
-        """The steps after one of these on which the function ends, or raises, without having met the duty."""
+    def left_after(self, starts: list[Node], at_end: bool = False) -> Iterator[Skipped]:
+        """The steps after one of these on which the function returns, or raises, without having met the duty.
+
+        `at_end` also counts the steps after which the body of the function is over.
+        """
         if self.graph is None:
             return
         ends = self._leading_to([self.graph.end])
@@ -87,8 +90,22 @@ class Duty:
             visited.add(id(node))
             if node.raises is not None and id(node.raises) in fails:
                 yield Skipped(node, True, id(node.raises) in ends)
-            if node.kind == "return" and id(node) in ends:
+            is_last = at_end and node.syntax is not None and self.graph.end in node.next
+            if (node.kind == "return" or is_last) and id(node) in ends:
                 yield Skipped(node, False)
+            todo += node.following()
+
+    def reached_after(self, starts: list[Node], does: Callable[[ast.Call], bool]) -> Iterator[Node]:
+        """The steps with such a call to which a way leads from one of these without having met the duty."""
+        todo = [after for start in starts for after in start.following()]
+        visited: set[int] = set()
+        while todo:
+            node = todo.pop(0)
+            if id(node) in visited or id(node) in self._met:
+                continue
+            visited.add(id(node))
+            if any(does(call) for call in self._calls[id(node)]):
+                yield node
             todo += node.following()
 
     def returns_without(self) -> Iterator[Skipped]:

@@ -150,6 +150,17 @@ PAUSES: dict[tuple[str, str], str] = {
     ("AsyncQueue", "join"): ITEMS_DONE,
 }
 
+_GETS, _SETS, _NOTIFIES = ("get", "get_nowait"), ("set",), ("notify", "notify_all", "notifyAll")
+
+# (kind of resource, method) -> the methods of the same resource that end such a wait.
+WAKES: dict[tuple[str, str], tuple[str, ...]] = {
+    **{(kind, "wait"): _SETS for kind in EVENTS},
+    **{(kind, "get"): PUTS for kind in (*THREAD_QUEUES, "AsyncQueue")},
+    **{(kind, "put"): _GETS for kind in QUEUES},
+    **{(kind, "join"): ("task_done",) for kind in QUEUES},
+    **{(kind, how): _NOTIFIES for kind in ("Condition", "AsyncCondition") for how in ("wait", "wait_for")},
+}
+
 # Collectives, which every rank of a group must call in the same order -> the name under which they are compared.
 _TORCH = (
     "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all", "all_to_all_single",

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from paceline.narrative import Scene, Wait, format_story, format_waits
 
 #: How many findings of a family of rules were worth a look, of those judged by reading: two in three is high,
-#: 0.55 medium. It is a rank of the family: no model says yet how likely a single finding is true.
-RANKS = {"PC0": "high", "PC1": "medium", "PC2": "medium", "PC3": "high", "PC4": "low", "PC5": "low"}
+#: 0.55 medium. It is a rank of the family: no model says yet how likely a single finding is true. A project's own
+#: rules are PC9.
+RANKS = {"PC0": "high", "PC1": "medium", "PC2": "medium", "PC3": "high", "PC4": "low", "PC5": "low", "PC9": "medium"}
 LOWEST_FIRST = ("low", "medium", "high")
 
 
@@ -25,6 +26,17 @@ class Step(NamedTuple):
     who: str
     line: int
     what: str
+
+
+class Proof(NamedTuple):
+    """What running the program has said of a finding."""
+
+    verdict: str  # confirmed, dismissed within bounds, not confirmed, no driver
+    reason: str
+    replay: str = ""  # options of `paceline explore` that show it again
+
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.reason}" + (f"\n     paceline explore {self.replay}" if self.replay else "")
 
 
 @dataclass(slots=True)
@@ -48,6 +60,7 @@ class Finding:
     subject: str = ""  # what it is about, where that has one name in the whole file
     further: list[Finding] = field(default_factory=list)  # the same mistake at other places of the file
     bug: float = 0.5  # how likely it is a bug, rather than a smell or false
+    proof: Proof | None = None  # with --explore
 
     @property
     def fingerprint(self) -> str:
@@ -72,8 +85,9 @@ class Finding:
         return f"also at line{'s' if lines[1:] else ''} {', '.join(lines)}" if lines else ""
 
     def explanation(self) -> str:
-        """The story, the remedy and the further places as lines of text."""
-        return "\n  => ".join(filter(None, (self._steps(), self.elsewhere)))
+        """The story, the remedy, the further places and the proof as lines of text."""
+        proof = str(self.proof) if self.proof is not None else ""
+        return "\n  => ".join(filter(None, (self._steps(), self.elsewhere, proof)))
 
     def _steps(self) -> str:
         scenes = [Scene(step.who, f"line {step.line}: {step.what}") for step in self.story]
@@ -97,6 +111,7 @@ class Finding:
             "confidence": round(self.confidence, 3),  # deprecated, as "bug" is: no probabilities on unseen programs
             "bug": round(self.bug, 3),
             "fingerprint": self.fingerprint,
+            **({"explored": self.proof._asdict()} if self.proof is not None else {}),
             "also_at": [
                 {name: getattr(place, name) for name in ("line", "column", "function", "message", "fingerprint")}
                 for place in self.further

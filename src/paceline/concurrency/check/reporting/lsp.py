@@ -20,6 +20,8 @@ from paceline.concurrency.check.options import Options
 from paceline.concurrency.check.reporting.baseline import read_baseline
 from paceline.concurrency.check.reporting.findings import Finding
 from paceline.concurrency.check.reporting.mistakes import one_each
+from paceline.concurrency.check.rules import RULES
+from paceline.concurrency.check.rules.rows import as_text, own_rules
 from paceline.concurrency.check.run import displayed, worth_showing
 
 Message = dict[str, Any]
@@ -73,7 +75,8 @@ class Server:
         if excluded(file, self.options.exclude):
             return _published(uri, [])
         path = displayed(file)
-        findings = [finding for finding in examine(path, text).findings if self.options.includes(finding.rule)]
+        rules = (*RULES.values(), *own_rules(as_text(self.options.rules)))
+        findings = [finding for finding in examine(path, text, rules).findings if self.options.includes(finding.rule)]
         shown = one_each(f for f in worth_showing(findings, self.options) if f.fingerprint not in self.known)
         lines = text.splitlines()
         return _published(uri, [_diagnostic(finding, uri, lines) for finding in shown])

@@ -120,19 +120,12 @@ def _in_event(
         waits = effect.kind == "wait" and not effect.timeout and isinstance(call, ast.Call) and is_within(call, loop)
         if not waits or event is None or event.kind not in THREAD_EVENTS or event.id in {*flags}:
             continue
-        if _does("clear", event.id, facts.module.functions, facts) and not any(
+        if facts.uses(("clear",), of=event.id) and not any(
             isinstance(n, ast.Call) and short_name(n.func) == "set" and dotted(n.func) != dotted(signal) + ".set"
             for n in done_before(fn, join, facts)
         ):
             return call, f"{event.id} to be set", signal  # type: ignore[return-value]
     return None
-
-
-def _does(method: str, event: str, functions: list[Function], facts: Facts) -> bool:
-    """Whether a method of an event is called anywhere."""
-    calls = ((c, fn) for fn in functions for c in fn.calls if short_name(c.func) == method)
-    resources = (facts.module.resource(c.func.value, fn) for c, fn in calls if isinstance(c.func, ast.Attribute))
-    return any(resource is not None and resource.id == event for resource in resources)
 
 
 def _leaves(loop: ast.stmt) -> bool:

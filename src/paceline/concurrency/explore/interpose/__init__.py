@@ -6,15 +6,16 @@ Lock` gets the controlled one. What a library creates is left alone: a name deci
 
 from __future__ import annotations
 
-from paceline.concurrency.explore.interpose import clock, event_loop, futures, locks, queues, synchronisation, threads
+import threading
+
+from paceline.concurrency.explore.interpose import clock, event_loop, processes, queues, threads
+from paceline.concurrency.explore.interpose.locks import PRIMITIVES
+from paceline.concurrency.explore.interpose.threads import Thread, Timer
 
 
 def install() -> None:
     """Put the controlled forms in place, for the rest of this process."""
-    locks.install()
-    synchronisation.install()
-    threads.install()
-    queues.install()
-    futures.install()
-    clock.install()
-    event_loop.install()
+    for each in (*PRIMITIVES, Thread, Timer):
+        setattr(threading, each.__name__, each)
+    for module in (queues, threads, clock, event_loop, processes):
+        module.install()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 from paceline.concurrency.explore.interpose.control import here, step
 from paceline.concurrency.explore.scheduler import real_monotonic, real_sleep
@@ -23,16 +25,11 @@ def monotonic() -> float:
     return run.now
 
 
-def _virtual(real: Callable[[], float], epoch: float) -> Callable[[], float]:
-    return lambda: monotonic() + epoch if here() is not None else real()
-
-
-def _virtual_ns(real: Callable[[], int], epoch: float) -> Callable[[], int]:
-    return lambda: int((monotonic() + epoch) * 1e9) if here() is not None else real()
+def _virtual(real: Callable[[], Any], epoch: float, unit: Callable[[float], Any]) -> Callable[[], Any]:
+    return lambda: unit(monotonic() + epoch) if here() is not None else real()
 
 
 def sleep(seconds: float, /) -> None:
-    """Let virtual time pass."""
     if here() is None:
         real_sleep(seconds)
     elif seconds <= 0:
@@ -42,8 +39,8 @@ def sleep(seconds: float, /) -> None:
 
 
 def install() -> None:
-    """Put the virtual clock in the place of the real one."""
     time.sleep = sleep  # type: ignore[assignment]
+    threading._time = monotonic  # type: ignore[attr-defined]  # of conditions
     for name, epoch in (("monotonic", 0.0), ("perf_counter", 0.0), ("time", EPOCH)):
-        setattr(time, name, _virtual(getattr(time, name), epoch))
-        setattr(time, f"{name}_ns", _virtual_ns(getattr(time, f"{name}_ns"), epoch))
+        setattr(time, name, _virtual(getattr(time, name), epoch, float))
+        setattr(time, f"{name}_ns", _virtual(getattr(time, f"{name}_ns"), epoch, lambda seconds: int(seconds * 1e9)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import linecache
 import re
 import sys
@@ -9,33 +10,21 @@ from collections.abc import Callable, Hashable
 from types import FrameType
 from typing import Any
 
+from paceline.concurrency.explore.finding import MARK as MARK
 from paceline.concurrency.explore.operation import Mode, Operation, Place, Touch
 from paceline.concurrency.explore.scheduler import Run, Task, real_monotonic, real_sleep
 
-MARK = "__explore__"  # the name that a rewritten module has
 #: Modules of the standard library that create threads and locks on behalf of the program.
 MODELLED = {
-    "queue",
-    "logging",
-    "logging.handlers",
-    "sched",
-    "socketserver",
-    "concurrent.futures._base",
-    "concurrent.futures.thread",
-    "asyncio.base_events",
-    "multiprocessing.pool",
-    "multiprocessing.dummy",
-}
+    "queue", "logging", "logging.handlers", "sched", "socketserver", "concurrent.futures._base",
+    "concurrent.futures.thread", "asyncio.base_events", "multiprocessing.pool", "multiprocessing.dummy",
+}  # fmt: skip
 _ASSIGNED = re.compile(r"^\s*([\w.\[\]'\"]+)\s*(?::[^=]+)?=[^=]")
+
+shared: dict[int, Any] = {}  # what processes send each other without a copy
 
 #: The run in progress; None before and after one.
 run: Run | None = None
-
-
-def begin(new: Run) -> None:
-    """Make a run the one in progress."""
-    global run
-    run = new
 
 
 def here() -> tuple[Run, Task] | None:
@@ -44,12 +33,66 @@ def here() -> tuple[Run, Task] | None:
     return (run, task) if run is not None and task is not None else None
 
 
+def this() -> tuple[Run, Task]:
+    """Return the run and the task of a thread that is under control."""
+    where = here()
+    assert where is not None
+    return where
+
+
+def context() -> Any:
+    """Return the process or rank that calls; None where there is only one."""
+    where = here()
+    return where[1].context if where is not None else None
+
+
+def rank() -> int | None:
+    return getattr(context(), "rank", None)
+
+
 def is_controlled(depth: int = 2) -> bool:
     """Whether the code that calls is the program's, or creates something on its behalf."""
     if run is None or run.current() is None:
         return False
     names = sys._getframe(depth).f_globals
-    return MARK in names or names.get("__name__") in MODELLED
+    return MARK in names or names.get("__name__") in MODELLED or names.get("__package__") == __package__
+
+
+class Controlled:
+    """A primitive under control; where it is made by code that is not the program's, it is the real one."""
+
+    real: Any
+    name = ""
+    acquire: Any
+    release: Any
+
+    def __new__(cls, *args: Any, **settings: Any) -> Any:
+        return super().__new__(cls) if is_controlled() else cls.real(*args, **settings)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        new = memo[id(self)] = object.__new__(type(self))
+        new.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return new
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __enter__(self) -> Any:
+        return self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class Shared(Controlled):
+    """What all processes have in common: it is neither copied nor pickled."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        shared[id(self)] = self
+        return shared.__getitem__, (id(self),)
 
 
 def frame_of_program() -> FrameType | None:
@@ -91,15 +134,19 @@ def step(
     mode: Mode = "write",
     ready: Callable[[], bool] | None = None,
     timeout: float | None = None,
+    block: bool = True,
+    others: tuple[Touch, ...] = (),
     **rest: Any,
 ) -> bool:
-    """Perform an operation on one object; False if its time ran out first."""
+    """Perform an operation on one object; False if its time ran out first. Without `block` it looks once."""
     where = here()
     if where is None:
-        return wait_outside(ready, timeout)
+        return wait_outside(ready, timeout if block else 0)
     current, task = where
-    operation = Operation(verb, subject, (Touch(location, mode),), place(), **rest)
-    if timeout is not None and timeout <= 0:  # it looks once, and does not wait
+    operation = Operation(
+        verb if block else f"tries: {verb}", subject, (Touch(location, mode), *others), place(), **rest
+    )
+    if not block or (timeout is not None and timeout <= 0):
         current.perform(task, operation)
         return ready is None or ready()
     if ready is not None:
@@ -125,8 +172,13 @@ def me() -> int:
     return where[1].number if where else -1
 
 
+def own_steps() -> int:
+    """Return how many steps the thread that calls has made."""
+    where = here()
+    return where[1].steps if where else 0
+
+
 def task_name(number: int | None) -> str:
-    """Return the name of a thread by its number."""
     if number is None or run is None or not 0 <= number < len(run.tasks):
         return "a thread outside the program"
     return run.tasks[number].name

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import selectors
+import threading
 from asyncio import events
 from typing import Any
 
-from paceline.concurrency.explore.failures import exception_in
-from paceline.concurrency.explore.finding import Finding
+from paceline.concurrency.explore.finding import Finding, exception_in
 from paceline.concurrency.explore.interpose import control
 from paceline.concurrency.explore.interpose.control import here, step
 from paceline.concurrency.explore.operation import Place
@@ -29,6 +29,8 @@ unread: list[Finding] = []
 class Loop(RealLoop):
     """The loop of asyncio, waiting under control."""
 
+    _unnoticed = 0  # callbacks that were added without waking it
+
     def time(self) -> float:
         where = here()
         return where[0].now if where else real_monotonic()
@@ -36,18 +38,27 @@ class Loop(RealLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
         if isinstance(error, Exception) and here() is not None and self._exception_handler is None:  # type: ignore[attr-defined]
-            who = _name_of(context.get("task") or context.get("future")) or "a callback of the loop"
+            task = context.get("task") or context.get("future")
+            who = f"task {task.get_name()}" if isinstance(task, asyncio.Task) else "a callback of the loop"
             unread.append(exception_in(who, error, "unread exception", f" ({context.get('message', '')})"))
         super().call_exception_handler(context)
 
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
+        if here() is not None and self._thread_id not in (None, threading.get_ident()):  # type: ignore[attr-defined]
+            step("adds a callback to", "the loop, without waking it", id(self))
+            self._unnoticed += 1
+        return super().call_soon(callback, *args, context=context)
+
     def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         step("calls into", "the loop", id(self), releases=True)
+        self._unnoticed = -1  # which wakes it
         return super().call_soon_threadsafe(callback, *args, context=context)
 
     def _run_once(self) -> None:
         if here() is None:
             super()._run_once()  # type: ignore[misc]
             return
+        self._unnoticed = 0
         self._wait_for_work()
         # With a callback ready or a timer due, the loop of asyncio looks at its sockets without waiting.
         super()._run_once()  # type: ignore[misc]
@@ -64,11 +75,11 @@ class Loop(RealLoop):
             step("runs", "callbacks of the loop", id(self), deadline=due, acquires=True)
 
     def _has_work(self) -> bool:
-        if self._ready or self._stopping:  # type: ignore[attr-defined]
+        if len(self._ready) > self._unnoticed or self._stopping:  # type: ignore[attr-defined]
             return True
         if len(self._selector.get_map()) > 1:  # type: ignore[attr-defined]  # more than the loop's own pipe
             self._process_events(self._selector.select(0))  # type: ignore[attr-defined]
-        return bool(self._ready)  # type: ignore[attr-defined]
+        return len(self._ready) > self._unnoticed  # type: ignore[attr-defined]
 
     def _next_timer(self) -> float | None:
         times = [each._when for each in self._scheduled if not each._cancelled]  # type: ignore[attr-defined]
@@ -89,31 +100,25 @@ class Waiting:
 def _describe(task: asyncio.Task[Any]) -> str:
     """Return where a task is, and who holds the lock that it waits for."""
     stack = [each for each in task.get_stack() if control.MARK in each.f_globals]
-    text = f"task {task.get_name()}"
-    if stack:
-        code = stack[-1].f_code
-        text += f" at {code.co_filename.rpartition('/')[2]}:{stack[-1].f_lineno}"
-    lock = _waits_for.get(task)
-    holder = _holders.get(lock) if lock is not None else None
-    if holder is not None:
-        text += f" waits for a lock that task {holder[0]} holds since line {holder[1].line}"
-    return text
+    where = f" at {stack[-1].f_code.co_filename.rpartition('/')[2]}:{stack[-1].f_lineno}" if stack else ""
+    holder = _holders.get(_waits_for.get(task))
+    held = f" waits for a lock that task {holder[0]} holds since line {holder[1].line}" if holder else ""
+    return f"task {task.get_name()}{where}{held}"
 
 
 _waits_for: dict[asyncio.Task[Any], asyncio.Lock] = {}
-_holders: dict[asyncio.Lock, tuple[str, Place]] = {}
+_holders: dict[asyncio.Lock | None, tuple[str, Place]] = {}
 
 
 async def _acquire_and_note(self: asyncio.Lock) -> Any:
-    task = asyncio.current_task()
-    assert task is not None
+    task: Any = asyncio.current_task()
     _waits_for[task] = self
     try:
-        result = await _acquire(self)
+        await _acquire(self)
     finally:
         del _waits_for[task]
     _holders[self] = (task.get_name(), control.place())
-    return result
+    return True
 
 
 def _release_and_note(self: asyncio.Lock) -> None:
@@ -121,18 +126,8 @@ def _release_and_note(self: asyncio.Lock) -> None:
     _release(self)
 
 
-def _name_of(task: Any) -> str:
-    return f"task {task.get_name()}" if isinstance(task, asyncio.Task) else ""
-
-
-def new_loop() -> Loop:
-    """Return a loop under control; its selector waits for real files and sockets only."""
-    return Loop(selectors.DefaultSelector())
-
-
 def install() -> None:
-    """Make every new loop a controlled one."""
-    events.new_event_loop = asyncio.new_event_loop = new_loop
+    events.new_event_loop = asyncio.new_event_loop = lambda: Loop(selectors.DefaultSelector())
     asyncio.SelectorEventLoop = Loop
     asyncio.Lock.acquire = _acquire_and_note  # type: ignore[method-assign]
     asyncio.Lock.release = _release_and_note  # type: ignore[method-assign]

@@ -1,24 +1,28 @@
-"""`threading.Thread` and `Timer` under control.
+"""`threading.Thread` and `Timer` under control; the futures of `concurrent.futures`, whose pools work over threads.
 
 The thread is a real one of Python's, so that `current_thread`, `local` and `enumerate` need no help; its body waits
-until the scheduler chooses it, and its end is an operation like any other.
+until the scheduler chooses it. An exception that a task puts into a Future is lost if no one reads it.
 """
 
 from __future__ import annotations
 
+import concurrent.futures.thread as pool
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
-from paceline.concurrency.explore.failures import exception_in
+from paceline.concurrency.explore.finding import Finding, exception_in
 from paceline.concurrency.explore.interpose import control
 from paceline.concurrency.explore.interpose.control import here, step
+from paceline.concurrency.explore.interpose.locks import Lock
 from paceline.concurrency.explore.operation import Operation, Touch
 from paceline.concurrency.explore.scheduler import Task
 
 RealThread = threading.Thread
+RealTimer = threading.Timer
 _orders = itertools.count()
 
 
@@ -34,8 +38,10 @@ class Thread(RealThread):
         return thread
 
     def __hash__(self) -> int:
-        # A pool joins the threads of a set; by their addresses their order would differ from run to run.
-        return self.order
+        return self.order  # a pool joins the threads of a set; by their addresses their order would differ
+
+    def __deepcopy__(self, memo: Any) -> Thread:
+        return self
 
     def start(self) -> None:
         where = here()
@@ -71,30 +77,18 @@ class Thread(RealThread):
 class Timer(Thread):
     """A thread that calls a function after a time, unless it is cancelled before."""
 
-    def __init__(
-        self,
-        interval: float,
-        function: Callable[..., Any],
-        args: Sequence[Any] | None = None,
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> None:
+    cancel, run = RealTimer.cancel, RealTimer.run
+
+    def __init__(self, interval: float, function: Callable[..., Any], args: Any = None, kwargs: Any = None) -> None:
         super().__init__()
         self.interval, self.function, self.args, self.kwargs = interval, function, args or (), kwargs or {}
         self.finished = threading.Event()
 
-    def cancel(self) -> None:
-        self.finished.set()
 
-    def run(self) -> None:
-        if not self.finished.wait(self.interval):
-            self.function(*self.args, **self.kwargs)
-        self.finished.set()
-
-
-def start_task(name: str, body: Callable[[], Any], context: Any = None) -> Task:
-    """Start a thread that is no Thread of the program's: a rank."""
+def start_task(name: str, body: Callable[[], Any], context: Any, daemon: bool = False) -> Task:
+    """Start a thread that is no Thread of the program's: a process, or a rank."""
     assert control.run is not None
-    task = control.run.add(name, context=context)
+    task = control.run.add(name, daemon, context)
     _announce_start(task)
     RealThread(target=_run_controlled, args=(task, body), name=name, daemon=True).start()
     return task
@@ -108,7 +102,7 @@ def _run_controlled(task: Task, body: Callable[[], Any]) -> None:
     try:
         body()
     except SystemExit as error:
-        if task.context is not None and error.code:  # a rank's code is that of its process
+        if error.code and control.rank() is not None:  # a rank's code is that of its process
             run.finish(exception_in(task.name, error, "exit"))
     except BaseException as error:
         if threading.excepthook is threading.__excepthook__:
@@ -124,31 +118,73 @@ def _announce_start(task: Task) -> None:
 
 
 def wait_for_end(task: Task, timeout: float | None = None) -> bool:
-    """Wait for the end of a task."""
-    return step(
-        "waits for",
-        task,
-        ("end", task.number),
-        mode="read",
-        ready=lambda: task.done,
-        timeout=None if timeout is None or timeout < 0 else timeout,
-        acquires=True,
-        holder=lambda: task.number,
-    )
+    rest: Any = {"ready": lambda: task.done, "holder": lambda: task.number, "acquires": True}
+    rest["timeout"] = None if timeout is None or timeout < 0 else timeout
+    return step("waits for", task, ("end", task.number), mode="read", **rest)
 
 
 def _is_of_program(thread: threading.Thread) -> bool:
     """Whether the code that starts a thread, or its class, is the program's own."""
-    started_by = sys._getframe(2).f_globals
     module = sys.modules.get(type(thread).__module__)
-    return (
-        control.MARK in started_by
-        or started_by.get("__name__") in control.MODELLED
-        or control.MARK in getattr(module, "__dict__", {})
-    )
+    return control.is_controlled(3) or control.MARK in getattr(module, "__dict__", {})
+
+
+# ---- futures
+
+_init = Future.__init__
+_set_exception, _exception = Future.set_exception, Future.exception
+
+#: Futures with an exception that no one has read, and the thread that put it there.
+_unread: dict[int, tuple[Future[Any], str]] = {}
+
+
+def unread() -> Finding | None:
+    """Return the first exception in a Future that no one has read."""
+    for future, who in _unread.values():
+        error = _exception(future, 0)
+        if isinstance(error, Exception):
+            return exception_in(who, error, "unread exception", ", in a Future whose result no one reads")
+    return None
+
+
+def _note_exception(self: Future[Any], exception: BaseException | None) -> None:
+    if here() is not None and not getattr(self, "explored_read", False):
+        _unread[id(self)] = (self, control.task_name(control.me()))
+    _set_exception(self, exception)
+
+
+def _reading(real: Any) -> Any:
+    """Let a method note that the future is read, or can be by what it calls."""
+
+    def call(self: Future[Any], *args: Any, **settings: Any) -> Any:
+        _unread.pop(id(self), None)
+        self.explored_read = True  # type: ignore[attr-defined]
+        return real(self, *args, **settings)
+
+    return call
+
+
+def _numbered_init(self: Future[Any]) -> None:
+    _init(self)
+    self.explored_order = next(_orders)  # type: ignore[attr-defined]
+
+
+def begin() -> None:
+    """Give the module a lock under control in the place of the one that it made when it was imported."""
+    pool._global_shutdown_lock = lock = Lock()  # type: ignore[assignment]
+    lock.name = "the lock of concurrent.futures"
+
+
+def end() -> None:
+    """Wait for the threads of all pools, as Python does at its end."""
+    for call in reversed(getattr(threading, "_threading_atexits", [])):
+        call()
 
 
 def install() -> None:
-    """Put them in the place of those of `threading`."""
-    threading.Thread = Thread  # type: ignore[misc]
-    threading.Timer = Timer  # type: ignore[misc, assignment]
+    Future.__init__ = _numbered_init  # type: ignore[method-assign, assignment]
+    # A set of futures has the same order in every run, which by their addresses it would not have.
+    Future.__hash__ = lambda self: self.explored_order  # type: ignore[method-assign, attr-defined]
+    Future.set_exception = _note_exception  # type: ignore[method-assign]
+    for name in ("result", "exception", "add_done_callback"):
+        setattr(Future, name, _reading(getattr(Future, name)))

@@ -1,8 +1,7 @@
 """Drills: one fault on one rank, and what the others make of it.
 
-Each is one more run of the program. It *ended with a clear error* (a launcher stops the other ranks then), *continued*,
-*hung*, or *silently diverged*: the run ended as if nothing had happened, but the ranks' parameters differ or are not
-finite.
+It *ended with a clear error* (a launcher stops the other ranks then), *continued*, *hung*, or *silently diverged*: it
+ended as if nothing had happened, but the ranks' parameters differ or are not finite.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class Fault:
         return self.done
 
     def _is_here(self) -> bool:
-        where = control.here()
-        return where is not None and where[1].context is not None and where[1].context.rank == self.rank
+        return control.rank() == self.rank
 
 
 def fault(text: str, ranks: int) -> Fault:
@@ -68,7 +66,6 @@ def fault(text: str, ranks: int) -> Fault:
 
 
 def outcome(fault: Fault, finding: Finding | None) -> dict[str, str]:
-    """Say how a drill ended."""
     row = {"drill": str(fault), "outcome": "", "message": finding.message if finding else ""}
     if not fault.done:
         row["outcome"] = "not reached"
@@ -85,7 +82,6 @@ def outcome(fault: Fault, finding: Finding | None) -> dict[str, str]:
 
 
 def arm(fault: Fault) -> None:
-    """Let the fault come about in this process."""
     {"exception": _at_step, "sigterm": _at_step, "nan": _in_output, "short": _in_loader}[fault.kind](fault)
 
 
@@ -101,9 +97,7 @@ def _at_step(fault: Fault) -> None:
 
 def _terminate() -> None:
     """Do what SIGTERM does: call the rank's handler, or end the rank."""
-    where = control.here()
-    assert where is not None
-    handler = where[1].context.handlers.get(signal.SIGTERM, signal.SIG_DFL)
+    handler = control.context().handlers.get(signal.SIGTERM, signal.SIG_DFL)
     if callable(handler):
         handler(signal.SIGTERM, None)
     elif handler == signal.SIG_DFL:

@@ -1,26 +1,65 @@
-"""Starts ranks: each executes the script as torchrun, or calls a function as `torch.multiprocessing.spawn` would."""
+"""Starts ranks, each with random numbers and process groups of its own, as torchrun or a program itself would."""
 
 from __future__ import annotations
 
-import importlib
-import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable
-from multiprocessing import context
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.multiprocessing
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import _World
 from torch.utils.data import DataLoader
 
 from paceline.concurrency.explore.interpose import control, threads
-from paceline.concurrency.explore.ranks.context import Context, torchrun_environment
-from paceline.concurrency.explore.rewriting import importing
+from paceline.concurrency.explore.interpose.memory import Context
+from paceline.concurrency.explore.interpose.processes import Process, afresh, present
 from paceline.concurrency.explore.scheduler import Task
 
 _signal, _getsignal = signal.signal, signal.getsignal
+
+
+class TorchState:
+    """The random numbers and process groups of a rank."""
+
+    def __init__(self, rank: int) -> None:
+        self._seed = 1_000 + rank
+        self._world: Any = _empty_world()
+        self._torch, self._numpy = torch.Generator().manual_seed(self._seed).get_state(), None
+
+    def leave(self) -> None:
+        self._world, self._torch = distributed_c10d._world, torch.get_rng_state()
+        if "numpy" in sys.modules:
+            self._numpy = sys.modules["numpy"].random.get_state()
+
+    def enter(self) -> None:
+        distributed_c10d._world = self._world
+        torch.set_rng_state(self._torch)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+        elif "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(self._seed)
+
+
+def _empty_world() -> SimpleNamespace:
+    """Return what PyTorch keeps of the process groups of a process, before it has any; all its own worlds share one."""
+    world = _World()
+    names = [name for name, kind in vars(_World).items() if isinstance(kind, property) and name != "pg_config_info"]
+    values = {name: getattr(world, name) for name in names}  # the one left out is computed from these
+    return SimpleNamespace(**{name: value if value is None else type(value)() for name, value in values.items()})
+
+
+def torchrun_environment(rank: int, ranks: int) -> dict[str, str]:
+    of_rank = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
+    of_all = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(ranks))
+    of_node = {"GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    of_restarts = {"TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0"}
+    others = {"ROLE_NAME": "default", "OMP_NUM_THREADS": "1", "TORCHELASTIC_RUN_ID": "explored"}
+    return {**os.environ, **of_rank, **of_all, **of_node, **of_restarts, **others}
 
 
 def run_ranks(body: Callable[[], Any], ranks: int) -> None:
@@ -31,119 +70,44 @@ def run_ranks(body: Callable[[], Any], ranks: int) -> None:
 
 
 def start_rank(rank: int, body: Callable[[], Any], environment: dict[str, str]) -> Task:
-    """Start one rank."""
-    where = control.here()
-    assert where is not None
-    launcher = where[1]
-    launcher.context = launcher.context or Context(None, dict(os.environ))
-
     def rank_body() -> None:
         torch.autograd.set_multithreading_enabled(False)
         body()
 
+    present()
     return threads.start_task(f"rank {rank}", rank_body, Context(rank, environment))
 
 
-def rank_of(task: Task | None) -> int | None:
-    """Return the rank that a task belongs to."""
-    return task.context.rank if task is not None and task.context is not None else None
-
-
-def _spawn(
-    fn: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    nprocs: int = 1,
-    join: bool = True,
-    daemon: bool = False,
-    start_method: str = "spawn",
-) -> Any:
+def _spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> Any:
     """Run `fn(rank, *args)` on ranks that import the script anew, as spawned processes do."""
 
     def body_of(rank: int) -> Callable[[], Any]:
-        return lambda: _afresh(fn)(rank, *args)
+        return lambda: afresh(fn)(rank, *args)
 
     tasks = [start_rank(rank, body_of(rank), dict(os.environ)) for rank in range(nprocs)]
-    handle = _Spawned(tasks)
-    return None if join and handle.join() else handle
 
+    def joined(timeout: float | None = None) -> bool:
+        return all(threads.wait_for_end(task, timeout) for task in tasks)
 
-class _Spawned:
-    """What `spawn(join=False)` returns."""
-
-    def __init__(self, tasks: list[Task]) -> None:
-        self._tasks = tasks
-
-    def join(self, timeout: float | None = None) -> bool:
-        return all(threads.wait_for_end(task, timeout) for task in self._tasks)
-
-
-class Process:
-    """`multiprocessing.Process`, as a rank: the n-th that a program starts is rank n."""
-
-    _started = 0
-
-    def __init__(
-        self,
-        group: None = None,
-        target: Any = None,
-        name: Any = None,
-        args: Any = (),
-        kwargs: Any = None,
-        *,
-        daemon: Any = None,
-    ) -> None:
-        self.name, self.daemon = name, daemon
-        self._task: Task | None = None
-        self._body = lambda: _afresh(target)(*args, **(kwargs or {}))
-
-    def start(self) -> None:
-        self._task = start_rank(Process._started, self._body, dict(os.environ))
-        Process._started += 1
-
-    def join(self, timeout: float | None = None) -> None:
-        if self._task is not None:
-            threads.wait_for_end(self._task, timeout)
-
-    def is_alive(self) -> bool:
-        return self._task is not None and not self._task.done
-
-    @property
-    def exitcode(self) -> int | None:
-        return 0 if self._task is not None and self._task.done else None
-
-
-def _afresh(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function as this rank's own module has it."""
-    names = fn.__globals__
-    if names["__name__"] == "__main__":
-        module: Any = importing.run_script(names["__file__"], "__mp_main__")
-        sys.modules["__main__"] = module
-    elif control.MARK in names:
-        module = importlib.import_module(names["__name__"])
-    else:
-        return fn
-    for part in fn.__qualname__.split("."):
-        module = getattr(module, part)
-    result: Callable[..., Any] = module
-    return result
+    return None if join and joined() else SimpleNamespace(join=joined)
 
 
 def _rank_signal(number: int, handler: Any) -> Any:
     """Keep a rank's handler: Python allows handlers in the main thread only, and a rank takes its thread for that."""
-    where = control.here()
-    if where is None or rank_of(where[1]) is None:
+    handlers = _handlers()
+    if handlers is None:
         return _signal(number, handler)
-    handlers = where[1].context.handlers
-    before = handlers.get(number, signal.SIG_DFL)
-    handlers[number] = handler
+    before, handlers[number] = handlers.get(number, signal.SIG_DFL), handler
     return before
 
 
 def _rank_getsignal(number: int) -> Any:
-    where = control.here()
-    if where is None or rank_of(where[1]) is None:
-        return _getsignal(number)
-    return where[1].context.handlers.get(number, signal.SIG_DFL)
+    handlers = _handlers()
+    return _getsignal(number) if handlers is None else handlers.get(number, signal.SIG_DFL)
+
+
+def _handlers() -> dict[int, Any] | None:
+    return None if control.rank() is None else control.context().handlers
 
 
 _loader_init = DataLoader.__init__
@@ -157,13 +121,11 @@ def _loader_without_processes(self: Any, *args: Any, **settings: Any) -> None:
 
 
 def install() -> None:
-    """Put the launchers in place."""
     modules: tuple[Any, ...] = (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"])
     for module in modules:
         module.spawn = _spawn
-    contexts: tuple[Any, ...] = (context.SpawnContext, context.ForkContext, context.ForkServerContext)
-    for owner in (torch.multiprocessing, multiprocessing, *contexts):
-        owner.Process = Process
+    Context.parts.append(TorchState)
+    Process.are_ranks = True
     signal.signal, signal.getsignal = _rank_signal, _rank_getsignal  # type: ignore[assignment]
     DataLoader.__init__ = _loader_without_processes  # type: ignore[method-assign]
     torch.set_num_threads(1)

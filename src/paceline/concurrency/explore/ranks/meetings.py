@@ -13,14 +13,17 @@ from paceline.concurrency.explore.operation import Place
 
 
 class Call(NamedTuple):
-    """A collective as one rank calls it; `name` and `detail` must be the same on all."""
+    """A collective as one rank calls it; `kind` and `detail` must be the same on all, and `name`, but for Join."""
 
     name: str  # all_reduce, gradient of DDP
+    is_joined: bool  # the rank answers, in Join, what the others call
+    kind: str  # all_reduce
     detail: str  # shape, type, operator, root
     place: Place
 
     def matches(self, other: Call) -> bool:
-        return (self.name, self.detail) == (other.name, other.detail)
+        same_name = self.is_joined or other.is_joined or self.name == other.name
+        return same_name and (self.kind, self.detail) == (other.kind, other.detail)
 
     def __str__(self) -> str:
         return self.name
@@ -37,10 +40,6 @@ class Meeting:
     @property
     def complete(self) -> bool:
         return len(self.calls) == len(self.members)
-
-    @property
-    def missing(self) -> list[int]:
-        return [rank for rank in self.members if rank not in self.calls]
 
 
 @dataclass(slots=True, eq=False)
@@ -71,50 +70,33 @@ def different(meeting: Meeting) -> tuple[int, int] | None:
 
 
 @dataclass(slots=True, eq=False)
-class Message:
-    """What one rank sends to another; it is received as soon as the other has asked for it."""
+class Parcel:
+    """A message, or a request for one: it is received as soon as the two have met."""
 
-    sender: int
-    data: Any
-    received: bool = False
+    sender: int | None  # of a request None, if it is for a message from any rank
+    is_request: bool
+    data: Any = None
+    met: Parcel | None = None
 
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """What one rank has asked for, of one sender or of any."""
-
-    sender: int | None
-    message: Message | None = None
-
-    def accepts(self, message: Message) -> bool:
-        return self.sender in (None, message.sender)
+    def fits(self, other: Parcel) -> bool:
+        return self.is_request != other.is_request and (
+            None in (self.sender, other.sender) or self.sender == other.sender
+        )
 
 
 @dataclass(slots=True)
 class Post:
     """Messages and requests that have not met: by group, receiver and tag, the oldest first."""
 
-    messages: dict[tuple[str, int, int], list[Message]] = field(default_factory=dict)
-    requests: dict[tuple[str, int, int], list[Request]] = field(default_factory=dict)
+    waiting: dict[tuple[str, int, int], list[Parcel]] = field(default_factory=dict)
 
-    def send(self, group: str, sender: int, receiver: int, tag: int, data: Any) -> Message:
-        """Bring a message to the oldest request for it, or let it wait for one."""
-        message, requests = Message(sender, data), self.requests.setdefault((group, receiver, tag), [])
-        request = next((each for each in requests if each.accepts(message)), None)
-        if request is None:
-            self.messages.setdefault((group, receiver, tag), []).append(message)
+    def bring(self, group: str, receiver: int, tag: int, parcel: Parcel) -> Parcel:
+        """Bring a parcel to the oldest one that fits, or let it wait for one."""
+        waiting = self.waiting.setdefault((group, receiver, tag), [])
+        other = next((each for each in waiting if parcel.fits(each)), None)
+        if other is None:
+            waiting.append(parcel)
         else:
-            requests.remove(request)
-            request.message, message.received = message, True
-        return message
-
-    def request(self, group: str, sender: int | None, receiver: int, tag: int) -> Request:
-        """Ask for a message, of any sender if it is None."""
-        request, messages = Request(sender), self.messages.setdefault((group, receiver, tag), [])
-        message = next((each for each in messages if request.accepts(each)), None)
-        if message is None:
-            self.requests.setdefault((group, receiver, tag), []).append(request)
-        else:
-            messages.remove(message)
-            request.message, message.received = message, True
-        return request
+            waiting.remove(other)
+            parcel.met, other.met = other, parcel
+        return parcel

@@ -7,8 +7,11 @@ each rank computes its own result from what all have brought.
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import reduce
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from torch.futures import Future
 from paceline.concurrency.explore.finding import Finding, at
 from paceline.concurrency.explore.interpose import control
 from paceline.concurrency.explore.interpose.control import step
-from paceline.concurrency.explore.ranks.meetings import Call, Group, Meeting, Message, Post, different
+from paceline.concurrency.explore.ranks.meetings import Call, Group, Meeting, Parcel, Post, different
 
 BACKEND = "explored"
 _groups: dict[str, Group] = {}
@@ -27,16 +30,6 @@ _post = Post()
 _made: dict[tuple[int, tuple[int, ...]], int] = {}
 Tensors = list[torch.Tensor]
 native: Any = torch._C._distributed_c10d
-
-
-class Missing:
-    """What a rank waits for in a collective."""
-
-    def __init__(self, call: Call, meeting: Meeting) -> None:
-        self._call, self._meeting = call, meeting
-
-    def __str__(self) -> str:
-        return str(self._call)
 
 
 class Work(dist._Work):  # type: ignore[misc, name-defined]
@@ -56,8 +49,7 @@ class Work(dist._Work):  # type: ignore[misc, name-defined]
     def is_completed(self) -> bool:
         return self._finish is None
 
-    def is_success(self) -> bool:
-        return self.is_completed()
+    is_success = is_completed
 
     def result(self) -> Any:
         self.wait()
@@ -85,83 +77,65 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
     # ---- collectives
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        operator = _operator(opts)
-
-        def finish(all_: list[Tensors]) -> Tensors:
-            for at_, tensor in enumerate(tensors):
-                tensor.copy_(_reduced([each[at_] for each in all_], operator))
-            return tensors
-
-        return self._collective("all_reduce", f"{operator} of {_shapes(tensors)}", _copies(tensors), finish)
-
-    allreduce_coalesced = allreduce
+        return self._reduction("all_reduce", tensors, opts, tensors, lambda all_: zip(*all_, strict=True))
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
+        outputs = tensors if self._position == opts.rootRank else []
+        return self._reduction(
+            f"reduce to {opts.rootRank}", tensors, opts, outputs, lambda all_: zip(*all_, strict=True)
+        )
+
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
+        mine: Callable[[list[Tensors]], Any] = lambda all_: [[each[self._position] for each in all_]]  # noqa: E731
+        return self._reduction("reduce_scatter", inputs[0], opts, outputs, mine)
+
+    def _reduction(self, name: str, inputs: Tensors, opts: Any, outputs: Tensors, columns: Any) -> Work:
+        name, _, root = name.partition(" ")
         operator = _operator(opts)
-
-        def finish(all_: list[Tensors]) -> Tensors:
-            if self._position == opts.rootRank:
-                tensors[0].copy_(_reduced([each[0] for each in all_], operator))
-            return tensors
-
-        detail = f"{operator} of {_shapes(tensors)} to {opts.rootRank}"
-        return self._collective("reduce", detail, _copies(tensors), finish)
+        detail = f"{operator} of {_shapes(inputs)} {root}".rstrip()
+        return self._collective(
+            name,
+            detail,
+            inputs,
+            outputs,
+            lambda all_: [_REDUCE[operator](torch.stack(list(each))) for each in columns(all_)],
+        )
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
-        def finish(all_: list[Tensors]) -> Tensors:
-            for mine, theirs in zip(tensors, all_[opts.rootRank], strict=True):
-                mine.copy_(theirs)
-            return tensors
-
-        return self._collective("broadcast", f"{_shapes(tensors)} from {opts.rootRank}", _copies(tensors), finish)
+        detail = f"{_shapes(tensors)} from {opts.rootRank}"
+        return self._collective("broadcast", detail, tensors, tensors, lambda all_: all_[opts.rootRank])
 
     def barrier(self, opts: Any = None) -> Work:
-        return self._collective("barrier", "", None, lambda all_: None)
+        return self._collective("barrier")
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        def finish(all_: list[Tensors]) -> list[Tensors]:
-            for at_, output in enumerate(outputs):
-                for mine, theirs in zip(output, all_, strict=True):
-                    mine.copy_(theirs[at_])
-            return outputs
-
-        return self._collective("all_gather", _shapes(inputs), _copies(inputs), finish)
+        flat = [each for output in outputs for each in output]
+        return self._collective(
+            "all_gather",
+            _shapes(inputs),
+            inputs,
+            flat,
+            lambda all_: [y for x in zip(*all_, strict=True) for y in x],
+            outputs,
+        )
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
-        def finish(all_: list[Tensors]) -> Tensors:
-            output.view(-1).copy_(torch.cat([each[0].reshape(-1) for each in all_]))
-            return [output]
+        def joined(all_: list[Tensors]) -> Tensors:
+            return [torch.cat([each[0].reshape(-1) for each in all_])]
 
-        return self._collective("all_gather", _shapes([source]), _copies([source]), finish)
+        return self._collective("all_gather", _shapes([source]), [source], [output.view(-1)], joined, [output])
 
     def all_gather_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
         return _together([self.all_gather_single(*each) for each in zip(outputs, sources, strict=True)], outputs)
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Work:
-        def finish(all_: list[Tensors]) -> list[Tensors]:
-            if self._position == opts.rootRank:
-                for mine, theirs in zip(outputs[0], all_, strict=True):
-                    mine.copy_(theirs[0])
-            return outputs
-
-        return self._collective("gather", f"{_shapes(inputs)} to {opts.rootRank}", _copies(inputs), finish)
+        mine = outputs[0] if self._position == opts.rootRank else []
+        detail = f"{_shapes(inputs)} to {opts.rootRank}"
+        return self._collective("gather", detail, inputs, mine, lambda all_: [each[0] for each in all_], outputs)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Work:
-        def finish(all_: list[Tensors]) -> Tensors:
-            outputs[0].copy_(all_[opts.rootRank][self._position])
-            return outputs
-
-        data = _copies(inputs[0]) if inputs else []
-        return self._collective("scatter", f"{_shapes(outputs)} from {opts.rootRank}", data, finish)
-
-    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
-        operator = _operator(opts)
-
-        def finish(all_: list[Tensors]) -> Tensors:
-            outputs[0].copy_(_reduced([each[self._position] for each in all_], operator))
-            return outputs
-
-        return self._collective("reduce_scatter", f"{operator} of {_shapes(inputs[0])}", _copies(inputs[0]), finish)
+        detail, data = f"{_shapes(outputs)} from {opts.rootRank}", inputs[0] if inputs else []
+        return self._collective("scatter", detail, data, outputs, lambda all_: [all_[opts.rootRank][self._position]])
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
         parts = list(source.reshape(len(self._members), -1))
@@ -172,12 +146,7 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
         return _together(works, outputs)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        def finish(all_: list[Tensors]) -> Tensors:
-            for mine, theirs in zip(outputs, all_, strict=True):
-                mine.copy_(theirs[self._position])
-            return outputs
-
-        return self._collective("all_to_all", "", _copies(inputs), finish)
+        return self._collective("all_to_all", "", inputs, outputs, lambda all_: [each[self._position] for each in all_])
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, output_sizes: Any, input_sizes: Any, opts: Any = None
@@ -187,53 +156,56 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
         inputs = list(source.split(list(input_sizes) or source.shape[0] // size))
         return self.alltoall(outputs, inputs, opts)
 
-    # The names of earlier versions of PyTorch.
+    # Other names, and those of earlier versions of PyTorch.
+    allreduce_coalesced = allreduce
     _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _collective(self, name: str, detail: str, data: Any, finish: Callable[[list[Any]], Any]) -> Work:
-        call = Call(_name_of_call(name), detail, control.place())
-        me = self._members[self._position]
-        meeting = self._group.arrive(me, call, data)
+    def _collective(
+        self,
+        name: str,
+        detail: str = "",
+        inputs: Tensors = [],  # noqa: B006  # only read
+        outputs: Tensors = [],  # noqa: B006
+        results: Callable[[list[Tensors]], Iterable[torch.Tensor]] = lambda all_: (),
+        value: Any = None,
+    ) -> Work:
+        """Bring the inputs to a meeting; when all ranks have come, store the results in the outputs."""
+        call = Call(*_name_of_call(name), name, detail, control.place())
+        meeting = self._group.arrive(self._members[self._position], call, [each.detach().clone() for each in inputs])
         if (two := different(meeting)) is not None:
             assert control.run is not None
             control.run.finish(_different(meeting, *two))
 
         def complete() -> Any:
-            step("calls", Missing(call, meeting), ("meeting", id(meeting)), mode="read", ready=lambda: meeting.complete)
-            return finish([meeting.data[rank] for rank in self._members])
+            step("calls", call, ("meeting", id(meeting)), mode="read", ready=lambda: meeting.complete)
+            for mine, theirs in zip(outputs, results([meeting.data[rank] for rank in self._members]), strict=False):
+                mine.copy_(theirs)
+            return outputs if value is None else value
 
         return Work(complete)
 
     # ---- messages
 
     def send(self, tensors: Tensors, receiver: int, tag: int) -> Work:
-        message = _post.send(self._name, self._position, receiver, tag, tensors[0].detach().clone())
-        text = f"send to rank {self._members[receiver]}"
-        return Work(lambda: self._wait_for_receiver(message, text))
-
-    def _wait_for_receiver(self, message: Message, text: str) -> None:
+        message = Parcel(self._position, False, tensors[0].detach().clone())
+        _post.bring(self._name, receiver, tag, message)
         # A real backend may keep a small message until it is received, but a large one only waits.
-        step("calls", text, id(message), mode="read", ready=lambda: message.received)
+        return Work(lambda: _meet(f"send to rank {self._members[receiver]}", message))
 
-    def recv(self, tensors: Tensors, sender: int, tag: int) -> Work:
-        return self._receive(tensors, sender, tag)
-
-    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
-        return self._receive(tensors, None, tag)
-
-    def _receive(self, tensors: Tensors, sender: int | None, tag: int) -> Work:
-        request = _post.request(self._name, sender, self._position, tag)
+    def recv(self, tensors: Tensors, sender: int | None, tag: int) -> Work:
+        request = _post.bring(self._name, self._position, tag, Parcel(sender, True))
         source = "any rank" if sender is None else f"rank {self._members[sender]}"
 
         def finish() -> Tensors:
-            step("calls", f"recv from {source}", id(request), mode="read", ready=lambda: request.message is not None)
-            assert request.message is not None
-            tensors[0].copy_(request.message.data)
+            tensors[0].copy_(_meet(f"recv from {source}", request).data)
             return tensors
 
         return Work(finish)
+
+    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
+        return self.recv(tensors, None, tag)
 
     # ---- what PyTorch asks of a group
 
@@ -252,24 +224,33 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
     def getBackendName(self) -> str:  # noqa: N802  # as PyTorch calls it
         return BACKEND
 
-    def __repr__(self) -> str:
-        return f"ExploredGroup(rank {self._position} of {len(self._members)})"
+
+def _meet(call: str, parcel: Parcel) -> Parcel:
+    """Wait for the other side of a message."""
+    step("calls", call, id(parcel), mode="read", ready=lambda: parcel.met is not None)
+    assert parcel.met is not None
+    return parcel.met
 
 
-def _name_of_call(name: str) -> str:
-    """Name a collective as the program calls it: `all_gather_object`, or what DDP does on its behalf."""
-    frame = sys._getframe(2)
+def _name_of_call(name: str) -> tuple[str, bool]:
+    """Name a collective as the program calls it: `all_gather_object`, or what DDP does on its behalf; whether for Join.
+
+    A rank that has joined calls in the place of DDP what the others still call.
+    """
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and control.MARK not in frame.f_globals:
         module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
+        if module == "torch.distributed.algorithms.join":
+            return name, True
         if module.startswith("torch.autograd"):
-            return "gradient of DDP"
+            return "gradient of DDP", False
         if module == "torch.nn.parallel.distributed":
             name = "start of DDP" if function == "__init__" else name
             name = "buffers of DDP" if function in ("_sync_buffers", "_pre_forward") else name
         elif module.startswith("torch.distributed.distributed_c10d") and function not in ("wrapper", "<lambda>"):
             name = function
-        frame = frame.f_back  # type: ignore[assignment]
-    return name
+        frame = frame.f_back
+    return name, False
 
 
 def _different(meeting: Meeting, first: int, second: int) -> Finding:
@@ -286,18 +267,12 @@ def _different(meeting: Meeting, first: int, second: int) -> Finding:
 
 
 def _together(works: list[Work], result: Any) -> Work:
-    def finish() -> Any:
-        for work in works:
-            work.wait()
-        return result
-
-    return Work(finish)
+    return Work(lambda: all(work.wait() for work in works) and result)
 
 
 def _operator(opts: Any) -> str:
     operator = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-    names = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-    return next((name.lower() for name in names if operator == getattr(dist.ReduceOp, name)), "sum")
+    return next((name for name in _REDUCE if operator == getattr(dist.ReduceOp, name.upper())), "sum")
 
 
 _REDUCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -306,21 +281,10 @@ _REDUCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "product": lambda stack: stack.prod(0),
     "min": lambda stack: stack.amin(0),
     "max": lambda stack: stack.amax(0),
+    "band": lambda stack: reduce(torch.bitwise_and, stack),
+    "bor": lambda stack: reduce(torch.bitwise_or, stack),
+    "bxor": lambda stack: reduce(torch.bitwise_xor, stack),
 }
-
-
-def _reduced(tensors: Tensors, operator: str) -> torch.Tensor:
-    stack = torch.stack(tensors)
-    if operator in ("band", "bor", "bxor"):
-        result = stack[0]
-        for each in stack[1:]:
-            result = {"band": result & each, "bor": result | each, "bxor": result ^ each}[operator]
-        return result
-    return _REDUCE[operator](stack)
-
-
-def _copies(tensors: Tensors) -> Tensors:
-    return [each.detach().clone() for each in tensors]
 
 
 def _shapes(tensors: Tensors) -> str:
@@ -335,29 +299,19 @@ def _create(options: Any, _: Any) -> ExploredGroup:
     number = _made[me] = _made.get(me, 0) + 1
     group = ExploredGroup(f"{members} {number}", options.group_rank, members)
     name = "new_group" if options.global_ranks_in_group else "init_process_group"
-    group._collective(name, "", None, lambda all_: None).wait()
+    group._collective(name).wait()
     return group
 
 
 _init, _new_group = dist.init_process_group, dist.new_group
 
 
-def _init_process_group(
-    backend: Any = None, init_method: Any = None, timeout: Any = None, *args: Any, **rest: Any
-) -> None:
-    import os
-
-    world = rest.pop("world_size", -1)
-    rank = rest.pop("rank", -1)
-    if args:  # world_size and rank by position
-        world, rank = args[0], args[1] if len(args) > 1 else rank
+def _init_process_group(backend: Any = None, method: Any = None, timeout: Any = None, *args: Any, **rest: Any) -> None:
+    given = {**dict(zip(("world_size", "rank"), args, strict=False)), **rest}
+    world, rank = given.get("world_size", -1), given.get("rank", -1)
     world = int(os.environ["WORLD_SIZE"]) if world < 0 else world
     rank = int(os.environ["RANK"]) if rank < 0 else rank
     _init(BACKEND, store=native.HashStore(), world_size=world, rank=rank)
-
-
-def _new_group_explored(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **rest: Any) -> Any:
-    return _new_group(ranks)
 
 
 def install() -> None:
@@ -366,6 +320,6 @@ def install() -> None:
     modules: tuple[Any, ...] = (dist, distributed_c10d)
     for module in modules:
         module.init_process_group = _init_process_group
-        module.new_group = _new_group_explored
+        module.new_group = lambda ranks=None, *_, **__: _new_group(ranks)
         module.monitored_barrier = lambda group=None, *_, **__: dist.barrier(group)
     native._set_thread_isolation_mode(True)  # groups are found by their names, which are the same on all ranks

@@ -35,7 +35,6 @@ def compare() -> Replicas:
 
 
 def diverged() -> Finding | None:
-    """Return that parameters have diverged, if they have."""
     result = compare()
     if not result.were_equal or result.are_equal:
         return None
@@ -47,8 +46,7 @@ def diverged() -> Finding | None:
 
 
 def _note(optimizer: Any, *_: Any) -> None:
-    where = control.here()
-    rank = where[1].context.rank if where is not None and where[1].context is not None else None
+    rank = control.rank()
     if rank is None:
         return
     used = _used.setdefault(rank, [])
@@ -71,5 +69,4 @@ def _digest(used: list[torch.optim.Optimizer]) -> str:
 
 
 def install() -> None:
-    """Take note of every optimizer before its first step."""
     optimizers.register_optimizer_step_pre_hook(_note)

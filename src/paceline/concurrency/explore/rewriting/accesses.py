@@ -14,11 +14,14 @@ The access itself stays as it is, so that descriptors, private names and
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
-from paceline.concurrency.explore.rewriting.shared_names import Scope, SharedNames
+from paceline.concurrency.explore.finding import MARK
 
-MARK = "__explore__"
+Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 #: Built-in functions that read all elements of their first argument.
 READERS = {
     "len", "list", "tuple", "set", "frozenset", "dict", "sorted", "sum", "min", "max", "any", "all", "iter",
@@ -27,7 +30,6 @@ READERS = {
 
 
 def rewritten(source: str | bytes, file: str) -> ast.Module:
-    """Return the rewritten syntax tree of a module."""
     tree = ast.parse(source, file)
     _Accesses(SharedNames(tree)).visit(tree)
     return ast.fix_missing_locations(tree)
@@ -110,20 +112,13 @@ class _Accesses(ast.NodeTransformer):
 
     # ---- elements
 
-    def visit_For(self, node: ast.For) -> Any:
-        node.target = self.visit(node.target)
-        node.iter = self._call("elements", node.iter, self.visit(node.iter), node.lineno)
-        node.body, node.orelse = self._statements(node.body), self._statements(node.orelse)
+    def visit_For(self, node: Any) -> Any:
+        self.generic_visit(node)
+        if not getattr(node, "is_async", False):
+            node.iter = self._call("elements", node.iter, node.iter, node.iter.lineno)
         return node
 
-    def visit_comprehension(self, node: ast.comprehension) -> Any:
-        node.target = self.visit(node.target)
-        line = node.iter.lineno
-        node.iter = self.visit(node.iter)
-        if not node.is_async:
-            node.iter = self._call("elements", node.iter, node.iter, line)
-        node.ifs = [self.visit(each) for each in node.ifs]
-        return node
+    visit_comprehension = visit_For
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
@@ -204,3 +199,61 @@ class _Accesses(ast.NodeTransformer):
 
 def _mode(context: ast.expr_context) -> str:
     return "read" if isinstance(context, ast.Load) else "write"
+
+
+class SharedNames:
+    """The variables that threads can share: globals that functions rebind, and variables of an enclosing function."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        declared = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+        rebound = {name for name, count in Counter(_bound(tree.body)).items() if count > 1}
+        self._globals = declared | rebound
+        self._enclosing: dict[ast.AST, set[str]] = {}
+        self._find(tree, [])
+
+    def _find(self, node: ast.AST, around: list[Scope]) -> None:
+        """Note, for each function, which of its variables an inner function rebinds."""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Nonlocal):
+                for name in child.names:
+                    owner = next((each for each in reversed(around[:-1]) if name in variables(each)), None)
+                    if owner is not None:
+                        self._enclosing.setdefault(owner, set()).add(name)
+            self._find(child, [*around, child] if isinstance(child, FUNCTIONS) else around)
+
+    def owner(self, name: str, around: list[Scope]) -> str | None:
+        """Return a label of the scope that shares a name, as seen from inside these functions; None if none does."""
+        for scope in reversed(around):
+            if name in self._enclosing.get(scope, ()):
+                return f"{getattr(scope, 'name', 'lambda')}:{scope.lineno}"
+            if name in variables(scope):
+                return None
+        return "" if name in self._globals else None
+
+
+def variables(scope: Scope) -> set[str]:
+    """Return the local variables of a function, parameters included."""
+    arguments = scope.args
+    names = {each.arg for each in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
+    names |= {each.arg for each in (arguments.vararg, arguments.kwarg) if each is not None}
+    body = [] if isinstance(scope, ast.Lambda) else scope.body
+    elsewhere = {name for node in _own(body) if isinstance(node, ast.Global | ast.Nonlocal) for name in node.names}
+    return (names | set(_bound(body))) - elsewhere
+
+
+def _bound(body: list[ast.stmt]) -> Iterator[str]:
+    """Yield the names that statements bind, once for each time, without those of inner functions and classes."""
+    for node in _own(body):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+def _own(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    nodes: list[ast.AST] = list(body)
+    while nodes:
+        node = nodes.pop()
+        yield node
+        if not isinstance(node, (*FUNCTIONS, ast.ClassDef)):
+            nodes.extend(ast.iter_child_nodes(node))

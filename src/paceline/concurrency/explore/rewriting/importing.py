@@ -21,7 +21,6 @@ compiled: dict[str, CodeType] = {}
 
 
 def code_of(file: str) -> CodeType:
-    """Return the rewritten code of a file."""
     if file not in compiled:
         compiled[file] = compile(rewritten(Path(file).read_bytes(), file), file, "exec", dont_inherit=True)
     return compiled[file]
@@ -38,7 +37,6 @@ class Scope:
         self._others = [f"{Path(each).resolve()}/" for each in installed]
 
     def has(self, file: str) -> bool:
-        """Whether a file is the program's."""
         path = str(Path(file).resolve())
         inside = path.startswith(tuple(self._folders)) and not path.startswith(tuple(self._others))
         return inside and "/site-packages/" not in path

@@ -33,7 +33,7 @@ class _Open(threading.local):
 
 
 class Points:
-    """The calls of one file."""
+    """The calls of one file, which announce an access and return what they were called with; see `accesses`."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -42,7 +42,6 @@ class Points:
     # ---- attributes
 
     def at(self, owner: Any, name: str, line: int, mode: str, number: int = 0) -> Any:
-        """Announce that an attribute is read or written; return its owner."""
         if self._is_alone():
             return owner
         location = _attribute(owner, name, mode == "read")
@@ -51,7 +50,6 @@ class Points:
         return owner
 
     def method(self, owner: Any, name: str, line: int) -> Any:
-        """Announce a call of a method: of a container it reads or changes the elements."""
         if isinstance(owner, CONTAINERS):
             mode: Mode = "read" if name in READING else "write"
             self.whole(owner, line, mode)
@@ -61,53 +59,42 @@ class Points:
     # ---- items and elements
 
     def hold(self, container: Any, number: int) -> Any:
-        """Remember a container until its index is computed."""
         if isinstance(container, CONTAINERS):
             self._open.containers.append((number, container))
         return container
 
     def item(self, key: Any, line: int, number: int, mode: str) -> Any:
-        """Announce that an item is read or written; return its index."""
         container = _pop(self._open.containers, number)
-        if container is not None and not self._is_alone():
+        if container is not None:
             touches = _item_touches(container[1], key, mode)
             self._announce(container[1], f"{_label(container[1])}[{_short(key)}]", touches, line, mode, number)
         return key
 
     def whole(self, container: Any, line: int, mode: str) -> Any:
-        """Announce that all elements of a container are read, or that their number may change."""
-        if isinstance(container, CONTAINERS) and not self._is_alone():
+        if isinstance(container, CONTAINERS):
             shape, elements = (id(container), "shape"), (id(container), "elements")
             touches = (Touch(shape, _mode(mode)), Touch(elements, "read"))
             self._announce(container, f"the elements of a {_label(container)}", touches, line, mode, is_access=False)
         return container
 
     def elements(self, iterable: Any, line: int) -> Any:
-        """Announce each element of a loop over a container."""
-        if isinstance(iterable, CONTAINERS) and not self._is_alone():
-            return self._each(iterable, iterable, line)
-        if isinstance(iterable, VIEWS) and not self._is_alone():
-            return self._each(iterable, _mapping(iterable), line)
-        return iterable
+        if not isinstance(iterable, (*CONTAINERS, *VIEWS)) or self._is_alone():
+            return iterable
+        return self._each(iterable, _mapping(iterable) if isinstance(iterable, VIEWS) else iterable, line)
 
     def _each(self, iterable: Any, container: Any, line: int) -> Iterator[Any]:
-        iterator = iter(iterable)
-        while True:
-            self.whole(container, line, "read")
-            element = next(iterator, _ABSENT)
-            if element is _ABSENT:
-                return
+        self.whole(container, line, "read")
+        for element in iterable:
             yield element
+            self.whole(container, line, "read")
 
     # ---- variables
 
     def name(self, name: str, owner: str, line: int, mode: str) -> None:
-        """Announce that a shared variable is read or written."""
         location = (self._file, owner, name)
         self._announce(None, name, (Touch(location, _mode(mode)),), line, mode)
 
     def stored(self, value: Any, name: str, owner: str, line: int) -> Any:
-        """Announce that a value is stored in a shared variable; return the value."""
         self.name(name, owner, line, "write")
         return value
 
@@ -123,7 +110,7 @@ class Points:
 
     def _is_alone(self) -> bool:
         where = control.here()
-        return where is None or where[0].alone or where[1].context is not None  # ranks share nothing
+        return where is None or len(where[0].tasks) == 1 or control.rank() is not None  # ranks share nothing
 
     def _announce(
         self,
@@ -139,6 +126,10 @@ class Points:
             return
         if owner is not None:
             _keep(owner)
+        process = control.context()
+        if process is not None and not isinstance(owner, control.Shared):
+            # A class or a global has one identity, and in each process a value of its own.
+            touches = tuple(Touch((id(process), each.location), each.mode) for each in touches)
         if mode == "both":
             self._perform(subject, tuple(Touch(each.location, "read") for each in touches), line, "reads")
             self._open.writes.append((number, subject, touches, line))
@@ -165,7 +156,7 @@ def _item_touches(container: Any, key: Any, mode: str) -> tuple[Touch, ...]:
     """Return what an item's access touches: storing a new key changes the shape, an old one marks the elements."""
     shape, elements = (id(container), "shape"), (id(container), "elements")
     try:
-        item: Hashable = (id(container), "item", key if isinstance(key, int | str | tuple) else hash(key))
+        item: Hashable = (id(container), "item", key if isinstance(key, int | str) else hash(key))
         is_new = isinstance(container, dict) and key not in container
     except TypeError:
         return (Touch(shape, _mode(mode)),)
@@ -212,7 +203,6 @@ def _keep(owner: Any) -> None:
 
 
 def _mapping(view: Any) -> Any:
-    """Return the identity of the dictionary that a view is of."""
     return next((each for each in gc.get_referents(view) if isinstance(each, dict)), view)
 
 

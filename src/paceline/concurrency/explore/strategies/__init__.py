@@ -1,14 +1,13 @@
 """How the next thread is chosen: one file for each published strategy.
 
 A strategy is a pure machine. It sees a `Decision`, returns an `Option`, and is told what was executed; its chance comes
-from a seed. One strategy chooses for one run, and a *search* makes the strategy of the next run from what the last one
-did.
+from a seed. One strategy chooses for one run, and a *search* makes the strategy of the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from paceline.concurrency.explore.operation import Operation, Option
 
@@ -33,23 +32,28 @@ class Executed(NamedTuple):
     pending: dict[int, Operation]
 
 
-class Strategy(Protocol):
+class Strategy:
     """Chooses the steps of one run."""
 
     def pick(self, decision: Decision) -> Option | None:
         """Return the next step; None if the rest of this run would repeat an earlier one."""
+        raise NotImplementedError
 
     def executed(self, option: Option, operation: Operation) -> None:
         """Take note of a step."""
 
 
-class Search(Protocol):
-    """Makes the strategy of one run after the other."""
+class Drawn:
+    """A strategy that begins anew for each run, with a seed of its own."""
 
-    name: str
+    def __init__(self, name: str, begin: Callable[[int], Strategy], seed: int) -> None:
+        self.name, self._begin, self._seed = name, begin, seed
 
-    def next(self) -> Strategy | None:
-        """Return the strategy of the next run; None when there is nothing left to try."""
+    def next(self) -> Strategy:
+        self._seed += 1
+        return self._begin(self._seed)
 
-    def learn(self, run: Sequence[Executed], pending: Mapping[int, Operation]) -> None:
-        """Take note of the steps of the last run, and of what was left to do at its end."""
+
+def split(options: Sequence[Option]) -> tuple[list[Option], list[Option]]:
+    """Return the options of threads that can continue, and those for which time must pass, the earliest first."""
+    return [each for each in options if not each.expires], [each for each in options if each.expires]

@@ -4,11 +4,10 @@ Abdulla, Aronis, Jonsson and Sagonas, "Optimal dynamic partial order reduction",
 Flanagan and Godefroid, POPL 2005; sleep sets: Godefroid, "Partial-order methods for the verification of concurrent
 systems", 1996. Persistent sets, as of 2005, miss orders when they are combined with sleep sets.
 
-Two runs in which conflicting operations come in the same order are equivalent. The search is a depth-first walk over
-the runs, from the start each time. After a run it looks for *races*: an operation and an earlier one of another thread
-that conflict, and that nothing between them orders. The other order begins, before the earlier one, with a step that
-depends on nothing but what came before: one of those *initials* is put on the list of what is still to be tried there
-(`todo`), unless one is on it already. A thread whose step was explored at a node sleeps there, and until an operation
+The search is a depth-first walk over the runs, from the start each time. After a run it looks for *races*: an
+operation and an earlier one of another thread that conflict, and that nothing between them orders. One of the
+*initials*, with which the other order could begin, is put on the list of what is still to be tried (`todo`) before the
+earlier one, unless one is on it already. A thread whose step was explored at a node sleeps there until an operation
 conflicts with its own: a run in which only sleeping threads could continue repeats an earlier one and is cut short.
 
 When nothing is left to do, every order of conflicting operations was executed. Time passes only where no thread can
@@ -17,12 +16,12 @@ continue: early time-outs are no part of the proof, and the verdict says so.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.concurrency.explore.operation import Mode, Operation, Option
-from paceline.concurrency.explore.strategies import Decision, Executed
+from paceline.concurrency.explore.strategies import Decision, Executed, Strategy
 
 Clock = dict[int, int]  # thread -> how many of its steps are known to have happened
 CONFLICTING: dict[Mode, tuple[Mode, ...]] = {
@@ -43,7 +42,7 @@ class Node:
     todo: set[Option] = field(default_factory=set)
 
 
-class DporRun:
+class DporRun(Strategy):
     """Follows the steps up to a node, takes the step that is to be tried there, and continues in the plain order."""
 
     def __init__(self, path: Sequence[Option], sleep: set[Option]) -> None:
@@ -74,15 +73,13 @@ class Dpor:
 
     def __init__(self) -> None:
         self._nodes: list[Node] = []
-        self._begun = False
         self.runs = 0
         self.ended = False  # nothing is left to try
         self.has_timeouts = False  # a run could have let time pass earlier
 
     def next(self) -> DporRun | None:
         self.runs += 1
-        if not self._begun:
-            self._begun = True
+        if self.runs == 1:
             return DporRun((), set())
         while self._nodes:
             node = self._nodes[-1]
@@ -97,8 +94,7 @@ class Dpor:
         return None
 
     def begin_again(self) -> None:
-        """Forget what was explored."""
-        self._nodes, self._begun, self.runs, self.ended = [], False, 0, False
+        self._nodes, self.runs, self.ended = [], 0, False
 
     def learn(self, run: Sequence[Executed], pending: Mapping[int, Operation]) -> None:
         sleep = self._nodes[-1].sleep | self._nodes[-1].done if self._nodes else set()
@@ -147,7 +143,7 @@ def races(run: Sequence[Executed], pending: Mapping[int, Operation], since: int)
     for at, step in enumerate(run):
         if at >= since:
             compare(step.option, step.operation)
-        orders.add(at, step.option.thread, step.operation)
+        orders.add(step.option.thread, step.operation)
     for thread, operation in pending.items():
         compare(Option(thread, False), operation)
     return result
@@ -156,12 +152,10 @@ def races(run: Sequence[Executed], pending: Mapping[int, Operation], since: int)
 class _Past(NamedTuple):
     """A step as the later ones see it."""
 
-    at: int
     thread: int
     number: int  # the how many-eth step of its thread
     clock: Clock
     operation: Operation
-    mode: Mode
 
 
 class _Orders:
@@ -169,63 +163,58 @@ class _Orders:
 
     def __init__(self) -> None:
         self._clocks: dict[int, Clock] = {}
-        self._past: dict[Hashable, list[_Past]] = {}  # of each location
-        self._steps: list[tuple[int, int, Clock]] = []  # thread, the how many-eth of its steps, clock
+        self._steps: list[_Past] = []
+        self._past: dict[Hashable, list[tuple[int, Mode]]] = {}  # the steps at each location
 
     def initials(self, run: Sequence[Executed], earlier: int, late: Option, operation: Operation) -> set[Option]:
         """Return the steps that could come first if the late operation came before the earlier one.
 
         Those are among the steps that do not happen after the earlier one, and the late operation itself.
         """
-        thread, number, _ = self._steps[earlier]
-        free = [
-            (run[at].option, *step)
-            for at, step in enumerate(self._steps[earlier + 1 :], earlier + 1)
-            if step[2].get(thread, 0) < number
-        ]
-        free.append((late, late.thread, -1, self._clock_after(late.thread, operation)))
         first: set[Option] = set()
         before: list[tuple[int, int]] = []
-        for option, each, its_number, clock in free:
-            if not any(n <= clock.get(other, 0) for other, n in before):  # its own earlier steps included
-                first.add(option)
-            before.append((each, its_number))
+        start = self._steps[earlier]
+        last = _Past(late.thread, -1, self._clock_after(late.thread, operation), operation)
+        options = [*(each.option for each in run[earlier + 1 : len(self._steps)]), late]
+        for option, step in zip(options, [*self._steps[earlier + 1 :], last], strict=True):
+            if step is last or step.clock.get(start.thread, 0) < start.number:
+                if not any(number <= step.clock.get(thread, 0) for thread, number in before):
+                    first.add(option)
+                before.append((step.thread, step.number))  # its own earlier steps included
         return first
 
     def unordered(self, thread: int, operation: Operation) -> list[int]:
         """Return the conflicting steps of other threads that could come after this operation as well."""
-        clock, steps = self._clocks.get(thread, {}), set[int]()
-        for touch in operation.touches:
-            for past in reversed(self._past.get(touch.location, [])):
-                ordered = past.number <= clock.get(past.thread, 0)
-                if ordered and past.mode == "write":
-                    break  # which everything earlier came before
-                conflicts = past.mode in CONFLICTING[touch.mode] and not never_together(past.operation, operation)
-                if conflicts and not ordered and past.thread != thread:
-                    steps.add(past.at)
+        known, steps = self._clocks.get(thread, {}), set[int]()
+        for at, is_ordered in self._conflicting(operation, known, every=True):
+            past = self._steps[at]
+            # A lock is released by its holder, and taken when it is free: the two are never both possible.
+            never_together = past.operation.verb == "releases" and operation.verb == "takes"
+            if not is_ordered and past.thread != thread and not never_together:
+                steps.add(at)
         return sorted(steps)
 
-    def add(self, at: int, thread: int, operation: Operation) -> None:
+    def add(self, thread: int, operation: Operation) -> None:
         clock = self._clocks[thread] = self._clock_after(thread, operation)
-        number = clock[thread]
-        self._steps.append((thread, number, clock))
         for touch in operation.touches:
-            self._past.setdefault(touch.location, []).append(_Past(at, thread, number, clock, operation, touch.mode))
+            self._past.setdefault(touch.location, []).append((len(self._steps), touch.mode))
+        self._steps.append(_Past(thread, clock[thread], clock, operation))
 
     def _clock_after(self, thread: int, operation: Operation) -> Clock:
         """Return what a thread knows after an operation: all that the conflicting steps before it knew."""
         clock = dict(self._clocks.get(thread, {}))
-        for touch in operation.touches:
-            for past in reversed(self._past.get(touch.location, [])):
-                if past.mode in CONFLICTING[touch.mode]:
-                    for each, number in past.clock.items():
-                        clock[each] = max(clock.get(each, 0), number)
-                if past.mode == "write":
-                    break
+        for at, _ in self._conflicting(operation, clock, every=False):
+            for each, number in self._steps[at].clock.items():
+                clock[each] = max(clock.get(each, 0), number)
         clock[thread] = clock.get(thread, 0) + 1
         return clock
 
-
-def never_together(before: Operation, operation: Operation) -> bool:
-    """Whether the two can never both be possible: a lock is released by its holder, and acquired when it is free."""
-    return before.verb == "releases" and operation.verb == "takes"
+    def _conflicting(self, operation: Operation, known: Clock, every: bool) -> Iterator[tuple[int, bool]]:
+        """Yield conflicting steps, the latest first, and whether they are known; a write came after all before it."""
+        for touch in operation.touches:
+            for at, mode in reversed(self._past.get(touch.location, [])):
+                is_ordered = self._steps[at].number <= known.get(self._steps[at].thread, 0)
+                if mode in CONFLICTING[touch.mode]:
+                    yield at, is_ordered
+                if mode == "write" and (is_ordered or not every):
+                    break

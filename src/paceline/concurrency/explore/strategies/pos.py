@@ -8,14 +8,13 @@ that the order of each conflicting pair is as good as independent of the others.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
 
 from paceline.concurrency.explore.operation import Operation, Option
-from paceline.concurrency.explore.strategies import Decision, Executed
+from paceline.concurrency.explore.strategies import Decision, Strategy
 from paceline.concurrency.explore.strategies.random_walk import EARLY
 
 
-class PosRun:
+class PosRun(Strategy):
     """Chooses the steps of one run by priorities of operations."""
 
     def __init__(self, seed: int) -> None:
@@ -33,25 +32,7 @@ class PosRun:
         return self._priority.setdefault(option, self._chance.random())
 
     def executed(self, option: Option, operation: Operation) -> None:
-        for key in [each for each in self._priority if self._draws_again(each, option, operation)]:
-            del self._priority[key]
-
-    def _draws_again(self, waiting: Option, option: Option, operation: Operation) -> bool:
-        pending = self._pending.get(waiting.thread)
-        return waiting.thread == option.thread or pending is None or pending.conflicts(operation)
-
-
-class Pos:
-    """POS for each run."""
-
-    name = "pos"
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def next(self) -> PosRun:
-        self._seed += 1
-        return PosRun(self._seed)
-
-    def learn(self, run: Sequence[Executed], pending: Mapping[int, Operation]) -> None:
-        pass
+        for key in list(self._priority):
+            waiting = self._pending.get(key.thread)
+            if key.thread == option.thread or waiting is None or waiting.conflicts(operation):
+                del self._priority[key]

@@ -7,17 +7,16 @@ Few switches find most bugs, so most runs draw a small probability. Also called 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
 
-from paceline.concurrency.explore.operation import Operation, Option
-from paceline.concurrency.explore.strategies import Decision, Executed
+from paceline.concurrency.explore.operation import Option
+from paceline.concurrency.explore.strategies import Decision, Strategy, split
 
 SWITCH = (0.02, 0.1, 0.3, 0.6)
 #: Most runs let time pass only when no thread can continue; the others let it pass early in one step of twenty.
 EARLY = (0.0, 0.0, 0.05)
 
 
-class RandomWalk:
+class RandomWalk(Strategy):
     """Chooses the steps of one run at random."""
 
     def __init__(self, seed: int) -> None:
@@ -30,27 +29,3 @@ class RandomWalk:
             return late[0] if not on else self._chance.choice(late)
         blocked = decision.plain.thread != decision.current
         return self._chance.choice(on) if blocked or self._chance.random() < self._switch else decision.plain
-
-    def executed(self, option: Option, operation: Operation) -> None:
-        pass
-
-
-class RandomWalks:
-    """A random walk for each run."""
-
-    name = "random"
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def next(self) -> RandomWalk:
-        self._seed += 1
-        return RandomWalk(self._seed)
-
-    def learn(self, run: Sequence[Executed], pending: Mapping[int, Operation]) -> None:
-        pass
-
-
-def split(options: Sequence[Option]) -> tuple[list[Option], list[Option]]:
-    """Return the options of threads that can continue, and those for which time must pass, the earliest first."""
-    return [each for each in options if not each.expires], [each for each in options if each.expires]

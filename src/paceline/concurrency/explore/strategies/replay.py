@@ -2,6 +2,9 @@
 
 A switch that does not fit any more, because an earlier one was left out, is passed over. So a list can be made shorter
 by leaving switches out and looking whether the finding stays.
+
+Without any switch it is the plain order: no thread is interrupted, as if every step were short. What goes wrong in that
+is a bug, but no finding of the schedule.
 """
 
 from __future__ import annotations
@@ -9,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from paceline.concurrency.explore.operation import Operation, Option
-from paceline.concurrency.explore.strategies import Decision
+from paceline.concurrency.explore.operation import Option
+from paceline.concurrency.explore.strategies import Decision, Strategy
 
 
 class Switch(NamedTuple):
@@ -22,15 +25,12 @@ class Switch(NamedTuple):
     expires: bool
 
 
-class Replay:
+class Replay(Strategy):
     """Follows switches."""
 
-    def __init__(self, switches: Sequence[Switch]) -> None:
+    def __init__(self, switches: Sequence[Switch] = ()) -> None:
         self._to = {(each.thread, each.own_step): Option(each.to, each.expires) for each in switches}
 
     def pick(self, decision: Decision) -> Option:
         option = self._to.get((decision.current, decision.own_step))
         return option if option in decision.options else decision.plain  # type: ignore[return-value]
-
-    def executed(self, option: Option, operation: Operation) -> None:
-        pass

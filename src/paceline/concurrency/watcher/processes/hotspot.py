@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from paceline.concurrency.watcher.processes.interpreter import image
-from paceline.concurrency.watcher.processes.memory import Memory, mappings, symbol
+from paceline.concurrency.watcher.processes.memory import ProcessMemory, mappings, symbol
 
 #: The virtual machine's own threads, as the kernel cuts their names. None of them ends a wait of the program's threads,
 #: but for a wait that a signal may end.
@@ -65,7 +65,7 @@ def read_java(pid: int) -> JavaThreads | None:
     """Read the threads of a Java virtual machine; None if a process is none, or may not be read."""
     with suppress(OSError, struct.error, LookupError):
         fields = _table(pid, image(pid))
-        memory = Memory(pid)
+        memory = ProcessMemory(pid)
         try:
             return _threads(memory, fields, _main(pid))
         finally:
@@ -93,7 +93,7 @@ def _table(pid: int, _image: str) -> Mapping[str, _Field]:
     library = next((each for each in mappings(pid) if each.path.endswith("/libjvm.so") and not each.offset), None)
     if library is None:
         raise LookupError("no virtual machine")
-    memory = Memory(pid)
+    memory = ProcessMemory(pid)
     try:
 
         def value(name: str) -> int:
@@ -119,7 +119,7 @@ _WANTED = frozenset({
 })  # fmt: skip
 
 
-def _fields(memory: Memory, table: int, stride: int, columns: tuple[int, ...]) -> Iterator[tuple[str, _Field]]:
+def _fields(memory: ProcessMemory, table: int, stride: int, columns: tuple[int, ...]) -> Iterator[tuple[str, _Field]]:
     for number in range(_MOST_FIELDS):
         at = table + stride * number
         owner, name, kind, offset, address = (memory.word(at + column) for column in columns)
@@ -138,7 +138,7 @@ class _JavaThread(NamedTuple):
     object: int  # the object of Java that stands for the thread
 
 
-def _threads(memory: Memory, fields: Mapping[str, _Field], main: int) -> JavaThreads:
+def _threads(memory: ProcessMemory, fields: Mapping[str, _Field], main: int) -> JavaThreads:
     listed = memory.word(fields["_java_thread_list"].address)
     count = memory.integer(listed + fields["_length"].offset)
     first = memory.word(listed + fields["_threads"].offset)
@@ -154,7 +154,7 @@ def _threads(memory: Memory, fields: Mapping[str, _Field], main: int) -> JavaThr
     return JavaThreads(inside, joined, main)
 
 
-def _thread(memory: Memory, address: int, fields: Mapping[str, _Field]) -> _JavaThread:
+def _thread(memory: ProcessMemory, address: int, fields: Mapping[str, _Field]) -> _JavaThread:
     def value(name: str) -> int:
         return memory.word(address + fields[name].offset)
 
@@ -168,7 +168,7 @@ def _thread(memory: Memory, address: int, fields: Mapping[str, _Field]) -> _Java
     )
 
 
-def _object(memory: Memory, address: int, field: _Field, by_handle: bool) -> int:
+def _object(memory: ProcessMemory, address: int, field: _Field, by_handle: bool) -> int:
     """Return the object that a field leads to, by a handle in newer versions: collectors move objects."""
     place = memory.word(address + field.offset)
     return memory.word(place) if place and by_handle else place

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from paceline.concurrency.watcher.processes.coroutines import Loop, read_loop
 from paceline.concurrency.watcher.processes.layouts import LAYOUTS, Layout
-from paceline.concurrency.watcher.processes.memory import Memory, mappings, symbol
+from paceline.concurrency.watcher.processes.memory import ProcessMemory, mappings, symbol
 from paceline.concurrency.watcher.processes.objects import CodeFrame, Objects
 from paceline.concurrency.watcher.processes.process_groups import Standing, of_frames, of_group
 from paceline.concurrency.watcher.samples import ENDED, Frame, Stack
@@ -120,16 +120,16 @@ def read_interpreter(pid: int) -> Interpreter | None:
 
 
 @contextmanager
-def reading(pid: int) -> Iterator[Reader]:
+def reading(pid: int) -> Iterator[ThreadReader]:
     """Open the memory of a process for as long as its interpreter is read.
 
     Raises:
         LookupError: It has none of a known version.
     """
     address, layout = _runtime(pid, image(pid))
-    memory = Memory(pid)
+    memory = ProcessMemory(pid)
     try:
-        yield Reader(Objects(memory, layout), address)
+        yield ThreadReader(Objects(memory, layout), address)
     finally:
         memory.close()
 
@@ -159,7 +159,7 @@ def _runtime(pid: int, _image: str) -> tuple[int, Layout]:
     raise LookupError("no Python of a known version")
 
 
-class Reader:
+class ThreadReader:
     """Reads the threads of one interpreter."""
 
     def __init__(self, objects: Objects, runtime: int) -> None:

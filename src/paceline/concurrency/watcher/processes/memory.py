@@ -32,7 +32,7 @@ def mappings(pid: int) -> Iterator[Mapping]:
             yield Mapping(int(begin, 16), int(end, 16), rights, int(offset, 16), f"{device}:{inode}", where)
 
 
-class Memory:
+class ProcessMemory:
     """The memory of one process. What cannot be read raises OSError; what is torn reads as it is."""
 
     def __init__(self, pid: int) -> None:
@@ -72,7 +72,7 @@ class Memory:
 def peek(pid: int, address: int, size: int) -> bytes:
     """Return some memory of a process; empty where it may not be read or nothing is mapped."""
     with suppress(OSError):
-        memory = Memory(pid)
+        memory = ProcessMemory(pid)
         try:
             return memory.read(address, size)
         finally:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from paceline.concurrency.watcher.processes.layouts import Layout
-from paceline.concurrency.watcher.processes.memory import Memory
+from paceline.concurrency.watcher.processes.memory import ProcessMemory
 
 _DEEPEST, _LONGEST, _MOST = 200, 1 << 20, 10_000
 _DIGITS = 4  # of 30 bits, of a number
@@ -35,7 +35,7 @@ class CodeFrame(NamedTuple):
 class Objects:
     """Follows the pointers of one interpreter. What cannot be read raises OSError."""
 
-    def __init__(self, memory: Memory, layout: Layout) -> None:
+    def __init__(self, memory: ProcessMemory, layout: Layout) -> None:
         self.memory, self.at = memory, layout
         self._codes: dict[int, Code] = {}
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 
 from paceline.concurrency.watcher.processes.holders import Holders, file_of
-from paceline.concurrency.watcher.processes.interpreter import TORN, Reader, reading
+from paceline.concurrency.watcher.processes.interpreter import TORN, ThreadReader, reading
 from paceline.concurrency.watcher.processes.objects import Objects
 from paceline.concurrency.watcher.samples import Process, Snapshot
 
@@ -46,7 +46,7 @@ class Possessors:
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot
         self._stack = ExitStack()
-        self._readers: dict[int, Reader | None] = {}
+        self._readers: dict[int, ThreadReader | None] = {}
         self._objects: dict[int, list[tuple[str, int]]] = {}
         self._holders = Holders()
 
@@ -69,7 +69,7 @@ class Possessors:
                 return self._sharing(process, futex)
         return 0, ""
 
-    def reader(self, pid: int) -> Reader | None:
+    def reader(self, pid: int) -> ThreadReader | None:
         """Return the interpreter of a process, opened once; None if it has none of a known version."""
         if pid not in self._readers:
             self._readers[pid] = None
@@ -151,7 +151,7 @@ def _ended(objects: Objects, attributes: Mapping[str, int]) -> Iterator[str]:
         yield f"process {objects.string(attributes['_name'])} (pid {objects.number(popen['pid'])})"
 
 
-def _interesting(reader: Reader) -> Iterator[tuple[str, int]]:
+def _interesting(reader: ThreadReader) -> Iterator[tuple[str, int]]:
     names: dict[int, str] = {}
     for value, kind in reader.collected(_MOST_OBJECTS):
         if kind not in names:

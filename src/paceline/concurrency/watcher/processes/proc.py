@@ -12,12 +12,67 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.concurrency.watcher.asking import asked, tasks_of
-from paceline.concurrency.watcher.kept_pipes import kept_open
 from paceline.concurrency.watcher.processes.holders import file_of
 from paceline.concurrency.watcher.processes.hotspot import is_own_thread
 from paceline.concurrency.watcher.processes.process_groups import Standing
-from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Work
-from paceline.concurrency.watcher.waits import Waits
+from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, ProcessWork, Snapshot, Thread, Wait
+from paceline.concurrency.watcher.waits import NO_END, Waits, children_of, parent_of, state_of, threads_of
+
+# The end of a pipe that does not come: a child has ended, but what it left in the background keeps the pipe open.
+
+_CHANGES = "anon_inode:inotify"  # what one waits for that follows a file
+
+
+def kept_open(waits: Waits, pid: int, wait: Wait) -> Wait:
+    """Return a wait for the end of a pipe as one that nothing ends, if what keeps the pipe open is not meant to end.
+
+    So after `subprocess.run("server &", shell=True, capture_output=True)`: the child has ended, and what it has started
+    in the background has inherited the pipe. The wait itself where that is not so.
+    """
+    if wait.kind != "pipe" or not wait.by or pid in wait.by or not any(map(_has_ended, children_of(pid))):
+        return wait
+    if any(_is_below(each, pid) or not _lasts(waits, each) for each in wait.by):
+        return wait
+    pipes = {f"pipe:[{each}]" for each in re.findall(r"pipe (\d+)", wait.on)}
+    names = ", ".join(f"pid {each} ({_name(each)})" for each in wait.by if pipes & _opened(each))
+    return wait._replace(by=(), on=f"the end of {wait.on.replace('data in ', '')}, kept open by {names}", kept=True)
+
+
+def _lasts(waits: Waits, pid: int) -> bool:
+    """Whether a process listens for connections, sleeps for ever or does nothing but sleep and print."""
+    if waits.holders.serves(pid):
+        return True
+    thread_waits = [asked(waits, pid, tid, waits.of(pid, tid, state_of(pid, tid))) for tid in threads_of(pid)]
+    return bool(thread_waits) and all(each.on in (NO_END, _CHANGES) or each.polls == "idles" for each in thread_waits)
+
+
+def _has_ended(pid: int) -> bool:
+    return state_of(pid, pid) == "Z"
+
+
+def _opened(pid: int) -> set[str]:
+    """Return what a process has open: others of `Wait.by` may only be about to receive the pipe."""
+    files: set[str] = set()
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                files.add(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return files
+
+
+def _is_below(pid: int, ancestor: int) -> bool:
+    while pid > 1:
+        pid = parent_of(pid)
+        if pid == ancestor:
+            return True
+    return False
+
+
+def _name(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+    return "ended"
+
 
 #: Python always handles SIGINT; SIGCHLD and SIGWINCH wake no program; crash handlers handle a crash; 32 and 33 are
 #: glibc's own, SIGRTMAX - 3 is the watcher's. Any other signal that is handled may be sent to wake the program.
@@ -59,7 +114,7 @@ def tree(roots: Iterable[int]) -> tuple[int, ...]:
 def counters(pids: Iterable[int]) -> Counters:
     """Read the counters of processes: one small file for each thread, and two for each process."""
     threads: dict[int, dict[int, Pace]] = {}
-    work: dict[int, Work] = {}
+    work: dict[int, ProcessWork] = {}
     for pid in pids:
         if (fields := _stat(f"/proc/{pid}/stat"))[:1] in ([], ["Z"]):
             continue
@@ -183,10 +238,10 @@ def _stat(file: str) -> list[str]:
     return read(file).rpartition(")")[2].split()
 
 
-def _work(pid: int, stat: list[str]) -> Work:
+def _work(pid: int, stat: list[str]) -> ProcessWork:
     counted = dict(line.split(": ") for line in read(f"/proc/{pid}/io").splitlines() if ": " in line)
     faults = int(stat[7]) + int(stat[9]) if len(stat) > 9 else 0
-    return Work(faults, int(counted.get("rchar", 0)), int(counted.get("wchar", 0)))
+    return ProcessWork(faults, int(counted.get("rchar", 0)), int(counted.get("wchar", 0)))
 
 
 def _command(pid: int) -> str:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from paceline.concurrency.watcher.processes.holders import file_of
-from paceline.concurrency.watcher.processes.interpreter import TORN, Reader
+from paceline.concurrency.watcher.processes.interpreter import TORN, ThreadReader
 from paceline.concurrency.watcher.processes.objects import CodeFrame, Objects
 from paceline.concurrency.watcher.processes.possessors import Possessors, has_dictionary, is_lock, semaphore_of
 from paceline.concurrency.watcher.processes.sockets import address
@@ -90,7 +90,7 @@ def _text(pid: int, frame: Frame | None) -> str:
 
 
 def _with_object(
-    subject: Subject, process: Process, reader: Reader, frames: list[CodeFrame], possessors: Possessors
+    subject: Subject, process: Process, reader: ThreadReader, frames: list[CodeFrame], possessors: Possessors
 ) -> Subject:
     objects = reader.objects
     handler = _handler(objects, frames)

@@ -40,7 +40,7 @@ _FUTEX_PRIVATE = 128
 F_SETLKW, F_OFD_SETLKW = 7, 38
 
 
-class Call(NamedTuple):
+class SystemCall(NamedTuple):
     """The system call that a thread is in; the name is empty for those that this module does not know."""
 
     name: str
@@ -59,9 +59,9 @@ class Call(NamedTuple):
         return self.arguments[1] & _FUTEX_PRIVATE != 0
 
 
-def parse_call(text: str) -> Call | None:
+def parse_call(text: str) -> SystemCall | None:
     """Parse /proc/PID/task/TID/syscall; None where it may not be read, or the thread runs or is in no system call."""
     fields = text.split()
     if len(fields) < 7 or not fields[0].isdecimal():
         return None
-    return Call(NAMES.get(int(fields[0]), ""), tuple(int(field, 16) for field in fields[1:7]))
+    return SystemCall(NAMES.get(int(fields[0]), ""), tuple(int(field, 16) for field in fields[1:7]))

@@ -20,24 +20,90 @@ from pathlib import Path
 from paceline.errors import UsageError, is_positive, whole
 from paceline.errors.arguments import check_arguments
 from paceline.interfaces.api.comparing.compare_link import LINK_PLANS, check_plans, simulate_plans
-from paceline.interfaces.api.comparing.progress import Cost, Course, Progress, Say
+from paceline.interfaces.api.comparing.overhead import Case, step, unmeasured, verdict
+from paceline.interfaces.api.comparing.progress import Cost, Course, Progress, Say, to_stderr
 from paceline.interfaces.api.comparing.result import Comparison
-from paceline.interfaces.api.comparing.rows import ACCURACY, rows_of
-from paceline.interfaces.api.comparing.timing import Schedule, entrants_of, time_plans
+from paceline.interfaces.api.comparing.timing import Entrant, Ratio, Schedule, Timed, entrants_of, time_plans
 from paceline.interfaces.api.comparing.trainings import train_by_all
 from paceline.interfaces.api.fusing import can_fuse, settled
 from paceline.interfaces.api.train import RUNS, train
 from paceline.plans.plan import Plan
-from paceline.runtime.runs.comparison import ComparisonRecord, Row, Timing
+from paceline.runtime.runs.comparison import ComparisonRecord, Row, StepTimes, Timing
+from paceline.runtime.runs.figures import common_level, seconds_to_hold, wilson
 from paceline.runtime.runs.folder import emptied, new_folder
-from paceline.runtime.runs.held import common_level
 from paceline.runtime.runs.json_files import write_json
-from paceline.runtime.runs.machine import this_machine
+from paceline.runtime.runs.record import this_machine
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.schema import to_dict
 from paceline.runtime.runs.verdict import decided
 from paceline.training.gradients.probe import probing_once
 from paceline.training.jobs.job import Job, checked
+
+# --- The rows of a comparison's table, from what was timed and from the whole trainings -------------------------------
+
+ACCURACY = "test_accuracy"
+
+
+def rows_of(timed: Timed) -> list[Row]:
+    """Return the rows of all plans that were timed."""
+    trained = [(entrant, entrant.run) for entrant in timed.plans if entrant.run is not None]
+    common = common_level([run.record.history for _, run in trained], ACCURACY)
+    return [_row(timed, entrant, run, common) for entrant, run in trained]
+
+
+def _row(timed: Timed, entrant: Entrant, run: Run, common: float | None) -> Row:
+    plan, summary, ceiling = entrant.plan, run.record.summary, timed.ceiling_of(entrant)
+    assert summary is not None
+    speedup, share = entrant.over(timed.best_single), entrant.over(ceiling) if ceiling else None
+    mine = step(run.trace, plan.workers) if plan.traits.traced else None
+    accuracy, tested = summary.metrics.get(ACCURACY), run.record.job.test_samples
+    return Row(
+        plan=entrant.name,
+        workers=plan.workers,
+        samples_per_second=entrant.speed,
+        spread=(min(entrant.speeds), max(entrant.speeds)),
+        speedup=speedup.value,
+        efficiency=speedup.value / plan.workers,
+        ceiling_share=share.value if share else None,
+        test_accuracy=accuracy,
+        test_loss=summary.metrics.get("test_loss"),
+        seconds_to_common_accuracy=None if common is None else seconds_to_hold(run.record.history, ACCURACY, common),
+        staleness=summary.staleness.mean,
+        bytes_per_update=None if summary.bytes_sent is None else summary.bytes_sent / max(1, summary.updates),
+        wait_fraction=summary.wait_fraction,
+        step=mine,
+        verdict=_verdict(timed, entrant, ceiling, speedup, mine) if ceiling else None,
+        run=summary.run,
+        rounds=tuple(entrant.speeds),
+        speedup_interval=tuple(speedup.interval),
+        ceiling_share_interval=tuple(share.interval) if share else None,
+        test_accuracy_interval=None if accuracy is None else tuple(wilson(accuracy, tested)),
+        metrics=summary.metrics,
+        unmeasured=None if plan.traits.traced else unmeasured(run.trace, plan.workers),
+    )
+
+
+def _verdict(timed: Timed, entrant: Entrant, ceiling: Entrant, speedup: Ratio, mine: StepTimes | None) -> str | None:
+    """Why the workers do not pay; None where they do."""
+    plan, batch, best = entrant.plan, entrant.job.batch_size, timed.best_single
+    samples = batch * plan.workers // plan.parts
+    # All three are of the same rounds: the ceiling as many times as fast as one process as it was in each of them.
+    speed, limit = speedup.value * best.speed, ceiling.over(best)
+    return verdict(
+        Case(
+            plan.name,
+            plan.workers,
+            speed,
+            limit.value * best.speed,
+            best.speed,
+            best.threads,
+            samples,
+            batch,
+            mine,
+            max(speedup.doubt, limit.doubt),
+        )
+    )
+
 
 DEFAULT_PLANS = ("sequential", "ddp", "ring", "downpour")
 WORKERS, LINKED_WORKERS = 2, 4  # of plans that do not state it
@@ -52,7 +118,7 @@ def compare(
     link: str | None = None,
     quality_limit: float | None = None,
     folder: str | Path | None = RUNS,
-    say: Say = lambda line: None,
+    say: Say = to_stderr,
     progress: Progress | None = None,
     command: str = "",
 ) -> Comparison:
@@ -72,7 +138,7 @@ def compare(
         quality_limit: How much a plan that is recommended may lose against one process: test accuracy as a share of 1,
             or, for a job without an accuracy, test loss as a share of it. Default: 0.05 of accuracy, 0.1 of loss.
         folder: Where the folder of the comparison is created, with its runs; None writes nothing to disk.
-        say: A function that is called with lines of text about the progress; the first one estimates the time.
+        say: A function that is called with lines about the progress, an estimate first. Default: prints to stderr.
         progress: A function that is called with the share that is done, and with what is done next, in place of lines.
         command: The command that trains this job, without a plan; the recommendation quotes it.
     """
@@ -91,18 +157,26 @@ def compare(
             if link is None
             else simulate_plans(alone, chosen, link, place, course)
         )
-    record = replace(
-        record, notes=(*_diverged(record.plans, runs), *record.notes), path=str(place) if place else None,
-        page=str(place / "report.html") if place else None, machine=this_machine(), seconds=seconds, command=command,
-        quality_limit=quality_limit, test_samples=runs[0].record.job.test_samples,
-        common_accuracy=common_level([run.record.history for run in runs], ACCURACY),
-    )  # fmt: skip
-    comparison = Comparison(decided(record), runs)
+    record = replace(record, seconds=seconds, command=command, quality_limit=quality_limit)
+    comparison = Comparison(decided(_completed(record, runs, place)), runs)
     if place:
         _write(comparison.table, place)
     if record.interrupted:
         raise KeyboardInterrupt(comparison)
     return comparison
+
+
+def _completed(record: ComparisonRecord, runs: Sequence[Run], place: Path | None) -> ComparisonRecord:
+    """Return the record with what follows from all of its runs, and where it is written."""
+    return replace(
+        record,
+        notes=(*_diverged(record.plans, runs), *record.notes),
+        path=str(place) if place else None,
+        page=str(place / "report.html") if place else None,
+        machine=this_machine(),
+        test_samples=runs[0].record.job.test_samples,
+        common_accuracy=common_level([run.record.history for run in runs], ACCURACY),
+    )
 
 
 def _chosen(

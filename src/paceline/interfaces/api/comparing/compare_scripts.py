@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import RunFailed, UsageError
 from paceline.interfaces.api.comparing import gloo_shim
-from paceline.runtime.runs.intervals import median_interval
+from paceline.runtime.runs.figures import median_interval
 from paceline.runtime.runs.verdict import PAYS, SETTLED
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from paceline.runtime.runs.comparison import Step
+from paceline.runtime.runs.comparison import StepTimes
 from paceline.runtime.runs.time_accounting import Time, TimeAccounting
 from paceline.runtime.runs.trace import Kind, Trace
 from paceline.runtime.runs.verdict import PAYS, SETTLED
 
 
-def step(trace: Trace, workers: int) -> Step | None:
+def step(trace: Trace, workers: int) -> StepTimes | None:
     """Average the time of all workers over their steps; None if no gradient was computed."""
     accounting = TimeAccounting(workers)
     accounting.add(trace.rows)
@@ -29,7 +29,7 @@ def step(trace: Trace, workers: int) -> Step | None:
     spent = sum(int(mine["end"].max() - mine["start"].min()) for mine in each if len(mine))
     parts[Time.OTHER] = max(0.0, spent - sum(parts.values()))
     per = {time: float(part / steps / 1000) for time, part in parts.items()}
-    return Step(per[Time.COMPUTE], per[Time.UPDATE], per[Time.COMMUNICATE], per[Time.WAIT], per[Time.OTHER])
+    return StepTimes(per[Time.COMPUTE], per[Time.UPDATE], per[Time.COMMUNICATE], per[Time.WAIT], per[Time.OTHER])
 
 
 def unmeasured(trace: Trace, workers: int) -> float | None:
@@ -50,7 +50,7 @@ class Case:
     single_name: str
     samples: int  # of one step of all workers together
     batch: int  # batch_size that gives such a step
-    step: Step | None  # None: the trace does not show it
+    step: StepTimes | None  # None: the trace does not show it
     doubt: float = 0.0  # half the interval of these figures, as a share of them, at most
 
 
@@ -90,7 +90,7 @@ def _costs_too_much(case: Case, times: str) -> str:
     )
 
 
-def _largest(step: Step | None) -> str:
+def _largest(step: StepTimes | None) -> str:
     if step is None:
         return ""
     parts = {"collectives": step.communicate, "waiting for others": step.wait, "between the two": step.other}

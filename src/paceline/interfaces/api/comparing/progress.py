@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,13 @@ from paceline.runtime.runs.trace import Kind
 from paceline.training.jobs.job import Job
 
 Say = Callable[[str], None]
+
+
+def to_stderr(line: str) -> None:
+    """Print a line about the progress, as `compare` does unless it is called with another `say`."""
+    print(line, file=sys.stderr, flush=True)
+
+
 #: Is called with the share of the comparison that is done, and with what is done next.
 Progress = Callable[[float, str], None]
 PROBED = 8  # updates that an estimate is made from

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.runtime.runs.comparison import Answer, ComparisonRecord, FailedPlan, Row
+from paceline.plans.plan import Plan
+from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonRecord, FailedPlan, Row
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.schema import to_dict
 from paceline.runtime.runs.tables import comparison_table
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 @dataclass
@@ -77,10 +81,22 @@ class Comparison:
         return list(self.table.notes)
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> ComparisonAnswer:
         """The plan to use, one process, or that it is not settled; `answer.sentence` says which and why."""
         assert self.table.answer is not None
         return self.table.answer
+
+    @property
+    def best(self) -> str | None:
+        """The plan to use, as `train` takes it; None where the figures do not settle it."""
+        plan = self.answer.plan
+        return None if plan is None else str(Plan.parse(plan, self.answer.workers))
+
+    def to_pandas(self) -> DataFrame:
+        """The table as a DataFrame with a row per plan; needs pandas."""
+        from pandas import DataFrame
+
+        return DataFrame([to_dict(row) for row in self.rows]).set_index("plan")
 
     @property
     def path(self) -> Path | None:

@@ -13,21 +13,96 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from paceline.algorithms.collectives.ring import Ring
-from paceline.errors import UsageError
+from paceline.errors import PacelineError, UsageError
 from paceline.interfaces.api.planning.busy_cores import BusyCores, Case, Steps
-from paceline.interfaces.api.planning.calibrate_divided import measure_divided
 from paceline.interfaces.api.planning.calibration_jobs import calibration_job, vector_job
+from paceline.interfaces.api.planning.dividing import Divider
 from paceline.interfaces.api.planning.measuring import Measured, Say, measure
 from paceline.planning.planner import fitting
-from paceline.planning.planner.card import Card, Exchange, Operations, default_file
+from paceline.planning.planner.card import Card, ExchangeSeconds, Operations, default_file
+from paceline.planning.planner.costs import Calibrated
+from paceline.planning.planner.facts import Facts
+from paceline.planning.planner.methods import predict
 from paceline.planning.planner.model_cost import cost_of
 from paceline.planning.planner.operations import BACKWARD, FORWARD, UPDATE, USUAL
-from paceline.plans.plan import Plan
-from paceline.runtime.runs.machine import this_machine
+from paceline.plans.methods.prediction import NotPredicted
+from paceline.plans.plan import Plan, make
+from paceline.runtime.runs.record import this_machine
+from paceline.training.jobs.job import Job
+
+# --- What pipelines and split layers take besides computing: small networks are trained by one plan of each -----------
+# The seconds of an update that computing does not explain are divided among the pieces of work that the update waits
+# for, and among the bytes that it sends.
+
+DIVIDED_JOBS = (0, 3, 4, 7)  # of `calibration_job`: two dense ones, attention, convolutions
+DIVIDED_UPDATES, TRIAL = 24, 1e-3  # seconds of a piece, and of a megabyte, by which counts are found
+PLANS = {"stage": "gpipe", "part": "tensor"}
+
+
+class NetworkTiming(NamedTuple):
+    """One network: what an update waits for, and its seconds."""
+
+    pieces: float
+    bytes: float
+    #: Besides computing.
+    seconds: float
+    whole: float
+
+
+def measure_divided(card: Card, workers: int) -> tuple[ExchangeSeconds, ...]:
+    """Measure what pieces of a divided model cost with so many workers; a plan that divides none has no exchange."""
+    rows: dict[str, list[NetworkTiming]] = {kind: [] for kind in PLANS}
+    for number in DIVIDED_JOBS:
+        job = calibration_job(number)
+        costs = Calibrated(card, lambda samples, job=job: cost_of(job, samples))  # type: ignore[misc]
+        costs.cost(job.batch_size)
+        facts = Facts(job.batch_size, costs.cost(job.batch_size).parameter_bytes, 0)
+        alone = predict(make("sequential"), costs, facts).seconds
+        speed = measure(job, make("sequential"), DIVIDED_UPDATES).seconds / alone
+        for kind, name in PLANS.items():
+            plan = make(name, workers=workers)
+            try:
+                division = Divider(job, weighs=False).divide(plan)
+                row = _row(job, plan, costs, replace(facts, division=division), speed, kind)
+            except (PacelineError, NotPredicted):
+                continue  # the network has fewer parts than workers
+            rows[kind].append(row)
+    return tuple(_fitted(kind, workers, found) for kind, found in rows.items() if found)
+
+
+def _fitted(kind: str, workers: int, rows: Sequence[NetworkTiming]) -> ExchangeSeconds:
+    return fitting.piece(
+        kind,
+        workers,
+        [row.pieces for row in rows],
+        [row.bytes for row in rows],
+        [row.seconds for row in rows],
+        [row.whole for row in rows],
+    )
+
+
+def _row(job: Job, plan: Plan, costs: Calibrated, facts: Facts, speed: float, kind: str) -> NetworkTiming:
+    """Measure one network; `speed` is how many times as long as predicted its computing takes."""
+
+    def seconds(latency: float, byte: float) -> float:
+        card = _with(costs.card, ExchangeSeconds(kind, plan.workers, latency, 1 / byte if byte else 1e18, 0.0))
+        return predict(plan, replace(costs, card=card), facts).seconds
+
+    without = seconds(0.0, 0.0)
+    pieces, sent = (seconds(TRIAL, 0.0) - without) / TRIAL, (seconds(0.0, 1e-6 * TRIAL) - without) / (1e-6 * TRIAL)
+    took = measure(job, plan, DIVIDED_UPDATES).seconds
+    return NetworkTiming(pieces, sent, took - speed * without, took)
+
+
+def _with(card: Card, exchange: ExchangeSeconds) -> Card:
+    others = tuple(each for each in card.exchanges if each.kind != exchange.kind)
+    return replace(card, exchanges=(*others, exchange))
+
 
 SECONDS = 30.0
 SHARE = 0.5  # of the seconds that operations get
@@ -136,7 +211,7 @@ def _operations(
     )
 
 
-def measure_exchanges(seconds: float, say: Say = lambda line: None) -> tuple[tuple[Exchange, ...], float]:
+def measure_exchanges(seconds: float, say: Say = lambda line: None) -> tuple[tuple[ExchangeSeconds, ...], float]:
     """Measure meetings, pushes and PyTorch's all-reduce; also the Python of one process in each update."""
     alone = {length: measure(vector_job(length), Plan.parse("sequential"), UPDATES) for length in LENGTHS}
     exchanges = []
@@ -151,7 +226,9 @@ def measure_exchanges(seconds: float, say: Say = lambda line: None) -> tuple[tup
     return tuple(exchanges), max(0.0, least.seconds - work_seconds)
 
 
-def _exchange(kind: str, plan: str, workers: int, lengths: Sequence[int], alone: Mapping[int, Measured]) -> Exchange:
+def _exchange(
+    kind: str, plan: str, workers: int, lengths: Sequence[int], alone: Mapping[int, Measured]
+) -> ExchangeSeconds:
     """Measure one plan that exchanges vectors of several lengths, and one that exchanges a vector in many tensors."""
     runs = [measure(vector_job(length), Plan.parse(plan, workers), UPDATES) for length in lengths]
     seconds = [_seconds(kind, run, alone[length]) for run, length in zip(runs, lengths, strict=True)]

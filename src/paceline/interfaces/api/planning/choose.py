@@ -25,10 +25,9 @@ from paceline.planning.planner.candidates import LEARNING, Candidate, candidates
 from paceline.planning.planner.card import Card, default_file
 from paceline.planning.planner.choosing import GOALS, USABLE, Choice, Layer, fits
 from paceline.planning.planner.choosing import choose as rank
-from paceline.planning.planner.cluster import Cluster, Node, links_of
+from paceline.planning.planner.cluster import Cluster, NodeGroup, links_of
 from paceline.planning.planner.costs import Calibrated, Costs
-from paceline.planning.planner.divisions import ModelDivision
-from paceline.planning.planner.facts import Facts, coding_of, reads
+from paceline.planning.planner.facts import Facts, ModelDivision, coding_of, reads
 from paceline.planning.planner.methods import predict
 from paceline.planning.planner.model_cost import cost_of, parameter_bytes
 from paceline.planning.planner.prediction import Prediction
@@ -39,7 +38,7 @@ from paceline.plans.clusters import check_method
 from paceline.plans.methods.prediction import NotPredicted
 from paceline.plans.plan import Plan, make
 from paceline.runtime.engines.setup import set_up
-from paceline.runtime.runs.machine import this_machine
+from paceline.runtime.runs.record import this_machine
 from paceline.training.gradients.payload import Payload
 from paceline.training.gradients.probe import probing_once
 from paceline.training.jobs.job import Job, checked
@@ -247,7 +246,7 @@ def choose(
     links = links_of(link) if link is not None else None
     if links is not None or cluster is not None:
         target_cluster = (
-            Cluster((Node(open_card(card, say), workers or 4),), links) if links else cluster_of(cluster, prices)
+            Cluster((NodeGroup(open_card(card, say), workers or 4),), links) if links else cluster_of(cluster, prices)
         )
         choice = _on_cluster(job, target_cluster, goal, learning, workers)
         found_there = with_command(choice, command)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from paceline.algorithms.schedules.clock import Walk
 from paceline.algorithms.schedules.worker import Send
 from paceline.algorithms.splits.derivation import Program
-from paceline.planning.planner.divisions import ModelDivision
+from paceline.planning.planner.facts import ModelDivision
 from paceline.planning.planner.programs import division_of
-from paceline.planning.planner.split_search import Graph
+from paceline.planning.planner.split_search import OperationGraph
 from paceline.plans.methods.views import Parts, Stages
 from paceline.plans.plan import Plan, make
 from paceline.runtime.engines.memory_check import peaks_of
@@ -49,7 +49,7 @@ class Divider:
 class Splittable:
     """A job's model as a search of splits takes it."""
 
-    graph: Graph
+    graph: OperationGraph
     parts: Parts
     #: The shapes of the buffers that training changes.
     moving: dict[str, tuple[int, ...]]
@@ -71,7 +71,9 @@ def splittable(job: Job, workers: int, data: int) -> Splittable:
     parts = plan.method.picture(workers)
     assert isinstance(parts, Parts)
     program = setup.split.program
-    graph = Graph(tuple(program.nodes.values()), _inputs(program), program.outputs, program.needs, program.workers)
+    graph = OperationGraph(
+        tuple(program.nodes.values()), _inputs(program), program.outputs, program.needs, program.workers
+    )
     moving = {name: setup.split.shapes[name] for name in setup.split.moving}
     return Splittable(graph, parts, moving, setup.layout.bytes_per_number)
 

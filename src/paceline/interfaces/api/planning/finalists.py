@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from paceline.errors import PacelineError
 from paceline.interfaces.api.planning.measuring import Measured, Say, measure_for
-from paceline.planning.planner.finals import MOST, corrected, finalists, measured_as
+from paceline.planning.planner.choosing import MOST, corrected, finalists, measured_as
 from paceline.planning.planner.prediction import Prediction
 from paceline.training.jobs.job import Job
 

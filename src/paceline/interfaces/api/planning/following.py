@@ -6,18 +6,51 @@ job's kind, its length and the machine: the same command trains in the same way 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import warnings
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
 
+from paceline import user_cache
 from paceline.interfaces.api.fusing import settled
 from paceline.interfaces.api.planning.choose import choose
 from paceline.interfaces.api.planning.measuring import measure
-from paceline.planning.planner.remembered import Followed, recall, remember
 from paceline.plans.plan import make
 from paceline.runtime.engines.setup import set_up
-from paceline.training.gradients.choice import kind_of
+from paceline.training.gradients.choice import choices, kind_of
 from paceline.training.gradients.probe import probing_once
 from paceline.training.jobs.job import Job, checked
+
+# --- The plans that were chosen on this machine, by what was to be trained --------------------------------------------
+
+
+class Followed(NamedTuple):
+    """A plan with how it computes gradients, and why."""
+
+    plan: str
+    compute: str
+    why: str
+
+
+def recall(key: str) -> Followed | None:
+    """Return what was chosen before; None if nothing was."""
+    with suppress(OSError, ValueError, TypeError):
+        return Followed(**json.loads(user_cache.read(_file(key))))
+    return None
+
+
+def remember(key: str, followed: Followed) -> None:
+    """Keep a choice for later processes."""
+    with suppress(OSError):  # it will be made again
+        user_cache.write(_file(key), json.dumps(followed._asdict()).encode())
+
+
+def _file(key: str) -> Path:
+    return choices() / f"plan-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
 
 UPDATES = 16  # by which a training is timed
 SEARCH = 30.0  # seconds that a training has to take by one process, from which on a search of about half of that pays

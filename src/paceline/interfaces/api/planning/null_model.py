@@ -51,7 +51,7 @@ PUBLISHED = {
 }
 
 
-class Table(nn.Module):
+class SparseTable(nn.Module):
     """A table whose gradient is sparse."""
 
     def __init__(self, rows: int) -> None:
@@ -112,7 +112,7 @@ def null_job(case: str) -> Job:
     rows = size // WIDTH // FLOAT
     numbers = torch.randint(rows, (4096, 1), generator=torch.Generator().manual_seed(1))
     return Job(
-        partial(Table, rows),
+        partial(SparseTable, rows),
         numbers,
         step=_touch,
         optimizer=partial(torch.optim.SGD, lr=1e-6),

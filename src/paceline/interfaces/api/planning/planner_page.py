@@ -11,7 +11,7 @@ from paceline.kernels.measure.picture import Point, roofline
 from paceline.planning.planner.choosing import Choice, micro
 from paceline.planning.planner.scaling import Scaling, scalings
 from paceline.planning.planner.validating import Validation
-from paceline.runtime.report.charts import Line, chart, legend
+from paceline.runtime.report.charts import ChartLine, chart, legend
 from paceline.runtime.report.curves import Envelope
 from paceline.runtime.report.lanes import Lane, lanes
 from paceline.runtime.report.overview import section
@@ -139,10 +139,10 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _line(label: str, x: Sequence[float], y: Sequence[float], colour: str, dots: bool = False) -> Line:
+def _line(label: str, x: Sequence[float], y: Sequence[float], colour: str, dots: bool = False) -> ChartLine:
     xs, ys = np.asarray(x, float), np.asarray(y, float)
-    return Line(label, colour, Envelope(xs, ys, ys, ys), dots)
+    return ChartLine(label, colour, Envelope(xs, ys, ys, ys), dots)
 
 
-def _legend(lines: Sequence[Line]) -> str:
+def _legend(lines: Sequence[ChartLine]) -> str:
     return legend([(line.label, line.colour) for line in lines])

@@ -12,11 +12,10 @@ from dataclasses import replace
 from paceline.errors import PacelineError
 from paceline.interfaces.api.planning.dividing import Divider
 from paceline.interfaces.api.planning.measuring import Measured, Say, measure_for
-from paceline.planning.planner.anchoring import learn
 from paceline.planning.planner.costs import Costs
 from paceline.planning.planner.facts import Facts
 from paceline.planning.planner.methods import predict
-from paceline.planning.planner.profiled import Profile, Profiled, mean_without_outliers
+from paceline.planning.planner.profiled import Profile, Profiled, learn, mean_without_outliers
 from paceline.plans.methods.prediction import NotPredicted
 from paceline.plans.plan import Plan, make
 from paceline.training.jobs.job import Job

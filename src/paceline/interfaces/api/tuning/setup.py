@@ -14,11 +14,10 @@ from paceline.interfaces.api.tuning.trial_plans import PlannedObjective
 from paceline.planning.tuner import journal as journals
 from paceline.planning.tuner.best import maker_of
 from paceline.planning.tuner.journal import SCHEMA
-from paceline.planning.tuner.named import NamedArguments
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Configuration, Space
 from paceline.planning.tuner.state_file import OLD_SUFFIX
-from paceline.planning.tuner.suggested import suggested_space
+from paceline.planning.tuner.suggested import NamedArguments, suggested_space
 from paceline.planning.tuner.training import JobObjective, Measure
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Objective

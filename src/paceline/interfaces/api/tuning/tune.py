@@ -33,7 +33,7 @@ from paceline.planning.tuner.account import Account
 from paceline.planning.tuner.best import write_best
 from paceline.planning.tuner.drive import drive
 from paceline.planning.tuner.journal import SCHEMA, Journal
-from paceline.planning.tuner.optuna_storage import Storage
+from paceline.planning.tuner.optuna import Storage
 from paceline.planning.tuner.page import write_page
 from paceline.planning.tuner.result import Tuning
 from paceline.planning.tuner.searches import Search

@@ -77,7 +77,7 @@ def survival_job(batches: int, batch_size: int = 16, seed: int = 0) -> Job:
 
 
 @dataclass(frozen=True)
-class Program:
+class NodeProgram:
     """What every node of a run does."""
 
     plan: str
@@ -93,7 +93,7 @@ class Program:
 
 
 @dataclass
-class Node:
+class RunNode:
     """One node of a run."""
 
     rank: int
@@ -111,8 +111,8 @@ class Nodes:
     """The nodes of one run, rank after rank."""
 
     folder: Path
-    program: Program
-    running: list[Node]
+    program: NodeProgram
+    running: list[RunNode]
 
     def start(self, rank: int, host: Host | None, head: str) -> None:
         """Start the node of a rank."""
@@ -133,7 +133,7 @@ class Nodes:
             process = context.Process(target=_be_node, args=(self.folder, self.program, environment, out, host))
             with interrupts_wait():
                 process.start()
-        self.running.append(Node(rank, process, out))
+        self.running.append(RunNode(rank, process, out))
 
     @property
     def run(self) -> Path | None:
@@ -181,7 +181,7 @@ def _belongs(process: psutil.Process, mark: str) -> bool:
 
 @contextmanager
 def started(
-    folder: Path, program: Program, hosts: Sequence[Host] = (), late: Sequence[int] = (), held: bool = False
+    folder: Path, program: NodeProgram, hosts: Sequence[Host] = (), late: Sequence[int] = (), held: bool = False
 ) -> Iterator[tuple[Nodes, str]]:
     """Start the nodes of a run but those of the ranks in `late`; end what is left of them after the block.
 
@@ -208,7 +208,7 @@ def free_port() -> int:
         return port
 
 
-def _be_node(folder: Path, program: Program, environment: dict[str, str], out: Path, host: Host | None) -> None:
+def _be_node(folder: Path, program: NodeProgram, environment: dict[str, str], out: Path, host: Host | None) -> None:
     """Be a node: train, and exit as `paceline train` does. Never returns."""
     descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
@@ -224,7 +224,7 @@ def _be_node(folder: Path, program: Program, environment: dict[str, str], out: P
     os._exit(_train(folder, program, host is not None))
 
 
-def _train(folder: Path, program: Program, apart: bool) -> int:
+def _train(folder: Path, program: NodeProgram, apart: bool) -> int:
     """Train this node's part; return the exit code."""
     try:
         train(

@@ -2,27 +2,73 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from paceline.planning.tuner.study import Study
+from paceline.planning.tuner.study import Assignment, Study
 from paceline.planning.tuner.training import JobObjective
 from paceline.planning.tuner.trial import Trial
-from paceline.planning.tuner.trials import Objective, Terms, Trials
+from paceline.planning.tuner.trials import Ended, Objective, Report, Terms, Trials, run_leg
 from paceline.planning.tuner.trials.dispatch import Dispatcher, WorkerPool
-from paceline.planning.tuner.trials.here import Here
-from paceline.planning.tuner.trials.limit import limited
-from paceline.planning.tuner.trials.messages import Outcome
+from paceline.planning.tuner.trials.messages import SearchOutcome
 from paceline.planning.tuner.trials.peers import Peers, RankInfo
 from paceline.planning.tuner.trials.processes import Processes
-from paceline.planning.tuner.trials.stacked import Stacked
+from paceline.planning.tuner.trials.stacked import LIMIT, Stacked, limited
 from paceline.training.data.source import TensorSource
 from paceline.training.gradients.stacks.evaluated_members import one_thread
 from paceline.training.gradients.stacks.fastest_stack import Forms
 from paceline.training.gradients.stacks.stacking import CannotStack, shape_of
 from paceline.training.jobs.job import Job
+
+# --- Trials in the process that decides, one after another: nothing is started, and nothing is sent -------------------
+
+
+class Here:
+    """Runs each leg when it is waited for. One that takes longer than the `timeout` in seconds, if any, has failed.
+
+    Trials that were found to be `short` run with one thread, as they were timed, and always have a limit.
+    """
+
+    workers = 1
+
+    def __init__(
+        self,
+        objective: Objective,
+        report: Report,
+        terms: Terms,
+        timeout: float | None = None,
+        short: bool = False,
+    ) -> None:
+        self.objective, self.report, self.terms = objective, report, terms
+        self._short, self._limit = short, timeout or (LIMIT if short else None)
+        self._given: Assignment | None = None
+
+    def free(self) -> Sequence[int]:
+        return () if self._given else (0,)
+
+    def start(self, assignment: Assignment, worker: int) -> None:
+        self._given = assignment
+
+    def wait(self) -> Sequence[Ended]:
+        assignment, self._given = self._given, None
+        assert assignment is not None
+        trial = assignment.leg.trial
+        with contextlib.ExitStack() as stack:
+            if self._short:
+                stack.enter_context(one_thread())
+            if self._limit:
+                stack.enter_context(limited(self._limit))
+            return [
+                run_leg(self.objective, assignment, self.terms, lambda step, value: self.report(trial, step, value), 0)
+            ]
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
 
 RANKS = "processes"  # what `auto` means for several ranks
 EXECUTORS = ("auto", "processes", "stacked", "distributed", "here")
@@ -99,7 +145,10 @@ def _pool(options: ExecutorOptions, study: Study) -> WorkerPool:
         return options.start_pool()
     processes = options.start_pool() if rank_info.works else None
     peers = Peers(
-        processes, rank_info, options.terms, lambda: Outcome(study.trials, study.best.number if study.best else None)
+        processes,
+        rank_info,
+        options.terms,
+        lambda: SearchOutcome(study.trials, study.best.number if study.best else None),
     )
     rank_info.listening(peers.hub.address, options.objective)
     return peers

@@ -30,7 +30,7 @@ PARTS: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchOutcome:
     """What a search has come to: its trials by number, and the best of them."""
 
     trials: dict[int, TrialRecord]
@@ -69,9 +69,9 @@ def answer_of(body: memoryview) -> bool | list[Assignment]:
     return legs
 
 
-def outcome_of(body: memoryview) -> Outcome:
-    (outcome,) = _parts((Outcome,), [_read(body)])
-    assert isinstance(outcome, Outcome)
+def outcome_of(body: memoryview) -> SearchOutcome:
+    (outcome,) = _parts((SearchOutcome,), [_read(body)])
+    assert isinstance(outcome, SearchOutcome)
     return outcome
 
 

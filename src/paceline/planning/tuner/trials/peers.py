@@ -20,7 +20,7 @@ from paceline.errors import FrameError, RunFailed, TuningError
 from paceline.planning.tuner.trials import Objective, Terms
 from paceline.planning.tuner.trials.dispatch import DIED, JOINED, WITH_RANK
 from paceline.planning.tuner.trials.messages import (
-    Outcome,
+    SearchOutcome,
     answer_of,
     message_of,
     outcome_of,
@@ -68,7 +68,7 @@ class Peers:
     """A pool of this process's own workers and those of all ranks that have dialled it."""
 
     def __init__(
-        self, processes: Processes | None, rank_info: RankInfo, terms: Terms, outcome: Callable[[], Outcome]
+        self, processes: Processes | None, rank_info: RankInfo, terms: Terms, outcome: Callable[[], SearchOutcome]
     ) -> None:
         self.own, self.terms, self.outcome = processes, terms, outcome
         self.workers = (processes.workers if processes else 1) * (rank_info.ranks or 1)
@@ -142,7 +142,7 @@ class Peers:
         return self.numbers[peer, local]
 
 
-def serve(rank_info: RankInfo, make: Callable[[Terms], Processes], patience: float) -> Outcome:
+def serve(rank_info: RankInfo, make: Callable[[Terms], Processes], patience: float) -> SearchOutcome:
     """Let this rank's workers run trials until the search is over, and return its outcome.
 
     Raises:

@@ -7,9 +7,12 @@ the end of their leg, leave the group.
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,11 +23,36 @@ from paceline.planning.tuner.study import Assignment
 from paceline.planning.tuner.training import JobObjective
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Ended, Report, Terms, Trials, reason_of
-from paceline.planning.tuner.trials.limit import limited
 from paceline.training.data.source import TensorSource
 from paceline.training.gradients.stacks.evaluated_members import Evaluation, Figures
 from paceline.training.gradients.stacks.stacking import CannotStack, shape_of
 from paceline.training.jobs.job import Job
+
+# --- A limit for the time that code of the user's may take in the tuner's own process ---------------------------------
+
+LIMIT = 120.0  # seconds, after which what makes a model or computes its first batch is taken to hang
+AGAIN = 1.0  # seconds until the next attempt ends, where the first one's error was taken for something else
+
+
+@contextmanager
+def limited(seconds: float | None = None) -> Iterator[None]:
+    """A context that is left with TimeoutError after so many seconds; in the main thread, where signals arrive."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    most = seconds or LIMIT
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"it was silent for {most:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, most, AGAIN)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
 
 MOST = 64  # trials that are under way at once
 
@@ -51,7 +79,7 @@ MakeStack = Callable[[str, Sequence[Job], TensorSource], Stack]
 
 
 @dataclass
-class Member:
+class StackedTrial:
     """A trial in a group."""
 
     trial: Trial
@@ -61,11 +89,11 @@ class Member:
 
 
 @dataclass
-class Group:
+class TrialGroup:
     """Members that are trained together, and how far they are."""
 
     stack: Stack
-    members: list[Member]
+    members: list[StackedTrial]
     step: int
     began: float
     evaluation: Evaluation
@@ -92,7 +120,7 @@ class Stacked:
         self._open_apart, self._apart = apart, None  # type: Callable[[], Trials], Trials | None
         self.left: list[Assignment] = []
         self.out = 0
-        self.groups: list[Group] = []
+        self.groups: list[TrialGroup] = []
         #: How members are evaluated, by their shape.
         self.evaluations = defaultdict[str, Evaluation](Evaluation)
 
@@ -131,7 +159,7 @@ class Stacked:
     def _form(self) -> list[Ended]:
         """Sort the new legs into groups; return how those ended that cannot be in one."""
         assignments, self.given = self.given, []
-        sorted_by: dict[tuple[str, int], list[tuple[Member, TensorSource]]] = {}
+        sorted_by: dict[tuple[str, int], list[tuple[StackedTrial, TensorSource]]] = {}
         ended: list[Ended] = []
         for assignment in assignments:
             trial = self._trial(assignment)
@@ -145,13 +173,13 @@ class Stacked:
             except (Exception, SystemExit) as error:
                 ended.append(Ended(assignment.leg.trial, None, reason=reason_of(error)))
                 continue
-            member = Member(trial, assignment, job)
+            member = StackedTrial(trial, assignment, job)
             sorted_by.setdefault((key, assignment.leg.start), []).append((member, source))
         for (shape, start), pairs in sorted_by.items():
             self._open(shape, [member for member, _ in pairs], pairs[0][1], start)
         return ended
 
-    def _open(self, shape: str, members: list[Member], source: TensorSource, start: int) -> None:
+    def _open(self, shape: str, members: list[StackedTrial], source: TensorSource, start: int) -> None:
         """Begin a group; without a vectorised form its members run by themselves."""
         began = time.time()
         try:
@@ -165,7 +193,7 @@ class Stacked:
         except (Exception, SystemExit):  # of what one of them computes: trained alone, each shows whether it is the one
             self.left += [member.assignment for member in members]
             return
-        self.groups.append(Group(stack, members, start, began, self.evaluations[shape]))
+        self.groups.append(TrialGroup(stack, members, start, began, self.evaluations[shape]))
 
     def _trial(self, assignment: Assignment) -> Trial:
         leg, terms = assignment.leg, self.terms
@@ -183,7 +211,7 @@ class Stacked:
 
     # --- training ---
 
-    def _step(self, group: Group) -> list[Ended]:
+    def _step(self, group: TrialGroup) -> list[Ended]:
         """Train a group by one step and return the members whose leg ended."""
         begin = time.perf_counter()
         group.step += 1
@@ -214,7 +242,7 @@ class Stacked:
                 self.groups.remove(group)
         return ended
 
-    def _figures(self, group: Group, losses: Sequence[float]) -> dict[int, Figures | Exception]:
+    def _figures(self, group: TrialGroup, losses: Sequence[float]) -> dict[int, Figures | Exception]:
         """Evaluate the members whose value is wanted after this step, by their places."""
         places = [place for place, m in enumerate(group.members) if self.objective.wants(group.step, m.trial.stop)]
         outcomes: dict[int, Figures | Exception] = {place: {"train_loss": losses[place]} for place in places}
@@ -229,7 +257,7 @@ class Stacked:
         return outcomes
 
     def _after_step(
-        self, group: Group, place: int, member: Member, loss: float, figures: Figures | Exception | None
+        self, group: TrialGroup, place: int, member: StackedTrial, loss: float, figures: Figures | Exception | None
     ) -> Ended | None:
         """Report what was found of a member; return how its leg ended, if it did."""
         trial, last = member.trial, group.step == member.trial.stop
@@ -248,7 +276,7 @@ class Stacked:
             return Ended(trial.number, None, reason=reason_of(error))
         return Ended(trial.number, trial.value, trial.stopped) if last or trial.stopped else None
 
-    def _timed(self, ended: Ended, group: Group) -> Ended:
+    def _timed(self, ended: Ended, group: TrialGroup) -> Ended:
         member = next(m for m in group.members if m.trial.number == ended.trial)
         return Ended(
             ended.trial,

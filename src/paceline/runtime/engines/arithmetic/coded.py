@@ -10,13 +10,11 @@ from paceline.algorithms.cluster.shares import fitting
 from paceline.algorithms.collectives import Collective
 from paceline.runtime.engines.arithmetic.execute import execute
 from paceline.runtime.engines.setup import Setup
-from paceline.training.gradients.coded_frame import CodedFrame
 from paceline.training.gradients.encoder import GradientEncoder, encoder_of
 from paceline.training.gradients.learner import Learner
-from paceline.training.gradients.payload import GradientSum
+from paceline.training.gradients.payload import CodedFrame, GradientSum
 from paceline.training.gradients.segments import segments_of
-from paceline.training.parameters.fragments import Fragments
-from paceline.training.parameters.layout import Layout
+from paceline.training.parameters.layout import Fragments, Layout
 
 
 class CodedPayloads:

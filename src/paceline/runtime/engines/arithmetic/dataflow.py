@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from paceline.algorithms.dataflow.instances import Instances
-from paceline.plans.methods.dataflow import Dataflow
 from paceline.runtime.engines.arithmetic.common import Snapshots
 from paceline.runtime.engines.setup import Setup
 from paceline.training.data.source import Reader
@@ -15,23 +14,16 @@ from paceline.training.operators.worker import OperatorWorker
 class DataflowArithmetic:
     """The workers of a plan, each with its own operators."""
 
-    def __init__(self, setup: Setup, method: Dataflow) -> None:
+    def __init__(self, setup: Setup) -> None:
         assert setup.operators is not None
-        self.setup, self.blueprint = setup, setup.operators
-        self.instances = Instances(setup.agenda)
+        self.setup, blueprint, instances = setup, setup.operators, Instances(setup.agenda)
         self.snapshots = Snapshots(setup, self.values)
-        self.workers = [
-            OperatorWorker(
-                number,
-                setup.job,
-                setup.fresh_module(),
-                self.blueprint,
-                self.instances,
-                Reader(setup.source, setup.order(), 0, lambda _: None),
-                method.every,
-            )
-            for number in range(setup.plan.workers)
-        ]
+
+        def worker(number: int) -> OperatorWorker:
+            reader = Reader(setup.source, setup.order(), 0, lambda _: None)
+            return OperatorWorker(number, setup.job, setup.fresh_module(), blueprint, instances, reader)
+
+        self.workers = [worker(number) for number in range(setup.plan.workers)]
 
     def values(self) -> list[Tensor]:
         tensors: dict[str, Tensor] = {}

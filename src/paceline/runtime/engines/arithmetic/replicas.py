@@ -18,8 +18,7 @@ from paceline.algorithms.server.actions import Action
 from paceline.algorithms.server.events import Pull, Push
 from paceline.runtime.engines.arithmetic.common import Snapshots
 from paceline.runtime.engines.arithmetic.pipeline import StagedPipeline
-from paceline.runtime.engines.servers import WorkerSide
-from paceline.runtime.engines.servers.port import ShardPort
+from paceline.runtime.engines.servers.port import ShardPort, WorkerSide
 from paceline.runtime.engines.servers.shard_memory import private_memory
 from paceline.runtime.engines.servers.stage_shards import open_stage_port, stage_shards, whole_values
 from paceline.runtime.engines.setup import Setup

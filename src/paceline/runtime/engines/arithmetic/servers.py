@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 from torch import Tensor
@@ -11,14 +12,15 @@ from paceline.algorithms.server.actions import Action
 from paceline.algorithms.server.events import Pull, Push
 from paceline.plans.methods import Server
 from paceline.runtime.engines.arithmetic.common import Snapshots, make_learner
-from paceline.runtime.engines.servers import ServerPort, WorkerSide
 from paceline.runtime.engines.servers.open_ports import (
+    ServerPort,
     gather_buffers,
     open_ports,
     put_version_0,
     restore,
     version_shapes,
 )
+from paceline.runtime.engines.servers.port import WorkerSide
 from paceline.runtime.engines.servers.shard_memory import newest_values, private_memory
 from paceline.runtime.engines.setup import Setup
 from paceline.training.gradients.encoder import encoder_of
@@ -46,7 +48,7 @@ class ServerArithmetic:
             memory.init(version)
         put_version_0(self.memories, layout, learner.replica.module, method, {})
         self.buffers = gather_buffers(self.memories, layout)
-        self.sides, self.ports = list[WorkerSide](), list[list[ServerPort]]()
+        self.sides, self.ports = list[WorkerSide](), list[Sequence[ServerPort]]()
         for worker in range(plan.workers):
             if worker:
                 learner, optimizer = make_learner(setup)

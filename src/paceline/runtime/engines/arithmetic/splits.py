@@ -14,7 +14,6 @@ from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.collectives import Collective
-from paceline.algorithms.rules import GradientUpdate
 from paceline.algorithms.rules.plain import Plain
 from paceline.errors import NotFinite
 from paceline.plans.methods.program import Step, Sum
@@ -69,7 +68,7 @@ class SplitArithmetic:
     def step(self, update: int, version: int, gradients: list[GradientSum]) -> None:
         """Let each place step its own part."""
         for learner, store, gradient in zip(self.learners, self.stores, gradients, strict=True):
-            Plain().update(store, GradientUpdate(learner.finalize(gradient)))
+            store.step(learner.finalize(gradient))
 
     def compute(self, replica: int, update: int) -> list[GradientSum]:
         """Compute one replica's chunks of an update; return what each place has of the gradient."""

@@ -40,7 +40,7 @@ from paceline.runtime.engines.arithmetic.execute import execute
 from paceline.runtime.engines.setup import Setup
 from paceline.training.gradients.learner import Learner, stated_weight
 from paceline.training.gradients.payload import GradientSum, Payload
-from paceline.training.parameters.fragments import Fragments
+from paceline.training.parameters.layout import Fragments
 from paceline.training.parameters.replicas import AveragingReplica, SteppingReplica, mean_of, weighted_sum
 from paceline.training.parameters.vector_slice import VectorSlice
 

@@ -4,6 +4,8 @@
     rendezvous.py      how nodes meet at the head, and see that they would train the same (terms.py)
     engine.py          a run, as each node sees it: node.py, head_node.py for the head, other_node.py for the others
     agent.py           a node's agent: its worker (children.py), and what passes between the worker and the head
+    seat.py            who leads, as a node knows it; leadership.py, the head's part in it; second_home.py, what its
+                       deputy has; successor.py and taking_over.py, what the next head begins with
     group_head.py      the head of a plan without servers: the group, the result; with servers, servers/server_head.py
     remote_workers.py  what the head knows of the workers; process_log.py, of all processes
     checkpointing.py   the checkpoints of a group, of the states that agents send
@@ -11,6 +13,7 @@
     group_client.py    a worker's side of its group; surviving.py, collectives that are made again when it changes
     worker.py          a worker: the replica and the walks of the local engine; worker_main.py, its process
     servers/           plans with servers: the desk, shard servers, their workers
+    run_spec.py        what a node gets from the head where no launcher has given it the job
     ray_nodes.py       the roster `ray`; ray_actors.py starts and ends its actors, in which ray_agent.py runs;
                        ray_session.py and ray_watch.py, the connection to Ray
 

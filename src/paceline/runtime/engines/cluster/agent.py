@@ -12,20 +12,24 @@ from pathlib import Path
 from time import perf_counter_ns as now
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
-from paceline.algorithms.cluster.group import AbortFlag, Accuse, Release
+from paceline.algorithms.cluster.group import AbortFlag, Accuse, Regroup, Release
 from paceline.algorithms.cluster.messages import NONE
 from paceline.runtime.engines.cluster.children import Child, Children, ProcessName
 from paceline.runtime.engines.cluster.control import (
     Began,
     Deliver,
+    DeskMoved,
     Ended,
     Exited,
     Finished,
     Message,
     Regrouped,
     Reported,
+    Resend,
+    Resent,
     Result,
     Rows,
     Serve,
@@ -52,11 +56,12 @@ from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
 from paceline.runtime.engines.workers.state_buffers import ResumePoint
 from paceline.runtime.engines.workers.worker_context import REQUESTED, TAKEN
 from paceline.runtime.links.memory import SharedTensors
+from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.link import raw
 from paceline.runtime.runs.events import ProcessKind
 from paceline.runtime.runs.live import ProcessRecord
-from paceline.runtime.runs.trace import Kind
+from paceline.runtime.runs.trace import DTYPE, Columns, Kind
 from paceline.training.data.source import TensorSource
 
 NOTHING = memoryview(b"")
@@ -92,7 +97,7 @@ class Agent:
     def __post_init__(self) -> None:
         setup = self.setup
         #: What the worker shares with this process. Nothing that ranks exchange is in it.
-        self.arena = Arena.create(ArenaShape(1, setup.layout, "alone", 1))
+        self.arena = Arena.create(ArenaShape(1, setup.layout, 1))
         source = setup.source
         self.tensors = SharedTensors(source.tensors) if isinstance(source, TensorSource) else None
         self.scratch = (
@@ -115,6 +120,10 @@ class Agent:
         self._workers, self._finished = 0, False
         #: How many nodes have had this rank before.
         self._life = 0
+        #: What a head that takes over is sent again: all rows, the groups, and what was said last of the worker.
+        self._rows, self._count = list[bytes](), 0
+        self._groups: list[Regroup] = []
+        self._last: Finished | Ended | messages.Failed | None = None
 
     def start(self) -> None:
         """Start the worker, unless the head first says where its servers are."""
@@ -170,6 +179,8 @@ class Agent:
     def handle_message(self, message: Message, content: memoryview = NOTHING) -> None:
         """Take a message of the head, and the bytes that follow it."""
         if isinstance(message, Regrouped | AbortFlag | Release):
+            if isinstance(message, Regrouped):
+                self._groups.append(message.group)
             if self.worker is not None:
                 self.worker.send(message)
         elif isinstance(message, Serve):
@@ -181,6 +192,31 @@ class Agent:
             self.arena.checkpoints[REQUESTED] = message.update
         elif isinstance(message, Deliver):
             self.to_head(Result(), [raw(self.arena.results[0])])
+        elif isinstance(message, DeskMoved):
+            self._move_desk(message.desk)
+        elif isinstance(message, Resend):
+            self.resend(message)
+
+    def resend(self, request: Resend) -> None:
+        """Say to the head that leads from now on what was said to the one before."""
+        self.to_head(Rows(self._doing, request.rows), [b"".join(self._rows)[request.rows * DTYPE.itemsize :]])
+        rows = np.frombuffer(b"".join(self._rows), DTYPE)
+        self._send_snapshots(rows[~np.isin(rows["update"], request.snapshots)])
+        self.children.news = list(self.children.running)
+        self._report_starts()
+        for group in self._groups:
+            self.to_head(Regrouped(group, ()))
+        if self._last is not None:
+            self.to_head(self._last)
+        self.to_head(Resent())
+
+    def _move_desk(self, desk: Address) -> None:
+        """Let every process of this node dial the desk there."""
+        if self._server_config is not None and self._node_servers is not None:
+            self._server_config = self._node_servers.config = replace(self._server_config, desk=desk)
+            for child in self.children.running:
+                if child.name.kind in (ProcessKind.WORKER, ProcessKind.SERVER):
+                    child.send(desk)
 
     def poll(self) -> None:
         """Pass on what the worker has said and written since the last call."""
@@ -216,19 +252,26 @@ class Agent:
             self.to_head(message)
         elif isinstance(message, messages.Finished):
             self._finished = True
-            self.to_head(Finished(message.core_wait, message.peak_memory, self.arena.ended[0]))
+            self._say(Finished(message.core_wait, message.peak_memory, self.arena.ended[0]))
         elif isinstance(message, messages.StateLeft):
             self._send_states()
         elif isinstance(message, messages.Failed):
-            self.to_head(message)
+            self._say(message)
         elif isinstance(message, messages.Died):
             assert self.worker is not None
             ending = Ending.of(self.worker.process, self.oom_kills)
             self.worker, self.ending = None, f"died ({ending.how}) in update {self.arena.doing[0]}"
             again = self._server_config is not None and not self._finished and self._workers < ATTEMPTS
-            self.to_head(Ended(ending.how, ending.out_of_memory, self.arena.doing[0], again))
+            self._say(Ended(ending.how, ending.out_of_memory, self.arena.doing[0], again))
             if again:
+                self._last = None
                 self._start_worker()
+
+    def _say(self, message: Finished | Ended | messages.Failed) -> None:
+        """Say how the worker has ended."""
+        if not (isinstance(message, Ended) and self._finished):
+            self._last = message
+        self.to_head(message)
 
     def _report_starts(self) -> None:
         for child in self.children.news:
@@ -251,11 +294,17 @@ class Agent:
         doing = self.arena.doing[0]
         if len(rows) or doing != self._doing:
             self._doing = doing
-            self.to_head(Rows(doing), [rows.tobytes()])
-        if self.snapshots is not None and not self.leads:
-            for row in rows[rows["kind"] == Kind.SNAPSHOT]:
-                updates = int(row["update"])
-                self.to_head(Snapshot(updates), [raw(tensor) for tensor in _whole(self.snapshots.read(updates))])
+            self.to_head(Rows(doing, self._count), [content := rows.tobytes()])
+            self._rows.append(content)
+            self._count += len(rows)
+        self._send_snapshots(rows)
+
+    def _send_snapshots(self, rows: Columns) -> None:
+        """Send the snapshots that rows tell of; the head reads those of its own node itself."""
+        for row in rows[rows["kind"] == Kind.SNAPSHOT] if self.snapshots is not None else ():
+            updates = int(row["update"])
+            tensors = [] if self.leads else self.snapshots.read(updates)
+            self.to_head(Snapshot(updates), [raw(tensor) for tensor in _whole(tensors)])
 
     def assignment(self) -> bytes:
         """Pickle what a process of this node has to know of the job."""

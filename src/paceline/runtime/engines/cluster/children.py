@@ -54,6 +54,8 @@ class Children:
         self._wake = wake
         self._all: list[Child] = []
         self._said: SimpleQueue[tuple[Child, Any]] = SimpleQueue()
+        #: Those whose end `messages` has not returned yet.
+        self.running: list[Child] = []
         #: Processes that were started and are not told of yet.
         self.news: list[Child] = []
 
@@ -63,6 +65,7 @@ class Children:
         listener = threading.Thread(target=lambda: self._listen(child), name="paceline-child", daemon=True)
         child = Child(process, mine, listener, name)
         self._all.append(child)
+        self.running.append(child)
         self.news.append(child)
         listener.start()
         return child
@@ -72,9 +75,12 @@ class Children:
         inbox: list[tuple[Child, Any]] = []
         while True:
             try:
-                inbox.append(self._said.get_nowait())
+                child, message = self._said.get_nowait()
             except Empty:
                 return inbox
+            inbox.append((child, message))
+            if isinstance(message, Died):
+                self.running.remove(child)
 
     def end(self) -> None:
         """End the processes that still run by SIGKILL, since their further work would be discarded."""

@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.cluster.group import AbortFlag, Accuse, Regroup, Release, Report
+from paceline.algorithms.cluster.succession import Accepted, Later, Roll, Vote
 from paceline.errors import FrameError
 from paceline.runtime.engines.cluster.terms import Terms
 from paceline.runtime.engines.workers.messages import Failed, FailureReport
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.frame import FIRST_KIND
-from paceline.runtime.runs.events import ProcessKind
+from paceline.runtime.runs.events import Event, ProcessKind
 from paceline.runtime.runs.live import ProcessRecord
+from paceline.runtime.runs.record import DeathRecord
 from paceline.runtime.runs.schema import from_dict, to_dict
 from paceline.training.parameters.worker_state import TensorSlot, WorkerState, tensor_slots, unpacked
 from paceline.training.parameters.worker_state import pack as pack_tensors
@@ -48,6 +50,8 @@ class Register:
     #: Differs between machines, and each time a machine is started: processes with the same share their clock.
     boot: str
     process: int
+    #: Where it listens for the others, should it lead; None if it never does.
+    address: Address | None = None
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ class Regrouped:
 
     group: Regroup
     addresses: tuple[Address, ...]
+    #: The groups that an earlier head had formed, of which some ranks may not know the last ones.
+    earlier: tuple[Regroup, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,6 +111,8 @@ class Rows:
     """What a worker is at; rows of the trace follow."""
 
     doing: int
+    #: The number of the first of them, among all of the agent's.
+    first: int
 
 
 @dataclass(frozen=True)
@@ -220,6 +228,68 @@ class Exited:
     when: int
 
 
+class NodeFacts(NamedTuple):
+    """What every node is to know of a rank, should it lead."""
+
+    rank: int
+    #: Where its agent listens.
+    address: Address
+    #: Nanoseconds by which the run's clock, which is the first head's, is ahead of the node's.
+    ahead: int
+    #: The agent: one that was started again has another number.
+    incarnation: int
+    boot: str
+    process: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The ranks of the run, and what every node is to know, should it lead."""
+
+    roll: Roll
+    nodes: tuple[NodeFacts, ...]
+    #: When the training began, by the run's clock; 0 before.
+    origin: int = 0
+    deaths: tuple[DeathRecord, ...] = ()
+
+
+@dataclass(frozen=True)
+class Resend:
+    """The head that leads from now on asks for what a node has said to the one before: its rows from this one on."""
+
+    rows: int
+    #: Snapshots that the head has, by their updates.
+    snapshots: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Resent:
+    """A node has sent again what it was asked for."""
+
+
+@dataclass(frozen=True)
+class CopiedRows:
+    """Rows of the head's trace follow, for its deputy: all that there are if `whole`, else the newest ones."""
+
+    #: How many rows of each agent are in the trace then: (rank, incarnation, count).
+    counts: tuple[tuple[int, int, int], ...]
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Noted:
+    """An event that the head has recorded, for its deputy."""
+
+    event: Event
+
+
+@dataclass(frozen=True)
+class DeskMoved:
+    """The desk of a later epoch listens elsewhere: every process of a node dials that one."""
+
+    desk: Address
+
+
 @dataclass(frozen=True)
 class Over:
     """The run has failed or was stopped; every process ends."""
@@ -231,7 +301,7 @@ class Over:
 Message: TypeAlias = (
     Register | Welcome | Refused | Clock | Reported | Regrouped | AbortFlag | Accuse | Release | Rows | Ended | Failed
     | ServerFailed | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited | State | Wanted
-    | Asked
+    | Asked | Standing | Vote | Accepted | Later | Resend | Resent | CopiedRows | Noted | DeskMoved
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = get_args(Message)
 _KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 
 from paceline.runtime.engines.cluster import rendezvous
 from paceline.runtime.engines.cluster.head_node import HeadNode
 from paceline.runtime.engines.cluster.node import ManagedNodes, NodePart
 from paceline.runtime.engines.cluster.other_node import follow
 from paceline.runtime.engines.cluster.roster import Roster
+from paceline.runtime.engines.cluster.successor import Promoted, Successor
 from paceline.runtime.engines.cluster.terms import Terms
 from paceline.runtime.engines.life import Life
 from paceline.runtime.engines.outcome import Outcome
@@ -22,24 +24,41 @@ def train(life: Life, roster: Roster, backups: int = 1, nodes: ManagedNodes | No
     """Run this node's part of the plan. Every node gets the trained model; the head has the whole trace.
 
     `nodes` are those that the head starts; None if a launcher has started all.
+
+    Raises:
+        Promoted: this node leads from now on, by `lead`.
     """
     setup, deadline = life.setup, life.deadline
     most = 16 * setup.layout.bytes  # of a worker's state, with what optimizers keep
     limits = Limits(LIMITS.ints, max(LIMITS.body, most), max(LIMITS.queue, most))
     terms = Terms.of(setup, roster.nodes)
     roster, hub, pump = rendezvous.open_hub(roster, TIMING, limits, deadline)
-    part = NodePart(setup, roster, terms, hub, TIMING, deadline)
-    try:
+    part = NodePart(setup, roster, terms, hub, pump, TIMING, deadline)
+    with contextlib.ExitStack() as stack:
+        stack.callback(part.close)
         if not roster.leads:
-            yield follow(part)
+            try:
+                outcome = follow(part)
+            except Promoted:
+                stack.pop_all()
+                raise
+            yield outcome
             return
         if nodes is not None:
             nodes.start(hub.address)
         node = HeadNode(part, life, backups, nodes)
-        try:
-            yield node.train()
-        finally:
-            node.close()
-    finally:
-        hub.close()
-        pump.close()
+        stack.callback(node.close)
+        yield node.train()
+
+
+@contextlib.contextmanager
+def lead(life: Life, successor: Successor, backups: int = 1) -> Iterator[Outcome]:
+    """Lead a run from now on, whose head is lost."""
+    part = replace(
+        successor.part, setup=life.setup, roster=replace(successor.part.roster, head_rank=successor.part.roster.rank)
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(part.close)
+        node = HeadNode(part, life, backups, None, replace(successor, part=part))
+        stack.callback(node.close)
+        yield node.train()

@@ -87,6 +87,8 @@ class GroupClient:
         self._sending = threading.Lock()
         self._abort = waiting.AbortFlag()
         self._addresses: tuple[Address, ...] = ()
+        #: The epoch of the group that shared out updates last.
+        self._shared = 0
         self._listener: socket.socket | None = None
         self._pump = Pump(config.timing.heartbeat)
         threading.Thread(target=self._listen, name="paceline-group", daemon=True).start()
@@ -243,14 +245,14 @@ class GroupClient:
         if isinstance(message, Released):
             self.released = True
         elif isinstance(message, Regrouped):
-            group = message.group
-            if group.epoch > member.epoch:
-                self._addresses = message.addresses
-                self.shares.regrouped(group.since, group.ranks)
-            member.handle(group)
+            for group in (*message.earlier, message.group):
+                if group.epoch > self._shared:
+                    self._shared, self._addresses = group.epoch, message.addresses
+                    self.shares.regrouped(group.since, group.ranks)
+            member.handle(message.group)
         else:
             answer = member.handle(message)
-            if member.aborted and self.epoch == member.epoch:
+            if member.aborted and self.epoch <= member.epoch:
                 self._abort.set()
             self._send_message(answer)
 

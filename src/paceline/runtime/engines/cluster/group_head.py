@@ -5,15 +5,14 @@ from __future__ import annotations
 import signal
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter_ns as now
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from paceline.algorithms.cluster import group
-from paceline.algorithms.cluster.group import Accuse, Excluded, Formed, Output, Send
+from paceline.algorithms.cluster.group import Accuse, Excluded, Formed, Output, Regroup, Send
 from paceline.errors import DeathWarning, RunFailed
 from paceline.runtime.engines.cluster.checkpointing import GroupCheckpoints
 from paceline.runtime.engines.cluster.control import (
@@ -32,20 +31,17 @@ from paceline.runtime.engines.cluster.control import (
     state_of,
 )
 from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
+from paceline.runtime.engines.cluster.second_home import SecondHome, Succeeds
+from paceline.runtime.engines.cluster.to_rank import ToRank
 from paceline.runtime.engines.workers.messages import Failed
 from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
 from paceline.runtime.links.tcp.address import Address
-from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.waiting import DELAYS
 from paceline.runtime.runs.events import Event, EventKind, ProcessKind
 from paceline.runtime.runs.trace import Kind, Row
 from paceline.training.parameters.replicas import mean_of
 
-
-class ToRank(Protocol):
-    """Sends a message to the agent of a rank."""
-
-    def __call__(self, rank: int, message: Message, content: Sequence[Buffer] = ()) -> None: ...
+EPOCHS = 1 << 20  # of groups, in one term of the head
 
 
 class GroupHead:
@@ -58,18 +54,34 @@ class GroupHead:
         patience: float,
         snapshots: SnapshotFile | None,
         note: Callable[[Event], None],
+        second_home: SecondHome,
         delay: Callable[[], float] = lambda: 0.0,
+        succeeds: Succeeds | None = None,
     ) -> None:
-        """`delay` returns by how many seconds processes have run too late of late, which ranks are given on top."""
+        """`delay` returns by how many seconds processes have run too late of late, which ranks are given on top.
+
+        `succeeds` is what a head has that takes over.
+        """
         self._patience, self._delay = patience, delay
         self.workers, self.to_rank, self.snapshots, self.note = workers, to_rank, snapshots, note
         self.setup = setup = workers.setup
         self.checkpoints = GroupCheckpoints(workers.manager) if workers.manager is not None else None
-        self.machine = group.Head({0, *workers.nodes}, patience, gives=setup.plan.results == 1)
+        self.second_home = second_home
+        ranks = succeeds.ranks if succeeds else (0, *workers.nodes)
+        epoch = succeeds.term * EPOCHS if succeeds else 0
+        self.machine = group.Head(set(ranks) - workers.dead, patience, gives=setup.plan.results == 1, epoch=epoch)
+        #: The groups that a head before this one has formed, as ranks say, and those that the trace tells of: of the
+        #: first group it does not.
+        self._earlier: dict[int, Regroup] = {}
+        self._recorded = {1} | workers.groups
         self.addresses: dict[int, Address] = {}
         #: Results that were delivered: the flat values of a worker.
         self.results: dict[int, Tensor] = {}
         self.wanted: tuple[int, ...] = ()
+        #: The ranks that no node has had: a group begins with all of them.
+        self.absent = frozenset[int]()
+        if succeeds is not None:
+            self._act(self.machine.take_over(time.monotonic()))
 
     @property
     def done(self) -> bool:
@@ -89,12 +101,16 @@ class GroupHead:
         if isinstance(message, Reported):
             self.addresses[rank] = message.address
             self._act(self.machine.report(at, rank, message.report))
+        elif isinstance(message, Regrouped):
+            self._earlier[message.group.epoch] = message.group
         elif isinstance(message, Accuse):
             self._act(self.machine.accuse(at, rank, message))
         elif isinstance(message, Rows):
-            self.workers.add_rows(rank, message.doing, content)
+            self.workers.add_rows(rank, message, content)
         elif isinstance(message, Snapshot) and self.snapshots is not None:
-            self.snapshots.put(message.updates, content)
+            if len(content):  # else it is in this node's own file already
+                self.snapshots.put(message.updates, content)
+            self.second_home.snapshot(message.updates)
         elif isinstance(message, Finished):
             self.workers.finished[rank] = message
             self._want()
@@ -109,6 +125,13 @@ class GroupHead:
         elif isinstance(message, Failed) and rank in self.machine.alive:
             victims = sorted(self.machine.alive - {rank} - self.workers.finished.keys())
             raise self.workers.diagnosis.failed(rank, message.report, victims)
+
+    def reached(self, rank: int) -> None:
+        """A rank follows this head, which has taken over: whatever its worker is in is cancelled."""
+        self.to_rank(rank, group.AbortFlag(self.machine.epoch))
+
+    def complete(self) -> None:
+        """All ranks follow this head."""
 
     def lost(self, rank: int, why: str) -> None:
         """A worker has died, or its node cannot be reached."""
@@ -142,20 +165,25 @@ class GroupHead:
                 self._excluded(output)
             elif isinstance(output, Send):
                 message = output.message
-                if isinstance(message, group.Regroup):
-                    self.to_rank(output.to, Regrouped(message, tuple(self.addresses[r] for r in message.ranks)))
+                if isinstance(message, Regroup):
+                    addresses = tuple(self.addresses[rank] for rank in message.ranks)
+                    earlier = tuple(self._earlier[epoch] for epoch in sorted(self._earlier))
+                    self.to_rank(output.to, Regrouped(message, addresses, earlier))
                 else:
                     self.to_rank(output.to, message)
 
     def _formed(self, formed: Formed) -> None:
         group, observer = formed.group, self.workers.observer
+        for epoch in sorted(self._earlier.keys() - self._recorded):
+            observer.note(_rows_of(self._earlier[epoch], now()))
+        self._recorded |= self._earlier.keys()
         self.note(Event(EventKind.GROUP, time.time(), number=group.epoch, members=group.ranks))
         if group.epoch == 1:
             self.workers.training_started()
-            if self.checkpoints is not None:
-                self.checkpoints.ask = lambda update: self._broadcast(Wanted(update))
+        if self.checkpoints is not None:
+            self.checkpoints.ask = lambda update: self._broadcast(Wanted(update))
         if group.epoch > 1 or observer.start is not None:
-            observer.note(_rows_of(formed, now()))
+            observer.note(_rows_of(group, now()))
 
     def _excluded(self, excluded: Excluded) -> None:
         """A rank is no longer part of the run: the others go on, or no one is left."""
@@ -189,9 +217,9 @@ class GroupHead:
                 self.to_rank(rank, Deliver())
 
 
-def _rows_of(formed: Formed, at: int) -> list[Row]:
+def _rows_of(group: Regroup, at: int) -> list[Row]:
     """Return the rows of a group for the trace, one for each of its ranks."""
-    group, pairs = formed.group, zip(formed.group.ranks, formed.held, strict=True)
+    pairs = zip(group.ranks, group.held, strict=True)
     return [
         Row(Kind.REGROUP, rank, group.since, base=held, version=group.epoch, start=at, end=at) for rank, held in pairs
     ]

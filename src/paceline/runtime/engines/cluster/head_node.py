@@ -9,7 +9,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
+from paceline.algorithms.cluster.succession import Accepted, Later, Vote
 from paceline.errors import RunFailed, UsageError
 from paceline.runtime.engines.checkpoint_manager import CheckpointManager
 from paceline.runtime.engines.checkpoints import resume_line
@@ -25,28 +27,34 @@ from paceline.runtime.engines.cluster.control import (
     Over,
     Refused,
     Register,
+    Resent,
     Result,
+    Standing,
     Welcome,
     pack,
     state_message,
     unpack,
 )
 from paceline.runtime.engines.cluster.group_head import GroupHead
+from paceline.runtime.engines.cluster.leadership import Leadership, Replaced, first_seat
 from paceline.runtime.engines.cluster.node import POLL, ManagedNodes, NodePart, joined, resume_point
 from paceline.runtime.engines.cluster.process_log import ProcessLog
 from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import Node, Registry
+from paceline.runtime.engines.cluster.second_home import RunCopy, SecondHome, Succeeds
 from paceline.runtime.engines.cluster.servers.server_head import ServerHead
+from paceline.runtime.engines.cluster.successor import Successor
+from paceline.runtime.engines.cluster.taking_over import announce, continue_records, nodes_of
 from paceline.runtime.engines.life import Life
 from paceline.runtime.engines.outcome import Outcome
 from paceline.runtime.engines.signals import INTERRUPTED, termination
 from paceline.runtime.engines.snapshots import list_snapshots, open_snapshots
 from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
 from paceline.runtime.links.tcp.connection import Buffer
-from paceline.runtime.links.tcp.events import Gone, Received
+from paceline.runtime.links.tcp.events import Arrived, Gone, Received, Unreached
 from paceline.runtime.links.tcp.handshake import RUN_BYTES, Peer
 from paceline.runtime.links.tcp.link import raw
-from paceline.runtime.runs.events import EventLog
+from paceline.runtime.runs.events import EventLog, ProcessKind
 from paceline.runtime.runs.live import Phase
 from paceline.runtime.runs.trace import Trace
 
@@ -56,40 +64,86 @@ FAREWELL = 30.0  # seconds that nodes may take to receive the result
 class HeadNode:
     """The process of the head in one run."""
 
-    def __init__(self, part: NodePart, life: Life, backups: int, managed: ManagedNodes | None) -> None:
-        """`managed` are the nodes that the head has started; None if a launcher has started all."""
+    def __init__(
+        self,
+        part: NodePart,
+        life: Life,
+        backups: int,
+        managed: ManagedNodes | None,
+        successor: Successor | None = None,
+    ) -> None:
+        """`managed` are the nodes that the head has started; None if a launcher has started all.
+
+        `successor` is what this node has if it leads in the place of another one.
+        """
         self.part, self.life, self.request, self.managed = part, life, life.request, managed
         self.hub, self.heartbeat = part.hub, life.heartbeat
         #: The name of the run in handshakes.
-        self.run = secrets.token_bytes(RUN_BYTES)
+        self.run = successor.run if successor else secrets.token_bytes(RUN_BYTES)
         #: Messages between the head and its own agent, which are handled one after another: (to the head, message).
         self._own: deque[tuple[bool, Message, memoryview]] = deque()
         #: The other nodes that were welcomed, by their ranks.
-        self._peers: dict[int, Peer] = {}
-        self.registry = self._gather()
+        self._peers: dict[int, Peer] = successor.seat.peers if successor else {}
+        #: Who leads; None under Ray, whose driver is not replaced.
+        self.leadership: Leadership | None = None
+        self._successor = successor
+        if successor is None:
+            self.registry = self._gather()
+        else:
+            self.registry = Registry(part.hub, part.roster, part.terms, part.setup.module, nodes_of(successor))
         with contextlib.ExitStack() as undo:
             self._prepare(backups, undo)
             undo.pop_all()
 
     def _prepare(self, backups: int, undo: contextlib.ExitStack) -> None:
         """Make what leads the run; `undo` releases what was made, if something after it fails."""
-        setup, request, nodes = self.part.setup, self.request, self.registry.nodes
+        setup, request, nodes, successor = self.part.setup, self.request, self.registry.nodes, self._successor
         self.snapshots: SnapshotFile | None = None
         self.manager: CheckpointManager | None = None
         undo.callback(self.close)
         self.snapshots = open_snapshots(setup, request, setup.snapshots_every)
         self.manager = CheckpointManager(setup, request) if request else None
-        self.agent = self._agent()
+        self.agent = successor.agent if successor else self._agent()
         undo.callback(self.agent.close)
-        self.processes = ProcessLog(EventLog(self.life.place.path), nodes, os.getpid())
+        rank, copy = self.part.roster.rank, successor.copy if successor else RunCopy()
+        self.processes = ProcessLog(EventLog(self.life.place.path), nodes, rank, os.getpid())
         self.heartbeat.processes = self.processes.processes.values()
         undo.callback(self.processes.events.close)
-        self.workers = RemoteWorkers(self.life, nodes, self.manager)
-        self.head = self._head(backups)
+        self.workers = RemoteWorkers(self.life, nodes, self.manager, copy.numbered)
+        if rank < self.workers.count:
+            self.workers.agents[rank] = self.hub.me.peer.incarnation
+        known = copy.snapshots if successor else ()
+        self.second_home = SecondHome(self._to_rank, self.workers, self.processes.events, self.snapshots, known)
+        self._take_lead(backups)
         self.workers.processes_started(os.getpid())
         if (follower := self.life.follower) is not None:
             read = self.snapshots.read if self.snapshots else None
             follower.connect(read, self.manager.signals.stop if self.manager else None)
+
+    def _take_lead(self, backups: int) -> None:
+        """Make what leads the run under its plan: from its beginning, or in the place of another head."""
+        successor, part, succeeds = self._successor, self.part, None
+        if successor is not None:
+            continue_records(successor, self.workers, self.processes, self.snapshots)
+            announce(successor, self.life.place.path)
+            servers = partial(self.processes.numbers, ProcessKind.SERVER)
+            succeeds = Succeeds(successor.seat.machine.roll.term, successor.seat.machine.roll.ranks, servers)
+        seat = successor.seat if successor else None
+        if seat is None and part.roster.moves:
+            seat = first_seat(part, self._peers, self.registry.nodes)
+        self.processes.events.copy = self.second_home.event
+        self.workers.observer.copy = self.second_home.rows
+        self.head = self._head(backups, succeeds)
+        if seat is not None:
+            self.leadership = Leadership(
+                part, seat, self.workers, self.second_home, self.head, self._to_rank, successor is not None
+            )
+        if successor is not None and self.leadership is not None:
+            self.agent.to_head = self._to_head
+            self.agent.resend(self.leadership.resend(part.roster.rank))
+            self.head.reached(part.roster.rank)
+            if self.manager is not None and any(self.manager.request.interval):
+                self.manager.signals.requested = True  # those before are at the head that is lost
 
     def _gather(self) -> Registry:
         """Wait for every node, and welcome them all."""
@@ -118,16 +172,18 @@ class HeadNode:
             resume=resume_point(updates, every, self.manager is not None, state),
         )
 
-    def _head(self, backups: int) -> GroupHead | ServerHead:
+    def _head(self, backups: int, succeeds: Succeeds | None) -> GroupHead | ServerHead:
         """Return what leads the run under its plan."""
         workers, note = self.workers, self.processes.note
         if self.part.setup.plan.method.server is not None:
             replaces = self.managed is not None and self.managed.replaces
-            served = ServerHead(workers, self._to_rank, self.snapshots, self.agent, backups, note, replaces)
+            served = ServerHead(
+                workers, self._to_rank, self.snapshots, self.agent, backups, note, replaces, self.second_home, succeeds
+            )
             self.agent.supervisors.append(served.desk_supervisor)
             return served
         silence, delay = self.part.timing.silence, lambda: self.hub.delay
-        head = GroupHead(workers, self._to_rank, silence, self.snapshots, note, delay)
+        head = GroupHead(workers, self._to_rank, silence, self.snapshots, note, self.second_home, delay, succeeds)
         workers.dead |= set(range(workers.count)) - head.machine.alive
         return head
 
@@ -138,7 +194,7 @@ class HeadNode:
         try:
             try:
                 with self.manager.listening(workers.observer) if self.manager else contextlib.nullcontext():
-                    if not self.part.roster.apart:
+                    if not (self.part.roster.apart or self.workers.training):
                         self.agent.start()
                     self._lead()
             finally:
@@ -146,11 +202,13 @@ class HeadNode:
                 self.processes.events.close()
                 if workers.observer.writer is not None:
                     trace = workers.observer.close()
+        except Replaced:
+            raise  # the others have a head, or none of them hears this one
         except BaseException as error:
             self._broadcast(Over(*_exit_notice(error)))
             self._farewell()
             if type(error) is RunFailed and self.request is not None:  # no worker of the job's is to blame
-                where = ["on Ray or on one machine"] if self.managed is not None else []
+                where = ["on Ray or on one machine"] if self.part.roster.apart else []
                 raise RunFailed(f"{error}{resume_line(self.request.run, *where)}") from error
             raise
         values = self.head.values()
@@ -161,29 +219,39 @@ class HeadNode:
         ends = [workers.finished.get(rank) for rank in range(setup.plan.workers)]
         memory = [end.peak_memory if end else 0 for end in ends]
         snapshots = list_snapshots(trace, self.snapshots)
-        return Outcome(trace, workers.seconds, values, snapshots, waited, memory, deaths=workers.deaths)
+        if self._successor is not None:  # some may have been lost with the head before
+            snapshots = [each for each in snapshots if each.updates in self.second_home.known]
+        absent = self.head.absent
+        return Outcome(trace, workers.seconds, values, snapshots, waited, memory, absent=absent, deaths=workers.deaths)
 
     def close(self) -> None:
         """Release the files of the run."""
         if self.manager is not None:
             self.manager.close()
-        if self.snapshots is not None:
-            self.snapshots.close()
+        for file in (self.snapshots, self._successor.agent.snapshots if self._successor else None):
+            if file is not None:
+                file.close()
 
     def _lead(self) -> None:
         """Pass messages until the result is there."""
         head, agent, observer = self.head, self.agent, self.workers.observer
-        while not head.done:
-            for event in self.hub.poll(POLL):
-                if isinstance(event, Gone):
+        leadership, events = self.leadership, self._successor.events if self._successor else []
+        while not (head.done and (leadership is None or leadership.confirmed)):
+            for event in events or self.hub.poll(POLL):
+                if isinstance(event, Arrived | Unreached) and leadership is not None:
+                    leadership.happened(event)
+                elif isinstance(event, Gone):
                     if self._peers.get(event.peer.number) != event.peer:
                         continue  # it was refused
                     self.processes.node_lost(event.peer.number, event.why)
                     head.lost(event.peer.number, f"is gone: its node {event.why}")
                     if self.managed is not None:
                         self.managed.lost(event.peer.number)
+                    if leadership is not None:
+                        leadership.happened(event)
                 elif isinstance(event, Received):
                     self._received(event)
+            events = []
             agent.poll()
             if self.managed is not None:
                 self.managed.poll()
@@ -193,6 +261,8 @@ class HeadNode:
                     message, content
                 )
             head.poll()
+            if leadership is not None:
+                leadership.poll(movable=self.life.begin is None)  # a resumed run is led to its end by rank 0
             if self.manager:
                 self.manager.signals.check()
             if not self.workers.training:
@@ -203,11 +273,16 @@ class HeadNode:
                 self.manager.follow(observer)
             else:
                 observer.poll(stopping=False)
+            if leadership is not None:
+                leadership.assign_deputy()
 
     def _received(self, event: Received) -> None:
         message, content = unpack(event.kind, event.ints, event.body)
         if isinstance(message, Register | Clock):
             self._late(event.peer, message)
+        elif isinstance(message, Standing | Vote | Accepted | Later):
+            if self.leadership is not None:
+                self.leadership.take(event.peer, message)
         else:
             self._handle_message(event.peer.number, message, content)
 
@@ -215,6 +290,9 @@ class HeadNode:
         """Take a message of the agent of a rank."""
         if isinstance(message, Began | Exited):
             self.processes.add(rank, message, self.workers.observer)
+        elif isinstance(message, Resent):
+            if self.leadership is not None:
+                self.leadership.heard(rank)
         else:
             self.head.handle_message(rank, message, content)
 
@@ -236,7 +314,11 @@ class HeadNode:
             return
         if node is not None:
             self._welcome(peer.number, node)
+            self.processes.node_joined(peer.number, node)
+            self.workers.agents[peer.number] = peer.incarnation
             self.head.joined(peer.number, node)
+            if self.leadership is not None:
+                self.leadership.joined(node)
             if self.managed is not None:
                 self.managed.joined(peer.number)
 

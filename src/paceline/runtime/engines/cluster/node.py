@@ -18,6 +18,7 @@ from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.workers.state_buffers import ResumePoint, StateBuffer
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.hub import Hub
+from paceline.runtime.links.tcp.pump import Pump
 from paceline.runtime.links.tcp.waiting import Timing
 from paceline.training.parameters.layout import sha256, state_tensors
 from paceline.training.parameters.worker_state import WorkerState
@@ -33,9 +34,15 @@ class NodePart:
     roster: Roster
     terms: Terms
     hub: Hub
+    pump: Pump
     timing: Timing
     #: Seconds that a rank may wait for another one.
     deadline: float
+
+    def close(self) -> None:
+        """Leave all other nodes."""
+        self.hub.close()
+        self.pump.close()
 
     def starting_from(self, initial: Mapping[str, Tensor]) -> NodePart:
         """Return this part with a model that starts from the head's parameters and buffers."""

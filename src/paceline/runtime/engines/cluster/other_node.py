@@ -1,4 +1,4 @@
-"""A node that is not the head: its agent follows the head until the run is over."""
+"""A node that is not the head: its agent follows the head until the run is over, or until it leads itself."""
 
 from __future__ import annotations
 
@@ -6,20 +6,40 @@ import math
 import os
 import signal
 import time
+from collections import deque
+from dataclasses import replace
 from functools import partial
 
 from paceline.algorithms.cluster.group import Release
+from paceline.algorithms.cluster.succession import Accepted, Alone, Deposed, Later, Lead, Output, Vote, first_roll
 from paceline.errors import RunFailed, RunOver
 from paceline.runtime.engines.checkpoints import resume_line
 from paceline.runtime.engines.cluster import rendezvous
 from paceline.runtime.engines.cluster.agent import Agent
 from paceline.runtime.engines.cluster.children import Children
-from paceline.runtime.engines.cluster.control import Asked, Over, Result, Welcome, state_of, unpack
+from paceline.runtime.engines.cluster.control import (
+    Asked,
+    CopiedRows,
+    Message,
+    Noted,
+    Over,
+    Resend,
+    Result,
+    Snapshot,
+    Standing,
+    Welcome,
+    state_of,
+    unpack,
+)
 from paceline.runtime.engines.cluster.node import POLL, NodePart, resume_point, split
+from paceline.runtime.engines.cluster.seat import Seat
+from paceline.runtime.engines.cluster.second_home import RunCopy
+from paceline.runtime.engines.cluster.successor import Promoted, Successor
 from paceline.runtime.engines.outcome import Outcome
-from paceline.runtime.engines.signals import Noted, handling
+from paceline.runtime.engines.signals import Noted as Interrupt
+from paceline.runtime.engines.signals import handling
 from paceline.runtime.engines.snapshots import open_snapshots
-from paceline.runtime.links.tcp.events import Event, Gone, Received
+from paceline.runtime.links.tcp.events import Arrived, Event, Gone, Received, Unreached
 from paceline.runtime.links.tcp.handshake import Peer
 from paceline.runtime.runs.trace import Trace
 
@@ -29,18 +49,18 @@ def follow(part: NodePart) -> Outcome:
 
     Raises:
         RunOver: the run has failed or was stopped.
-        RunFailed: the head cannot be reached any longer, or the run has gone on without this node.
+        RunFailed: the head cannot be reached any longer and no other leads, or the run has gone on without this node.
+        Promoted: this node leads from now on; its processes go on.
     """
     hub = part.hub
     head, welcome, content, rest, initial = rendezvous.register(
         hub, part.roster, part.terms, os.getpid(), part.deadline
     )
     part = part if initial is None else part.starting_from(initial)
-    setup = part.setup
     state = state_of(welcome.state, content) if welcome.state is not None else None
-    snapshots = open_snapshots(setup, None, welcome.snapshots_every)
+    snapshots = open_snapshots(part.setup, None, welcome.snapshots_every)
     agent = Agent(
-        setup,
+        part.setup,
         part.rank_config(bytes.fromhex(welcome.run), rendezvous.own_host(part.roster.head)),
         Children(hub.wake),
         partial(rendezvous.send, hub, head),
@@ -48,61 +68,142 @@ def follow(part: NodePart) -> Outcome:
         leads=False,
         resume=resume_point(welcome.updates, welcome.checkpoint_every, bool(welcome.folder), state),
     )
-    start, interrupt = time.perf_counter_ns(), Noted()
+    node = OtherNode(part, welcome, head, agent)
+    start, interrupt = time.perf_counter_ns(), node.interrupt
     handled = () if part.roster.apart else (signal.SIGINT, signal.SIGTERM)  # Ray ends its actors itself
     with handling(handled, interrupt):  # torchrun sends them when the head dies, and this node has to say how to resume
         try:
             agent.start()
-            content = _follow(part, welcome, head, agent, interrupt, rest)
-        except RunFailed as error:
-            if not interrupt.number:
-                raise
-            raise RunOver(str(error), 128 + interrupt.number) from error  # whatever made it end, once it was asked to
-        finally:
-            agent.close()
-            if snapshots is not None:
-                snapshots.close()
-    return Outcome(Trace.of([]), (time.perf_counter_ns() - start) / 1e9, split(setup, content))
+            values = split(part.setup, node.follow(rest))
+        except Promoted:
+            raise
+        except BaseException as error:
+            node.close()
+            if isinstance(error, RunFailed) and interrupt.number:  # whatever made it end, once it was asked to
+                raise RunOver(str(error), 128 + interrupt.number) from error
+            raise
+        node.close()
+    return Outcome(Trace.of([]), (time.perf_counter_ns() - start) / 1e9, values)
 
 
-def _follow(
-    part: NodePart, welcome: Welcome, head: Peer, agent: Agent, interrupt: Noted, events: list[Event]
-) -> memoryview:
-    """Pass messages between the head and the worker until the result arrives."""
-    notified, looked, silence = False, time.monotonic(), part.timing.silence
-    woke = -math.inf  # when this process could go on, after it had been stopped for too long
-    while True:
-        slept, looked = time.monotonic() - looked, time.monotonic()
-        woke = looked if slept > silence else woke
-        for event in events:
-            content = _take(part, welcome, agent, event, looked - woke < silence, interrupt)
-            if content is not None:
-                return content
-        agent.poll()
-        if interrupt.number and not notified:
-            notified = True
-            rendezvous.send(part.hub, head, Asked(interrupt.number))
-        events = part.hub.poll(POLL)
+class OtherNode:
+    """The process of a node that follows the head."""
 
+    def __init__(self, part: NodePart, welcome: Welcome, head: Peer, agent: Agent) -> None:
+        self.part, self.welcome, self.head, self.agent, self.hub = part, welcome, head, agent, part.hub
+        self.interrupt, self.copy = Interrupt(), RunCopy()
+        #: Who leads; None before the head has said who belongs to the run, and under Ray.
+        self.seat: Seat | None = None
+        #: Whether the processes of this node have a head to say something to.
+        self._heard = True
+        #: What has happened and was not looked at yet.
+        self._events: deque[Event] = deque()
+        self._notified, self._looked = False, time.monotonic()
+        #: When this process could go on, after it had been stopped for too long.
+        self._woke = -math.inf
 
-def _take(
-    part: NodePart, welcome: Welcome, agent: Agent, event: Event, slept: bool, interrupt: Noted
-) -> memoryview | None:
-    """Take an event of the connection to the head; return the result if that has come."""
-    if isinstance(event, Gone):
-        raise RunFailed(_dismissed(part, "") if slept else _head_lost(part, event.why, welcome.folder))
-    if not isinstance(event, Received):
+    def follow(self, events: list[Event]) -> memoryview:
+        """Pass messages between the head and the worker until the result arrives."""
+        while True:
+            slept, self._looked = time.monotonic() - self._looked, time.monotonic()
+            self._woke = self._looked if slept > self.part.timing.silence else self._woke
+            self._events = deque(events)
+            while self._events:
+                content = self._take(self._events.popleft())
+                if content is not None:
+                    return content
+            if self.seat is not None:
+                self._act(self.seat.tick())
+            if self._heard:
+                self.agent.poll()
+            if self.interrupt.number and not self._notified and self._heard:
+                self._notified = True
+                # A machine that has joined by a code leaves; it ends nobody's run.
+                number = signal.SIGTERM if self.part.roster.open else self.interrupt.number
+                rendezvous.send(self.hub, self.head, Asked(number))
+            events = self.hub.poll(POLL)
+
+    def close(self) -> None:
+        """End the node's processes, and release its files."""
+        self.agent.close()
+        if self.agent.snapshots is not None:
+            self.agent.snapshots.close()
+
+    def _take(self, event: Event) -> memoryview | None:
+        """Take an event; return the result if that has come."""
+        if isinstance(event, Received):
+            return self._receive(event)
+        if isinstance(event, Gone) and event.peer == self.head:
+            if self._looked - self._woke < self.part.timing.silence:
+                raise RunFailed(_dismissed(self.part, ""))
+            if self.seat is None or not self.seat.can_move:
+                raise RunFailed(_head_lost(self.part, event.why, self.welcome.folder))
+            self._heard = False
+        if self.seat is not None:
+            if isinstance(event, Gone):
+                self._act(self.seat.gone(event))
+            elif isinstance(event, Unreached):
+                self._act(self.seat.unreached(event))
+            elif isinstance(event, Arrived):
+                self._act(self.seat.arrived(event))
         return None
-    message, content = unpack(event.kind, event.ints, event.body)
-    if isinstance(message, Result):
-        return content
-    if isinstance(message, Over):
-        raise RunOver(message.why, message.exit_code)
-    agent.handle_message(message, content)
-    if isinstance(message, Release):
-        how = f"was asked to end ({signal.Signals(interrupt.number).name})" if interrupt.number else agent.ending
-        raise RunFailed(_dismissed(part, how))
-    return None
+
+    def _receive(self, event: Received) -> memoryview | None:
+        message, content = unpack(event.kind, event.ints, event.body)
+        if isinstance(message, Standing | Vote | Accepted | Later):
+            self._seat(event.peer, message)
+        elif event.peer == self.head:
+            return self._obey(message, content)
+        return None
+
+    def _seat(self, peer: Peer, message: Standing | Vote | Accepted | Later) -> None:
+        """Take a message about who leads."""
+        if self.seat is None:
+            if not isinstance(message, Standing) or peer != self.head:
+                return
+            patience = self.part.timing.silence * rendezvous.HEAD_PATIENCE
+            start = replace(message, roll=first_roll(len(message.nodes)))
+            self.seat = Seat(self.hub, self.part.roster.rank, start, patience)
+        self._act(self.seat.take(peer, message))
+        if self.seat.obeys(peer) and peer != self.head:
+            self.head, self.agent.to_head = peer, partial(rendezvous.send, self.hub, peer)
+
+    def _obey(self, message: Message, content: memoryview) -> memoryview | None:
+        """Take a message of the head; return the result if that is it."""
+        if isinstance(message, Result):
+            return content
+        if isinstance(message, Over):
+            raise RunOver(message.why, message.exit_code)
+        if isinstance(message, CopiedRows):
+            self.copy.take_rows(message, content)
+        elif isinstance(message, Noted):
+            self.copy.events.append(message.event)
+        elif isinstance(message, Snapshot) and self.agent.snapshots is not None:
+            self.agent.snapshots.put(message.updates, content)
+            self.copy.snapshots.append(message.updates)
+        else:
+            self._heard = self._heard or isinstance(message, Resend)
+            self.agent.handle_message(message, content)
+        if isinstance(message, Release):
+            how = self.agent.ending
+            if self.interrupt.number:
+                how = f"was asked to end ({signal.Signals(self.interrupt.number).name})"
+            raise RunFailed(_dismissed(self.part, how))
+        return None
+
+    def _act(self, outputs: list[Output]) -> None:
+        """Do what the seat leaves to do."""
+        assert self.seat is not None
+        for output in outputs:
+            if isinstance(output, Lead):
+                if self.interrupt.number:  # it was asked to end, as torchrun asks all when one has died
+                    raise RunFailed(_head_lost(self.part, "is lost", self.welcome.folder))
+                run = bytes.fromhex(self.welcome.run)
+                raise Promoted(Successor(self.part, self.agent, self.seat, self.copy, run, list(self._events)))
+            if isinstance(output, Deposed):
+                raise RunFailed(_dismissed(self.part, ""))
+            if isinstance(output, Alone):
+                raise RunFailed(_head_lost(self.part, f"is lost, and {output.why}", self.welcome.folder))
 
 
 def _head_lost(part: NodePart, why: str, folder: str) -> str:

@@ -19,13 +19,13 @@ Note: TypeAlias = Callable[[Event], None]
 class ProcessLog:
     """The processes of a run, and the events of their lives."""
 
-    def __init__(self, events: EventLog, nodes: dict[int, Node], head_pid: int) -> None:
+    def __init__(self, events: EventLog, nodes: dict[int, Node], head: int, head_pid: int) -> None:
         self.events = events
         #: The processes that run, by their kind and number.
         self.processes: dict[tuple[ProcessKind, int], NodeProcess] = {}
         #: Nanoseconds by which this process's clock is ahead of each node's.
         self._ahead = {rank: node.ahead for rank, node in nodes.items()}
-        for rank, process in [(0, ProcessRecord.of(head_pid)), *((r, _agent(node)) for r, node in nodes.items())]:
+        for rank, process in [(head, ProcessRecord.of(head_pid)), *((r, _agent(node)) for r, node in nodes.items())]:
             self.processes[ProcessKind.AGENT, rank] = NodeProcess(ProcessKind.AGENT, rank, rank, -1, process)
 
     def note(self, event: Event) -> None:
@@ -45,6 +45,15 @@ class ProcessLog:
             self.processes.pop((message.kind, message.number), None)
             kind, pid, shard = EventKind.ENDED, message.pid, -1
         self.note(Event(kind, at, message.kind, rank, message.number, pid, shard))
+
+    def node_joined(self, rank: int, node: Node) -> None:
+        """Take note of a node that has come while the run goes on."""
+        self._ahead[rank] = node.ahead
+        self.processes[ProcessKind.AGENT, rank] = NodeProcess(ProcessKind.AGENT, rank, rank, -1, _agent(node))
+
+    def numbers(self, kind: ProcessKind) -> set[int]:
+        """Return the numbers of the processes of a kind that run."""
+        return {number for each, number in self.processes if each is kind}
 
     def node_lost(self, rank: int, why: str) -> None:
         """Take note that the agent of a node cannot be reached any longer."""

@@ -21,17 +21,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from paceline.errors import DeathWarning, JobWarning, RunFailed
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.cluster import engine
 from paceline.runtime.engines.cluster.ray_actors import RayActor, RayActors, answers, has_ended
-from paceline.runtime.engines.cluster.ray_agent import KEY_FILES, AgentEnd, How, RunSpec, with_keys
+from paceline.runtime.engines.cluster.ray_agent import AgentEnd, How
 from paceline.runtime.engines.cluster.ray_session import PATIENCE, RayOptions, RaySession, package, session
 from paceline.runtime.engines.cluster.roster import Roster
+from paceline.runtime.engines.cluster.run_spec import RunSpec, make_run_keys, with_keys
 from paceline.runtime.engines.life import Life
 from paceline.runtime.engines.outcome import Outcome
 from paceline.runtime.engines.ray_actor import Machine
@@ -39,7 +38,6 @@ from paceline.runtime.engines.setup import Setup
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, TrustedNetwork
 from paceline.runtime.links.tcp.handshake import RUN_BYTES
-from paceline.runtime.links.tcp.keys import make_keys
 
 LOOK = 0.5  # seconds between two looks at the actors
 #: Seconds without the head of Ray after which a run ends. Ray would end its processes after 60.
@@ -73,13 +71,6 @@ def train(life: Life, options: RayOptions, backups: int = 1) -> Iterator[Outcome
                 yield outcome
         finally:
             nodes.close()
-
-
-def make_run_keys() -> dict[str, bytes]:
-    """Make an authority for this run alone, and the certificate that all its nodes show."""
-    with TemporaryDirectory(prefix="paceline-") as folder:
-        (key_folder,) = make_keys(Path(folder, "keys"), days=30)
-        return {name: (key_folder / name).read_bytes() for name in KEY_FILES}
 
 
 def _gpus(setup: Setup) -> int:

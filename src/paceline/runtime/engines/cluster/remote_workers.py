@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter_ns as now
 
 import numpy as np
 
+from paceline.algorithms.cluster.numbered_rows import NumberedRows, Writer
 from paceline.runtime.engines.checkpoint_manager import CheckpointManager
-from paceline.runtime.engines.cluster.control import Finished
+from paceline.runtime.engines.cluster.control import Finished, Rows
 from paceline.runtime.engines.cluster.rendezvous import Node
 from paceline.runtime.engines.diagnosis import Diagnosis
 from paceline.runtime.engines.life import Life
 from paceline.runtime.engines.observer import Observer
 from paceline.runtime.runs.live import ProcessRecord
 from paceline.runtime.runs.record import DeathRecord
-from paceline.runtime.runs.trace import DTYPE, Columns
+from paceline.runtime.runs.trace import DTYPE, Columns, Kind, Row, Trace
 
 
 class RemoteWorkers:
     """`observer.Watched` of the workers of all nodes, with the observer that follows them."""
 
-    def __init__(self, life: Life, nodes: dict[int, Node], manager: CheckpointManager | None) -> None:
+    def __init__(
+        self, life: Life, nodes: dict[int, Node], manager: CheckpointManager | None, rows: NumberedRows | None = None
+    ) -> None:
+        """`rows` are those that are in the trace already."""
         self.setup, self.nodes, self.deadline, self.manager = life.setup, nodes, life.deadline, manager
         self.count, self._trace_file = self.setup.plan.workers, life.place.file("trace.arrow")
         #: By how many nanoseconds this process's clock is ahead of each node's.
         self.ahead = [nodes[rank].ahead if rank in nodes else 0 for rank in range(self.count)]
+        #: The agent of each rank, which numbers its rows; 0 for this process's.
+        self.agents = [nodes[rank].peer.incarnation if rank in nodes else 0 for rank in range(self.count)]
+        self.numbered = rows or NumberedRows()
         self.doing = [-1] * self.count
         self.finished: dict[int, Finished] = {}
         self.dead: set[int] = set()
         self.deaths: list[DeathRecord] = []
+        #: The epochs of the groups that the trace of another head tells of.
+        self.groups: set[int] = set()
         self.diagnosis = Diagnosis(self.doing, lambda rank: f"It is rank {rank}", self.setup.source, life.deadline)
         self._rows: list[list[Columns]] = [[] for _ in range(self.count)]
         self.observer = Observer(life, self, self.finished, self.dead)
@@ -45,6 +55,23 @@ class RemoteWorkers:
             self.manager.origin = self.observer.origin
         self.observer.training_started(self._trace_file)
 
+    def training_continues(self, origin: int, rows: Columns, deaths: Sequence[DeathRecord]) -> None:
+        """Go on with the trace of another head, which began at this time of this process's clock."""
+        self.observer.started_at = origin
+        if self.manager is not None:
+            self.manager.origin = origin
+        self.deaths = list(deaths)
+        self.groups = set(rows["version"][rows["kind"] == Kind.REGROUP].tolist())
+        marks = [
+            Row(Kind.DEATH, death.worker, death.update, start=(at := int(death.seconds * 1e9)), end=at)
+            for death in deaths
+            if death.worker not in rows["worker"][rows["kind"] == Kind.DEATH]
+        ]
+        self.observer.training_started(self._trace_file, np.concatenate([rows, Trace.of(marks).rows]))
+        for rank in range(self.count):
+            mine = rows["update"][(rows["worker"] == rank) & (rows["kind"] == Kind.COMPUTE)]
+            self.doing[rank] = int(mine.max(initial=-1))
+
     @property
     def training(self) -> bool:
         """Whether the training has begun."""
@@ -56,12 +83,18 @@ class RemoteWorkers:
         ends = [each.when + self.ahead[rank] for rank, each in self.finished.items()]
         return (max(ends) - self.observer.origin) / 1e9
 
-    def add_rows(self, rank: int, doing: int, content: memoryview) -> None:
-        """Take rows that a worker has written, and the update that it is in."""
-        self.doing[rank] = max(self.doing[rank], doing)
-        rows = np.array(np.frombuffer(content, DTYPE)) if len(content) else np.empty(0, DTYPE)
+    def add_rows(self, rank: int, message: Rows, content: memoryview) -> None:
+        """Take rows that a worker has written, those that are not in the trace yet, and the update that it is in."""
+        self.doing[rank] = max(self.doing[rank], message.doing)
+        rows = np.frombuffer(content, DTYPE) if len(content) else np.empty(0, DTYPE)
+        known = self.numbered.known(Writer(rank, self.agents[rank]), message.first, len(rows))
+        self.put_rows(rows[known:], rank, self.ahead[rank])
+
+    def put_rows(self, rows: Columns, rank: int = 0, ahead: int = 0) -> None:
+        """Put rows into the trace, of a worker or the head's own, by a clock that this process's is ahead of."""
+        rows = np.array(rows)
         for column in ("start", "end"):
-            rows[column] = np.maximum(rows[column] + self.ahead[rank], self.observer.started_at)
+            rows[column] = np.maximum(rows[column] + ahead, self.observer.started_at)
         self._rows[rank].append(rows)
 
     def died(self, rank: int, why: str) -> None:

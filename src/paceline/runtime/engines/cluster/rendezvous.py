@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from paceline.errors import MachineError, PacelineError, RunFailed, RunOver, UsageError
+from paceline.errors import MachineError, PacelineError, PeerLost, RunFailed, RunOver, UsageError
 from paceline.runtime.engines.cluster.control import (
     AGENT,
     Clock,
@@ -58,8 +58,10 @@ Look = Callable[[], None]
 LOOK = 0.05  # seconds between two looks at the deadline
 LATE = 5.0  # seconds in which nodes that join are answered that the run cannot begin
 CLOCKS = 5  # times that a machine's clock is asked for; the quickest answer counts
-#: The head may be silent for so many times as long as others: nothing takes its place, so who gives it up ends the run.
+#: The head may be silent for so many times as long as others where nothing takes its place: to give it up ends the run.
 HEAD_PATIENCE = 4
+#: Nodes of which some are a majority without the head.
+MAJORITY = 3
 
 
 @dataclass
@@ -101,9 +103,9 @@ def own_host(head: Address) -> str:
 
 
 def open_hub(roster: Roster, timing: Timing, limits: Limits, deadline: float) -> tuple[Roster, Hub, Pump]:
-    """Return this node's connections to the head, and the roster with the head's address.
+    """Return this node's connections to other agents, and the roster with the head's address.
 
-    The head listens, every other node dials it.
+    Every node dials the head, and listens for the others, should it lead.
 
     Raises:
         MachineError: the head's address is none of this machine, or in use.
@@ -118,7 +120,10 @@ def open_hub(roster: Roster, timing: Timing, limits: Limits, deadline: float) ->
         roster, listener = _listening(roster)
     else:
         roster = roster.located(deadline)
-        timing = timing._replace(silence=timing.silence * HEAD_PATIENCE)
+        patience = 2 if roster.moves and roster.nodes >= MAJORITY else HEAD_PATIENCE  # to replace a head costs seconds
+        timing = timing._replace(silence=timing.silence * patience)
+        if roster.moves:
+            listener = listen(Address(own_host(roster.head), 0), roster.credentials)
     pump = Pump(timing.heartbeat)
     rivals = () if roster.apart else (AGENT,)  # Ray replaces a node at once, and means it
     hub = Hub(me, roster.credentials, listener, limits=limits, timing=timing, rivals=rivals, pump=pump)
@@ -205,7 +210,7 @@ def gather(registry: Registry, deadline: float, poll: Look | None = None) -> Non
     hub, roster, nodes = registry.hub, registry.roster, registry.nodes
     end = time.monotonic() + deadline
     try:
-        while len(nodes) < len(roster.followers) or not all(node.known for node in nodes.values()):
+        while not nodes.keys() >= roster.awaited or not all(node.known for node in nodes.values()):
             termination.check()
             for event in hub.poll(LOOK):
                 match event:
@@ -237,7 +242,7 @@ def refuse(hub: Hub, roster: Roster, error: PacelineError, late: float) -> None:
 
 
 def _missing(roster: Roster, nodes: dict[int, Node], deadline: float) -> str:
-    missing = [str(rank) for rank in roster.followers if rank not in nodes]
+    missing = [str(rank) for rank in sorted(roster.awaited) if rank not in nodes]
     who = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(missing)} have"
     return (
         f"{who} not come to {roster.head} within {deadline:g} s, of {roster.nodes} that {roster.launcher} says there "
@@ -272,13 +277,13 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
         while events:
             match events.popleft():
                 case Arrived(peer):
-                    send(hub, peer, Register(terms, boot(), process))
+                    send(hub, peer, Register(terms, boot(), process, hub.address if roster.moves else None))
                 case Unreached(address, why):
                     head = roster.head_name
-                    advice = "" if roster.apart else ", and whether PACELINE_HEAD is alike for all ranks"
-                    raise RunFailed(
-                        f"rank {roster.rank} cannot reach {head} at {address}: {why}. Look at what {head} printed"
-                        f"{advice}"
+                    advice = "" if roster.apart or roster.open else ", and whether PACELINE_HEAD is alike for all ranks"
+                    raise PeerLost(
+                        f"rank {roster.rank}",
+                        f"cannot reach {head} at {address}: {why}. Look at what {head} printed{advice}",
                     )
                 case Gone():  # a head that ends now belongs to the run before; this run's is about to come
                     hub.dial(roster.head, max(1.0, end - time.monotonic()))

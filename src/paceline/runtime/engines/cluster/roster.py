@@ -50,6 +50,10 @@ class Roster:
     store: AgentStore | None = None
     #: Which agent of its rank this is, counted from 1 by a driver; 0 where a launcher starts them.
     attempt: int = 0
+    #: Whether machines join by a code, and may leave.
+    open: bool = False
+    #: The nodes with which the run begins, where others come later; 0: all.
+    begins_with: int = 0
 
     @property
     def leads(self) -> bool:
@@ -78,14 +82,24 @@ class Roster:
         return self.head_rank == self.nodes
 
     @property
-    def followers(self) -> range:
+    def moves(self) -> bool:
+        """Whether another node leads if the head is lost: not in place of a driver, nor where machines come and go."""
+        return not (self.apart or self.open)
+
+    @property
+    def followers(self) -> list[int]:
         """The ranks of all nodes but the head."""
-        return range(0 if self.apart else 1, self.nodes)
+        return [rank for rank in range(self.nodes) if rank != self.head_rank]
+
+    @property
+    def awaited(self) -> set[int]:
+        """Those of them without which the run does not begin."""
+        return {rank for rank in self.followers if rank < (self.begins_with or self.nodes)}
 
     @property
     def head_name(self) -> str:
         """What messages call the head."""
-        return "the driver" if self.apart else "rank 0"
+        return "the driver" if self.apart else f"rank {self.head_rank}"
 
 
 def nodes(environ: Mapping[str, str] = os.environ) -> int:

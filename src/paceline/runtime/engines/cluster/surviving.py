@@ -29,11 +29,9 @@ from paceline.runtime.engines.workers.measured import MeasuredSums
 from paceline.runtime.links import TURNS
 from paceline.runtime.links.tcp.link import TcpLink
 from paceline.runtime.links.waiting import Cancelled
-from paceline.training.gradients.coded_frame import CodedFrame
 from paceline.training.gradients.encoder import GradientEncoder
-from paceline.training.gradients.payload import GradientSum, Payload
-from paceline.training.parameters.fragments import Fragments
-from paceline.training.parameters.layout import Layout
+from paceline.training.gradients.payload import CodedFrame, GradientSum, Payload
+from paceline.training.parameters.layout import Fragments, Layout
 
 if TYPE_CHECKING:
     from paceline.runtime.engines.workers.group import Group

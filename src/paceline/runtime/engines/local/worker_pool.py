@@ -26,6 +26,7 @@ from paceline.runtime.engines.local.checkpointing import LocalCheckpoints
 from paceline.runtime.engines.local.stillness import Stillness, is_stopped
 from paceline.runtime.engines.observer import Observer
 from paceline.runtime.engines.outcome import Outcome, Snapshot
+from paceline.runtime.engines.servers.open_ports import version_shapes
 from paceline.runtime.engines.servers.stage_shards import stage_shards, whole_values
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.signals import termination
@@ -46,6 +47,7 @@ from paceline.runtime.runs.trace import Trace
 from paceline.training.data.source import TensorSource
 from paceline.training.operators.planning import with_operators_of
 from paceline.training.parameters.layout import state_tensors, trainable
+from paceline.training.parameters.shard_version import VersionShape
 from paceline.training.splits.slicing import sliced
 from paceline.training.stages.blueprint import skeleton
 
@@ -326,23 +328,16 @@ class WorkerPool:
 
 
 def _shape(setup: Setup, begin: Checkpoint | None) -> ArenaShape:
-    module = setup.fresh_module()
-    optimizer = setup.job.make_optimizer(module, list(trainable(module).values()))
+    server, versions = setup.plan.method.server, list[VersionShape]()
+    if server is not None and setup.blueprint is not None:
+        versions = [each.shape(setup) for each in stage_shards(setup)]
+    elif server is not None:
+        module = setup.fresh_module()
+        optimizer = setup.job.make_optimizer(module, list(trainable(module).values()))
+        versions = version_shapes(server, setup.layout, trainable(module), optimizer, setup.probe.tables)
     pending_owners = begin.cut.pending_owners if begin and begin.cut else 0
-    served = setup.pipeline is not None and setup.pipeline.spread.server is not None
-    return ArenaShape.of(
-        setup.plan,
-        setup.layout,
-        setup.agenda.leases,
-        trainable(module),
-        optimizer,
-        setup.probe.tables,
-        pending_owners,
-        setup.blueprint,
-        setup.split,
-        setup.operators,
-        [each.shape(setup) for each in stage_shards(setup)] if served else (),
-    )
+    leases = setup.agenda.leases
+    return ArenaShape.of(setup.plan, setup.layout, leases, versions, setup.channels, pending_owners)
 
 
 def _scratch(setup: Setup, request: CheckpointRequest | None) -> tempfile.TemporaryDirectory[str] | None:

@@ -207,7 +207,7 @@ def _refuse_replaced(trace: Trace, plan: Plan) -> None:
         )
 
 
-class Life(NamedTuple):
+class RunPart(NamedTuple):
     """A part of a run, between two resumptions."""
 
     plan: Plan
@@ -215,7 +215,7 @@ class Life(NamedTuple):
     apart: bool = False
 
 
-def make_replayer(setup: Setup, trace: Trace, lives: list[Life]) -> Replayer:
+def make_replayer(setup: Setup, trace: Trace, lives: list[RunPart]) -> Replayer:
     """Make the replayer of a run.
 
     Where workers keep step, a run that was resumed has the bits of one that was not.

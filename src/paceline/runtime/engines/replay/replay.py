@@ -26,7 +26,7 @@ from paceline.runtime.engines import checkpoints
 from paceline.runtime.engines.job_file import load_job_file
 from paceline.runtime.engines.outcome import load_values
 from paceline.runtime.engines.replay.changes import why_bits_differ
-from paceline.runtime.engines.replay.from_plan import Life, make_replayer
+from paceline.runtime.engines.replay.from_plan import RunPart, make_replayer
 from paceline.runtime.engines.replay.from_trace import ReplayedVersion
 from paceline.runtime.engines.setup import Setup, set_up
 from paceline.runtime.runs.events import read_events
@@ -136,7 +136,7 @@ class Prepared(NamedTuple):
 
     setup: Setup
     trace: Trace
-    lives: list[Life]
+    lives: list[RunPart]
     record: RunRecord
 
 
@@ -160,7 +160,7 @@ def prepare(run: Run | str | Path, data: Any = None, job: Job | None = None) -> 
             trace = _until_stopped(Path(run), record, setup, trace)
         _check_same_start(setup, record)
         _refuse_other_plans(record, plan)
-    lives = [Life(Plan.recorded(each.plan, record.table), servers_apart(each, record)) for each in record.lives]
+    lives = [RunPart(Plan.recorded(each.plan, record.table), servers_apart(each, record)) for each in record.lives]
     return Prepared(setup, trace, lives, record)
 
 
@@ -232,7 +232,7 @@ def _check_same_start(setup: Setup, record: RunRecord) -> None:
 def _run(
     setup: Setup,
     trace: Trace,
-    lives: list[Life],
+    lives: list[RunPart],
     until: int | None,
     shard: int,
     record: RunRecord,
@@ -291,7 +291,7 @@ def _before_failure(record: RunRecord) -> int:
     return version
 
 
-def _first_bad(setup: Setup, trace: Trace, lives: list[Life]) -> ReplayedVersion | None:
+def _first_bad(setup: Setup, trace: Trace, lives: list[RunPart]) -> ReplayedVersion | None:
     """Find the lowest version of any shard that is not finite, or was made of a loss or gradient that is not."""
     bad: ReplayedVersion | None = None
     replayer = make_replayer(setup, trace, lives)

@@ -24,7 +24,7 @@ from paceline.errors import JobWarning, UsageError
 from paceline.errors.arguments import check_arguments
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.outcome import load_values
-from paceline.runtime.engines.replay.from_plan import Life, Replayer, make_replayer
+from paceline.runtime.engines.replay.from_plan import Replayer, RunPart, make_replayer
 from paceline.runtime.engines.replay.replay import Prepared, prepare
 from paceline.runtime.engines.setup import Setup, set_up
 from paceline.runtime.runs.record import RunRecord
@@ -171,7 +171,7 @@ def _trained(job: Job, plan: str | Plan | None, recorded: Prepared) -> _Side:
                 f"the order of updates of plan {before.plan} is that of its own workers, which plan {chosen} has not; "
                 "leave plan= out"
             )
-        trace, lives = Trace.of([]), [Life(chosen)]
+        trace, lives = Trace.of([]), [RunPart(chosen)]
     with threads(chosen.threads), warnings.catch_warnings():
         warnings.simplefilter("ignore", JobWarning)
         compute = record.compute if job.compute == "auto" else job.compute

@@ -1,4 +1,4 @@
-"""CentreServer: a replica that has stepped on its own is exchanged with a centre, and both change."""
+"""CentrePort: a replica that has stepped on its own is exchanged with a centre, and both change."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from torch import Tensor
 
 from paceline.algorithms.rules import Exchanging
 from paceline.algorithms.server.events import Push
-from paceline.runtime.engines.servers import WorkerSide
-from paceline.runtime.engines.servers.shard_memory import ShardMemory
+from paceline.runtime.engines.servers.port import ShardPort, WorkerSide
+from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory
 from paceline.training.gradients.payload import GradientSum
-from paceline.training.parameters.optimizers import Optimizer
 from paceline.training.parameters.replicas import ExchangingReplica
 from paceline.training.parameters.shard_version import ShardVersion
 from paceline.training.parameters.worker_state import WorkerState
@@ -20,16 +19,12 @@ if TYPE_CHECKING:
     from paceline.algorithms.state import State
 
 
-class CentreExchange:
-    """`port.Exchange` of elastic averaging, DiLoCo and map-reduce with a centre."""
+class CentrePort(ShardPort):
+    """The port of elastic averaging, DiLoCo and map-reduce with a centre."""
 
-    optimizer: Optimizer | None = None
-
-    def __init__(self, side: WorkerSide, memory: ShardMemory, rule: Exchanging) -> None:
-        self.side, self.memory = side, memory
+    def __init__(self, side: WorkerSide, number: int, memory: ShardMemory, lock: Locked, rule: Exchanging) -> None:
+        super().__init__(side, number, memory, lock)
         self.replica = ExchangingReplica(side.learner, side.optimizer, rule)
-        self.bytes = 2 * memory.newest.values.nbytes
-        self.begin_part, self.worker_state = self.replica.begin, self.replica.worker_state
 
     def resume(self, resumed: bool, saved: WorkerState | None) -> None:
         if saved is not None:
@@ -57,8 +52,14 @@ class CentreExchange:
         """Begin with the centre's parameters, as a worker that joins late does."""
         self.replica.join(_values(self.memory.versions[self.memory.slots.newest(draft)]))
 
-    def values(self) -> list[Tensor]:
+    def begin_part(self) -> None:
+        self.replica.begin()
+
+    def trained(self) -> list[Tensor]:
         return self.side.learner.replica.values()
+
+    def worker_state(self) -> WorkerState:
+        return self.replica.worker_state()
 
 
 def _values(centre: ShardVersion) -> list[Tensor]:

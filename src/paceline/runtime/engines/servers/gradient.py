@@ -1,4 +1,4 @@
-"""ParameterServer: the rule and the user's optimizer apply each gradient at the shard, one after another."""
+"""Ports of servers whose rule and optimizer work at the shard: on each gradient as it arrives, or on sums of some."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 from paceline.algorithms.rules import GradientUpdate, Rule
 from paceline.algorithms.server.events import Push
 from paceline.algorithms.server.version_slots import VersionSlots
-from paceline.runtime.engines.servers import WorkerSide
-from paceline.runtime.engines.servers.shard_memory import ShardMemory
+from paceline.runtime.engines.servers.port import ShardPort, WorkerSide
+from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory
 from paceline.training.gradients.message import MessageShape
 from paceline.training.gradients.native_versions import native_versions
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.gradients.pulled import PulledView
-from paceline.training.parameters.optimizers import Optimizer, optimizer_over
-from paceline.training.parameters.row_copier import RowCopier
+from paceline.training.parameters.optimizers import optimizer_over
+from paceline.training.parameters.shard_version import RowCopier
 from paceline.training.parameters.store import ShardStore
 from paceline.training.parameters.worker_state import WorkerState
 
@@ -24,19 +24,25 @@ if TYPE_CHECKING:
     from paceline.algorithms.state import State
 
 
-class ShardUpdates:
-    """The store of one shard as one worker sees it, and the versions that its gradients make there."""
+class RulePort(ShardPort):
+    """A port by which a rule and the user's optimizer make versions.
 
-    def __init__(self, side: WorkerSide, number: int, memory: ShardMemory, rule: Rule) -> None:
-        self.side, self.memory, self.rule = side, memory, rule
-        replica = side.learner.replica
+    `part` is the shard's number within the worker's layout; by default it is that of the shard.
+    """
+
+    def __init__(
+        self, side: WorkerSide, number: int, memory: ShardMemory, lock: Locked, rule: Rule, part: int | None = None
+    ) -> None:
+        super().__init__(side, number, memory, lock)
+        self.rule, self.part = rule, number if part is None else part
+        replica, shard = side.learner.replica, side.layout.shards[self.part]
         named = dict(replica.module.named_parameters())
-        mine = [named[span.name] for span in side.layout.shards[number].parameters]
+        mine = [named[span.name] for span in shard.parameters]
         numbers = {id(parameter): n for n, parameter in enumerate(replica.parameters)}
         self.parameters = [numbers[id(parameter)] for parameter in mine]
-        optimizer = optimizer_over(side.optimizer, {p: p for p in mine})
+        self.optimizer = optimizer_over(side.optimizer, {p: p for p in mine})
         rows = RowCopier(memory.versions, memory.journal) if memory.versions[0].shape.tables else None
-        self.store = ShardStore(mine, optimizer, side.schedule, memory.versions, rows, memory.copy)
+        self.store = ShardStore(mine, self.optimizer, side.schedule, memory.versions, rows, memory.copy)
         assert isinstance(memory.slots, VersionSlots)
         self.slots = memory.slots
         self.store.bind_to_slot(self.slots.of(memory.integers.current, side.number))
@@ -45,13 +51,14 @@ class ShardUpdates:
         #: What this worker has under coded pulls, and computes with; None: the version itself.
         self.pulled: PulledView | None = None
         if (pull := side.plan.pull) is not None:
-            self.pulled = PulledView(MessageShape(pull, side.layout.shards[number], side.layout.dtype), side.seed)
+            self.pulled = PulledView(MessageShape(pull, shard, side.layout.dtype), side.seed)
         #: The version that was answered last; -1: the next answer is whole.
         self.answered = -1
         #: Running statistics, which belong to shard 0; the last push wins.
-        self.moving = replica.moving if number == 0 else []
+        self.moving = replica.moving if self.part == 0 else []
 
-    def make(self, draft: State, version: int, arrival: GradientUpdate) -> None:
+    def apply(self, draft: State, version: int, arrival: GradientUpdate) -> None:
+        """Make a version of what has arrived."""
         # A schedule follows the shard's versions; this worker has made only some of them.
         self.store.updates, move = version - 1, self.slots.move(draft, self.side.number)
         if self.native is None or not self.native.make(*move, arrival.gradients):
@@ -59,7 +66,8 @@ class ShardUpdates:
             self.store.move(*move)
             self.rule.update(self.store, GradientUpdate(arrival.gradients, pulled))
         self.store.version.keep_buffers(self.moving)
-        self._pull(version)
+        self.bytes = self.store.bytes
+        self._answer(version)
 
     def fetch(self, draft: State) -> None:
         self.store.fetch(*self.slots.fetch(draft, self.side.number))
@@ -70,7 +78,7 @@ class ShardUpdates:
         if self.moving:
             self.take_buffers()
 
-    def _pull(self, version: int) -> None:
+    def _answer(self, version: int) -> None:
         """Compute with what an answer says of this version, under coded pulls."""
         if self.pulled is None:
             return
@@ -90,63 +98,49 @@ class ShardUpdates:
         """Continue from the running statistics of this version."""
         self.side.learner.set_buffers(self.store.version.buffers)
 
-
-class GradientExchange:
-    """`port.Exchange` of Downpour, stale-synchronous and delay-compensated servers."""
-
-    def __init__(self, side: WorkerSide, number: int, memory: ShardMemory, rule: Rule) -> None:
-        self.learner, self.updates = side.learner, ShardUpdates(side, number, memory, rule)
-        self.optimizer: Optimizer | None = self.updates.store.optimizer
-        self.store, self.first = self.updates.store, number == 0
-        self.arrival: GradientUpdate | None = None
-        self.fetch = self.updates.fetch
-        self.side, self.number, self.encoder = side, number, side.encoder
-
-    @property
-    def bytes(self) -> int:
-        if self.encoder is None:
-            return self.store.bytes
-        pulled = self.updates.pulled
-        back = pulled.bytes if pulled is not None else self.store.bytes // 2  # the other half is what is pushed
-        return self.encoder.pushed_bytes(self.number) + back
-
-    def resume(self, resumed: bool, saved: WorkerState | None) -> None:
-        if resumed and self.first:
-            self.updates.take_buffers()
-        if self.encoder is not None and self.first:
-            if saved is not None:
-                self.encoder.restore(saved)
-            self.side.write_state(self.base(), self.worker_state)
-
-    def base(self) -> int:
-        """Return the version that this worker has."""
-        memory = self.updates.memory
-        return memory.machine.base(memory.integers.current, self.side.number)
-
     def begin_part(self) -> None:
         """Do nothing: the data are not divided into parts."""
 
+    def trained(self) -> list[Tensor]:
+        return self.side.learner.replica.values()
+
+
+class GradientPort(RulePort):
+    """The port of Downpour, stale-synchronous and delay-compensated servers."""
+
+    arrival: GradientUpdate | None = None
+
+    def resume(self, resumed: bool, saved: WorkerState | None) -> None:
+        if resumed and self.part == 0:
+            self.take_buffers()
+        if self.side.encoder is not None and self.part == 0:
+            if saved is not None:
+                self.side.encoder.restore(saved)
+            base = self.memory.machine.base(self.memory.integers.current, self.side.number)
+            self.side.write_state(base, self.worker_state)
+
     def finalize(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
-        settled = self.learner.finalize(computed)
-        if self.encoder is None:
+        settled, encoder = self.side.learner.finalize(computed), self.side.encoder
+        if encoder is None:
             return settled
-        return self.encoder.through(settled, computed.buffers, batch, computed.part)
+        return encoder.through(settled, computed.buffers, batch, computed.part)
 
     def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
         # One pass reads what this worker computed from where it lies.
-        pulled = self.store.pulled(self.updates.rule) if self.updates.native is None else []
-        self.arrival = GradientUpdate([gradients[n] for n in self.updates.parameters], pulled)
+        pulled = self.store.pulled(self.rule) if self.native is None else []
+        self.arrival = GradientUpdate([gradients[n] for n in self.parameters], pulled)
 
     def make(self, draft: State, version: int) -> None:
         assert self.arrival is not None
-        self.updates.make(draft, version, self.arrival)
-        if self.encoder is not None and self.first:
-            self.side.write_state(version, self.worker_state)
+        self.apply(draft, version, self.arrival)
+        if (encoder := self.side.encoder) is not None:
+            if self.part == 0:
+                self.side.write_state(version, self.worker_state)
+            # Half of what a store counts is what is pushed.
+            back = self.pulled.bytes if self.pulled is not None else self.store.bytes // 2
+            self.bytes = encoder.pushed_bytes(self.part) + back
         self.arrival = None  # frees the gradients, so that what the next step touches stays in the cache
-
-    def values(self) -> list[Tensor]:
-        return self.learner.replica.values()
 
     def worker_state(self) -> WorkerState:
         """Return what the codec owes; all else is in the shard."""
-        return self.encoder.state() if self.encoder is not None else WorkerState()
+        return self.side.encoder.state() if self.side.encoder is not None else WorkerState()

@@ -7,12 +7,11 @@ from time import perf_counter_ns as now
 
 from torch import Tensor
 
-from paceline.algorithms.rules import GradientUpdate
 from paceline.algorithms.rules.plain import Plain
 from paceline.algorithms.server.actions import Action, Apply
 from paceline.algorithms.server.events import Pull, Push
 from paceline.algorithms.server.shard import Shard
-from paceline.runtime.engines.servers import WorkerSide
+from paceline.runtime.engines.servers.port import WorkerSide
 from paceline.runtime.engines.servers.shard_memory import ShardMemory
 from paceline.runtime.runs.trace import Kind
 from paceline.training.gradients.payload import GradientSum
@@ -22,7 +21,7 @@ from paceline.training.parameters.worker_state import WorkerState, copy_into, st
 
 
 class HogwildPort:
-    """A `ServerPort` without versions. `guard` keeps writers out while a checkpoint is taken, never each other."""
+    """A port without versions. `guard` keeps writers out while a checkpoint is taken, never each other."""
 
     base = -1
     optimizer: Optimizer | None = None
@@ -59,16 +58,13 @@ class HogwildPort:
         assert isinstance(machine, Shard)
         self.side.ensure_trace_space()
         with self.guard:
-            self.store_update(gradients)
+            self.store.step(gradients)
+            self.shared.keep_buffers(self.moving)
             self.side.record(Kind.APPLY, event.batch, 0, -1, -1, start, now(), 0, 0, 0, 0.0)
             self.pushes += 1
             self.side.write_state(self.pushes, self.worker_state)
             machine.note(self.memory.integers.current, self.side.number, event.batch)
         return Apply(-1, -1)
-
-    def store_update(self, gradients: list[Tensor | None]) -> None:
-        Plain().update(self.store, GradientUpdate(gradients))
-        self.shared.keep_buffers(self.moving)
 
     def values(self) -> list[Tensor]:
         return self.side.learner.replica.values()

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 from paceline.plans.methods import Server
 from paceline.plans.plan import server_of
-from paceline.runtime.engines.servers import ServerPort, WorkerSide
-from paceline.runtime.engines.servers.centre import CentreExchange
-from paceline.runtime.engines.servers.gathering import GatheringExchange
-from paceline.runtime.engines.servers.gradient import GradientExchange
+from paceline.runtime.engines.servers.centre import CentrePort
+from paceline.runtime.engines.servers.gathering import GatheringPort
+from paceline.runtime.engines.servers.gradient import GradientPort
 from paceline.runtime.engines.servers.hogwild import HogwildPort
-from paceline.runtime.engines.servers.pairwise import PairwiseExchange
-from paceline.runtime.engines.servers.port import Exchange, ShardPort
+from paceline.runtime.engines.servers.pairwise import PairwisePort
+from paceline.runtime.engines.servers.port import ShardPort, WorkerSide
 from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory
 from paceline.training.gradients.gather_buffers import GatherBuffers
 from paceline.training.gradients.payload import Payload
@@ -26,30 +25,28 @@ from paceline.training.parameters.worker_state import WorkerState
 
 #: Returns the lock of a shard; a `shared` one keeps out only those who do not share it.
 LockOf = Callable[[int, bool], Locked]
+ServerPort = ShardPort | HogwildPort
 
 
 def open_ports(
     side: WorkerSide, memories: Sequence[ShardMemory], lock_of: LockOf, buffers: Sequence[Tensor]
-) -> list[ServerPort]:
+) -> Sequence[ServerPort]:
     """Open one worker's port to every shard; `buffers` hold the gradients of a round, if the method gathers them."""
     if not side.plan.traits.versioned:
         return [HogwildPort(side, memory, lock_of(n, True)) for n, memory in enumerate(memories)]
-    return [
-        ShardPort(side, n, memory, _exchange(side, n, memory, buffers), lock_of(n, False))
-        for n, memory in enumerate(memories)
-    ]
+    return [_port(side, n, memory, lock_of(n, False), buffers) for n, memory in enumerate(memories)]
 
 
-def _exchange(side: WorkerSide, number: int, memory: ShardMemory, buffers: Sequence[Tensor]) -> Exchange:
-    """Return what a push does: replicas meet a centre or each other, gradients are gathered or applied at once."""
+def _port(side: WorkerSide, number: int, memory: ShardMemory, lock: Locked, buffers: Sequence[Tensor]) -> ShardPort:
+    """Return the port by what a push brings: replicas meet a centre or each other, or gradients are applied."""
     server = server_of(side.plan)
     if server.exchange is not None:
-        return CentreExchange(side, memory, server.exchange)
+        return CentrePort(side, number, memory, lock, server.exchange)
     if server.pairing is not None:
-        return PairwiseExchange(side, memory, server.pairing)
+        return PairwisePort(side, number, memory, lock, server.pairing)
     if server.gathers:
-        return GatheringExchange(side, number, memory, server.rule, GatherBuffers(side.layout, buffers))
-    return GradientExchange(side, number, memory, server.rule)
+        return GatheringPort(side, number, memory, lock, server.rule, GatherBuffers(side.layout, buffers))
+    return GradientPort(side, number, memory, lock, server.rule)
 
 
 def version_shapes(

@@ -1,4 +1,4 @@
-"""PairwiseGossip: a worker averages its replica with one neighbour's, then applies its gradient."""
+"""PairwisePort: a worker averages its replica with one neighbour's, then applies its gradient."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from paceline.algorithms.rules.ad_psgd import AdPsgd
 from paceline.algorithms.rules.plain import Plain
 from paceline.algorithms.server.events import Push
 from paceline.algorithms.server.version_slots import ReplicaSlots
-from paceline.runtime.engines.servers import WorkerSide
-from paceline.runtime.engines.servers.shard_memory import ShardMemory
+from paceline.runtime.engines.servers.port import ShardPort, WorkerSide
+from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory
 from paceline.training.gradients.payload import GradientSum
-from paceline.training.parameters.optimizers import Optimizer
 from paceline.training.parameters.replicas import GossipReplica, mean_of
 from paceline.training.parameters.worker_state import WorkerState
 
@@ -21,21 +20,17 @@ if TYPE_CHECKING:
     from paceline.algorithms.state import State
 
 
-class PairwiseExchange:
-    """`port.Exchange` of AD-PSGD. All replicas lie in one shard, where a neighbour may change this worker's."""
+class PairwisePort(ShardPort):
+    """The port of AD-PSGD. All replicas lie in one shard, where a neighbour may change this worker's."""
 
-    optimizer: Optimizer | None = None
-
-    def __init__(self, side: WorkerSide, memory: ShardMemory, rule: AdPsgd) -> None:
-        self.side, self.memory, self.rule = side, memory, rule
+    def __init__(self, side: WorkerSide, number: int, memory: ShardMemory, lock: Locked, rule: AdPsgd) -> None:
+        super().__init__(side, number, memory, lock)
         assert isinstance(memory.slots, ReplicaSlots)
-        self.slots = memory.slots
+        self.rule, self.slots = rule, memory.slots
         self.replica = GossipReplica(side.learner, side.local_store(Plain()), rule, memory.versions)
         self.replica.bind_to_slot(self.slots.of(memory.integers.current, side.number))
-        self.bytes = 2 * memory.newest.values.nbytes
         self.partner: int | None = None
         self.gradients: list[Tensor | None] = []
-        self.worker_state = self.replica.worker_state
 
     def resume(self, resumed: bool, saved: WorkerState | None) -> None:
         current = self.memory.integers.current
@@ -64,6 +59,9 @@ class PairwiseExchange:
     def fetch(self, draft: State) -> None:
         """Do nothing: a replica computes with its own parameters."""
 
-    def values(self) -> list[Tensor]:
+    def worker_state(self) -> WorkerState:
+        return self.replica.worker_state()
+
+    def trained(self) -> list[Tensor]:
         """Return the mean of all replicas."""
         return mean_of([[v.clone() for v in (*r.parameters, *r.buffers)] for r in self.memory.all_newest])

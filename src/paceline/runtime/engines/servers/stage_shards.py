@@ -13,9 +13,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.servers import WorkerSide
-from paceline.runtime.engines.servers.gradient import GradientExchange
-from paceline.runtime.engines.servers.port import ShardPort
+from paceline.runtime.engines.servers.gradient import GradientPort
+from paceline.runtime.engines.servers.port import ShardPort, WorkerSide
 from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory
 from paceline.runtime.engines.setup import Setup
 from paceline.training.gradients.learner import Learner
@@ -116,7 +115,7 @@ def open_stage_port(
         lambda version, state: None,
     )
     server = plan.method.spread.server  # type: ignore[attr-defined]
-    return ShardPort(side, shard, memory, GradientExchange(side, 0, memory, server.rule), lock)
+    return GradientPort(side, shard, memory, lock, server.rule, part=0)
 
 
 def _hold(root: nn.Module, name: str) -> nn.Module:

@@ -1,21 +1,21 @@
-"""Operators in a virtual world: every call is computed, and every message carried, on one clock.
+"""Operators in a virtual world: the programs of all workers on one clock, which carries every message.
 
-A worker whose work is done takes up what its machine says next, among the messages that have arrived by then. An
-instance's seconds are shared equally by its calls, a third of each on the way forward.
+An instance's seconds are shared equally by its calls, a third of each on the way forward.
 """
 
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any
 
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.dataflow import BEGIN, DRAINED, ENDED, FORWARD, VALUE, Graph, Message, Work
-from paceline.algorithms.dataflow.admission import Admission
+from paceline.algorithms.dataflow import FORWARD, VALUE, Graph, Message, Work
 from paceline.algorithms.dataflow.example import example_graph
-from paceline.algorithms.dataflow.holder import Holder
+from paceline.algorithms.dataflow.holder import Holder, Outcome, Step
 from paceline.algorithms.dataflow.instances import Instances
+from paceline.algorithms.dataflow.worker import Client, Compute, Drain, Forget, Record, Send, Take, Update
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
 from paceline.plans.methods.dataflow import Dataflow
@@ -26,66 +26,40 @@ from paceline.runtime.engines.virtual.rows import Rows
 from paceline.runtime.engines.virtual.world import ComputeTimes, World, nanoseconds
 from paceline.runtime.runs.trace import Kind, Row
 from paceline.training.operators.held import Gradients
-from paceline.training.operators.worker import Applied, Done
+from paceline.training.operators.worker import Applied, Computed, OperatorWorker
 
 ON = 1 / 3  # of a call's seconds, on the way forward
 VALUES = 1024  # bytes of a message where there is no model to measure
 
 
-class Side(Protocol):
-    """A worker that can be simulated: with real operators, or with the machine alone."""
+class NoNumbers:
+    """What `OperatorWorker` is in a simulation in time only."""
 
-    machine: Holder
-
-    def graph(self, instance: int) -> Graph: ...
-
-    def begin(self, instance: int) -> None: ...
-
-    def receive(self, message: Message, tensors: Gradients) -> None: ...
-
-    def do(self, work: Work) -> Done: ...
-
-    def drain(self, update: int) -> list[Applied]: ...
-
-
-class TimedSide:
-    """A worker's machine without operators: how long things take, and not how well they learn."""
-
-    def __init__(self, number: int, workers: int, instances: Instances, every: int) -> None:
-        self.workers, self.instances, self.machine = workers, instances, Holder(number, every)
+    def __init__(self, workers: int) -> None:
+        self.workers = workers
         self.versions: dict[int, int] = {}
         self.read: dict[tuple[int, int], int] = {}
 
-    def graph(self, instance: int) -> Graph:
+    def record(self, instance: int) -> Graph:
         return example_graph(instance, self.workers)
 
-    def begin(self, instance: int) -> None:
-        self.machine.begin(instance, self.graph(instance))
-
     def receive(self, message: Message, tensors: Gradients) -> None:
-        self.machine.arrive(message)
+        """Do nothing: there are no numbers."""
 
-    def do(self, work: Work) -> Done:
-        graph = self.graph(work.instance)
-        operator = graph.calls[work.call].operator
+    def compute(self, work: Work, outcome: Outcome) -> Computed:
+        calls = self.record(work.instance).calls
+        operator = calls[work.call].operator
         self.read.setdefault((work.instance, operator), self.versions.get(operator, 0))
-        outcome = self.machine.done(work)
-        update = self.instances.chunk(work.instance).update
-        applied = (
-            self._step(outcome.step.operator, outcome.step.instances, update) if outcome.step is not None else None
-        )
-        last = work.call == len(graph.calls) - 1 and work.what == FORWARD
-        return Done(
-            [(message, []) for message in outcome.sends], math.nan if last else None, -1.0, applied, outcome.ended
-        )
+        last = work.call == len(calls) - 1 and work.what == FORWARD
+        return Computed([(message, []) for message in outcome.sends], math.nan if last else None, -1.0)
 
-    def drain(self, update: int) -> list[Applied]:
-        return [self._step(step.operator, step.instances, update) for step in self.machine.drain()]
+    def update(self, step: Step, update: int) -> Applied:
+        base = min(self.read.pop((instance, step.operator)) for instance in step.instances)
+        self.versions[step.operator] = self.versions.get(step.operator, 0) + 1
+        return Applied(step.operator, update, base, self.versions[step.operator], True)
 
-    def _step(self, operator: int, instances: Sequence[int], update: int) -> Applied:
-        base = min(self.read.pop((instance, operator)) for instance in instances)
-        self.versions[operator] = self.versions.get(operator, 0) + 1
-        return Applied(operator, update, base, self.versions[operator], True)
+    def forget(self, instance: int) -> None:
+        """Do nothing: nothing is kept."""
 
 
 def run_dataflow(
@@ -96,7 +70,7 @@ def run_dataflow(
 
 
 class _Run:
-    """One simulated run. Worker 0 admits instances."""
+    """One simulated run."""
 
     def __init__(
         self, plan: Plan, method: Dataflow, agenda: Agenda, world: World, sums: DataflowArithmetic | None, rows: Rows
@@ -104,94 +78,111 @@ class _Run:
         self.plan, self.world, self.sums, self.rows = plan, world, sums, rows
         self.clock, self.compute_times = Clock(), ComputeTimes(world, range(plan.workers))
         self.instances = Instances(agenda)
-        self.admission = Admission(self.instances.passes, method.active)
-        alone = [TimedSide(number, plan.workers, self.instances, method.every) for number in range(plan.workers)]
-        self.sides: Sequence[Side] = sums.workers if sums is not None else alone
-        self.busy = [False] * plan.workers
-        self.idle_since = [0.0] * plan.workers
-        #: Workers that were told of the end of each pass.
-        self.told = [0] * len(self.instances.passes)
+        passes, workers = self.instances.passes, plan.workers
+        self.numbers: Sequence[OperatorWorker | NoNumbers] = (
+            sums.workers if sums is not None else [NoNumbers(workers) for _ in range(workers)]
+        )
+        self.programs = [
+            method.program(Client(number, workers, passes, method.active, Holder(number, method.every)))
+            for number in range(workers)
+        ]
+        #: Messages that have arrived at each worker and that its program has not taken.
+        self.arrived: list[deque[Message]] = [deque() for _ in range(workers)]
+        #: Since when a worker waits for a message; None while it does not.
+        self.waits: list[float | None] = [None] * workers
+        self.waited = [0.0] * workers
+        #: Workers at the end of each pass.
+        self.drained = [0] * len(passes)
 
     def run(self) -> None:
-        self._admit()
+        for worker in range(self.plan.workers):
+            self._go_on(worker, None)
         self.clock.run()
 
-    def _admit(self) -> None:
-        """Begin what may begin."""
-        sides = self.sides
-        for message in self.admission.messages(self.plan.workers, lambda n: sides[0].graph(n).holders):
-            self._send(0, message, [])
+    def _go_on(self, worker: int, answer: Any) -> None:
+        """Run a worker's program to where it computes, waits for a message, or ends."""
+        program, numbers = self.programs[worker], self.numbers[worker]
+        while True:
+            try:
+                effect = program.send(answer)
+            except StopIteration:
+                return
+            answer = None
+            match effect:
+                case Take(work):
+                    if self.arrived[worker]:
+                        answer = self.arrived[worker].popleft()
+                    elif work is None:
+                        self.waits[worker] = self.clock.now
+                        return
+                case Send(message):
+                    self._send(worker, message, [])
+                case Record(instance):
+                    answer = numbers.record(instance)
+                case Compute(work, outcome):
+                    self._compute(worker, work, outcome)
+                    return
+                case Update(step, instance):
+                    self._update(worker, step, self.instances.chunk(instance).update)
+                case Forget(instance):
+                    numbers.forget(instance)
+                case Drain(steps, passed):
+                    self._drain(worker, steps, passed)
 
     def _send(self, sender: int, message: Message, tensors: Gradients) -> int:
         """Send a message; return its bytes."""
         size = sum(each.nbytes for each in tensors if each is not None)
         if self.sums is None and message.what >= VALUE:
             size = VALUES
-        delay = self.world.travel(size) if message.to != sender else 0.0
-        self.clock.at(self.clock.now + delay, self._arrive, message, tensors)
-        return size if message.to != sender else 0
+        self.clock.at(self.clock.now + self.world.travel(size), self._arrive, message, tensors)
+        return size
 
     def _arrive(self, message: Message, tensors: Gradients) -> None:
+        """Let a worker have a message, which it takes at once if it waits for one."""
         worker = message.to
-        if message.what == ENDED:
-            self.admission.ended(message.instance)
-            self._admit()
-        elif message.what == BEGIN:
-            self.sides[worker].begin(message.instance)
-        elif message.what == DRAINED:
-            self._drain(worker, message.call)
+        self.numbers[worker].receive(message, tensors)
+        since = self.waits[worker]
+        if since is None:
+            self.arrived[worker].append(message)
         else:
-            self.sides[worker].receive(message, tensors)
-        if not self.busy[worker]:
-            self._next(worker)
+            self.waits[worker] = None
+            self.waited[worker] += self.clock.now - since
+            self._go_on(worker, message)
 
-    def _drain(self, worker: int, passed: int) -> None:
-        """Make the updates of what is left of a pass, and keep a snapshot when all have."""
-        updates = self.instances.updates_until(passed + 1)
-        start = self.clock.now
-        for applied in self.sides[worker].drain(updates - 1):
-            self._applied(worker, applied, start)
-        self.told[passed] += 1
-        if self.told[passed] == self.plan.workers and self.sums is not None:
-            self.sums.snapshots.keep(updates, start)
-
-    def _next(self, worker: int) -> None:
-        """Let a worker take up its next piece of work, if there is any."""
-        side, start = self.sides[worker], self.clock.now
-        work = side.machine.next()
-        if work is None:
-            self.idle_since[worker] = start
-            return
-        self.busy[worker] = True
-        chunk = self.instances.chunk(work.instance)
-        graph = side.machine.graphs[work.instance]
-        share = (ON if work.what == FORWARD else 1 - ON) / len(graph.calls)
+    def _compute(self, worker: int, work: Work, outcome: Outcome) -> None:
+        """Compute a call; the worker goes on when its seconds are over."""
+        start, numbers, chunk = self.clock.now, self.numbers[worker], self.instances.chunk(work.instance)
+        calls = numbers.record(work.instance).calls
+        share = (ON if work.what == FORWARD else 1 - ON) / len(calls)
         end = start + self.compute_times.draw(worker, chunk.samples) * share
         if self.world.deaths.get(worker, math.inf) < end:
             advice = "the plan cannot continue without it"
             raise WorkerDied(Failure(worker, "died, as its world says", Position(chunk.update), advice=advice))
-        done = side.do(work)
-        waited = nanoseconds(start - self.idle_since[worker])
-        self.clock.at(end, self._ended, worker, work, done, start, waited)
+        self.clock.at(end, self._computed, worker, work, numbers.compute(work, outcome), start)
 
-    def _ended(self, worker: int, work: Work, done: Done, start: float, waited: int) -> None:
-        """Record what a worker has done, send what follows from it, and let it go on."""
-        chunk, end = self.instances.chunk(work.instance), self.clock.now
-        sent = sum(self._send(worker, message, tensors) for message, tensors in done.sends)
-        times = nanoseconds(start), nanoseconds(end)
-        what = ord(work.what)
+    def _computed(self, worker: int, work: Work, computed: Computed, start: float) -> None:
+        """Send what a worker has computed, write its row, and let it go on."""
+        chunk = self.instances.chunk(work.instance)
+        sent = sum(self._send(worker, message, tensors) for message, tensors in computed.sends)
+        waited, self.waited[worker] = nanoseconds(self.waited[worker]), 0.0
+        times, what = (nanoseconds(start), nanoseconds(self.clock.now)), ord(work.what)
         self.rows.add(Row(Kind.STAGE, worker, chunk.update, work.call, chunk.number, what, *times, waited, 0, sent))
-        if done.loss is not None:
-            row = (chunk.update, -1, -1, -1, times[1], times[1], 0, chunk.samples, 0, done.loss, done.weight)
+        if computed.loss is not None:
+            row = (chunk.update, -1, -1, -1, times[1], times[1], 0, chunk.samples, 0, computed.loss, computed.weight)
             self.rows.add(Row(Kind.COMPUTE, worker, *row))
-        if done.applied is not None:
-            self._applied(worker, done.applied, end)
-        if done.ended:
-            self._send(worker, Message(0, ENDED, work.instance), [])
-        self.busy[worker], self.idle_since[worker] = False, end
-        self._next(worker)
+        self._go_on(worker, None)
 
-    def _applied(self, worker: int, applied: Applied, start: float) -> None:
+    def _update(self, worker: int, step: Step, update: int) -> None:
+        start, applied = self.clock.now, self.numbers[worker].update(step, update)
         times = nanoseconds(start), nanoseconds(start + self.world.update)
         row = Row(Kind.APPLY, worker, applied.update, applied.operator, applied.base, applied.version, *times)
         self.rows.add(row)
+
+    def _drain(self, worker: int, steps: Sequence[Step], passed: int) -> None:
+        """Make the updates of what is left of a pass, and keep a snapshot when all workers have."""
+        updates = self.instances.updates_until(passed + 1)
+        for step in steps:
+            self._update(worker, step, updates - 1)
+        self.drained[passed] += 1
+        if self.drained[passed] == self.plan.workers and self.sums is not None:
+            self.sums.snapshots.keep(updates, self.clock.now)

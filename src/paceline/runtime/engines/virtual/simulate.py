@@ -93,7 +93,7 @@ def _arithmetic(setup: Setup) -> Arithmetic:
     if plan.method.server is not None:
         return ServerArithmetic(setup)
     if setup.operators is not None:
-        return DataflowArithmetic(setup, plan.method)  # type: ignore[arg-type]
+        return DataflowArithmetic(setup)
     if setup.split is not None:
         return SplitArithmetic(setup, plan.method)  # type: ignore[arg-type]
     return synchronous(setup, program_of(plan))

@@ -32,12 +32,12 @@ from paceline.algorithms.collectives.canonical import lanes_of, spare_lanes
 from paceline.algorithms.server.desk import Desk
 from paceline.kernels.stream import stream_copy, stream_tensor
 from paceline.plans.methods import Server
-from paceline.plans.methods.split_layers import DATA, INSIDE
+from paceline.plans.methods.split_layers import DATA
 from paceline.plans.plan import Plan, program_of
 from paceline.runtime.engines.checkpoints import Checkpoint
-from paceline.runtime.engines.servers.open_ports import put_version_0, restore, version_shapes
+from paceline.runtime.engines.servers.open_ports import put_version_0, restore
 from paceline.runtime.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
-from paceline.runtime.engines.workers.channels import mail_between, mail_of
+from paceline.runtime.engines.workers.channels import NO_CHANNELS, Channels
 from paceline.runtime.engines.workers.worker_context import REQUESTED, WorkerMemory
 from paceline.runtime.links import Link
 from paceline.runtime.links.doorbell import Doorbell
@@ -49,18 +49,11 @@ from paceline.runtime.links.shared_memory_link import SharedMemoryLink, SharedVe
 from paceline.runtime.links.store_order import require_store_order
 from paceline.runtime.links.waiting import Waiter
 from paceline.runtime.runs.trace import Columns, TraceRing
-from paceline.training.gradients.coded_frame import CodedFrame
-from paceline.training.gradients.payload import Payload
-from paceline.training.operators.planning import OperatorBlueprint
-from paceline.training.parameters.fragments import Fragments
-from paceline.training.parameters.layout import Layout
-from paceline.training.parameters.optimizers import Optimizer
+from paceline.training.gradients.payload import CodedFrame, Payload
+from paceline.training.parameters.layout import Fragments, Layout
 from paceline.training.parameters.replicas import mean_of
 from paceline.training.parameters.rows import Journal
 from paceline.training.parameters.shard_version import ShardVersion, VersionShape
-from paceline.training.splits.gradients import SplitBlueprint
-from paceline.training.splits.stages import bytes_sent
-from paceline.training.stages.blueprint import Blueprint
 
 CONTROL = 4
 ABORT, GO = 0, 1
@@ -77,8 +70,6 @@ class ArenaShape:
 
     workers: int
     layout: Layout
-    #: What workers exchange vectors by: "alone", "collective", "pipeline", "parts", "operators" or "shards".
-    kind: str
     #: Workers whose replicas make the result.
     results: int
     server: Server | None = None
@@ -104,54 +95,25 @@ class ArenaShape:
         plan: Plan,
         layout: Layout,
         leases: int,
-        named: dict[str, nn.Parameter],
-        optimizer: Optimizer,
-        tables: Sequence[str],
+        versions: Sequence[VersionShape] = (),
+        channels: Channels = NO_CHANNELS,
         pending_owners: int = 0,
-        blueprint: Blueprint | None = None,
-        split: SplitBlueprint | None = None,
-        operators: OperatorBlueprint | None = None,
-        stages: Sequence[VersionShape] = (),
     ) -> ArenaShape:
         """Return the shape that a plan needs for these parameters."""
-        workers, server, mesh = plan.workers, plan.method.server, plan.method.mesh(plan.workers)
-        if blueprint is not None:
-            data, inside = mesh.size(DATA), mesh.size(INSIDE)
-            desk = Desk(data, leases, server.gate) if server is not None else None
-            return ArenaShape(
-                workers,
-                layout,
-                "pipeline",
-                plan.results,
-                mail=tuple(mail_of(blueprint, data * inside)),
-                payload=Payload.length(layout) if data > 1 and server is None else 0,
-                parts=bytes_sent(blueprint, layout) if inside > 1 else 0,
-                server=server,
-                desk=desk,
-                versions=tuple(stages),
-                clients=data,
-            )
-        if server is not None:
-            desk = Desk(workers, leases, server.gate, pending_owners)
-            versions = tuple(version_shapes(server, layout, named, optimizer, tables))
-            return ArenaShape(workers, layout, "shards", plan.results, server, desk, versions, pending_owners, workers)
-        if split is not None:
-            payload = Payload.length(layout)  # of the whole: parts of a few workers are larger than others
-            return ArenaShape(workers, layout, "parts", plan.results, payload=payload, parts=split.bytes_sent(layout))
-        if operators is not None:
-            mail = tuple(mail_between(operators, workers))
-            return ArenaShape(workers, layout, "operators", plan.results, mail=mail)
-        if not (plan.traits.exchanges and plan.traits.traced):
-            return ArenaShape(workers, layout, "alone", plan.results)
-        fragments = Fragments.of(layout, plan.fragments)
-        lanes, paces = lanes_of(program_of(plan).collective, workers) if plan.canonical else 1, 0
-        if plan.measured:
-            lanes, paces = spare_lanes(plan.canonical), workers
-        payload = max(Payload.room(fragment, lanes, paces) for fragment in fragments.each)
-        frame = CodedFrame.largest(plan.codec, fragments) if plan.codec else 0
+        workers, server, payload, frame, fragments = plan.workers, plan.method.server, 0, 0, 1
+        clients = plan.method.mesh(workers).size(DATA) if server is not None else 0
+        desk = Desk(clients, leases, server.gate, pending_owners) if server is not None else None
+        if server is None and channels.sums and plan.traits.exchanges and plan.traits.traced:
+            each = Fragments.of(layout, plan.fragments)
+            lanes, paces = lanes_of(program_of(plan).collective, workers) if plan.canonical else 1, 0
+            if plan.measured:
+                lanes, paces = spare_lanes(plan.canonical), workers
+            payload, fragments = max(Payload.room(part, lanes, paces) for part in each.each), len(each)
+            frame = CodedFrame.largest(plan.codec, each) if plan.codec else 0
         return ArenaShape(
-            workers, layout, "collective", plan.results, payload=payload, frame=frame, fragments=len(fragments)
-        )
+            workers, layout, plan.results, server, desk, tuple(versions), pending_owners, clients, channels.mail,
+            payload, frame, fragments, channels.parts,
+        )  # fmt: skip
 
     @property
     def vector(self) -> tuple[int, torch.dtype]:

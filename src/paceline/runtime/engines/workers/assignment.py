@@ -10,10 +10,12 @@ from paceline.algorithms.agenda import Agenda
 from paceline.errors import JobError
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.devices import Placement
+from paceline.runtime.engines.workers.process import die_with_parent
 from paceline.runtime.engines.workers.state_buffers import ResumePoint
 from paceline.runtime.links.memory import SharedTensors
 from paceline.training.data.opening import open_source
-from paceline.training.data.source import Source, TensorSource
+from paceline.training.data.order import Order
+from paceline.training.data.source import Reader, Source, TensorSource
 from paceline.training.gradients.pickling import pack
 from paceline.training.jobs.job import Job
 from paceline.training.operators.planning import OperatorBlueprint
@@ -73,6 +75,12 @@ class Assignment:
         if tensors is not None:
             return TensorSource(tensors.open())
         return open_source(self.data, self.job.seed, length=self.samples)
+
+    def reader(self, source: Source, repeats: bool = False) -> Reader:
+        """Return what reads this worker's chunks; `repeats`: it may read a chunk again."""
+        job = self.job
+        order = Order(self.samples, job.seed, job.shuffle, self.agenda.cuts)
+        return Reader(source, order, job.num_workers, die_with_parent, repeats)
 
     def pack(self) -> bytes:
         """Pickle the assignment; JobError if something in the job belongs to this process only."""

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from paceline.runtime.links.mailbox import MailShape
 from paceline.training.operators.planning import OperatorBlueprint
 from paceline.training.stages.blueprint import Blueprint
 
 MESSAGES = 64  # slots of a mailbox between two workers with operators; what finds it full waits with its sender
+
+
+class Channels(NamedTuple):
+    """What workers exchange that hold parts of a model; by default, what those exchange that hold all of it."""
+
+    mail: tuple[MailShape, ...] = ()
+    #: The most bytes that a worker with parts of layers sends in one exchange.
+    parts: int = 0
+    #: Whether some workers add up gradients of the same parameters.
+    sums: bool = True
+
+
+#: Of workers that hold the whole model.
+NO_CHANNELS = Channels()
 
 
 def mail_of(blueprint: Blueprint, lines: int = 1) -> Iterator[MailShape]:

@@ -19,12 +19,11 @@ from torch import Tensor
 from paceline.algorithms.collectives import Collective
 from paceline.runtime.engines.workers.collectives import Reduction, Sums
 from paceline.runtime.links import TURNS, Link, Span
-from paceline.training.gradients.coded_frame import CodedFrame
 from paceline.training.gradients.encoder import GradientEncoder
-from paceline.training.gradients.message import Message
-from paceline.training.gradients.payload import GradientSum
+from paceline.training.gradients.message import GradientMessage
+from paceline.training.gradients.payload import CodedFrame, GradientSum
 from paceline.training.gradients.segments import Segments, segments_of
-from paceline.training.parameters.fragments import Fragments
+from paceline.training.parameters.layout import Fragments
 
 
 def frames_of(vectors: Sequence[Tensor], encoder: GradientEncoder, fragments: Fragments) -> list[list[CodedFrame]]:
@@ -48,7 +47,7 @@ class CodedSums(Sums):
             segments = segments_of(frames[0].shape, collective.segments(ranks))
             self._parts = [(part, Reduction(link, collective, ranks, part)) for part in segments]
         #: The messages of the other ranks, by the memory that they were received in.
-        self._known: dict[tuple[int, int, int], Message] = {}
+        self._known: dict[tuple[int, int, int], GradientMessage] = {}
 
     def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         """Run the collective of this number; return (the sum over all workers, nanoseconds waited, bytes sent)."""
@@ -75,7 +74,7 @@ class CodedSums(Sums):
         if self.encoder.codec.in_two:
             self.encoder.remember(frame.shard, frame.message)
 
-    def _gathered(self, frame: CodedFrame, turn: int) -> list[Message]:
+    def _gathered(self, frame: CodedFrame, turn: int) -> list[GradientMessage]:
         """Send the own message to all, then take theirs; in the order of ranks."""
         link, shape = self.link, frame.shape
         others = [(link.rank + away) % self.ranks for away in range(1, self.ranks)]
@@ -92,7 +91,7 @@ class CodedSums(Sums):
                 continue
             raw = torch.empty(shape.most, dtype=torch.uint8)
             raw[: shape.fixed] = fixed
-            message = Message(shape, raw)
+            message = GradientMessage(shape, raw)
             message.check_words(4 * message.sent_words)
             for span in _words(turn, shape.fixed, message.sent_words):
                 raw[span.start : span.stop] = link.take(other, span)
@@ -101,11 +100,11 @@ class CodedSums(Sums):
             messages[other].check()
         return [messages[rank] for rank in range(self.ranks)]
 
-    def _message(self, other: int, turn: int, raw: Tensor, size: int) -> Message:
+    def _message(self, other: int, turn: int, raw: Tensor, size: int) -> GradientMessage:
         """Return the message in this memory; its views are made once."""
         key = other, turn, raw.data_ptr()
         if (message := self._known.get(key)) is None:
-            message = self._known[key] = Message(self.frames[0].shape, raw[:size])
+            message = self._known[key] = GradientMessage(self.frames[0].shape, raw[:size])
         return message
 
 

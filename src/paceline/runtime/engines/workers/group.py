@@ -29,7 +29,7 @@ from paceline.runtime.engines.workers.collectives import (
 from paceline.runtime.engines.workers.measured import MeasuredSums
 from paceline.runtime.links.waiting import Waiter
 from paceline.training.gradients.encoder import GradientEncoder
-from paceline.training.parameters.fragments import Fragments
+from paceline.training.parameters.layout import Fragments
 
 
 class Group(Protocol):

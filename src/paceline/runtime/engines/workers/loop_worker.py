@@ -29,8 +29,8 @@ from paceline.plans.plan import Plan
 from paceline.runtime.engines.workers.arena import DESK_LOCK, Arena
 from paceline.runtime.engines.workers.group import FixedGroup
 from paceline.runtime.engines.workers.methods.runner import PlanRunner
+from paceline.runtime.engines.workers.performer import walk_of
 from paceline.runtime.engines.workers.state_buffers import ResumePoint
-from paceline.runtime.engines.workers.walks import walk_of
 from paceline.runtime.engines.workers.worker_context import Station, WorkerContext
 from paceline.runtime.links.membership import LocalProcesses
 from paceline.runtime.links.waiting import Cancelled

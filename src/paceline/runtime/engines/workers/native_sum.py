@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.collectives.chunk_tree import Run, joins_of
-from paceline.kernels.exchange import MOVE, PEER, PIECE, Ended, Exchange, Waits, places_of
+from paceline.kernels.exchange import MOVE, PEER, PIECE, Ended, GradientExchange, Waits, places_of
 from paceline.runtime.engines.workers.collectives import PayloadReduction, Sums
 from paceline.runtime.links import futex
 from paceline.runtime.links.shared_memory_link import SharedMemoryLink
@@ -91,7 +91,7 @@ class NativeSum:
         #: The partial sums: as many as lie beside each other before the exchange, or in it.
         local = torch.zeros(stride * (sums.reduction.lanes + chunks.bit_length()), dtype=link.vectors[0].dtype)
         offered = link.shared_with(link.rank).vectors
-        self.exchange = Exchange.of(places, moves, self._peers, local, offered, stride, tail, waits)
+        self.exchange = GradientExchange.of(places, moves, self._peers, local, offered, stride, tail, waits)
         self._alive = (places, moves, local)  # the exchange has only their addresses
         self._first = 0
 

@@ -1,5 +1,8 @@
 """Answers the effects of a program in a worker process: on its own replica, and in the group that it keeps step with.
 
+What computes drives a *walk*: a generator that requests the gradient of some chunks, and is sent it; sent None, it
+ends.
+
 the worker's program               Performer                              its driver
 ────────────────────               ─────────                              ──────────
 which update is next? ───────────▶ as many as possible in one call of
@@ -21,18 +24,41 @@ from torch import Tensor
 
 from paceline.plans.methods import Synchronous
 from paceline.plans.methods.program import EndOfTraining, Gradient, Step, Sum, all_of
+from paceline.plans.plan import program_of
 from paceline.runtime.engines.workers.arena import Arena
 from paceline.runtime.engines.workers.averaging import AveragingAnswers
 from paceline.runtime.engines.workers.collectives import Sums
 from paceline.runtime.engines.workers.coordinating import CoordinatingAnswers
 from paceline.runtime.engines.workers.methods.native_updates import NativeUpdates, native_updates
 from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.runtime.engines.workers.methods.server import serve
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.parameters.replicas import SteppingReplica
 from paceline.training.parameters.worker_state import WorkerState
 
 #: Effects of an update that generated code has made already.
 GENERATED = (Gradient, Sum, Step)
+
+
+def walk_of(runner: PlanRunner, arena: Arena) -> Walk | None:
+    """Start the walk of the runner's method on one machine; None if the method decides itself when to compute."""
+    plan = runner.plan
+    if plan.method.server is not None:
+        return serve(runner, plan.method.server, arena)
+    return perform(runner, program_of(plan), arena) if plan.traits.traced else None
+
+
+def follow(walk: Walk, compute: Callable[[GradientRequest], GradientSum]) -> None:
+    """Compute the gradients that a walk requests, until it ends.
+
+    Neither this function nor the walk holds a gradient while the next one is computed.
+    """
+    request = next(walk, None)
+    while request is not None:
+        try:
+            request = walk.send(compute(request))
+        except StopIteration:
+            break
 
 
 def perform(runner: PlanRunner, method: Synchronous, arena: Arena) -> Walk:

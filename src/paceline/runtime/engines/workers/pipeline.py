@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from time import perf_counter_ns as now
 from typing import Any
 
@@ -26,18 +25,14 @@ from paceline.runtime.engines.workers.arena import Arena
 from paceline.runtime.engines.workers.assignment import Assignment
 from paceline.runtime.engines.workers.mesh_group import StageSums
 from paceline.runtime.engines.workers.meter import Meter
-from paceline.runtime.engines.workers.process import die_with_parent
 from paceline.runtime.engines.workers.replica_lease import ReplicaLease
 from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
-from paceline.runtime.engines.workers.state_buffers import StateBuffer
 from paceline.runtime.engines.workers.state_writer import StateWriter
-from paceline.runtime.engines.workers.worker import ProcessHost
-from paceline.runtime.engines.workers.worker_context import WorkerContext
+from paceline.runtime.engines.workers.worker_context import Station, WorkerContext
 from paceline.runtime.links import TURNS, MessageChannel, Span
 from paceline.runtime.links.mailbox import Mailbox
 from paceline.runtime.runs.trace import Kind
-from paceline.training.data.order import Order
-from paceline.training.data.source import Reader, Source
+from paceline.training.data.source import Source
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.splits.exchanging import LinkMover
 from paceline.training.splits.slicing import put
@@ -50,14 +45,10 @@ class PipelineWorker(WorkerContext):
     """A worker process with some stages of the model."""
 
     def __init__(
-        self, assignment: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None,
-        state_buffer: StateBuffer | None, notify: Callable[[], None],
-    ) -> None:  # fmt: skip
-        resume_point = replace(assignment.resume_point, state_buffer=state_buffer, notify=notify)
-        host = ProcessHost(arena, snapshots)
-        waiter = arena.waiter(assignment.number, host.cancelled, assignment.deadline, assignment.plan.threads)
-        shared = arena.of_worker(assignment.number)
-        super().__init__(assignment.number, shared, waiter, assignment.plan, assignment.agenda, resume_point, host)
+        self, assignment: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None, station: Station
+    ) -> None:
+        super().__init__(station, assignment.plan, assignment.agenda)
+        waiter = station.waiter
         self.arena = arena
         self.context: WorkerContext = self
         assert isinstance(assignment.plan.method, Pipeline)  # a typed view: no other plan has such a worker
@@ -65,12 +56,7 @@ class PipelineWorker(WorkerContext):
         assert assignment.blueprint is not None
         self.blueprint, self.snapshots = assignment.blueprint, snapshots
         self.job = job = assignment.job
-        self.reader = Reader(
-            source,
-            Order(assignment.samples, job.seed, job.shuffle, assignment.agenda.cuts),
-            job.num_workers,
-            die_with_parent,
-        )
+        self.reader = assignment.reader(source)
         spread, self.mesh = self.method.spread, self.method.mesh(assignment.plan.workers)
         number, self.replica = assignment.number, self.mesh.coordinate(assignment.number, DATA)
         #: The worker's place along the axis `layers`, which tables know, and along `inside`.

@@ -19,11 +19,18 @@ from paceline.runtime.engines.workers.process import trim_heap
 from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
 from paceline.runtime.engines.workers.splits import SplitWorker
 from paceline.runtime.engines.workers.state_buffers import StateBuffer
-from paceline.runtime.engines.workers.worker import LocalWorker
+from paceline.runtime.engines.workers.worker import LocalWorker, station_of
 from paceline.runtime.engines.workers.worker_report import worker_process
 from paceline.runtime.links.memory import SharedTensors
 
 AnyWorker = LocalWorker | PipelineWorker | SplitWorker | DataflowWorker
+#: The kind of worker, by what it holds of the model.
+KINDS: dict[str, type[AnyWorker]] = {
+    "replica": LocalWorker,
+    "stages": PipelineWorker,
+    "parts": SplitWorker,
+    "operators": DataflowWorker,
+}
 
 
 def main(
@@ -45,7 +52,8 @@ def main(
         if assignment.scratch is not None:
             multiprocessing.current_process()._config["tempdir"] = str(assignment.scratch)  # type: ignore[attr-defined]
         source = assignment.open_data(tensors)
-        worker = _kind(assignment)(assignment, arena, source, snapshots, state_buffer, lambda: pipe.send(StateLeft()))
+        station = station_of(assignment, arena, snapshots, state_buffer, lambda: pipe.send(StateLeft()))
+        worker = KINDS[assignment.plan.traits.holds](assignment, arena, source, snapshots, station)
         report.position = lambda: worker.position(arena.doing[number])
         trim_heap()  # from here on the peak of memory is that of the training
         pipe.send(Ready(assignment.note))
@@ -56,12 +64,3 @@ def main(
         if not worker.context.peak:
             worker.context.measure_memory()
         report.finished(worker.context.peak)
-
-
-def _kind(assignment: Assignment) -> type[AnyWorker]:
-    """Return the kind of worker for what it holds: a replica, stages, parts of layers, or operators."""
-    if assignment.operators is not None:
-        return DataflowWorker
-    if assignment.split is not None:
-        return SplitWorker
-    return LocalWorker if assignment.blueprint is None else PipelineWorker

@@ -15,11 +15,10 @@ from paceline.errors.failure import Position
 from paceline.runtime.engines.workers.assignment import Assignment
 from paceline.runtime.engines.workers.group import Group
 from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk
-from paceline.runtime.engines.workers.process import die_with_parent
+from paceline.runtime.engines.workers.performer import follow
 from paceline.runtime.engines.workers.worker_context import Station
 from paceline.runtime.runs.trace import Kind
-from paceline.training.data.order import Order
-from paceline.training.data.source import Reader, Source
+from paceline.training.data.source import Source
 from paceline.training.gradients.learner import Learner, stated_weight
 from paceline.training.gradients.partial_sums import PartialSums
 from paceline.training.gradients.payload import GradientSum
@@ -43,8 +42,7 @@ def learner_of(assignment: Assignment, source: Source, repeats: bool = False) ->
             )
         assignment.note = begin_from(module, assignment.initial.open())
     replica = assignment.placement.replica(assignment.number, job, module.train(), assignment.moving)
-    order = Order(assignment.samples, job.seed, job.shuffle, assignment.agenda.cuts)
-    return Learner(replica, Reader(source, order, job.num_workers, die_with_parent, repeats))
+    return Learner(replica, assignment.reader(source, repeats))
 
 
 class ReplicaWorker:
@@ -75,17 +73,13 @@ class ReplicaWorker:
         return Position(update, due.version, tuple(samples))
 
     def follow(self, walk: Walk, computing: Callable[[int], None]) -> None:
-        """Compute the gradients that a walk requests, until it ends; `computing` is called with each update.
+        """Compute the gradients that a walk requests, until it ends; `computing` is called with each update."""
 
-        Neither this method nor the walk holds a gradient while the next one is computed.
-        """
-        request = next(walk, None)
-        while request is not None:
+        def compute(request: GradientRequest) -> GradientSum:
             computing(request.update)
-            try:
-                request = walk.send(self.compute(*request))
-            except StopIteration:
-                break
+            return self.compute(*request)
+
+        follow(walk, compute)
 
     def compute(self, update: int, chunks: list[Chunk], version: int, again: bool = False) -> GradientSum:
         """Compute the gradient of these chunks; `again` where an update evaluates them once more."""

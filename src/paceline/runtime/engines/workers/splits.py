@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from time import perf_counter_ns as now
 
 import torch
 from torch import Tensor
 
-from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.splits import PARTIAL, WHOLE
 from paceline.algorithms.splits.derivation import Step
 from paceline.errors.failure import Position
@@ -18,16 +16,12 @@ from paceline.runtime.engines.workers.arena import Arena
 from paceline.runtime.engines.workers.assignment import Assignment
 from paceline.runtime.engines.workers.mesh_group import MeshGroup
 from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner
-from paceline.runtime.engines.workers.performer import perform
-from paceline.runtime.engines.workers.process import die_with_parent
+from paceline.runtime.engines.workers.performer import follow, perform
 from paceline.runtime.engines.workers.read_ahead import ReadAhead
 from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
-from paceline.runtime.engines.workers.state_buffers import StateBuffer
-from paceline.runtime.engines.workers.worker import ProcessHost
 from paceline.runtime.engines.workers.worker_context import Station, WorkerContext
 from paceline.runtime.runs.trace import Kind
-from paceline.training.data.order import Order
-from paceline.training.data.source import Reader, Source
+from paceline.training.data.source import Source
 from paceline.training.gradients.learner import Learner, stated_weight
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.parameters.layout import lay_out, trainable
@@ -40,22 +34,14 @@ class SplitWorker(PlanRunner):
     """A worker process with its parts of the model's layers."""
 
     def __init__(
-        self,
-        assignment: Assignment,
-        arena: Arena,
-        source: Source,
-        snapshots: SnapshotFile | None,
-        state_buffer: StateBuffer | None,
-        notify: Callable[[], None],
+        self, assignment: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None, station: Station
     ) -> None:
         method = assignment.plan.method
         assert isinstance(method, SplitLayers)  # a typed view: no other plan has such a worker
         assert assignment.split is not None
         self.method, self.blueprint, job, number = method, assignment.split, assignment.job, assignment.number
         self.snapshots, self.arena = snapshots, arena
-        host = ProcessHost(arena, snapshots)
-        waiter = arena.waiter(number, host.cancelled, assignment.deadline, assignment.plan.threads)
-        mesh = method.mesh(assignment.plan.workers)
+        waiter, mesh = station.waiter, method.mesh(assignment.plan.workers)
         self.place = mesh.coordinate(number, INSIDE)
         self.part = SplitReplica(job, job.model, self.blueprint, self.place)  # type: ignore[arg-type]
         self.link = arena.link(arena.parts, number, waiter)
@@ -64,12 +50,9 @@ class SplitWorker(PlanRunner):
         workers = len(self.mover.group)
         #: A sum of nothing, after which all workers of the group have come so far.
         self.meeting = Request(Step((), "", PARTIAL, WHOLE), (workers,), torch.zeros(workers), (workers,))
-        replica, order = self.part.replica, Order(assignment.samples, job.seed, job.shuffle, assignment.agenda.cuts)
-        self.reader = Reader(source, order, job.num_workers, die_with_parent)
+        replica, self.reader = self.part.replica, assignment.reader(source)
         layout = lay_out(replica.module, 1, assignment.moving)
         group = MeshGroup(number, method, mesh, assignment.agenda, arena.link(arena.payloads, number, waiter), layout)
-        resume = replace(assignment.resume_point, state_buffer=state_buffer, notify=notify)
-        station = Station(number, arena.of_worker(number), waiter, host, resume)
         learner, optimizer = Learner(replica, self.reader), job.make_optimizer(replica.module, replica.parameters)
         super().__init__(station, assignment.plan, assignment.agenda, learner, optimizer, arena.shape.layout, group)
         learner.observe = self.measure
@@ -85,19 +68,13 @@ class SplitWorker(PlanRunner):
     def train(self) -> None:
         """Run the method's program, and compute the gradients that it requests."""
         ReadAhead(self.reader, self)
-        walk = perform(self, self.method, self.arena)
-        request = next(walk, None)
-        while request is not None:
-            try:
-                request = walk.send(self._compute(request.update, request.chunks, request.version))
-            except StopIteration:
-                break
+        follow(perform(self, self.method, self.arena), self._compute)
 
-    def _compute(self, update: int, chunks: list[Chunk], version: int) -> GradientSum:
+    def _compute(self, request: GradientRequest) -> GradientSum:
         """Compute this worker's parts of the gradient; the samples are counted where the first parts lie."""
-        start = now()
+        start, self.due = now(), request
+        update, chunks, version, _ = request
         self.doing(update)
-        self.due = GradientRequest(update, chunks, version)
         waited, sent = self.link.waited, self.mover.sent
         for _ in range(sum(not chunk.samples for chunk in chunks)):
             self.part.drive(self.part.idle())  # others have samples in theirs

@@ -12,11 +12,11 @@ from paceline.errors.failure import Position
 from paceline.runtime.engines.workers.arena import ABORT, Arena
 from paceline.runtime.engines.workers.assignment import Assignment
 from paceline.runtime.engines.workers.group import FixedGroup
+from paceline.runtime.engines.workers.performer import walk_of
 from paceline.runtime.engines.workers.read_ahead import ReadAhead
 from paceline.runtime.engines.workers.replica_worker import ReplicaWorker
 from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
 from paceline.runtime.engines.workers.state_buffers import StateBuffer
-from paceline.runtime.engines.workers.walks import walk_of
 from paceline.runtime.engines.workers.worker_context import Station, WorkerContext
 from paceline.runtime.runs.trace import Kind
 from paceline.training.data.source import Source
@@ -47,36 +47,33 @@ class ProcessHost:
         worker.record(Kind.SNAPSHOT, updates, -1, -1, -1, start, now(), 0, 0, 0, 0.0)
 
 
+def station_of(
+    assignment: Assignment,
+    arena: Arena,
+    snapshots: SnapshotFile | None,
+    state_buffer: StateBuffer | None,
+    notify: Callable[[], None],
+) -> Station:
+    """Return what a worker of the local engine stands in."""
+    host = ProcessHost(arena, snapshots)
+    waiter = arena.waiter(assignment.number, host.cancelled, assignment.deadline, assignment.plan.threads)
+    resume = replace(assignment.resume_point, state_buffer=state_buffer, notify=notify)
+    return Station(assignment.number, arena.of_worker(assignment.number), waiter, host, resume)
+
+
 class LocalWorker:
     """A worker process with a replica of the whole model."""
 
     def __init__(
-        self,
-        assignment: Assignment,
-        arena: Arena,
-        source: Source,
-        snapshots: SnapshotFile | None,
-        state_buffer: StateBuffer | None,
-        notify: Callable[[], None],
+        self, assignment: Assignment, arena: Arena, source: Source, snapshots: SnapshotFile | None, station: Station
     ) -> None:
         self.given, self.arena = assignment, arena
         #: An object whose destructor must not run before the process ends.
         self.kept_alive: object = None
-        number, placement = assignment.number, assignment.placement
-        host = ProcessHost(arena, snapshots)
-        waiter = arena.waiter(number, host.cancelled, assignment.deadline, assignment.plan.threads)
-        resume = replace(assignment.resume_point, state_buffer=state_buffer, notify=notify)
-        station = Station(number, arena.of_worker(number), waiter, host, resume)
-        plan, stored_on = assignment.plan, placement.stored_on(number)
+        number, placement, waiter, plan = assignment.number, assignment.placement, station.waiter, assignment.plan
+        stored_on, shares = placement.stored_on(number), plan.membership()
         group = FixedGroup(
-            number,
-            arena,
-            assignment.agenda,
-            waiter,
-            plan.membership(),
-            plan.measured,
-            placement.library,
-            stored_on,
+            number, arena, assignment.agenda, waiter, shares, plan.measured, placement.library, stored_on
         )
         repeats = assignment.plan.traits.repeats
         self.replica = ReplicaWorker(assignment, source, arena.shape.layout, station, group, repeats)

@@ -68,19 +68,9 @@ class Station(NamedTuple):
 class WorkerContext:
     """One worker's plan, and what it shares with the process that watches it."""
 
-    def __init__(
-        self,
-        number: int,
-        shared: WorkerMemory,
-        waiter: Waiter,
-        plan: Plan,
-        agenda: Agenda,
-        resume: ResumePoint,
-        host: Host,
-    ) -> None:
-        self.number, self.plan, self.agenda, self.resume_point = number, plan, agenda, resume
-        self.shared, self.waiter, self.host = shared, waiter, host
-        self.trace = shared.trace
+    def __init__(self, station: Station, plan: Plan, agenda: Agenda) -> None:
+        self.number, self.shared, self.waiter, self.host, self.resume_point = station
+        self.plan, self.agenda, self.trace = plan, agenda, self.shared.trace
         #: The peak of the worker's own memory in bytes; 0 until `measure_memory`.
         self.peak = 0
         #: Writes gradients as messages, and keeps what these leave out; None where gradients travel as they are.

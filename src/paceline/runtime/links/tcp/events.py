@@ -26,11 +26,12 @@ class Received(NamedTuple):
 
 
 class Gone(NamedTuple):
-    """A peer that is connected no longer; `left` if it said so before."""
+    """A peer that is connected no longer; `left` if it said so before, `silent` if it said nothing for too long."""
 
     peer: Peer
     why: str
     left: bool = False
+    silent: bool = False
 
 
 class Unreached(NamedTuple):

@@ -196,6 +196,13 @@ class Hub:
         """Leave a peer that has sent what is not allowed, and report it once. There is no event on this side."""
         if (member := self._members.get(peer)) is not None:
             self._handshakes.refusals.add(member.connection.name, f"sent what is not allowed: {why}")
+            self.leave(peer)
+
+    def leave(self, peer: Peer, address: Address | None = None) -> None:
+        """Leave a peer, and dial its address no longer. There is no event on this side."""
+        if address is not None:
+            self._handshakes.stop_dialling(address)
+        if (member := self._members.get(peer)) is not None:
             leave([self._forget(member)], 0.1)
 
     def wake(self) -> None:
@@ -259,7 +266,7 @@ class Hub:
             silence = now - max(member.connection.heard, self._listening)
             most = int(self._timing.silence * SECOND) + DELAYS * member.connection.delay
             if silence >= most:
-                self._gone(member, silent(most / SECOND))
+                self._gone(member, silent(most / SECOND), is_silent=True)
                 continue
             with contextlib.suppress(PeerLost):  # reading says why
                 delay = self._pump.delay if self._pump is not None else 0
@@ -381,9 +388,9 @@ class Hub:
         events = select.EPOLLIN | (select.EPOLLOUT if member.connection.wants_write else 0)
         self._epoll.modify(member.connection, events)
 
-    def _gone(self, member: _Member, why: str, left: bool = False) -> None:
+    def _gone(self, member: _Member, why: str, left: bool = False, is_silent: bool = False) -> None:
         self._forget(member).close()
-        self._events.append(Gone(member.peer, why, left))
+        self._events.append(Gone(member.peer, why, left, is_silent))
 
     def _forget(self, member: _Member) -> Connection:
         """Return the connection of a former peer."""

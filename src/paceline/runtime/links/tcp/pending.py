@@ -85,6 +85,13 @@ class PendingHandshakes:
                 return
         self._dials.append(Dial(address, end, now))
 
+    def stop_dialling(self, address: Address) -> None:
+        """Dial an address no longer, and forget the connection to it that is not established yet."""
+        for dial in [each for each in self._dials if each.address == address]:
+            self._dials.remove(dial)
+            if dial.candidate is not None:
+                dial.candidate.close()
+
     @property
     def busy(self) -> bool:
         """Whether a connection is not established yet, so that time matters."""

@@ -8,23 +8,166 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import cycle, islice
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from paceline.algorithms.agenda import Agenda
 from paceline.errors import JobWarning
-from paceline.kernels import CannotFuse, NoCompiler, machine
-from paceline.kernels.alike import rates_of
+from paceline.kernels import CannotFuse, NoCompiler, fuse_replicas, machine
 from paceline.kernels.build import COMPILING
 from paceline.kernels.comparison import WrongCode
+from paceline.kernels.replicas import Replicas, fuse_alike, rates_of
+from paceline.kernels.weights import REALS, remember, remembered
 from paceline.training.data.source import TensorSource
-from paceline.training.gradients.stacks.core_stack import CoreStack
-from paceline.training.gradients.stacks.lane_stack import LaneStack
-from paceline.training.gradients.stacks.stacking import CannotStack
+from paceline.training.gradients.stacks.stacking import CannotStack, Members
 from paceline.training.gradients.stacks.vmap_stack import VmapStack
 from paceline.training.jobs.job import Job
+
+# --- Jobs of one shape trained side by side in generated code: a lane of the processor's vectors for each -------------
+# A member has the numbers of its separate training with compute="fused". What differs between members is data:
+# parameters, the optimizer's settings, seed, rates of dropout, order of samples. Members that leave are compacted away
+# as soon as fewer vectors do.
+
+#: What an optimizer remembers of a model: by torch's name, a tensor for each of the model's weights.
+Memory = dict[str, list[Tensor]]
+
+
+class LaneStack(Members):
+    """Trains each member in a lane of the processor's vectors."""
+
+    def __init__(self, jobs: Sequence[Job], source: TensorSource, agenda: Agenda) -> None:
+        super().__init__(jobs, source, agenda)
+        self.lanes = machine.target(REALS[next(self.modules[0].parameters()).dtype]).lanes
+        self._pack([])
+
+    def _pack(self, states: Sequence[Memory]) -> None:
+        """Deal the members out to as few vectors as hold them."""
+        self.blocks: list[tuple[list[int], Replicas]] = []
+        for first in range(0, len(self.jobs), self.lanes):
+            places = list(range(first, min(first + self.lanes, len(self.jobs))))
+            makers = [partial(self.jobs[place].make_optimizer, self.modules[place]) for place in places]
+            loss = self.jobs[0].loss
+            assert loss is not None
+            fused = fuse_replicas([self.modules[p] for p in places], loss, makers, self.jobs[0].batch_size)
+            if states:
+                fused.remember(self.x, [states[place] for place in places], self.updates)
+            self.blocks.append((places, fused))
+
+    def advance(self, updates: int) -> list[float]:
+        """Train until so many updates are made; return the mean loss of the new ones for each member."""
+        totals, begun = [0.0] * len(self.jobs), self.updates
+        while self.updates < updates:
+            stop = min(updates, (self.updates // self.agenda.updates_per_epoch + 1) * self.agenda.updates_per_epoch)
+            for places, replicas in self.blocks:
+                orders = torch.stack([self._samples(place, stop) for place in places])
+                seeds = [self.jobs[place].seed for place in places]
+                for place, loss in zip(places, replicas.train_epochs(self.x, self.y, orders, seeds), strict=True):
+                    totals[place] += loss * (stop - self.updates)
+            self.updates = stop
+        return [total / max(1, updates - begun) for total in totals]
+
+    def _samples(self, place: int, stop: int) -> Tensor:
+        """Return the numbers of a member's samples from now on to an update of the same pass."""
+        epoch, first, _ = self.agenda.span(self.updates)
+        _, _, last = self.agenda.span(stop - 1)
+        return self.orders[place].span(epoch, first, last)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Keep these members alone."""
+        states = self.states() if len(places) < len(self.jobs) else []
+        self.choose(places)
+        if states and places:
+            self._pack([states[place] for place in places])
+
+    def states(self) -> list[Memory]:
+        """Return what the optimizer remembers of each member."""
+        return [state for _, replicas in self.blocks for state in replicas.remembered(self.x)]
+
+    def state(self, place: int) -> dict[str, Any]:
+        """Return what a member goes on from."""
+        values = {name: value.clone() for name, value in self.modules[place].state_dict().items()}
+        return {"updates": self.updates, "values": values, "memory": self.states()[place]}
+
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        """Let all members go on from states of the same number of updates."""
+        self.updates = int(states[0]["updates"])
+        for module, state in zip(self.modules, states, strict=True):
+            module.load_state_dict(state["values"])
+        self._pack([state["memory"] for state in states])
+
+    def module(self, place: int) -> nn.Module:
+        """Return a member's module as it is now."""
+        return self.modules[place]
+
+
+# --- Jobs of one shape trained in generated code that all share: as many at a time as there are cores, one on each ----
+# A member has the numbers of its separate training with compute="fused". Where a network's weights outgrow the nearest
+# cache when every lane has its own, this is faster than lanes.
+
+
+class CoreStack(Members):
+    """Trains each member on a core of its own."""
+
+    def __init__(self, jobs: Sequence[Job], source: TensorSource, agenda: Agenda, beside: Sequence[Job] = ()) -> None:
+        """`beside` are jobs of this shape that will be trained by the same text later."""
+        super().__init__(jobs, source, agenda)
+        loss = jobs[0].loss
+        assert loss is not None
+        makers = [partial(job.make_optimizer, module) for job, module in zip(jobs, self.modules, strict=True)]
+        first = self.modules[0]
+        others = [job.make_optimizer(first, list(first.parameters())) for job in beside]
+        size = jobs[0].batch_size
+        self.fused = fuse_alike(self.modules, loss, makers, size, self.x[:size], self.y[:size], others)
+
+    def advance(self, updates: int) -> list[float]:
+        """Train until so many updates are made; return the mean loss of the new ones for each member."""
+        with ThreadPoolExecutor(machine.cores()) as pool:  # the generated code does not hold the interpreter's lock
+            losses = list(pool.map(lambda place: self._advance(place, updates), range(len(self.jobs))))
+        self.updates = updates
+        return losses
+
+    def _advance(self, place: int, updates: int) -> float:
+        at, total = self.updates, 0.0
+        while at < updates:
+            stop = min(updates, (at // self.agenda.updates_per_epoch + 1) * self.agenda.updates_per_epoch)
+            epoch, first, _ = self.agenda.span(at)
+            _, _, last = self.agenda.span(stop - 1)
+            order: Tensor = self.orders[place].span(epoch, first, last)
+            total += self.fused[place].train_epoch(self.x, self.y, order, self.jobs[place].seed) * (stop - at)
+            at = stop
+        return total / max(1, updates - self.updates)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Keep these members alone."""
+        self.choose(places)
+        self.fused = [self.fused[place] for place in places]
+
+    def state(self, place: int) -> dict[str, Any]:
+        """Return what a member goes on from."""
+        values = {name: value.clone() for name, value in self.modules[place].state_dict().items()}
+        fused = self.fused[place]
+        (named_views,) = remembered(fused.compiled(self.x), fused.weights)
+        memory = {name: [view.clone() for view in views] for name, views in named_views.items()}
+        return {"updates": self.updates, "values": values, "memory": memory}
+
+    def restore(self, states: Sequence[dict[str, Any]]) -> None:
+        """Let all members go on from states of the same number of updates."""
+        self.updates = int(states[0]["updates"])
+        for module, fused, state in zip(self.modules, self.fused, states, strict=True):
+            module.load_state_dict(state["values"])
+            remember(fused.compiled(self.x), fused.weights, [state["memory"]])
+            fused.updates = self.updates
+
+    def module(self, place: int) -> nn.Module:
+        """Return a member's module as it is now."""
+        return self.modules[place]
+
 
 LOOK = 0.05  # seconds for which a form is timed, at least one update
 SIDE_BY_SIDE = 16  # members by torch.func that are timed

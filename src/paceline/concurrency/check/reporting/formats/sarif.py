@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
 from paceline.concurrency.check.reporting.findings import Finding
-from paceline.concurrency.check.reporting.page import documentation
 from paceline.concurrency.check.rules import RULES
 from paceline.concurrency.check.run import Report
 
@@ -22,11 +22,16 @@ def sarif(report: Report) -> str:
             "id": rule.code,
             "name": rule.name,
             "shortDescription": {"text": rule.summary},
-            "fullDescription": {"text": documentation(rule)},
+            "fullDescription": {"text": rule.why.strip()},
             "defaultConfiguration": {"level": "warning"},
         }
         for rule in RULES.values()
     ]
+    return log(rules, [_result(f) for f in report.findings], _invocation(report))
+
+
+def log(rules: list[dict[str, Any]], results: list[dict[str, Any]], invocation: dict[str, Any]) -> str:
+    """A SARIF log with one run."""
     driver = {
         "name": "paceline",
         "version": _version(),
@@ -36,8 +41,8 @@ def sarif(report: Report) -> str:
     run = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
-        "invocations": [_invocation(report)],
-        "results": [_result(f) for f in report.findings],
+        "invocations": [invocation],
+        "results": results,
     }
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=1)
 
@@ -49,7 +54,7 @@ def _invocation(report: Report) -> dict[str, Any]:
     notes += [("note", f"not checked: {why}", path) for path, why in report.unwalked]
     notes += [("note", f"checked in part: {why}", path) for path, why in report.cut]
     shown = [
-        {"level": level, "message": {"text": text}, "locations": [_location(path, 1, 1)]} for level, text, path in notes
+        {"level": level, "message": {"text": text}, "locations": [location(path, 1, 1)]} for level, text, path in notes
     ]
     return {"executionSuccessful": not report.failed, "toolExecutionNotifications": shown}
 
@@ -66,29 +71,34 @@ def _result(finding: Finding) -> dict[str, Any]:
         "ruleId": finding.rule,
         "level": "warning" if finding.rank == "low" else "error",
         "message": {"text": f"{finding.message}\n{finding.explanation()}"},
-        "locations": [_location(finding.path, finding.line, finding.column)],
+        "locations": [location(finding.path, finding.line, finding.column)],
         "partialFingerprints": {"paceline/v1": finding.fingerprint},
         "rank": PRIORITY[finding.rank],
         "properties": {"function": finding.function, "rank": finding.rank},
     }
+    if finding.proof is not None:
+        result["properties"]["explored"] = finding.proof._asdict()
+        result["rank"] = 100.0 if finding.proof.verdict == "confirmed" else result["rank"]
     if finding.further:
         places = enumerate(finding.further, start=1)
-        result["relatedLocations"] = [_location(f.path, f.line, f.column, f.message) | {"id": n} for n, f in places]
+        result["relatedLocations"] = [location(f.path, f.line, f.column, f.message) | {"id": n} for n, f in places]
     if finding.story:
-        result["codeFlows"] = [{"message": {"text": finding.remedy}, "threadFlows": _flows(finding)}]
+        steps = [(step.who, finding.path, step.line, step.what) for step in finding.story]
+        result["codeFlows"] = [{"message": {"text": finding.remedy}, "threadFlows": flows(steps)}]
     return result
 
 
-def _flows(finding: Finding) -> list[dict[str, Any]]:
-    flows: dict[str, list[dict[str, Any]]] = {}
-    for order, step in enumerate(finding.story, start=1):
-        flows.setdefault(step.who, []).append(
-            {"executionOrder": order, "location": _location(finding.path, step.line, 1, f"{step.who}: {step.what}")}
-        )
-    return [{"id": who, "message": {"text": who}, "locations": locations} for who, locations in flows.items()]
+def flows(steps: Iterable[tuple[str, str, int, str]]) -> list[dict[str, Any]]:
+    """One flow for each thread or rank: who does what, at which line of which file."""
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for order, (who, path, line, what) in enumerate(steps, start=1):
+        place = location(path, line, 1, f"{who}: {what}")
+        by_name.setdefault(who, []).append({"executionOrder": order, "location": place})
+    return [{"id": who, "message": {"text": who}, "locations": places} for who, places in by_name.items()]
 
 
-def _location(path: str, line: int, column: int, text: str = "") -> dict[str, Any]:
+def location(path: str, line: int, column: int, text: str = "") -> dict[str, Any]:
+    """A place in a file."""
     location: dict[str, Any] = {
         "physicalLocation": {
             "artifactLocation": {"uri": path.replace(" ", "%20")},

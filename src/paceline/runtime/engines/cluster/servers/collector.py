@@ -84,10 +84,12 @@ class Collector:
         tell: Callable[[Event], None],
         gathers: int = 0,
         joins: bool = False,
+        term: int = 0,
     ) -> None:
         """`tell` is called with each event of the desk; `gathers` pushes make an update, where one does not.
 
-        `joins` is whether workers have replicas of their own, which start from the version of a centre.
+        `joins` is whether workers have replicas of their own, which start from the version of a centre; `term` is that
+        of the head.
         """
         self.layout, self.tell, self.gathers, self.joins = layout, tell, gathers, joins
         #: Called when the desk is connected, and when it is no longer.
@@ -108,7 +110,7 @@ class Collector:
         self._answers: dict[int, Answer] = {}
         #: The server that each row of `pushes` comes from.
         self.sources: list[int] = []
-        self.loop = MachineLoop(Process(Role.HEAD, 0), self.reader, hub, self, timing, desk)
+        self.loop = MachineLoop(Process(Role.HEAD, term), self.reader, hub, self, timing, desk)
 
     def turn(self, timeout: float) -> None:
         """Handle what has arrived."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
 from time import monotonic
 from typing import Protocol
 
-from paceline.algorithms.cluster.messages import Message, Process, Role, pack, unpack
+from paceline.algorithms.cluster.messages import DESK, Message, Process, Role, pack, unpack
 from paceline.algorithms.cluster.outputs import Output, Send, Timing
 from paceline.runtime.engines.cluster.servers.wire import (
     MESSAGES,
@@ -72,10 +76,25 @@ class MachineLoop:
         #: Where each server listens, as far as is known.
         self.addresses: dict[int, Address] = {}
         self._due = 0.0
+        #: Where desks of later epochs listen, until the last one is dialled.
+        self._moves: SimpleQueue[Address] = SimpleQueue()
         self._dial_desk()
+
+    def follow_desk(self, pipe: Connection) -> None:
+        """Dial the desk of each later epoch of which the agent tells."""
+
+        def listen() -> None:
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    self._moves.put(pipe.recv())
+                    self.hub.wake()
+
+        threading.Thread(target=listen, name="paceline-desk", daemon=True).start()
 
     def turn(self, timeout: float) -> None:
         """Handle what has arrived, after waiting for at most so many seconds, and do what is due."""
+        while not self._moves.empty():
+            self._move_desk(self._moves.get())
         for event in self.hub.poll(min(timeout, max(0.0, self._due - monotonic()))):
             self.take(event)
         now = monotonic()
@@ -129,6 +148,12 @@ class MachineLoop:
     def _dial_desk(self) -> None:
         if self.desk is not None:
             self.hub.dial(self.desk, self.timing.patience)
+
+    def _move_desk(self, desk: Address) -> None:
+        self.hub.leave(peer_of(DESK), self.desk)
+        self.desk = desk
+        self._dial_desk()
+        self.perform(self.machine.lost(monotonic(), DESK))
 
     def _learn(self, addresses: dict[int, Address]) -> None:
         self.addresses, connected = addresses, self.hub.peers

@@ -82,15 +82,17 @@ class DeskSupervisor:
         placement: Placement,
         alive: Callable[[], Collection[int]],
         block: int,
+        epoch: int = 0,
     ) -> None:
         """`alive` returns the servers that are believed to be alive, for a desk that has to ask them; `block` is how
-        many batches are leased at once.
+        many batches are leased at once; `epoch` is above those of the desks before, if there were any.
         """
         self.children, self.config, self.listener, self.assignment = children, config, listener, assignment
         self.members, self.copies, self.alive, self.block = placement.members(), placement.copies, alive, block
-        self.epoch = 0
+        self.epoch, self._last = epoch, epoch + ATTEMPTS
         self.child: Child | None = None
-        self.start()
+        if not epoch:
+            self.start()
 
     def start(self) -> None:
         """Start the desk of the next epoch."""
@@ -108,5 +110,5 @@ class DeskSupervisor:
 
     def ended(self, child: Child) -> None:
         """Start the next desk if this was the last one."""
-        if child is self.child and self.epoch < ATTEMPTS:
+        if child is self.child and self.epoch < self._last:
             self.start()

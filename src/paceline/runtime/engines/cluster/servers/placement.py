@@ -15,8 +15,10 @@ class Placement:
 
     nodes: int
     shards: int
-    #: Servers that hold each shard: 1 + backups.
+    #: Servers that should hold each shard: 1 + backups.
     copies: int
+    #: The nodes with which the run begins.
+    present: int
 
     def __post_init__(self) -> None:
         assert self.copies <= self.nodes, "two servers of a shard would share a node"
@@ -27,7 +29,7 @@ class Placement:
         members: list[tuple[int, ...]] = []
         for shard in range(self.shards):
             servers = []
-            for node in ((shard + copy) % self.nodes for copy in range(self.copies)):
+            for node in ((shard + copy) % self.present for copy in range(min(self.copies, self.present))):
                 servers.append(count[node] * self.nodes + node)
                 count[node] += 1
             members.append(tuple(servers))
@@ -37,3 +39,7 @@ class Placement:
         """Return (number, shard) of every server on a node."""
         members = self.members()
         return sorted((n, shard) for shard, servers in enumerate(members) for n in servers if n % self.nodes == node)
+
+    def spares(self, node: int) -> int:
+        """Return how many servers without a shard a node gets that joins: as many as it had, or one for each shard."""
+        return len(self.on(node)) if node < self.present else self.shards

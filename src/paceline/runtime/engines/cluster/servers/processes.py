@@ -134,7 +134,7 @@ def run_server(
     try:
         assignment: Assignment = pickle.loads(box.pop())
         torch.set_num_threads(1)
-        _serve(config, assignment, number, shard, layout, begin.pop())
+        _serve(config, assignment, number, shard, layout, begin.pop(), pipe)
     except BaseException as error:
         pipe.send(Failed(FailureReport.of(error, Position())))
     finally:
@@ -149,6 +149,7 @@ def _serve(
     shard: int,
     layout: Layout,
     begin: tuple[ShardStart, bytes] | None,
+    pipe: Pipe,
 ) -> None:
     method = server_of(assignment.plan)
     listener = listen(Address(config.host, 0), config.credentials)
@@ -163,6 +164,7 @@ def _serve(
     server = ShardProcess(machine, open_hub, config.desk, config.host, make, len(layout.shards))
     if begin is not None:
         server.resume(*begin)
+    server.loop.follow_desk(pipe)
     server.run()
 
 
@@ -209,6 +211,7 @@ def run_worker(
             assignment.deadline,
             lambda place: config.hub(Process(Role.WORKER, number), place),
         )
+        client.loop.follow_desk(pipe)
         ahead = ReadAhead(replica.reader, replica.runner, given_out=0)
         trim_heap()
         report.begin()

@@ -20,6 +20,7 @@ from paceline.runtime.engines.checkpoints import Checkpoint
 from paceline.runtime.engines.cluster.agent import Agent
 from paceline.runtime.engines.cluster.control import (
     Asked,
+    DeskMoved,
     Ended,
     Finished,
     Message,
@@ -31,14 +32,15 @@ from paceline.runtime.engines.cluster.control import (
     Wanted,
     state_of,
 )
-from paceline.runtime.engines.cluster.group_head import ToRank
 from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import Node
+from paceline.runtime.engines.cluster.second_home import SecondHome, Succeeds
 from paceline.runtime.engines.cluster.servers.checkpointing import ServerCheckpoints, starts_of
 from paceline.runtime.engines.cluster.servers.collector import Collector
 from paceline.runtime.engines.cluster.servers.node_servers import DeskSupervisor
 from paceline.runtime.engines.cluster.servers.placement import Placement
 from paceline.runtime.engines.cluster.servers.processes import ServerConfig
+from paceline.runtime.engines.cluster.to_rank import ToRank
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.workers.messages import Failed
 from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
@@ -49,6 +51,8 @@ from paceline.runtime.runs.trace import Columns, Kind, Row, Trace
 
 BLOCK = 16  # batches that are leased at once, at most
 READ_SECONDS = 30.0  # that servers may take to answer the head
+#: The epochs of desks, and the numbers of lives of a rank, that belong to one term of the head.
+DESKS, LIVES = 256, 256
 
 
 class ServerHead:
@@ -63,14 +67,17 @@ class ServerHead:
         backups: int,
         note: Callable[[Event], None],
         replaces: bool,
+        second_home: SecondHome,
+        succeeds: Succeeds | None = None,
     ) -> None:
-        """`replaces` is whether a node that ends is replaced."""
+        """`replaces` is whether a node that ends is replaced; `succeeds` is what a head has that takes over."""
         self.workers, self.note, self.to_rank, self.replaces = workers, note, to_rank, replaces
+        self.second_home, term = second_home, succeeds.term if succeeds else 0
         setup, manager = workers.setup, workers.manager
         #: Nodes that cannot be reached any longer.
-        self._lost: set[int] = set()
-        #: How many nodes each rank has had before.
-        self.lives = [0] * workers.count
+        self._lost: set[int] = set(range(workers.count)) - set(succeeds.ranks) if succeeds else set()
+        #: How many nodes each rank has had before; numbers of another term are never given out again.
+        self.lives = [term * LIVES] * workers.count
         #: Since when no worker is left.
         self._deserted: float | None = None
         self.setup, self.snapshots, self.nodes = setup, snapshots, workers.count
@@ -81,15 +88,21 @@ class ServerHead:
         rank_config, shards = agent.config, len(setup.layout.shards)
         listener = listen(Address(rank_config.host, 0), rank_config.credentials)
         config = ServerConfig.of(rank_config, Address(rank_config.host, listener.getsockname()[1]))
-        self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups))
+        present = self.nodes
+        if succeeds is None:
+            absent = set(range(self.nodes)) - {rank_config.rank, *workers.nodes}
+            workers.dead |= absent  # until they have joined
+            present -= len(absent)
+        self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups), present)
         self.collector = Collector(
-            config.hub(Process(Role.HEAD, 0)),
+            config.hub(Process(Role.HEAD, term)),
             config.desk,
             config.timing,
             setup.layout,
             self._event,
             server_of(setup.plan).gathers,
             server_of(setup.plan).exchange is not None,
+            term,
         )
         self.desk_supervisor = DeskSupervisor(
             agent.children,
@@ -97,8 +110,9 @@ class ServerHead:
             listener,
             agent.assignment,
             placement,
-            lambda: self.collector.loop.addresses,
+            lambda: self.collector.loop.addresses or (succeeds.servers() if succeeds else ()),
             block_of(setup),
+            term * DESKS,
         )
         self.collector.desk_met, self.collector.desk_lost = self._desk_met, self._desk_lost
         #: The epoch of the desk that is connected, or was last.
@@ -109,7 +123,10 @@ class ServerHead:
         self.checkpoints = ServerCheckpoints(manager, self.collector, READ_SECONDS) if manager is not None else None
         if self.checkpoints is not None:
             self.checkpoints.ask, self.checkpoints.tell = self._ask_workers, self._notify
-        self._start_nodes(manager.request.start if manager is not None else None)
+        if succeeds is None:
+            self._start_nodes(manager.request.start if manager is not None else None)
+        else:
+            self._snapshot_at = max(second_home.known, default=0) + setup.snapshots_every
 
     def _start_nodes(self, begun: Checkpoint | None) -> None:
         """Let every node start its servers and its worker, from a checkpoint if the run is resumed."""
@@ -121,6 +138,20 @@ class ServerHead:
         if begun is not None:
             every = self.setup.snapshots_every
             self._snapshot_at = begun.updates // every * every + every if every else 0
+
+    def reached(self, rank: int) -> None:
+        """A rank follows this head, which has taken over: its processes are to find the next desk."""
+        self.to_rank(rank, DeskMoved(self._desk))
+        self.to_rank(rank, Spare())
+
+    def complete(self) -> None:
+        """All ranks have said what they run: the desk can ask the servers what they hold."""
+        self.desk_supervisor.start()
+
+    @property
+    def absent(self) -> frozenset[int]:
+        """The ranks that no node has had."""
+        return frozenset(rank for rank in range(self.placement.present, self.nodes) if not self.lives[rank])
 
     @property
     def done(self) -> bool:
@@ -134,7 +165,7 @@ class ServerHead:
     def handle_message(self, rank: int, message: Message, content: memoryview) -> None:
         """Take a message of the agent of a rank."""
         if isinstance(message, Rows):
-            self.workers.add_rows(rank, message.doing, content)
+            self.workers.add_rows(rank, message, content)
             if rank in self.workers.dead and message.doing >= 0:
                 self.workers.dead.discard(rank)  # another worker takes part in its place
                 self._deserted = None
@@ -181,8 +212,7 @@ class ServerHead:
         self._lost.discard(rank)
         self.workers.ahead[rank] = node.ahead
         self.lives[rank] += 1
-        spares = len(self._servers[rank])
-        self.to_rank(rank, Serve(self._desk, (), spares, self.lives[rank]))
+        self.to_rank(rank, Serve(self._desk, (), self.placement.spares(rank), self.lives[rank]))
 
     def poll(self) -> None:
         """Follow the training; called several times a second."""
@@ -217,7 +247,8 @@ class ServerHead:
         updates = self._updates // every * every
         self.snapshots.write(updates, self._collect())
         row = Row(Kind.SNAPSHOT, 0, updates, start=start, end=now())
-        self.workers.add_rows(0, -1, _raw(row))
+        self.workers.put_rows(Trace.of([row]).rows)
+        self.second_home.snapshot(updates)
         self._snapshot_at = updates + every
 
     def _read(self) -> None:
@@ -237,7 +268,7 @@ class ServerHead:
         ahead = np.array([self.workers.ahead[server % self.nodes] for server in self.collector.sources], np.int64)
         for column in ("start", "end"):
             pushes[column] += ahead
-        self.workers.add_rows(0, -1, memoryview(pushes.tobytes()))
+        self.workers.put_rows(pushes)
         return int(pushes["end"].max(initial=0))
 
     def _ask_workers(self, updates: int) -> None:
@@ -311,7 +342,3 @@ def _line(event: Event) -> str:
         lossy = "; acknowledged pushes may be missing, and are computed again" if event.lossy else ""
         return f"shard {event.shard}: server {primary} is primary{with_backups}{lossy}"
     return f"{event.kind} {event.why}" if event.kind is EventKind.AGAIN else ""
-
-
-def _raw(row: Row) -> memoryview:
-    return memoryview(Trace.of([row]).rows.tobytes())

@@ -29,12 +29,11 @@ from torch import Tensor
 from paceline.algorithms.server.actions import Lease
 from paceline.errors import NotFinite
 from paceline.kernels.exchange import Ended
-from paceline.kernels.serve import Stage
+from paceline.kernels.serve import BatchStage
 from paceline.kernels.served_steps import ServedStep
 from paceline.plans.plan import server_of
-from paceline.runtime.engines.servers import ServerPort
-from paceline.runtime.engines.servers.gradient import GradientExchange
-from paceline.runtime.engines.servers.port import ShardPort
+from paceline.runtime.engines.servers.gradient import GradientPort
+from paceline.runtime.engines.servers.open_ports import ServerPort
 from paceline.runtime.engines.workers.arena import Arena
 from paceline.runtime.engines.workers.meter import norm
 from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner
@@ -105,7 +104,7 @@ class NativePushes:
         assert runner.learner.reader is not None
         self.runner, self.network, self.order = runner, network, runner.learner.reader.order
         #: To shards with versions: none under Hogwild.
-        self.ports = [port for port in ports if isinstance(port, ShardPort)]
+        self.ports = [port for port in ports if isinstance(port, GradientPort)]
         self.locks = [desk, *(port.lock for port in self.ports)]
         #: Of the batch in hand, where generated code has left it before every shard had its gradient.
         self.gradients: list[Tensor | None] = []
@@ -139,19 +138,19 @@ class NativePushes:
         epoch = lease.batch // agenda.updates_per_epoch
         served.first = epoch * agenda.updates_per_epoch
         served.last = min(served.first + agenda.updates_per_epoch, agenda.updates)
-        served.batch, served.stage, served.made, served.ended = lease.batch, Stage.COMPUTE, 0, Ended.MADE
+        served.batch, served.stage, served.made, served.ended = lease.batch, BatchStage.COMPUTE, 0, Ended.MADE
         served.waited, self.runner.waited = self.runner.waited, 0
         for shard, port in zip(self.native.shards, self.ports, strict=False):
             shard.base, shard.own = port.base, -1
         served.until = now() + NANOSECONDS
         self.network.make(self.call, served, self.order.span(epoch, 0, agenda.samples), agenda.batch_size)
         self._end()
-        if served.stage == Stage.PUSH:
+        if served.stage == BatchStage.PUSH:
             self.gradients = self._settled()
         if not served.made and not self.gradients:
             return None
         self.runner.meter.after_step(partial(norm, [self._memory]), served.batch, self._rate())
-        self.computed = served.stage != Stage.COMPUTE
+        self.computed = served.stage != BatchStage.COMPUTE
         return Lease(served.batch, again=False, pushed=served.pushed if self.computed else 0)
 
     def _notify(self, batch: int) -> bool:
@@ -185,10 +184,9 @@ class NativePushes:
         runner.trace.catch_up()
         runner.waited = served.waited
         for shard, port in zip(self.native.shards, self.ports, strict=False):
-            assert isinstance(port.exchange, GradientExchange)
             port.base = shard.base
             if shard.own >= 0:
-                port.exchange.store.bind_to_slot(shard.own)
+                port.store.bind_to_slot(shard.own)
         if runner.trace.crowded and runner.resume_point.notify is not None:
             runner.resume_point.notify()
         if served.ended not in (Ended.MADE, Ended.UNTOLD):

@@ -20,8 +20,7 @@ from paceline.runtime.runs.trace import Kind
 from paceline.training.gradients.encoder import encoder_of
 from paceline.training.gradients.learner import Learner
 from paceline.training.gradients.payload import GradientSum
-from paceline.training.parameters.fragments import Fragments
-from paceline.training.parameters.layout import Layout
+from paceline.training.parameters.layout import Fragments, Layout
 from paceline.training.parameters.optimizers import Optimizer
 from paceline.training.parameters.store import LocalStore, restore_store, state_of_store
 from paceline.training.parameters.worker_state import WorkerState
@@ -61,7 +60,7 @@ class PlanRunner(WorkerContext):
         layout: Layout,
         group: Group,
     ) -> None:
-        super().__init__(station.number, station.shared, station.waiter, plan, agenda, station.resume, station.host)
+        super().__init__(station, plan, agenda)
         self.layout, self.group = layout, group
         self.learner, self.replica, self.job, self.optimizer = learner, learner.replica, learner.replica.job, optimizer
         self.fragments = Fragments.of(layout, plan.fragments)

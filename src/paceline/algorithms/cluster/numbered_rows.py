@@ -1,0 +1,34 @@
+"""Rows of the trace, numbered by whoever wrote them: a head that takes over is sent some twice, and takes each once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from paceline.errors import ProtocolError
+
+
+class Writer(NamedTuple):
+    """An agent that sends rows. A node that is started again has another one, which counts from 0."""
+
+    rank: int
+    life: int
+
+
+class NumberedRows:
+    """How many rows of each writer are in a trace."""
+
+    def __init__(self, counts: Mapping[Writer, int] | None = None) -> None:
+        self.counts = dict(counts or {})
+
+    def known(self, writer: Writer, first: int, count: int) -> int:
+        """Take `count` rows, of which the first has this number; return how many of them are in the trace already.
+
+        Raises:
+            ProtocolError: rows between those in the trace and these are missing.
+        """
+        there = self.counts.get(writer, 0)
+        if first > there:
+            raise ProtocolError(f"rank {writer.rank} sends rows from {first} on, where {there} of its rows are there")
+        self.counts[writer] = max(there, first + count)
+        return min(count, there - first)

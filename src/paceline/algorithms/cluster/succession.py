@@ -1,0 +1,285 @@
+"""Who leads a run: any rank can, one at a time. A term for every change of the head, as an epoch for every group.
+
+    ranks 0 1 2, term 0     rank 0 leads, and dies
+    1, 2: Vote(1)           both follow no term below 1 any longer, and vote for rank 1, which is the next
+    1: Lead(1)              a majority has voted for it
+    1: Roll(1, (1, 2))      the ranks that belong to the run from now on; each answers by Accepted
+    1: Settled              a majority has accepted it
+
+Of each term only one rank can be the head: `term % nodes`. So no term has two heads, and no vote is split. A rank votes
+only when it has lost the head itself, so one bad link deposes no one.
+
+A majority is one of the newest roll, so a run of five may lose one after another. Ranks whose process is known to be
+gone are not counted; at a tie the side with the head of the roll goes on. As long as a roll is not settled, a majority
+of the one before is asked for, too: so any two majorities have a rank in common, which knows the newer roll.
+
+What cannot be taken back, to give the run its result, waits until a final roll is settled. A head that slept meanwhile,
+or was cut off, gets no majority for it: it is told of the later term, or gives up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Roll(NamedTuple):
+    """The ranks that belong to a run."""
+
+    term: int
+    #: Grows with each change within a term.
+    number: int
+    ranks: tuple[int, ...]
+    #: Those of the last roll that was settled, without the dead; the same as `ranks` once this one is.
+    before: tuple[int, ...]
+    #: Whether every update is made, so that the run may be given its result.
+    final: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether a majority has accepted it."""
+        return self.ranks == self.before
+
+    @property
+    def age(self) -> tuple[int, int, bool]:
+        """What rolls are ordered by."""
+        return self.term, self.number, self.settled
+
+
+class Vote(NamedTuple):
+    """A rank follows no lower term any longer, and has accepted this roll last."""
+
+    term: int
+    roll: Roll
+
+
+class Accepted(NamedTuple):
+    """A rank has accepted the roll of this number."""
+
+    term: int
+    number: int
+
+
+class Later(NamedTuple):
+    """A later term has a head."""
+
+    term: int
+
+
+Message = Roll | Vote | Accepted | Later
+
+
+class Send(NamedTuple):
+    """Send a message to a rank, which has to be connected first if it is not the head."""
+
+    to: int
+    message: Message
+
+
+class Lead(NamedTuple):
+    """This rank is the head from now on."""
+
+    term: int
+
+
+class Settled(NamedTuple):
+    """A majority has accepted the roll."""
+
+    roll: Roll
+
+
+class Deposed(NamedTuple):
+    """The run goes on under the head of a later term, without this rank."""
+
+    term: int
+
+
+class Alone(NamedTuple):
+    """This rank belongs to no majority: it can neither lead nor follow."""
+
+    why: str
+
+
+Output = Send | Lead | Settled | Deposed | Alone
+
+
+def first_roll(nodes: int) -> Roll:
+    """Return the roll of a run that begins."""
+    ranks = tuple(range(nodes))
+    return Roll(0, 0, ranks, ranks)
+
+
+def next_term(term: int, nodes: int, candidates: Collection[int]) -> int:
+    """Return the next term of which one of these ranks is the head."""
+    return next(later for later in range(term + 1, term + nodes + 1) if later % nodes in candidates)
+
+
+def deputy(roll: Roll, nodes: int) -> int | None:
+    """Return the rank that leads next if the head of a roll is lost; None if there is no other."""
+    head = roll.term % nodes
+    others = set(roll.ranks) - {head}
+    return next_term(roll.term, nodes, others) % nodes if others else None
+
+
+@dataclass
+class Succession:
+    """One rank's part in it. `patience` is how many seconds a rank waits for a majority, or for its candidate."""
+
+    rank: int
+    nodes: int
+    patience: float
+    #: The newest roll that this rank has accepted, or made.
+    roll: Roll
+    #: Ranks whose process is known to be gone.
+    dead: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        #: The lowest term that this rank follows.
+        self.term = self.roll.term
+        self.leads = self.head == self.rank
+        #: Whether it has lost its head and knows of no other yet; and the ranks that it cannot reach since then.
+        self.seeks = False
+        self.unreached: set[int] = set()
+        #: The votes for terms of this rank; what its roll was accepted by.
+        self.votes: dict[int, dict[int, Roll]] = {}
+        self.accepted: set[int] = set()
+        #: Since when this rank waits for a majority or its candidate; None if it does not.
+        self.since: float | None = None
+
+    @property
+    def head(self) -> int:
+        """The rank of the head, or of the one that this rank votes for."""
+        return self.term % self.nodes
+
+    def handle(self, now: float, sender: int, message: Message) -> list[Output]:
+        """Take a message of another rank."""
+        if isinstance(message, Roll):
+            return self._take_roll(sender, message)
+        if isinstance(message, Vote):
+            return self._take_vote(now, sender, message)
+        if isinstance(message, Accepted):
+            if self.leads and message == (self.roll.term, self.roll.number):
+                self.accepted.add(sender)
+            return self._settle_if_accepted()
+        return [Deposed(message.term)] if message.term > self.term or self.seeks else []
+
+    def lost(self, now: float, rank: int, dead: bool = False) -> list[Output]:
+        """A rank cannot be reached any longer; `dead` if its process is known to be gone. It may be said again."""
+        if dead:
+            self.dead.add(rank)
+        if self.leads:
+            return self._remove(now, rank) if rank in self.roll.ranks else self._settle_if_accepted()
+        if rank != self.head and not self.seeks:
+            return []
+        self.unreached.add(rank)
+        self.votes.get(self.term, {}).pop(rank, None)
+        return self._seek(now) if rank == self.head else self._lead_if_elected(now)
+
+    def found(self, rank: int) -> list[Output]:
+        """A rank that was lost is connected again: it is told of the roll, and tells of a later one."""
+        return [Send(rank, self.roll)] if self.leads else []
+
+    def tick(self, now: float) -> list[Output]:
+        """Give up whom was waited for."""
+        if self.since is None or now - self.since < self.patience:
+            return []
+        if self.leads or self.head == self.rank:
+            self.since = None
+            return [Alone(f"no majority of ranks {_listed(self.roll.before)} could be reached for {self.patience:g} s")]
+        self.unreached.add(self.head)
+        return self._seek(now)
+
+    def join(self, now: float, rank: int) -> list[Output]:
+        """A rank has come in the place of one that was lost."""
+        self.dead.discard(rank)
+        return self._changed(now, tuple(sorted({*self.roll.ranks, rank})), self.roll.final)
+
+    def finish(self, now: float) -> list[Output]:
+        """Every update is made: ask whether this rank is still the head. It is when a final roll is settled."""
+        return self._changed(now, self.roll.ranks, True)
+
+    # --- the head ---
+
+    def _remove(self, now: float, rank: int) -> list[Output]:
+        return self._changed(now, tuple(other for other in self.roll.ranks if other != rank), self.roll.final)
+
+    def _changed(self, now: float, ranks: tuple[int, ...], final: bool) -> list[Output]:
+        return [*self._propose(now, ranks, final), *self._settle_if_accepted()]
+
+    def _propose(self, now: float, ranks: tuple[int, ...], final: bool) -> list[Output]:
+        """Make the next roll, and ask its ranks to accept it."""
+        before = tuple(rank for rank in self.roll.before if rank not in self.dead)
+        number = self.roll.number + 1 if self.roll.term == self.term else 1
+        self.roll = Roll(self.term, number, ranks, before, final)
+        self.accepted, self.since = {self.rank}, now
+        return self._broadcast()
+
+    def _settle_if_accepted(self) -> list[Output]:
+        roll = self.roll
+        if not self.leads or self.since is None or not self._have_majority(self.accepted, roll):
+            return []
+        self.since = None
+        self.roll = roll._replace(before=roll.ranks)
+        return [Settled(self.roll), *self._broadcast()]
+
+    def _broadcast(self) -> list[Output]:
+        return [Send(rank, self.roll) for rank in self.roll.ranks if rank != self.rank]
+
+    # --- the others ---
+
+    def _take_roll(self, sender: int, roll: Roll) -> list[Output]:
+        """Accept a roll, unless it is an older one than this rank knows, or of a term that it has left."""
+        if roll.term < self.roll.term:
+            return [Send(sender, Later(self.roll.term))]
+        if roll.term < self.term or roll.age < self.roll.age:
+            return []
+        if self.leads:
+            return [Deposed(roll.term)] if roll.term > self.term else []
+        self.term, self.roll, self.seeks, self.since, self.unreached = roll.term, roll, False, None, set()
+        return [Send(sender, Accepted(roll.term, roll.number))]
+
+    def _take_vote(self, now: float, sender: int, vote: Vote) -> list[Output]:
+        """Count a vote; one that comes after the majority is answered by the roll."""
+        if self.leads and vote.term >= self.term:
+            belongs = sender in self.roll.ranks and vote.term == self.term
+            return [Send(sender, self.roll if belongs else Later(self.term))]
+        if vote.term > self.roll.term and vote.term % self.nodes == self.rank:
+            self.votes.setdefault(vote.term, {})[sender] = vote.roll
+        return self._lead_if_elected(now)
+
+    def _seek(self, now: float) -> list[Output]:
+        """Vote for the next rank that may be reached."""
+        self.seeks, self.since = True, now
+        candidates = set(self.roll.ranks) - self.unreached - self.dead
+        self.term = next_term(self.term, self.nodes, candidates | {self.rank})
+        if self.head != self.rank:
+            return [Send(self.head, Vote(self.term, self.roll))]
+        self.votes.setdefault(self.term, {})[self.rank] = self.roll
+        return self._lead_if_elected(now)
+
+    def _lead_if_elected(self, now: float) -> list[Output]:
+        """Lead as soon as a majority of the newest roll has voted for this rank."""
+        votes = self.votes.get(self.term, {})
+        if self.leads or not self.seeks or self.head != self.rank:
+            return []
+        newest = max(votes.values(), key=lambda roll: roll.age)
+        if not self._have_majority(votes, newest):
+            return []
+        self.leads, self.seeks = True, False
+        ranks = tuple(rank for rank in newest.ranks if rank in votes or rank not in self.unreached | self.dead)
+        self.roll = newest
+        return [*self._propose(now, ranks, False), Lead(self.term), *self._settle_if_accepted()]
+
+    def _have_majority(self, votes: Collection[int], roll: Roll) -> bool:
+        """Whether votes are a majority of a roll, and of the one before as long as that is not settled."""
+        return all(self._is_majority(votes, ranks, roll.term % self.nodes) for ranks in {roll.ranks, roll.before})
+
+    def _is_majority(self, votes: Collection[int], ranks: Collection[int], head: int) -> bool:
+        counted = set(ranks) - self.dead
+        twice = 2 * len(counted & set(votes))
+        return twice > len(counted) or (twice == len(counted) and head in votes)
+
+
+def _listed(ranks: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))

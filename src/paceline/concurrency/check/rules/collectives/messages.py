@@ -1,0 +1,366 @@
+"""Messages between ranks: without a partner, in the wrong order, not waited for."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.ranks.branches import condition, of_rank
+from paceline.concurrency.check.ranks.exchanges import Exchanges, is_message
+from paceline.concurrency.check.ranks.messages import ANY, WORLDS, Operation, Stuck, World
+from paceline.concurrency.check.ranks.traces import Impossible, Trace, Undecided
+from paceline.concurrency.check.reporting.findings import Step
+from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, is_within, last_line, on_different_branches, parent
+
+SENDS, RECEIVES = ("send", "Send", "ssend", "Ssend"), ("recv", "Recv")
+
+
+def both_send_first(facts: Facts) -> Iterator[Witness]:
+    """Report branches on the rank, and symmetric exchanges, in which both sides start with the same call."""
+    for fn in facts.module.functions:
+        messages = [c for c in fn.calls if _message(c, fn, facts)]
+        if not messages:
+            continue
+        sides = _sides(fn, facts)
+        for yes, no in sides:
+            one, two = _in(messages, yes), _in(messages, no)
+            if one and two and _kind(one[0]) == _kind(two[0]) and any(_kind(c) != _kind(one[0]) for c in one + two):
+                yield _report_both_send_first(fn, one[0], two[0])
+        alone = [c for c in messages if not _chosen(c, fn, facts)]
+        first = alone[0] if alone else None
+        if first is not None and any(_kind(c) != _kind(first) for c in alone) and _neighbour(first, fn, facts):
+            yield _report_both_send_first(fn, first, first)
+
+
+def _message(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call is a blocking send or receive."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in SENDS + RECEIVES:
+        return False
+    owner = dotted(call.func.value)
+    if facts.module.canonical(call.func).startswith("torch.distributed.") or owner in ("dist", "torch.distributed"):
+        return True
+    mpi = any(name.startswith("mpi4py") for name in facts.module.imports.values())
+    return mpi and ("comm" in short_name(call.func.value).lower() or owner.endswith("COMM_WORLD"))
+
+
+def _kind(call: ast.Call) -> str:
+    return "send" if short_name(call.func) in SENDS else "receive"
+
+
+def _sides(fn: Function, facts: Facts) -> list[tuple[list[ast.stmt], list[ast.stmt]]]:
+    """The two branches of every test of the rank; `if rank == 0: ... elif rank == 1: ...` too."""
+    sides = []
+    for test in fn.tests:
+        if isinstance(test, ast.If) and test.orelse and condition(test.test, fn, facts.module) is not None:
+            other, up = test.orelse, parent(test)
+            if isinstance(up, ast.If) and test in up.orelse:
+                continue  # one of three or more branches
+            if len(other) == 1 and isinstance(other[0], ast.If):
+                if other[0].orelse:
+                    continue
+                other = other[0].body
+            sides.append((test.body, other))
+    return sides
+
+
+def _chosen(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether only some ranks reach this call."""
+    at = enclosing(call, ast.If)
+    while isinstance(at, ast.If):
+        if facts.sequences.conditions(at.test, fn):
+            return True
+        at = enclosing(at, ast.If)
+    return False
+
+
+def _in(messages: list[ast.Call], body: list[ast.stmt]) -> list[ast.Call]:
+    return [c for c in messages if is_within(c, body)]
+
+
+def _neighbour(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether the peer is computed from the own rank, so that all ranks of a ring or pair run the same line."""
+    sending = _kind(call) == "send"
+    other = keyword(call, "dest" if sending else "source") or keyword(call, "dst" if sending else "src")
+    if other is None:
+        other = (
+            call.args[0 if not sending and short_name(call.func) == "recv" else 1]
+            if len(call.args) > 1 or (call.args and short_name(call.func) == "recv")
+            else None
+        )
+    if isinstance(other, ast.Name):
+        other = fn.bound.get(other.id, other)
+    if isinstance(other, ast.BinOp) and isinstance(other.op, ast.Mod):
+        other = other.left
+    if not isinstance(other, ast.BinOp):
+        return False
+    return of_rank(other.left, fn, facts.module) is not None or of_rank(other.right, fn, facts.module) is not None
+
+
+def _report_both_send_first(fn: Function, one: ast.Call, two: ast.Call) -> Witness:
+    receives = _kind(one) == "receive"
+    reason = (
+        "neither ever sends"
+        if receives
+        else "each waits for the other to receive once a message no longer fits the buffer"
+    )
+    need = "send" if receives else "receive"
+    confidence = 0.9 if receives else 0.7
+    return Witness(one, fn, confidence=confidence, kind=_kind(one), both=(one, two), reason=reason, need=need)
+
+
+def message_without_partner(facts: Facts) -> Iterator[Witness]:
+    """Report programs of messages in which a rank waits for ever, whatever the number of ranks."""
+    module = facts.module
+    functions = [fn for fn in module.functions if any(is_message(call, module) for call in fn.calls)]
+    if not functions:
+        return
+    lines = {call.lineno for found in both_send_first(facts) for call in found.terms["both"]}
+    settled: set[int] = set()
+    exchanges = Exchanges(module, facts.sequences)
+    for fn in _outermost_first(functions, facts):
+        if id(fn) in settled or not _by_all(fn, facts):
+            continue
+        worlds = {size: outcome for size in WORLDS if (outcome := _played(fn, size, facts, exchanges)) is not None}
+        if not worlds:
+            continue
+        settled |= {id(each) for each in _reached(fn, facts)}
+        if all(stuck for stuck, _ in worlds.values()):  # a program for two ranks may leave the others of a larger world
+            stuck, case = worlds[max(worlds)]
+            if not lines & {s.operation.line for s in stuck}:
+                yield _report_message_without_partner(fn, stuck[0], max(worlds), case)
+
+
+def _outermost_first(functions: list[Function], facts: Facts) -> list[Function]:
+    """The functions with messages and their callers, callers first."""
+    distances: dict[int, tuple[int, Function]] = {}
+    todo = [(fn, 0) for fn in functions]
+    while todo:
+        fn, far = todo.pop()
+        if far > MESSAGE_WITHOUT_PARTNER_DEPTH or distances.get(id(fn), (-1, fn))[0] >= far:
+            continue
+        distances[id(fn)] = (far, fn)
+        todo += [(caller, far + 1) for caller, _ in facts.callers.get(id(fn), ()) if caller is not fn]
+    return [fn for far, fn in sorted(distances.values(), key=lambda pair: (-pair[0], pair[1].line))]
+
+
+def _by_all(fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether every rank calls a function: no caller in the file does so on one side of a test of the rank."""
+    for caller, event in facts.callers.get(id(fn), ()) if depth < MESSAGE_WITHOUT_PARTNER_DEPTH else ():
+        at: ast.AST | None = enclosing(event.effect.node, ast.If)
+        while isinstance(at, ast.If):
+            if facts.sequences.conditions(at.test, caller):
+                return False
+            at = enclosing(at, ast.If)
+        if caller is not fn and not _by_all(caller, facts, depth + 1):
+            return False
+    return True
+
+
+MESSAGE_WITHOUT_PARTNER_DEPTH = 5
+
+
+def _reached(fn: Function, facts: Facts) -> list[Function]:
+    functions, todo = list[Function](), [fn]
+    while todo:
+        each = todo.pop()
+        if each not in functions:
+            functions.append(each)
+            todo += [c for call in each.calls if (c := facts.module.callee(call, each)) is not None]
+    return functions
+
+
+def _played(fn: Function, size: int, facts: Facts, exchanges: Exchanges) -> tuple[list[Stuck], str] | None:
+    """The ranks of a world that wait for ever, and in which case only; None where it cannot be followed."""
+    chosen = dict[str, bool]()
+    followed = _followed(fn, size, facts, exchanges, chosen)
+    if followed is None:
+        return None
+    traces, asks = followed
+    kinds = {op.kind for trace in traces for op in trace}
+    if not {"send", "receive"} <= kinds:
+        return None
+    if always := World(traces, buffered=True).stuck():
+        return always, ""
+    if late := World(traces, buffered=False).stuck():
+        return late, "once a message does not fit the buffer"
+    other = _followed(fn, size, facts, exchanges, dict.fromkeys(chosen, False)) if chosen and asks else None
+    return (World(other[0], buffered=True).stuck(), "where a rank has found nothing") if other is not None else ([], "")
+
+
+def _followed(
+    fn: Function, size: int, facts: Facts, exchanges: Exchanges, chosen: dict[str, bool]
+) -> tuple[list[list[Operation]], bool] | None:
+    """What each rank of a world does, and whether it asks for what a rank may have found or not."""
+    traces, asks = list[list[Operation]](), False
+    for rank in range(size):
+        trace = Trace(facts.module, facts.sequences, exchanges, rank, size, chosen)
+        try:
+            trace.run(fn, {})
+        except (Undecided, Impossible, RecursionError):
+            return None
+        traces.append(trace.operations)
+        asks = asks or bool(trace.found)
+    return traces, asks
+
+
+def _named(operation: Operation) -> str:
+    tag = f" with the tag {operation.tag}" if operation.tag not in (0, ANY) else ""
+    if operation.kind not in ("send", "receive"):
+        return f"calls {operation.kind} (line {operation.line})"
+    whom = "any rank" if operation.peer == ANY else f"rank {operation.peer}"
+    way = f"sends to {whom}" if operation.kind == "send" else f"receives from {whom}"
+    return f"{way}{tag} (line {operation.line})"
+
+
+def _report_message_without_partner(fn: Function, stuck: Stuck, size: int, case: str) -> Witness:
+    operation, other = stuck.operation, stuck.other
+    peer = f"rank {operation.peer}" if operation.peer != ANY else "every other rank"
+    if operation.peer == stuck.rank:
+        does = "which is the rank itself"
+    elif operation.peer == size or (operation.kind == "send" and operation.peer < 0):
+        does = "which does not exist"
+    elif other is None:
+        does = f"and {peer} has come to its end"
+    else:
+        does = f"and {peer} {_named(other)}"
+    steps = [Step(f"rank {stuck.rank}", operation.line, _named(operation).rpartition(" (")[0])]
+    if other is not None:
+        steps.append(Step(peer, other.line, _named(other).rpartition(" (")[0]))
+    return Witness(
+        ast.Pass(lineno=operation.line, col_offset=0),
+        fn,
+        confidence=0.6 if case else 0.8,
+        story=steps,
+        size=size,
+        rank=stuck.rank,
+        operation=operation,
+        named=_named(operation),
+        does=does,
+        peer=peer,
+        when=f", {case}" if case else "",
+    )
+
+
+BEGIN = ("isend", "irecv", "Isend", "Irecv", "issend", "Issend")
+ADDS = ("append", "add", "appendleft", "extend", "insert")
+NOT_WAITED_FOR_DEPTH = 6  # names, lists and calls through which a value is followed
+#: What may be asked of a tensor while a message is under way.
+FORM = {"shape", "dtype", "device", "ndim", "size", "numel", "dim", "element_size", "is_cuda", "nbytes"}
+
+
+def not_waited_for(facts: Facts) -> Iterator[Witness]:
+    """Report calls whose handle is dropped, and buffers that are used before the handle is waited for."""
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            if not _begins(call, fn, facts):
+                continue
+            if _is_dropped(call, fn, facts):
+                how = "dropped" if isinstance(parent(call), ast.Expr) else "never waited for"
+                yield Witness(
+                    call, fn, message=f"{text_of(call)} returns a handle that is {how}: the program cannot tell when"
+                )
+            elif (use := _used_early(call, fn, facts)) is not None:
+                yield _report_early(call, fn, *use)
+
+
+def _used_early(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.AST, int] | None:
+    """Where the buffer of a call is used before its handle is waited for, and the line of the wait."""
+    up = parent(call)
+    handle = dotted(up.targets[0]) if isinstance(up, ast.Assign) and isinstance(up.targets[0], ast.Name) else ""
+    buffer = dotted(call.args[0]) if call.args and isinstance(call.args[0], ast.Name | ast.Attribute) else ""
+    last = last_line(call)
+    reads = [n.lineno for n in fn.names if n.id == handle and isinstance(n.ctx, ast.Load) and n.lineno > last]
+    if not handle or not buffer or not reads:
+        return None
+    sends = "send" in short_name(call.func).lower()
+    uses: list[ast.Name | ast.Attribute] = [*fn.names, *fn.attributes]
+    for node in sorted(uses, key=lambda n: n.lineno):
+        if not last < node.lineno < min(reads) or dotted(node) != buffer or on_different_branches(call, node):
+            continue
+        if isinstance(node.ctx, ast.Store):
+            return None if not isinstance(parent(node), ast.AugAssign) else (node, min(reads))
+        if (_changes(node) if sends else _reads(node)) and not _in_message(node, fn, facts):
+            return node, min(reads)
+    return None
+
+
+def _changes(node: ast.AST) -> bool:
+    """Whether a tensor is changed in place here."""
+    up = parent(node)
+    if isinstance(up, ast.Subscript) and up.value is node:
+        return isinstance(up.ctx, ast.Store)
+    called = isinstance(up, ast.Attribute) and isinstance(parent(up), ast.Call)
+    return called and up.attr.endswith("_") and not up.attr.endswith("__")  # type: ignore[union-attr]
+
+
+def _reads(node: ast.AST) -> bool:
+    """Whether what is in a tensor is read here, rather than its form."""
+    up = parent(node)
+    return not (isinstance(up, ast.Attribute) and up.attr in FORM) and not isinstance(up, ast.Delete)
+
+
+def _in_message(node: ast.AST, fn: Function, facts: Facts) -> bool:
+    """Whether this is an argument of another message."""
+    around = enclosing(node, ast.Call)
+    return isinstance(around, ast.Call) and (_begins(around, fn, facts) or short_name(around.func) in ("P2POp", "len"))
+
+
+def _report_early(call: ast.Call, fn: Function, use: ast.AST, wait: int) -> Witness:
+    return Witness(use, fn, "early", wait=wait, call=call, line=getattr(use, "lineno", call.lineno))
+
+
+def _begins(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call starts a message or collective and returns a handle."""
+    if short_name(call.func) in BEGIN and isinstance(call.func, ast.Attribute):
+        owner = dotted(call.func.value)
+        mpi = any(name.startswith("mpi4py") for name in facts.module.imports.values())
+        return owner in ("dist", "torch.distributed") or (mpi and "comm" in owner.lower())
+    return is_constant(keyword(call, "async_op"), True) and facts.sequences.collective(call, fn) is not None
+
+
+def _is_dropped(node: ast.AST, fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether nothing in the file ever reads what an expression returns."""
+    up = parent(node)
+    if isinstance(up, ast.Expr):
+        return True
+    if depth > NOT_WAITED_FOR_DEPTH:
+        return False
+    if isinstance(up, ast.List | ast.Tuple | ast.Set | ast.ListComp | ast.IfExp):
+        is_test = isinstance(up, ast.IfExp) and up.test is node
+        return not is_test and _is_dropped(up, fn, facts, depth + 1)
+    if isinstance(up, ast.Assign) and up.value is node:
+        return all(_is_unread(target, fn, facts, depth + 1) for target in up.targets)
+    if isinstance(up, ast.Call) and isinstance(up.func, ast.Attribute) and up.func.attr in ADDS and node in up.args:
+        return _is_unread(up.func.value, fn, facts, depth + 1)
+    if isinstance(up, ast.Return):
+        sites = facts.callers.get(id(fn), ())
+        return bool(sites) and all(_is_dropped(event.effect.node, caller, facts, depth + 1) for caller, event in sites)
+    return False
+
+
+def _is_unread(target: ast.AST, fn: Function, facts: Facts, depth: int) -> bool:
+    """Whether what a name or an attribute of the own object holds is never read."""
+    if isinstance(target, ast.Name):
+        if target.id in fn.globals or target.id in fn.nonlocals or fn is facts.module.top:
+            return False
+        inner = [f for f in facts.module.functions if fn in f.scopes()]
+        if target.id in fn.parameters:
+            return False
+        reads: list[tuple[ast.AST, Function]] = [(n, f) for f in inner for n in f.names if n.id == target.id]
+    elif isinstance(target, ast.Attribute) and fn.self_name and dotted(target.value) == fn.self_name:
+        reads = [(n, f) for f in facts.module.functions for n in f.attributes if n.attr == target.attr]
+    else:
+        return False
+    loads = [(n, f) for n, f in reads if isinstance(n.ctx, ast.Load)]  # type: ignore[attr-defined]
+    return all(_is_filled(n) or _is_dropped(n, f, facts, depth) for n, f in loads)
+
+
+def _is_filled(node: ast.AST) -> bool:
+    """Whether this only adds to a container."""
+    up = parent(node)
+    return isinstance(up, ast.Attribute) and up.attr in ADDS and isinstance(parent(up), ast.Call)

@@ -1,0 +1,186 @@
+"""Collectives in an order that ranks do not share."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.ranks.items import Item, flattened
+from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
+from paceline.concurrency.check.syntax.tree import parent
+from paceline.concurrency.check.varying.reasons import CHANCE, DATA
+
+#: Collectives that carry nothing, so that those of any two elements match.
+ALIKE = ("barrier", "monitored_barrier", "wait_for_everyone")
+
+
+def unordered_collectives(facts: Facts) -> Iterator[Witness]:
+    """Report collectives in loops over sets, directories and per-rank dictionaries."""
+    for fn in facts.module.functions:
+        if not facts.sequences.whole(fn).items:
+            continue
+        for loop in fn.loops:
+            why = "" if isinstance(loop, ast.While) else _unordered(loop.iter, fn, facts)
+            inside = _inside(loop, fn, facts) if why else []  # type: ignore[arg-type]
+            collective = next((item for item in inside if item.name not in ALIKE), None)
+            if collective is not None and isinstance(collective.at, ast.Call):
+                yield Witness(collective.at, fn, why=why, over=loop.iter)  # type: ignore[union-attr]
+
+
+def _inside(loop: ast.For | ast.AsyncFor | ast.comprehension, fn: Function, facts: Facts) -> list[Item]:
+    """The collectives that a loop or comprehension calls in each turn."""
+    if isinstance(loop, ast.comprehension):
+        within = {id(node) for node in ast.walk(parent(loop) or loop)}
+        return [item for item in facts.sequences.operations(fn) if id(item.at) in within]
+    return [i for item in facts.sequences.body(loop.body, fn, None).items for i in flattened(item)]
+
+
+def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
+    """Why the order of an iterable differs between ranks; empty if it does not."""
+    ordered = isinstance(over, ast.Call) and short_name(over.func) == "sorted"
+    while (
+        isinstance(over, ast.Call)
+        and short_name(over.func) in ("sorted", "list", "tuple", "enumerate", "reversed")
+        and over.args
+    ):
+        over = over.args[0]
+    if (
+        not ordered
+        and isinstance(over, ast.Call)
+        and short_name(over.func) in ("listdir", "glob", "iglob", "iterdir", "scandir")
+    ):
+        return "the files of a folder, whose order differs between machines"
+    if not ordered and _is_set(over, fn, facts):
+        return "a set, whose order differs between processes"
+    if (
+        isinstance(over, ast.Call)
+        and isinstance(over.func, ast.Attribute)
+        and over.func.attr in ("items", "keys", "values")
+    ):
+        over = over.func.value
+    if isinstance(over, ast.Attribute) and _filled_by_methods(over, fn, facts):
+        return f"{ast.unparse(over)}, a dictionary that every rank fills for itself"
+    if isinstance(over, ast.Name) and (_filled_here(over.id, fn, facts) or _filled_by_data(over, fn, facts)):
+        return f"{over.id}, a dictionary that every rank fills for itself"
+    return ""
+
+
+def _filled_by_data(node: ast.expr | None, fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether this is a dictionary whose keys come from the data of this rank: here, or in a caller or callee."""
+    while isinstance(node, ast.Call) and short_name(node.func) in ("sorted", "list", "tuple", "dict") and node.args:
+        node = node.args[0]
+    if depth > DEPTH:
+        return False
+    if isinstance(node, ast.Call):
+        callee = facts.module.callee(node, fn)
+        returned = [r.value for r in callee.returns] if callee is not None else []
+        return any(_filled_by_data(value, callee, facts, depth + 1) for value in returned)  # type: ignore[arg-type]
+    if not isinstance(node, ast.Name):
+        return False
+    if _is_empty_dict(fn.bound.get(node.id)):
+        stored = [s for s in fn.subscripts if isinstance(s.ctx, ast.Store) and dotted(s.value) == node.id]
+        return any(facts.module.varying.why(s.slice, fn) in (DATA, CHANCE) for s in stored)
+    values = _values(node, fn, facts)
+    return any(value is not node and _filled_by_data(value, scope, facts, depth + 1) for value, scope in values)
+
+
+def _filled_by_methods(node: ast.Attribute, fn: Function, facts: Facts) -> bool:
+    """Whether methods of the object fill a dictionary with keys from the data of this rank."""
+    owner = facts.module.type_of(node.value, fn)
+    values = [v for cls in owner.ancestry for v, _ in cls.values.get(node.attr, ())] if owner is not None else []
+    if owner is None or not values or not all(_is_empty_dict(v) for v in values):
+        return False
+    for method in (m for cls in owner.ancestry for m in cls.methods.values()):
+        stores = (s for s in method.subscripts if isinstance(s.ctx, ast.Store))
+        stored = [s.slice for s in stores if short_name(s.value) == node.attr]
+        stored += [c.args[0] for c in method.calls if c.args and dotted(c.func).endswith(f".{node.attr}.setdefault")]
+        if any(facts.module.varying.why(key, method) in (DATA, CHANCE) or _of_argument(key, method) for key in stored):
+            return True
+    return False
+
+
+def _of_argument(key: ast.expr, method: Function) -> bool:
+    """Whether a key is an element of what a method was given: of one of its tensors as a list, or of a batch."""
+    if not isinstance(key, ast.Name):
+        return False
+    for loop in method.loops:
+        if isinstance(loop, ast.While) or all(n.id != key.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)):
+            continue
+        names = {n.id for n in ast.walk(loop.iter) if isinstance(n, ast.Name)}
+        read = {n.attr for n in ast.walk(loop.iter) if isinstance(n, ast.Attribute)}
+        listed = bool(read & {"tolist", "unique", "numpy"})
+        return bool(names & set(method.parameters)) and (listed or bool(names & {"batch", "sample", "outputs"}))
+    return False
+
+
+def _is_empty_dict(value: ast.expr | None) -> bool:
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    return isinstance(value, ast.Call) and short_name(value.func) in ("dict", "defaultdict", "OrderedDict", "Counter")
+
+
+def _is_set(node: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether an expression is a set, or a list of one: by its assignments, in an attribute, as an argument."""
+    if isinstance(node, ast.Set | ast.SetComp):
+        return True
+    if isinstance(node, ast.Call):
+        keeps_order = short_name(node.func) in ("list", "tuple", "enumerate", "reversed") and len(node.args) == 1
+        if facts.module.callee(node, fn) is not None and depth < DEPTH:
+            callee = facts.module.callee(node, fn)
+            returned = [r.value for r in callee.returns if r.value is not None] if callee is not None else []
+            return bool(returned) and all(_is_set(v, callee, facts, depth + 1) for v in returned)  # type: ignore[arg-type]
+        return dotted(node.func) in ("set", "frozenset") or (keeps_order and _is_set(node.args[0], fn, facts, depth))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.Sub):
+        return _is_set(node.left, fn, facts, depth) or _is_set(node.right, fn, facts, depth)
+    values = _values(node, fn, facts) if depth < DEPTH else []
+    return bool(values) and all(
+        value is not node and _is_set(value, scope, facts, depth + 1) for value, scope in values
+    )
+
+
+def _values(node: ast.expr, fn: Function, facts: Facts) -> list[tuple[ast.expr, Function]]:
+    """What a name or an attribute of the own object was given last, by each that gives it."""
+    if isinstance(node, ast.Name) and node.id in fn.bound:
+        assignments = [(t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
+        before = [(line, value) for line, value in assignments if line < node.lineno]
+        return [(max(before or assignments, key=lambda pair: pair[0])[1], fn)] if assignments else []
+    if isinstance(node, ast.Name) and node.id in fn.parameters:
+        return [(given.value, given.caller) for given in facts.module.objects.arguments(fn, node.id)]
+    if isinstance(node, ast.Attribute) and dotted(node.value) == fn.self_name and fn.cls is not None:
+        values = [pair for cls in fn.cls.ancestry for pair in cls.values.get(node.attr, ())]
+        return [(value, scope) for value, scope in values if not is_constant(value, None)]
+    return []
+
+
+DEPTH = 4  # assignments through which a set is followed
+
+
+def _filled_here(name: str, fn: Function, facts: Facts) -> bool:
+    """Whether this is a dictionary of the module that functions fill while they run."""
+    top = facts.module.top
+    start = top.bound.get(name)
+    if start is None or any(name in scope.bound for scope in fn.scopes() if scope is not top):
+        return False
+    return _is_empty_dict(start) and any(
+        dotted(s.value) == name for f in facts.module.functions if f is not top for s in f.subscripts
+    )
+
+
+def collective_in_thread(facts: Facts) -> Iterator[Witness]:
+    """Report collectives of the default group in a thread, if there are others outside it."""
+    module, sequences = facts.module, facts.sequences
+    if not facts.has_threads:
+        return
+    everywhere = [
+        (fn, c) for fn in module.functions for call in fn.calls if (c := sequences.collective(call, fn)) and not c.group
+    ]
+    outside = next(((fn, c) for fn, c in everywhere if not facts.threads_of(fn)), None)
+    if outside is None:
+        return
+    for fn, collective in everywhere:
+        if facts.threads_of(fn) and not any(other is fn for other, event in facts.callers.get(id(fn), ())):
+            yield Witness(collective.call, fn, outside=outside)
+            return

@@ -1,0 +1,296 @@
+"""What stops an event loop: calls that block, locks of threads, waits for the loop itself, loops without an await."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
+from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, parent
+
+KINDS = (
+    "Thread",
+    "Process",
+    "Queue",
+    "ProcessQueue",
+    "SimpleQueue",
+    "Event",
+    "ProcessEvent",
+    "Barrier",
+    "Future",
+    "Executor",
+    "Pool",
+)
+
+
+def blocking_in_async(facts: Facts) -> Iterator[Witness]:
+    """Report blocking calls in coroutines and callbacks of the loop, and endless waits for resources of threads."""
+    for fn in facts.module.functions:
+        if not facts.on_loop(fn):
+            continue
+        yield from _blocking(fn, facts)
+        for effect in facts.walker.effects(fn):
+            resource = effect.resource
+            if (
+                effect.kind != "wait"
+                or effect.timeout
+                or resource is None
+                or not resource.sure
+                or resource.kind not in KINDS
+            ):
+                continue
+            if isinstance(parent(effect.node), ast.Await) or _is_done(effect.node, fn.calls):
+                continue
+            yield Witness(effect.node, fn, place=place(fn), effect=effect, resource=resource)
+
+
+def place(fn: Function) -> str:
+    """What the loop runs, in words."""
+    return "a coroutine" if fn.asynchronous else "a callback of the loop"
+
+
+def _blocking(fn: Function, facts: Facts) -> Iterator[Witness]:
+    """Calls of libraries that block, in a coroutine or in the functions that it calls."""
+    reported: set[str] = set()
+    for effect in facts.walker.effects(fn):
+        if effect.kind != "call" or isinstance(parent(effect.node), ast.Await):
+            continue
+        for what, call in facts.blocks_through(effect, fn).items():
+            if what in reported:
+                continue
+            reported.add(what)
+            by = "" if len(call.steps) == 1 else f", which calls {what},"
+            yield Witness(
+                effect.node,
+                fn,
+                "blocking",
+                confidence=0.45 if call.waits == "waits for the user" else 0.8 if len(call.steps) == 1 else 0.65,
+                by=by,
+                place=place(fn),
+                call=call,
+                what=what,
+                effect=effect,
+                function=text_of(effect.node)[:-2],
+            )
+
+
+def _is_done(node: ast.expr, calls: list[ast.Call]) -> bool:
+    """Whether the function asks `done()` of the same future, so that the result is there."""
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return False
+    name = ast.unparse(node.func.value)
+    return any(
+        isinstance(c.func, ast.Attribute) and c.func.attr == "done" and ast.unparse(c.func.value) == name for c in calls
+    )
+
+
+def await_under_lock(facts: Facts) -> Iterator[Witness]:
+    """Report awaits in coroutines while a lock that is not asyncio's is held."""
+    for fn in facts.module.functions:
+        if not fn.asynchronous:
+            continue
+        reported: set[str] = set()
+        yield from _implicit(fn, facts, reported)
+        for effect, locks_held in facts.events(fn):
+            at = parent(effect.node)
+            if not isinstance(at, ast.Await) or effect.kind == "take":
+                continue
+            for lock, line, *_ in locks_held:
+                if (
+                    lock.kind not in ASYNC_LOCKS
+                    and lock.id not in reported
+                    and (lock.sure or not _async_with(line, fn))
+                ):
+                    reported.add(lock.id)
+                    yield Witness(at, fn, confidence=0.9 if lock.sure else 0.65, lock=lock.id, line=line)
+
+
+def _implicit(fn: Function, facts: Facts, reported: set[str]) -> Iterator[Witness]:
+    """The awaits of `async for` and `async with`, and the yields of an asynchronous generator."""
+    takes = {m.resource.id: m for m, _ in facts.events(fn) if m.kind == "take" and m.resource is not None}
+    inner: list[tuple[ast.stmt | ast.expr, ast.expr]] = [(n, n.iter) for n in fn.loops if isinstance(n, ast.AsyncFor)]
+    inner += [(n, n.items[0].context_expr) for n in fn.withs if isinstance(n, ast.AsyncWith)]
+    inner += [(y, y) for y in fn.yields]  # an asynchronous generator waits there for its consumer
+    for node, at in inner if takes else ():
+        for name in sorted(facts.held_at(node, fn) & set(takes) - reported):
+            lock, line = takes[name].resource, takes[name].line
+            if lock is not None and lock.kind not in ASYNC_LOCKS and lock.sure and line < node.lineno:
+                reported.add(name)
+                yield Witness(at, fn, confidence=0.9, lock=name, line=line)
+
+
+def _async_with(line: int, fn: Function) -> bool:
+    """Whether the lock was taken by `async with` or `await`: a lock of unknown origin is then an asyncio lock."""
+    if any(isinstance(w, ast.AsyncWith) and i.context_expr.lineno == line for w in fn.withs for i in w.items):
+        return True
+    return any(a.lineno == line for a in fn.awaits)
+
+
+Steps = tuple[tuple[Function, ast.expr], ...]
+DEPTH = 3
+
+
+def bridge_on_its_loop(facts: Facts) -> Iterator[Witness]:
+    """Report calls that wait for the loop and are reached from a coroutine, or from a callback of the loop."""
+    for fn in facts.module.functions:
+        if facts.on_loop(fn):
+            yield from _bridges(fn, (), facts, set())
+
+
+def _bridges(fn: Function, way: Steps, facts: Facts, visited: set[int]) -> Iterator[Witness]:
+    """Follow the calls of a coroutine, up to DEPTH deep."""
+    if len(way) > DEPTH or id(fn) in visited:
+        return
+    visited.add(id(fn))
+    for call in fn.calls:
+        if _waits_for_loop(call, fn, way[0][0] if way else fn, facts):
+            steps = (*way, (fn, call))
+            start, at = steps[0]
+            by = "" if len(steps) == 1 else f" by {text_of(at)}"
+            yield Witness(
+                at,
+                start,
+                "bridges",
+                confidence=0.75 if len(steps) == 1 else 0.65,
+                call=call,
+                by=by,
+                place=_runs(start),
+                steps=steps,
+            )
+            return
+    for effect in facts.runs(fn):
+        awaited = isinstance(parent(effect.node), ast.Await)  # so that what runs is a coroutine after all
+        if effect.callee is not None and not effect.callee.asynchronous and not awaited:
+            yield from _bridges(effect.callee, (*way, (fn, effect.node)), facts, visited)
+
+
+def _runs(fn: Function) -> str:
+    return "the coroutine" if fn.asynchronous else "the callback of the loop"
+
+
+def _waits_for_loop(call: ast.Call, fn: Function, start: Function, facts: Facts) -> bool:
+    """Whether a call, reached from a coroutine, waits until its loop has run something."""
+    name = short_name(call.func)
+    if name == "run_until_complete":
+        return not any(short_name(c.func) == "new_event_loop" for c in fn.calls) and not isinstance(
+            parent(call), ast.Await
+        )
+    if facts.module.canonical(call.func) == "asyncio.run":
+        return True
+    if name != "result" or not isinstance(call.func, ast.Attribute):
+        return False
+    value = call.func.value
+    if isinstance(value, ast.Name):
+        value = fn.bound.get(value.id, value)
+    if not isinstance(value, ast.Call) or short_name(value.func) != "run_coroutine_threadsafe":
+        return False
+    loop = value.args[1] if len(value.args) > 1 else None
+    if loop is not None and _of_a_coroutine(loop, fn, facts, 0):
+        return True
+    if isinstance(loop, ast.Attribute) and fn.cls is not None and fn.self_name and dotted(loop.value) == fn.self_name:
+        argument = value.args[0]
+        if isinstance(argument, ast.Name) and argument.id in fn.parameters:  # whose loop it is, its callers say
+            return any(each is start for each in _passed(argument.id, fn, facts))
+        callee = argument.func if isinstance(argument, ast.Call) else None
+        return (
+            callee is not None and facts.module.function_named(callee, fn) is not None
+        )  # its own coroutine, on its own loop
+    if isinstance(loop, ast.Name):
+        binding = fn.bound.get(loop.id)
+        return isinstance(binding, ast.Call) and short_name(binding.func) in ("get_event_loop", "get_running_loop")
+    return isinstance(loop, ast.Call)
+
+
+def _passed(name: str, fn: Function, facts: Facts) -> Iterator[Function]:
+    """The coroutines of which callers pass a call for a parameter."""
+    for argument in facts.module.objects.arguments(fn, name):
+        callee = facts.module.callee(argument.value, argument.caller) if isinstance(argument.value, ast.Call) else None
+        if callee is not None and callee.asynchronous:
+            yield callee
+
+
+def _of_a_coroutine(loop: ast.expr, fn: Function, facts: Facts, depth: int) -> bool:
+    """Whether an expression is the loop that a coroutine runs on, which it passes on: `Client(get_running_loop())`."""
+    if isinstance(loop, ast.Call):
+        return short_name(loop.func) in ("get_running_loop", "get_event_loop") and fn.asynchronous
+    sources: list[tuple[ast.expr, Function]] = []
+    if isinstance(loop, ast.Name) and loop.id in fn.bound:
+        sources = [(fn.bound[loop.id], fn)]
+    elif isinstance(loop, ast.Name) and loop.id in fn.parameters:
+        sources = [(given.value, given.caller) for given in facts.module.objects.arguments(fn, loop.id)]
+    elif isinstance(loop, ast.Attribute) and dotted(loop.value) == fn.self_name and fn.cls is not None:
+        sources = [pair for cls in fn.cls.ancestry for pair in cls.values.get(loop.attr, ())]
+    return depth < DEPTH and any(_of_a_coroutine(value, scope, facts, depth + 1) for value, scope in sources)
+
+
+#: Calls that change nothing that a loop may wait for.
+IDLE = {"print", "sleep", "debug", "info", "warning", "log", "len", "str", "repr", "format", "monotonic"}
+#: Questions whose answer another task changes.
+ASKS = {"done", "is_set", "locked", "empty", "full", "cancelled", "qsize"}
+
+
+def spins(facts: Facts) -> Iterator[Witness]:
+    """Report loops of coroutines that ask for what only another task can change, and do nothing else."""
+    for fn in facts.module.functions:
+        for loop in fn.loops if fn.asynchronous else ():
+            if (
+                isinstance(loop, ast.While)
+                and (condition := _asks(loop.test, fn, facts))
+                and not _does_something(loop, fn, facts)
+            ):
+                yield Witness(loop, fn, condition=condition)
+
+
+def _asks(test: ast.expr, fn: Function, facts: Facts) -> str:
+    """The attribute, global or state of an object that a test asks for; empty where it asks for anything else."""
+    called = [n for n in ast.walk(test) if isinstance(n, ast.Call)]
+    if any(not isinstance(c.func, ast.Attribute) or c.func.attr not in ASKS or c.args for c in called):
+        return ""
+    if any(isinstance(n, ast.Await | ast.NamedExpr) for n in ast.walk(test)):
+        return ""
+    if called:
+        return ast.unparse(called[0])
+    inner = test.operand if isinstance(test, ast.UnaryOp) else test.left if isinstance(test, ast.Compare) else test
+    if isinstance(inner, ast.Name) and (
+        inner.id in fn.globals or inner.id in fn.nonlocals or _of_file(inner, fn, facts)
+    ):
+        return inner.id
+    if (
+        not isinstance(inner, ast.Attribute)
+        or not fn.self_name
+        or dotted(inner.value) != fn.self_name
+        or fn.cls is None
+    ):
+        return ""
+    set_by = [scope for _, scope in fn.cls.values.get(inner.attr, ()) if scope is not fn and scope.name != "__init__"]
+    return dotted(inner) if set_by else ""
+
+
+def _of_file(name: ast.Name, fn: Function, facts: Facts) -> bool:
+    """Whether a name is a global that other functions change."""
+    local_names = {n.id for scope in fn.scopes() for n in scope.stores if scope is not facts.module.top}
+    changed = any(name.id in f.globals for f in facts.module.functions if f is not fn)
+    return changed and name.id not in local_names and all(name.id not in s.parameters for s in fn.scopes())
+
+
+def _does_something(loop: ast.While, fn: Function, facts: Facts) -> bool:
+    """Whether a turn of the loop awaits, leaves or changes something itself, or calls what may do that."""
+    for node in (n for statement in loop.body for n in ast.walk(statement)):
+        if isinstance(node, ast.AsyncFor | ast.AsyncWith | ast.Yield | ast.Break | ast.Return | ast.Raise):
+            return True
+        if isinstance(node, ast.Await):
+            if facts.lets_others_run(node, fn):
+                return True
+        elif isinstance(node, ast.Call):
+            around = enclosing(node, ast.Await)
+            awaited = isinstance(around, ast.Await) and around.value is node
+            if not awaited and short_name(node.func) not in IDLE:
+                return True
+        elif isinstance(node, ast.Attribute | ast.Name) and not isinstance(node.ctx, ast.Load):
+            return True
+    return False

@@ -1,0 +1,321 @@
+"""What two tasks do at once across an await: create, fill, write back."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
+from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.summaries import Facts
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
+from paceline.concurrency.check.syntax.tree import contexts_around, enclosing, following, is_within, last_line, parent
+from paceline.concurrency.check.threads.accesses import Access
+from paceline.concurrency.check.threads.shared_state import (
+    BEGINNINGS,
+    accesses_of_class,
+    accesses_of_globals,
+    is_teardown,
+    starts_or_ends,
+)
+from paceline.concurrency.check.threads.sharing import absent, filled_if_missing, line_of_check
+
+
+def lazy_across_await(facts: Facts) -> Iterator[Witness]:
+    """Report `if x is None: x = await ...` that is not under a lock."""
+    for fn in facts.module.functions:
+        if not fn.asynchronous or fn.name in ("__aenter__", "__aexit__"):
+            continue
+        for test in fn.tests:
+            name = absent(test.test) or _present(test.test) if isinstance(test, ast.If) else ""
+            if (
+                not name
+                or ((starts_or_ends(fn) or fn.name.startswith("__")) and not _stores_what_it_opens(test, name))
+                or not ((name.startswith(fn.self_name + ".") and fn.self_name) or name in fn.globals)
+                or _locked(test, fn, facts)
+            ):
+                continue
+            assignment = next((s for s in test.body if isinstance(s, ast.Assign) and _stores(s, name)), None)
+            inner = (s for s in _nested(test) if isinstance(s.value, ast.Await) and _stores(s, name))
+            assignment = assignment or next((s for s in inner if not _locked(s, fn, facts)), None)
+            if assignment is not None and isinstance(assignment.value, ast.Await):
+                if not facts.lets_others_run(assignment.value, fn):
+                    continue
+                yield Witness(
+                    assignment, fn, confidence=0.65 if _opens(assignment.value) else 0.4, name=name, tested=test.lineno
+                )
+            elif assignment is None and (opened := _through_method(test, name, fn, facts)) is not None:
+                yield Witness(opened, fn, confidence=0.6, name=name, tested=test.lineno)
+            elif (
+                assignment is not None and _waits(test.body[: test.body.index(assignment)], fn) and not is_teardown(fn)
+            ):
+                constant = isinstance(assignment.value, ast.Constant)
+                if absent(test.test) or (constant and not assignment.value.value):  # type: ignore[attr-defined]
+                    yield Witness(assignment, fn, "flag", name=name, test=test)
+        yield from _ended_twice(fn, facts)
+        yield from _taken_late(fn, facts)
+    everything = [a for cls in facts.module.classes.values() for a in accesses_of_class(cls, facts).values()]
+    for accesses in (*everything, *accesses_of_globals(facts).values()):
+        yield from _entries(accesses, facts)
+        yield from _claims(accesses, facts)
+
+
+def _claims(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
+    """`if key in self.busy: return`, an await, and then `self.busy.add(key)`: two tasks do the same work."""
+    for access in accesses:
+        fn, up = access.fn, parent(access.node)
+        if access.kind != "grow" or access.locks or not fn.asynchronous or _locked(access.node, fn, facts):
+            continue
+        call = parent(up) if isinstance(up, ast.Attribute) and up.attr in ("add", "append") else None
+        key = up.slice if isinstance(up, ast.Subscript) else None
+        key = call.args[0] if isinstance(call, ast.Call) and len(call.args) == 1 else key
+        line = line_of_check(access, key) if key is not None else 0
+        test = next((t for t in fn.tests if t.lineno == line and isinstance(t, ast.If)), None)
+        if test is None or not _gives_up(test, access) or _locked(test, fn, facts):
+            continue
+        first = test.lineno if access.line <= last_line(test) else last_line(test)
+        if any(first < a.lineno and last_line(a) < access.line and _on_the_way(a, access) for a in fn.awaits):
+            yield Witness(access.node, access.fn, "claim", access=access, test=test)
+            return
+
+
+def _gives_up(test: ast.If, access: Access) -> bool:
+    """Whether the task that comes second does nothing, rather than take what is stored: that would be a cache."""
+    name, subscript = dotted(access.node), parent(access.node)
+    if access.line <= last_line(test):
+        reads = (s for s in access.fn.subscripts if s is not subscript and dotted(s.value) == name)
+        return not test.orelse and next(reads, None) is None
+    return not any(dotted(n) == name for s in test.body for n in ast.walk(s) if isinstance(n, ast.Attribute))
+
+
+def _on_the_way(pause: ast.AST, access: Access) -> bool:
+    """Whether an await is in a block around the change, so that the change comes after it."""
+    at: ast.AST | None = pause
+    while at is not None and not isinstance(at, ast.stmt):
+        at = parent(at)
+    around, up = parent(at) if at is not None else None, parent(access.node)
+    while up is not None and up is not around:
+        up = parent(up)
+    return up is not None
+
+
+def _taken_late(fn: Function, facts: Facts) -> Iterator[Witness]:
+    """`if seat.owner is not None: raise`, an await, and then `seat.owner = customer`, of an object that tasks share."""
+    for test in fn.tests:
+        if not isinstance(test, ast.If) or not isinstance(test.body[-1], ast.Raise | ast.Return) or test.orelse:
+            continue
+        attributes = {dotted(n) for n in ast.walk(test.test) if isinstance(n, ast.Attribute)}
+        rest = following(test)
+        if _locked(test, fn, facts):
+            continue
+        for index, statement in enumerate(rest):
+            name = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
+            on_self = (
+                name.startswith(f"{fn.self_name}.")
+                and isinstance(test.test, ast.Attribute)
+                and _called_twice(fn, facts)
+            )
+            shared = on_self or (_is_shared(name, fn) and not is_teardown(fn))
+            if name in attributes and name.count(".") == 1 and _waits(rest[:index], fn) and shared:
+                assert isinstance(statement, ast.Assign)
+                between = any(dotted(t) == name and test.lineno < t.lineno < statement.lineno for t, _ in fn.assigns)
+                if not between and not is_constant(statement.value, None):
+                    yield Witness(statement, fn, "flag", name=name, test=test)
+                    return
+
+
+def _called_twice(fn: Function, facts: Facts) -> bool:
+    """Whether a coroutine is called by two others, or by one that runs as a task."""
+    callers = {id(caller) for caller, _ in facts.callers.get(id(fn), ())}
+    tasks = {id(root.function) for root in facts.roots if root.kind == "task"}
+    return len(callers) > 1 and bool(callers & tasks)
+
+
+def _is_shared(name: str, fn: Function) -> bool:
+    """Whether an object comes out of a container of the own object, where other tasks find it, too."""
+    binding = fn.bound.get(name.partition(".")[0])
+    if isinstance(binding, ast.Call) and isinstance(binding.func, ast.Attribute) and binding.func.attr == "get":
+        binding = binding.func.value
+    while isinstance(binding, ast.Subscript | ast.Attribute):
+        if isinstance(binding, ast.Attribute) and fn.self_name and dotted(binding.value) == fn.self_name:
+            return True
+        binding = binding.value
+    return False
+
+
+def _ended_twice(fn: Function, facts: Facts) -> Iterator[Witness]:
+    """`if self.live is None: return`, `await self.live.close()`, and only then `self.live = None`."""
+    for test in fn.tests:
+        name = (
+            absent(test.test) if isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Raise) else ""
+        )
+        if not name.startswith(f"{fn.self_name}.") or not fn.self_name or _locked(test, fn, facts):
+            continue
+        rest = following(test)
+        ends = next((s for s in rest if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
+        before = rest[: rest.index(ends)] if ends is not None else []
+        waits = [a for a in fn.awaits if any(is_within(a, s) for s in before)]
+        about = any(dotted(n) == name for a in waits for n in ast.walk(a))
+        if ends is not None and about and isinstance(ends.value, ast.Constant) and not ends.value.value:
+            yield Witness(ends, fn, "flag", name=name, test=test)
+            return
+
+
+def _through_method(test: ast.If | ast.While, name: str, fn: Function, facts: Facts) -> ast.Await | None:
+    """`if not self.connected: await self.connect()`, where the method sets the flag only after an await of its own."""
+    if fn.cls is None or not absent(test.test) or not isinstance(test, ast.If):
+        return None
+    for statement in test.body:
+        awaits = statement.value if isinstance(statement, ast.Expr) else None
+        if not isinstance(awaits, ast.Await) or not _opens(awaits) or not isinstance(awaits.value, ast.Call):
+            continue
+        opens = facts.module.callee(awaits.value, fn)
+        if opens is None or opens.cls is not fn.cls or opens.only_awaited is False:
+            continue
+        sets = [t for t, v in opens.assigns if dotted(t) == name and not is_constant(v, None)]
+        first = min((a.lineno for a in opens.awaits), default=0)
+        entered = (i.context_expr for w in opens.withs if isinstance(w, ast.AsyncWith) for i in w.items)
+        locked = any(_is_lock(e, opens, facts) for e in entered) or any(_checks(t, name) for t in opens.tests)
+        if sets and first and min(t.lineno for t in sets) >= first and not locked:
+            return awaits
+    return None
+
+
+def _is_lock(context: ast.expr, fn: Function, facts: Facts) -> bool:
+    """Whether an `async with` enters a lock, or something that may be one, rather than a request or a timeout."""
+    resource = facts.module.resource(context, fn)
+    return resource is not None or not isinstance(context, ast.Call)
+
+
+def _checks(test: ast.If | ast.While, name: str) -> bool:
+    """Whether a test asks for an attribute."""
+    return any(dotted(n) == name for n in ast.walk(test.test) if isinstance(n, ast.Attribute))
+
+
+def _entries(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
+    """`if key not in d: d[key] = await connect(key)`: an entry of a dictionary that is an object of its own."""
+    for access, line in filled_if_missing(accesses):
+        assignment = enclosing(access.node, ast.Assign)
+        if _locked(access.node, access.fn, facts):
+            continue
+        entry = assignment.value if isinstance(assignment, ast.Assign) else None
+        values = _behind(entry, access.fn)
+        if isinstance(assignment, ast.Assign) and any(_opens(value) for value in values):
+            yield Witness(assignment, access.fn, confidence=0.6, name=f"an entry of {access.thing}", tested=line)
+            return
+
+
+def _behind(value: ast.expr | None, fn: Function) -> list[ast.expr]:
+    """What a stored value is made of: itself, what its name was given, and what an object is made with."""
+    values = (
+        [v for t, v in fn.assigns if dotted(t) == value.id] if isinstance(value, ast.Name) else [value] if value else []
+    )
+    calls = [v for v in values if isinstance(v, ast.Call)]
+    names = {a.id for call in calls for a in call.args if isinstance(a, ast.Name)}
+    return [*values, *(v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id in names)]
+
+
+def _stores_what_it_opens(test: ast.If | ast.While, name: str) -> bool:
+    """`if self.socket is None: self.socket = await connect()`, also in a method that is called so."""
+    return bool(absent(test.test)) and any(_opens(s.value) for s in _nested(test) if _stores(s, name))
+
+
+def _nested(test: ast.If | ast.While) -> list[ast.Assign]:
+    """The assignments in the branch of a test, also in blocks of it."""
+    return [n for s in test.body for n in ast.walk(s) if isinstance(n, ast.Assign)]
+
+
+def _stores(statement: ast.Assign, name: str) -> bool:
+    """Whether an assignment stores something in an attribute, alone or as a part: `_, self.protocol = ...`."""
+    target = statement.targets[0]
+    return name in ([dotted(n) for n in target.elts] if isinstance(target, ast.Tuple) else [dotted(target)])
+
+
+def _opens(value: ast.expr | None) -> bool:
+    """Whether a coroutine that is awaited makes something, rather than fetch a value, which may be fetched twice."""
+    call = value.value if isinstance(value, ast.Await) else None
+    if isinstance(call, ast.Call) and short_name(call.func) in ("wait_for", "shield") and call.args:
+        call = call.args[0]
+    return isinstance(call, ast.Call) and _OPENS.match(short_name(call.func).strip("_")) is not None
+
+
+#: Functions whose result is not just a value: two of them are one too many, or the second one makes the first one void.
+_OPENS = re.compile(
+    r"connect|open|create|start|spawn|launch|new|subscribe|log_?in|sign_?in|auth|refresh|renew"
+    r"|(get|fetch|obtain|request|acquire)_(\w+_)?(token|credentials?|session|connection|client|channel)s?$"
+)
+
+
+def _present(test: ast.expr) -> str:
+    """The `x` of a test of `x` itself, alone or as a part of an `and`."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return next((dotted(value) for value in test.values if isinstance(value, ast.Attribute)), "")
+    return dotted(test) if isinstance(test, ast.Attribute) else ""
+
+
+def _waits(statements: list[ast.stmt], fn: Function) -> bool:
+    """Whether the function itself awaits in one of these statements, and not only one that it defines there."""
+    return any(is_within(a, s) for s in statements for a in fn.awaits)
+
+
+def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
+    """Whether the test is inside a lock."""
+    around = list(contexts_around(test))
+    if any("lock" in ast.unparse(context).lower() for context in around):
+        return True
+    entered = (facts.module.resource(context, fn) for context in around)
+    if any(lock is not None and (lock.kind in ASYNC_LOCKS or not lock.sure) for lock in entered):
+        return True
+    return bool(facts.held_at(test, fn))
+
+
+def filled_across_await(facts: Facts) -> Iterator[Witness]:
+    """Report coroutines that empty an attribute, await, and fill it, where another method reads it."""
+    for cls in facts.module.classes.values():
+        if not any(fn.cls is cls and fn.asynchronous for fn in facts.module.functions):
+            continue
+        for accesses in accesses_of_class(cls, facts).values():
+            yield from _of_one(accesses)
+
+
+def _of_one(accesses: list[Access]) -> Iterator[Witness]:
+    for emptied in accesses:
+        fn = emptied.fn
+        if not fn.asynchronous or emptied.locks or is_teardown(fn) or not _empties(emptied) or _holds_lock(fn):
+            continue
+        filled = next((a for a in accesses if _fills(a, fn) and (a.fn is not fn or a.line > emptied.line)), None)
+        last = filled.line if filled is not None and filled.fn is fn else last_line(fn.body)
+        pause = next((p for p in fn.awaits if filled and emptied.line < p.lineno <= last), None)
+        read = next((a for a in accesses if a.fn is not fn and not a.changes and a.fn.name not in BEGINNINGS), None)
+        if filled is not None and pause is not None and read is not None:
+            yield Witness(emptied.node, emptied.fn, emptied=emptied, filled=filled, pause=pause.lineno, read=read)
+            return
+
+
+def _holds_lock(fn: Function) -> bool:
+    """Whether the coroutine holds something, most likely a lock, for a while."""
+    return any("lock" in ast.unparse(i.context_expr).lower() for w in fn.withs for i in w.items)
+
+
+def _empties(access: Access) -> bool:
+    """Whether an empty collection is assigned, or the old one cleared."""
+    up = parent(access.node)
+    if isinstance(up, ast.Attribute):
+        return up.attr == "clear"
+    value = up.value if isinstance(up, ast.Assign | ast.AnnAssign) else None
+    if isinstance(value, ast.List | ast.Set):
+        return not value.elts
+    if isinstance(value, ast.Call):
+        return (
+            short_name(value.func) in ("list", "dict", "set", "defaultdict", "OrderedDict", "deque") and not value.args
+        )
+    return isinstance(value, ast.Dict) and not value.keys
+
+
+def _fills(access: Access, fn: Function) -> bool:
+    """Whether this adds to the collection: in the coroutine, in a function inside it, or in one that it awaits."""
+    method = f"{fn.self_name}.{access.fn.name}"
+    awaited = any(isinstance(a.value, ast.Call) and dotted(a.value.func) == method for a in fn.awaits)
+    return access.kind == "grow" and (access.fn is fn or access.fn.outer is fn or (awaited and access.fn.asynchronous))

@@ -1,0 +1,309 @@
+"""Locks that wait for each other, or for their own holder: in both orders, taken again, needed by a callback."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from itertools import pairwise
+
+from paceline.concurrency.check.flow.components import shortest_circles
+from paceline.concurrency.check.flow.effects import Effect, runs_now, text_of
+from paceline.concurrency.check.flow.walk import Held
+from paceline.concurrency.check.flow.witnesses import keep, together
+from paceline.concurrency.check.libraries.catalogue import CALLBACK_WORDS
+from paceline.concurrency.check.reporting.findings import Step
+from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.summaries import Facts, call_steps, is_single, same_object
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.syntax.tree import is_within
+from paceline.concurrency.check.threads.lock_orders import WITNESSES, Edge, edges, of_instances
+from paceline.narrative import Wait
+
+
+def lock_order(facts: Facts) -> Iterator[Witness]:
+    """Report cycles in the graph of locks that are taken while another is held."""
+    ways: dict[tuple[str, str], list[Edge]] = {}
+    reported: set[tuple[str, int]] = set()
+    for edge in edges(facts):
+        first, second = edge.first.resource, edge.second.resource
+        if first.id == second.id:
+            likely = 0.0 if edge.gates else of_instances(edge, facts.module)
+            if likely and (first.id, edge.steps[0][1].lineno) not in reported:
+                reported.add((first.id, edge.steps[0][1].lineno))
+                yield _swapped(edge, likely)
+        elif not first.one_of_several and not second.one_of_several:
+            keep(ways.setdefault((first.id, second.id), []), edge, WITNESSES)
+    following: dict[str, list[str]] = {}
+    for one, other in ways:
+        following.setdefault(one, []).append(other)
+    for circle in shortest_circles(following):
+        chosen = together([ways[pair] for pair in pairwise([*circle, circle[0]])])
+        if chosen is not None:
+            yield _report_lock_order(chosen, ways)
+
+
+def _report_lock_order(circle: list[Edge], ways: dict[tuple[str, str], list[Edge]]) -> Witness:
+    """The finding; its story begins with the rarer order, which is the likelier mistake."""
+    ends = [(edge.first.resource, edge.second.resource) for edge in circle]
+    rarest = min(range(len(circle)), key=lambda i: (len(ways[ends[i][0].id, ends[i][1].id]), i))
+    circle = circle[rarest:] + circle[:rarest]
+    story, waits = [], []
+    for number, edge in enumerate(circle):
+        who, whom = f"thread {_letter(number)}", f"thread {_letter((number + 1) % len(circle))}"
+        first, second = edge.first.resource.id, edge.second.resource.id
+        story += [Step(who, site.lineno, f"runs {ast.unparse(site)}") for _, site in edge.bound]
+        story.append(Step(who, edge.taken, f"{edge.fn.qualname} takes {first}"))
+        story += call_steps(who, edge.steps, f"waits for {second}, which {whom} holds")
+        waits.append(Wait(who, f"took {first} at line {edge.taken}", f"release {second}", whom))
+    at, names = circle[0], [edge.first.resource.id for edge in circle]
+    sure = all(end.resource.sure for edge in circle for end in (edge.first, edge.second))
+    return Witness(
+        at.steps[0][1],
+        at.fn,
+        story=story,
+        confidence=0.9 if sure and len(circle) == 2 else 0.6,
+        waits=waits,
+        order=" -> ".join([*names, names[0]]),
+        how=_how(at),
+        names=names,
+        elsewhere=", ".join(_where(edge) for edge in circle[1:]),
+        edge=at,
+        locks=" ".join(sorted(set(names))),
+    )
+
+
+def _swapped(edge: Edge, likely: float) -> Witness:
+    """The finding for two instances of one class, or two elements of one container."""
+    one, two = (_named(end.node) for end in (edge.first, edge.second))
+    runs = [Step("thread A", site.lineno, f"runs {ast.unparse(site)}") for _, site in edge.bound]
+    at, lock = edge.steps[0][1], edge.first.resource.id
+    return Witness(at, edge.fn, "swapped", confidence=likely, one=one, two=two, lock=lock, edge=edge, runs=runs)
+
+
+def _named(node: ast.expr) -> str:
+    return ast.unparse(node)
+
+
+def _where(edge: Edge) -> str:
+    return f"line {(edge.bound or edge.steps)[0][1].lineno}"
+
+
+def _how(edge: Edge) -> str:
+    return f"{edge.second.resource.id} is taken" + ("" if len(edge.steps) == 1 else f" by {text_of(edge.steps[0][1])}")
+
+
+def _letter(number: int) -> str:
+    return "ABCDEFGH"[number]
+
+
+def lock_taken_again(facts: Facts) -> Iterator[Witness]:
+    """Report takes of a held lock on the same object, directly or through calls."""
+    for fn in facts.module.functions:
+        reported: set[tuple[str, int]] = set()
+        yield from _between_items(fn, facts)
+        for effect, locks_held in facts.events(fn):
+            for first in locks_held:
+                lock = first.resource
+                alone = lock.non_reentrant or lock.kind == "Semaphore"
+                if not alone or not lock.sure or lock.one_of_several:
+                    continue
+                steps: tuple[tuple[Function, ast.expr], ...] | None = None
+                if effect.kind == "take" and effect.resource is not None and effect.resource.id == lock.id:
+                    node = effect.node.func.value if isinstance(effect.node, ast.Call) else effect.node  # type: ignore[attr-defined]
+                    if dotted(node) == first.receiver and effect.line != first.line:
+                        steps = ((fn, effect.node),)
+                elif (
+                    lock.non_reentrant and effect.callee and runs_now(effect) and _of_the_same(effect, first, fn, facts)
+                ):
+                    take = facts.takes(effect.callee).get(lock.id)
+                    if take is not None and take.same and not any(lock.id in facts.drops(f) for f, _ in take.steps):
+                        steps = ((fn, effect.node), *take.steps)
+                elif (
+                    effect.callee is not None
+                    and runs_now(effect)
+                    and (same_object(effect, fn) or is_single(first.resource))
+                ):
+                    take = facts.takes(effect.callee).get(lock.id)
+                    mine = (
+                        first.receiver.startswith((fn.self_name + ".", "cls."))
+                        if fn.self_name
+                        else "." not in first.receiver
+                    )
+                    same = take is not None and take.same and (mine or "." not in first.receiver)
+                    if take is not None and same and not any(lock.id in facts.drops(f) for f, _ in take.steps):
+                        steps = ((fn, effect.node), *take.steps)
+                if steps is not None and (lock.id, effect.line) not in reported:
+                    reported.add((lock.id, effect.line))
+                    yield _report_lock_taken_again(fn, first, steps)
+
+
+def _between_items(fn: Function, facts: Facts) -> Iterator[Witness]:
+    """A loop over a generator that holds a lock at its yield, and takes that lock for an item."""
+    for loop in fn.loops:
+        call = loop.iter if isinstance(loop, ast.For) else None
+        maker = facts.module.callee(call, fn) if isinstance(call, ast.Call) else None
+        if not isinstance(loop, ast.For) or maker is None or not maker.generator:
+            continue
+        locks_held = {
+            h.resource.id: h for h in facts.walk(maker).at_yield if h.resource.non_reentrant and h.resource.sure
+        }
+        for effect in facts.walker.effects(fn) if locks_held else ():
+            if not is_within(effect.node, loop.body) or effect.callee is None or not runs_now(effect):
+                continue
+            take = next((t for name, t in facts.takes(effect.callee).items() if name in locks_held), None)
+            if take is not None:
+                yield _report_between(fn, loop, locks_held[take.resource.id], maker, ((fn, effect.node), *take.steps))
+                return
+
+
+def _report_between(
+    fn: Function, loop: ast.For, lock_held: Held, maker: Function, steps: tuple[tuple[Function, ast.expr], ...]
+) -> Witness:
+    return Witness(steps[0][1], fn, "between", lock_held=lock_held, maker=maker, loop=loop, steps=steps)
+
+
+def _of_the_same(effect: Effect, first: Held, fn: Function, facts: Facts) -> bool:
+    """Whether a call is a method of the other object whose lock is held: `ledger.balance()` under `ledger.lock`."""
+    function = getattr(effect.node, "func", None)
+    owner = first.receiver.rpartition(".")[0] if first.resource.non_reentrant else ""
+    if not isinstance(function, ast.Attribute) or not owner or owner in (fn.self_name, "cls") or "(" in owner:
+        return False
+    called = dotted(function.value)
+    if called == owner:
+        return True
+    for block in fn.withs:
+        for item in block.items:  # `with ledger.transaction() as tx`, which yields the ledger itself
+            context = item.context_expr
+            named = item.optional_vars is not None and dotted(item.optional_vars) == called
+            callee = facts.module.callee(context, fn) if named and isinstance(context, ast.Call) else None
+            yields = [dotted(y.value) for y in callee.yields if y.value is not None] if callee is not None else []
+            of_owner = isinstance(context, ast.Call) and dotted(getattr(context.func, "value", context)) == owner
+            if callee is not None and of_owner and yields == [callee.self_name]:
+                return True
+    return False
+
+
+def _report_lock_taken_again(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], ...]) -> Witness:
+    lock = first.resource
+    where, _last = steps[-1]
+    by = "" if len(steps) == 1 else f" by {text_of(steps[0][1])}"
+    return Witness(
+        steps[0][1],
+        fn,
+        lock=lock,
+        by=by,
+        first=first,
+        reason="once as many threads hold a permit as there are, all of them wait for another one"
+        if lock.kind == "Semaphore"
+        else "it is not an RLock, so the thread waits for itself",
+        steps=steps,
+        where=where,
+    )
+
+
+COMPLETES = ("set_result", "set_exception", "set_running_or_notify_cancel")
+
+
+def callback_under_lock(facts: Facts) -> Iterator[Witness]:
+    """Report calls of unknown callbacks under a lock that a public method takes."""
+    for fn in facts.module.functions:
+        reported: set[str] = set()
+        for effect, locks_held in facts.events(fn):
+            locks = [
+                h
+                for h in locks_held
+                if h.resource.sure and h.resource.kind in ("Lock", "RLock") and not h.resource.one_of_several
+            ]
+            if not locks or effect.kind != "call" or not isinstance(effect.node, ast.Call):
+                continue
+            if effect.callee is None:
+                yield from _added(effect, locks, fn, facts)
+            what = _callback(effect, fn, facts)
+            first = next((h for h in locks if h.resource.non_reentrant or what == "the callbacks of a future"), None)
+            if not what or first is None or first.resource.id in reported:
+                continue
+            lock = first.resource.id
+            back = _way_back(effect, lock, fn, facts)
+            if not back:
+                continue
+            reported.add(lock)
+            yield Witness(effect.node, fn, what=what, lock=lock, first=first, back=back)
+
+
+def _way_back(effect: Effect, lock: str, fn: Function, facts: Facts) -> list[Step]:
+    """How a callback gets to the lock: the path of one that is known to take it, or else any public function.
+
+    That some of the callbacks are known makes the call no less open: others may be registered. Empty where the call
+    names one function, which does not take the lock.
+    """
+    callees = (e.callee for e in facts.walker.effects(fn) if e.node is effect.node and e.callee is not None)
+    takes = next((t for callee in callees if (t := facts.takes(callee).get(lock)) is not None), None)
+    if takes is not None:
+        return call_steps("thread A", takes.steps, f"waits for {lock}, which it holds")
+    named = effect.callee is not None and facts.module.callee(effect.node, fn) is not None  # type: ignore[arg-type]
+    other = next((f for f in facts.module.functions if f is not fn and _enters(f, lock, facts)), None)
+    if other is None or named:
+        return []
+    return [Step("thread A", other.line, f"calls back into {other.qualname}, which waits for {lock}")]
+
+
+def _added(effect: Effect, locks: list[Held], fn: Function, facts: Facts) -> Iterator[Witness]:
+    """A callback of a future that takes a held lock: it runs at once, in this thread, if the future is done already."""
+    call = effect.node
+    if not isinstance(call, ast.Call) or short_name(call.func) != "add_done_callback" or not call.args:
+        return
+    callback = facts.module.function_named(call.args[0], fn)
+    takes = facts.takes(callback) if callback is not None and not fn.asynchronous else {}
+    for lock_held in locks:
+        lock = lock_held.resource
+        if lock.non_reentrant and lock.id in takes:
+            yield Witness(call, fn, "added", lock=lock, lock_held=lock_held, steps=takes[lock.id].steps)
+
+
+def _enters(fn: Function, lock: str, facts: Facts) -> bool:
+    """Whether a public function takes the lock."""
+    return not fn.name.startswith("_") and any(
+        m.kind == "take" and m.resource is not None and m.resource.id == lock for m, _ in facts.events(fn)
+    )
+
+
+def _callback(effect: Effect, fn: Function, facts: Facts) -> str:
+    """What a call runs, if it is a callback; else empty."""
+    call = effect.node
+    assert isinstance(call, ast.Call)
+    name = short_name(call.func).lower()
+    if name in COMPLETES:
+        return "the callbacks of a future"
+    if name == "cancel" and isinstance(call.func, ast.Attribute) and "add_done_callback" in _words(facts):
+        receiver = short_name(call.func.value).lower()
+        if receiver in ("f", "fut", "future") or "future" in receiver:
+            return "the callbacks of a future"
+    if name.endswith(CALLBACK_WORDS) and not _is_plain(call.func, fn):
+        return "a callback"
+    if isinstance(call.func, ast.Name):
+        for loop in fn.loops:
+            target = getattr(loop, "target", None)
+            if isinstance(target, ast.Name) and target.id == call.func.id:
+                over = ast.unparse(loop.iter).lower()  # type: ignore[union-attr]
+                if any(word.strip("_") in over for word in CALLBACK_WORDS):
+                    return "callbacks"
+    return ""
+
+
+def _is_plain(function: ast.expr, fn: Function) -> bool:
+    """Whether this names a function of this or another module, rather than one that was passed in."""
+    if isinstance(function, ast.Name):
+        return not any(function.id in scope.parameters or function.id in scope.bound for scope in fn.scopes())
+    owner = function.value if isinstance(function, ast.Attribute) else None
+    return not (isinstance(owner, ast.Name) and owner.id == fn.self_name) or _is_method(function, fn)
+
+
+def _is_method(function: ast.expr, fn: Function) -> bool:
+    return fn.cls is not None and (
+        fn.cls.method(short_name(function)) is not None or short_name(function) not in fn.cls.values
+    )
+
+
+def _words(facts: Facts) -> set[str]:
+    return {a.attr for f in facts.module.functions for a in f.attributes}

@@ -1,0 +1,330 @@
+"""Joins of threads that do not end, or of the thread itself."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paceline.concurrency.check.flow.effects import has_timeout, text_of
+from paceline.concurrency.check.rules.endings import done_before, ends_of, never_told, signals
+from paceline.concurrency.check.rules.rule import Witness, blocks_that_make, resource_of
+from paceline.concurrency.check.summaries import Facts, Wait
+from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
+from paceline.concurrency.check.syntax.tree import is_within, last_line, parent
+from paceline.concurrency.check.threads.roots import STARTS, in_loop
+from paceline.concurrency.check.values.bindings import start_arguments
+
+READS = ("get", "get_nowait")
+
+
+def joined_early(facts: Facts) -> Iterator[Witness]:
+    """Report joins before what ends the thread, and joins of threads that may wait for room in a queue."""
+    for pool in facts.uses(("join",), ("Pool",)):
+        if not facts.uses(("close", "terminate"), of=pool.of):
+            yield Witness(pool.call, pool.fn, "open")
+    for fn in facts.module.functions:
+        findings = (_signalled_after(*task, fn, facts) for task in _tasks_joined_early(fn, facts))
+        yield from [f for f in findings if f is not None][:1]
+        for join in fn.calls:
+            started = _joined(join, fn, facts)
+            if started is None:
+                continue
+            constructor, maker, runs = started
+            ends = ends_of(constructor, maker, runs, fn)
+            signal = _signalled(fn, join.lineno, ends) if not in_loop(join, fn) else None
+            register = _only_at_exit(fn, facts)
+            if (
+                register is not None
+                and not _is_daemon(constructor, maker)
+                and any(signals(c, ends, fn) for c in done_before(fn, join, facts))
+            ):
+                yield Witness(register, fn, "exit", runs=runs, join=join)
+                continue
+            if signal is not None and not any(signals(c, ends, fn) for c in done_before(fn, join, facts)):
+                yield _report(fn, join, signal, runs)
+                continue
+            get = never_told(constructor, maker, runs, fn, join, facts)
+            if get is not None:
+                yield _report_asleep(fn, join, runs, *get)
+                continue
+            put = _full(constructor, maker, runs, facts)
+            if put is not None and not _drained(fn, join, put[1], facts):
+                yield _report_full(fn, join, runs, *put)
+
+
+def _only_at_exit(fn: Function, facts: Facts) -> ast.Call | None:
+    """Where a function is registered to run at exit, if nothing else calls it."""
+    if facts.callers.get(id(fn)):
+        return None
+    for other in facts.module.functions:
+        for call in other.calls:
+            registers = facts.module.canonical(call.func) == "atexit.register" and call.args
+            if registers and facts.module.function_named(call.args[0], other) is fn:
+                return call
+    return None
+
+
+def _is_daemon(constructor: ast.Call, maker: Function) -> bool:
+    """Whether a thread does not keep the interpreter from its exit."""
+    daemon = keyword(constructor, "daemon")
+    later = any(isinstance(t, ast.Attribute) and t.attr == "daemon" for t, _ in maker.assigns)
+    return (
+        later
+        or any(short_name(c.func) == "setDaemon" for c in maker.calls)
+        or not (daemon is None or is_constant(daemon, False))
+    )
+
+
+def _tasks_joined_early(fn: Function, facts: Facts) -> Iterator[tuple[ast.stmt, ast.Call, Function]]:
+    """The tasks of an executor whose block waits at its end until they have ended: that end, the call, the function."""
+    for block, executor in blocks_that_make("Executor", fn, facts):
+        for call in fn.calls:
+            submits = dotted(call.func) == f"{executor}.submit" and call.args
+            runs = facts.module.function_named(call.args[0], fn) if submits else None
+            if runs is not None and is_within(call, block):
+                yield block.body[-1], call, runs
+
+
+def _signalled_after(
+    end: ast.stmt, constructor: ast.Call, runs: Function, fn: Function, facts: Facts
+) -> Witness | None:
+    """What would end a task comes after the block of its executor, which waits for it."""
+    ends = ends_of(constructor, fn, runs, fn)
+    last = ast.copy_location(ast.Name("end"), end)
+    last.lineno = last_line(end)
+    within = [c for f in fn.nested.values() for c in f.calls]
+    if any(signals(c, ends, fn) for c in (*done_before(fn, last, facts), *within)):
+        return None
+    signal = _signalled(fn, last.lineno, ends) if not in_loop(end, fn) else None
+    return None if signal is None else _report(fn, constructor, signal, runs, "the end of the block")
+
+
+def _joined(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.Call, Function, Function] | None:
+    """The thread or process that a call joins without a timeout: where it is made, by whom, and what it runs."""
+    func = call.func
+    if not isinstance(func, ast.Attribute) or func.attr != "join" or call.args or has_timeout(call, "join"):
+        return None
+    resource = facts.module.resource(func.value, fn)
+    if resource is not None and resource.kind not in ("Thread", "Process"):
+        return None
+    for maker, value in _values(func.value, fn):
+        if isinstance(value, ast.Call) and facts.module.constructed_kind(value, maker) in ("Thread", "Process"):
+            name = short_name(value.func)
+            target = keyword(value, STARTS[name][1], STARTS[name][2]) if name in STARTS else None
+            runs = facts.module.function_named(target, maker) if target is not None else None
+            if runs is not None:
+                return value, maker, runs
+    return None
+
+
+def _values(node: ast.expr, fn: Function) -> Iterator[tuple[Function, ast.expr]]:
+    """What a name, an attribute of the own object, or the elements of a list in one, were given."""
+    if isinstance(node, ast.Name) and node.id in fn.looped:
+        over = fn.looped[node.id]
+        owners = fn.cls.methods.values() if fn.cls is not None else [fn]
+        for other in owners:
+            receiver = dotted(over).replace(f"{fn.self_name}.", f"{other.self_name}.", 1)
+            for call in other.calls:
+                if call.args and dotted(call.func) == f"{receiver}.append":
+                    yield from ((other, v) for v in [other.bound.get(dotted(call.args[0])), call.args[0]] if v)
+    elif isinstance(node, ast.Name) and node.id in fn.bound:
+        yield fn, fn.bound[node.id]
+    elif isinstance(node, ast.Attribute) and dotted(node.value) == fn.self_name and fn.cls is not None:
+        yield from ((maker, value) for value, maker in fn.cls.values.get(node.attr, ()))
+
+
+def _signalled(fn: Function, line: int, ends: set[str]) -> ast.AST | None:
+    """What the function does after a line that would have ended the thread."""
+    later = [c for c in fn.calls if c.lineno > line and signals(c, ends, fn)]
+    flags = [t for t, v in fn.assigns if t.lineno > line and isinstance(v, ast.Constant) and dotted(t) in ends]
+    return min([*later, *flags], key=lambda n: n.lineno, default=None)
+
+
+def _report_asleep(
+    fn: Function, join: ast.Call, runs: Function, wait: ast.Call, what: str, signal: ast.expr
+) -> Witness:
+    socket = short_name(wait.func) == "accept"
+    event = short_name(wait.func) == "wait"
+    return Witness(
+        join,
+        fn,
+        "asleep",
+        runs=runs,
+        wait=wait,
+        until="that happens" if event else "a connection comes" if socket else "something comes",
+        what=what,
+        signal=signal,
+        remedy="connect to the socket once more before the join, or give it a timeout"
+        if socket
+        else "set the event before the join, after the flag"
+        if event
+        else "wait for the data with a timeout, or for a second pipe as well, by select()"
+        if short_name(wait.func) == "read"
+        else f"put an end mark into {what.rpartition(' ')[2]} before the join, or get with a timeout",
+        subject=what.removesuffix(" to be set").rpartition(" ")[2],
+        need="connect" if socket else "set it" * event or "put one",
+    )
+
+
+def _full(constructor: ast.Call, maker: Function, runs: Function, facts: Facts) -> tuple[ast.Call, str] | None:
+    """A `put` in a loop of the thread that waits for room, and the queue."""
+    parameters = [p for p in runs.parameters if runs.cls is None or p != runs.self_name]
+    arguments = dict(zip(parameters, start_arguments(constructor, maker), strict=False))
+    for call in runs.calls:
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "put" and in_loop(call, runs):
+            passed = arguments.get(dotted(call.func.value))
+            queue = facts.module.resource(passed or call.func.value, maker if passed else runs)
+            piped = queue is not None and queue.kind == "ProcessQueue"
+            if queue is None or not (piped or (queue.bounded and queue.kind == "Queue")) or has_timeout(call, "put"):
+                continue
+            if queue.one_of_several or any(short_name(c.func) == "cancel_join_thread" for c in runs.calls):
+                continue
+            readers = [use.fn for use in facts.uses(READS, of=queue.id)]
+            if readers and not any(_runs_beside(f, facts) for f in readers):
+                return call, queue.id
+    return None
+
+
+def _runs_beside(fn: Function, facts: Facts) -> bool:
+    """Whether a thread, process or task runs a function, and so continues while another one is joined."""
+    return any(root.startswith(("thread:", "process:", "task:")) for root in facts.reached.get(id(fn), ()))
+
+
+def _drained(fn: Function, join: ast.Call, queue: str, facts: Facts) -> bool:
+    """Whether the function reads the queue until it is empty before it joins, or ends the child by force."""
+    first = _cut_off(join)  # what comes before the cleanup may have been left early
+    earlier = [c for c in fn.calls if first <= c.lineno <= join.lineno]
+    if any(short_name(c.func) in ("terminate", "kill", "cancel_join_thread") for c in earlier):
+        return True
+    reads = {id(use.call) for use in facts.uses(READS, of=queue)}
+    if fn.cls is None and any(id(call) in reads for call in earlier):
+        return True
+    helpers = [(h, c) for e in earlier if (h := facts.module.callee(e, fn)) is not None for c in h.calls]
+    return any(id(c) in reads and in_loop(c, f) for f, c in [*((fn, c) for c in earlier), *helpers])
+
+
+def _cut_off(join: ast.Call) -> int:
+    """The first line of the `finally` in which a thread is joined; 0 where it is not in one."""
+    at: ast.AST | None = join
+    while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef):
+        around = parent(at)
+        if isinstance(around, ast.Try) and at in around.finalbody:
+            return around.finalbody[0].lineno
+        at = around
+    return 0
+
+
+def _report(fn: Function, join: ast.Call, signal: ast.AST, runs: Function, waits: str = "") -> Witness:
+    line = getattr(signal, "lineno", join.lineno)
+    return Witness(
+        join,
+        fn,
+        waiter=waits or text_of(join),
+        runs=runs,
+        line=line,
+        what=text_of(signal) if isinstance(signal, ast.Call) else f"{dotted(signal)} = ...",
+    )
+
+
+def _report_full(fn: Function, join: ast.Call, runs: Function, put: ast.Call, queue: str) -> Witness:
+    return Witness(join, fn, "full", runs=runs, queue=queue, put=put)
+
+
+Steps = tuple[tuple[Function, ast.expr], ...]
+ASKS = {"current_thread", "currentThread", "get_ident", "ident", "current_task"}
+STARTS_OF_JOINERS = ("create_task", "ensure_future")
+#: Functions that wait for the tasks that they are given.
+WAITS = ("gather", "wait", "wait_for", "shield")
+
+
+def joins_itself(facts: Facts) -> Iterator[Witness]:
+    """Report joins of the only thread or task that runs a function, and of executors, reached from that function."""
+    yield from _tasks_joining_themselves(facts)
+    for fn in facts.module.functions:
+        for call in fn.calls:
+            pool = resource_of(call, ("submit",), fn, facts)
+            task = facts.module.function_named(call.args[0], fn) if pool is not None and call.args else None
+            for wait in facts.waits(task).values() if task is not None and pool is not None else ():
+                ended = wait.effect.resource
+                where, node = wait.steps[-1]
+                if ended is not None and ended.kind == "Executor" and ended.id == pool.id and not _asks(wait):  # type: ignore[union-attr]
+                    yield Witness(node, where, target=task, wait=wait)
+    for root in facts.roots:
+        if root.kind != "thread" or root.several:
+            continue
+        for wait in facts.waits(root.function).values():
+            fn, node = wait.steps[-1]
+            resource = wait.effect.resource
+            if (
+                resource is None
+                or resource.kind != "Thread"
+                or _asks(wait)
+                or short_name(getattr(node, "func", node)) != "join"
+            ):
+                continue
+            constructor = next((c for f in facts.module.functions for c in f.calls if c.lineno == resource.line), None)
+            target = keyword(constructor, "target", 1) if constructor is not None else None
+            makers = [
+                f for f in facts.module.functions if constructor is not None and any(c is constructor for c in f.calls)
+            ]
+            if target is not None and any(facts.module.function_named(target, f) is root.function for f in makers):
+                yield Witness(node, fn, target=root.function, wait=wait)
+
+
+def _asks(wait: Wait) -> bool:
+    """Whether something on the way asks which thread it runs in."""
+    named = any(n.attr in ASKS for f, _ in wait.steps for n in f.attributes)
+    return named or any(short_name(c.func) in ASKS for f, _ in wait.steps for c in f.calls)
+
+
+def _tasks_joining_themselves(facts: Facts) -> Iterator[Witness]:
+    """Awaits of the task in an attribute, reached from the coroutine that it runs."""
+    for cls in facts.module.classes.values():
+        for attribute, values in cls.values.items():
+            runs = [run for value, fn in values if (run := _run_by(value, fn, facts)) is not None]
+            others = [v for v, _ in values if isinstance(v, ast.Call)]
+            if len({id(fn) for fn in runs}) != 1 or len(others) != len(runs):
+                continue
+            for steps in _awaiting(runs[0], attribute, (), facts, set()):
+                yield _report_task(runs[0], attribute, steps)
+                break
+
+
+def _run_by(value: ast.expr, fn: Function, facts: Facts) -> Function | None:
+    """The coroutine that a task runs: `f` of `create_task(f())`."""
+    started = isinstance(value, ast.Call) and short_name(value.func) in STARTS_OF_JOINERS and bool(value.args)
+    inner = value.args[0] if started else None  # type: ignore[attr-defined]
+    return facts.module.callee(inner, fn) if isinstance(inner, ast.Call) else None
+
+
+def _awaiting(fn: Function, attribute: str, way: Steps, facts: Facts, visited: set[int]) -> Iterator[Steps]:
+    """The ways from a function to an await of an attribute of its object, other than after it was taken out."""
+    target = f"{fn.self_name}.{attribute}"
+    asks = any(short_name(c.func) in ASKS for c in fn.calls)
+    replaced = [t.lineno for t, _ in fn.assigns for part in _parts(t) if dotted(part) == target]
+    if id(fn) in visited or asks or not fn.self_name:
+        return
+    visited.add(id(fn))
+    for wait in fn.awaits:
+        arguments = wait.value.args if isinstance(wait.value, ast.Call) and short_name(wait.value.func) in WAITS else ()
+        named = [dotted(n) for n in (wait.value, *(part for a in arguments for part in _parts(a)))]
+        aliases = {name for t, v in fn.assigns for name in (dotted(t),) if target in [dotted(p) for p in _parts(v)]}
+        is_alias = any(name in aliases for name in named)
+        if is_alias or (target in named and all(line >= wait.lineno for line in replaced)):
+            yield (*way, (fn, wait.value))
+    for effect in facts.runs(fn):
+        of_object = dotted(getattr(effect.node, "func", effect.node)).startswith(f"{fn.self_name}.")
+        callee = effect.callee
+        if callee is not None and callee.cls is not None and of_object and all(n > effect.line for n in replaced):
+            yield from _awaiting(callee, attribute, (*way, (fn, effect.node)), facts, visited)
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    """The elements of a tuple or list, or the expression alone."""
+    return node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
+
+
+def _report_task(target: Function, attribute: str, steps: Steps) -> Witness:
+    fn, node = steps[-1]
+    return Witness(node, fn, "task", attribute=attribute, target=target, steps=steps)

@@ -1,0 +1,61 @@
+"""Race-directed testing: threads wait at chosen lines until another thread is about to touch the same there.
+
+Sen, "Race directed random testing of concurrent programs", PLDI 2008. A run has a target: a set of lines, of which two
+threads may execute conflicting operations. A thread that comes to one of them is postponed, until another one comes to
+a line of the target with a conflicting operation; then chance decides which of the two is first. Where only postponed
+threads are left, or one has waited long, one of them continues.
+
+The lines come from what `paceline check` suspects, else from the conflicts that earlier runs have come across.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Hashable, Iterable
+from itertools import combinations
+
+from paceline.concurrency.explore.operation import Operation, Option, Place
+from paceline.concurrency.explore.strategies import Decision, Executed, Strategy, split
+
+Target = frozenset[tuple[str, int]]  # files and lines
+SITES = 16  # accesses of one location that are paired
+SWITCH, IMPATIENCE = 0.1, 0.02  # how likely a thread is interrupted elsewhere, and a postponed one continues, at a step
+
+
+def targets(run: Iterable[Executed]) -> set[Target]:
+    """Return the pairs of lines at which two threads of a run have executed conflicting operations."""
+    accesses: dict[Hashable, dict[tuple[int, Place], Operation]] = {}
+    for step in run:
+        for touch in () if step.operation.releases else step.operation.touches:
+            sites = accesses.setdefault(touch.location, {})
+            if len(sites) < SITES:
+                sites[step.option.thread, step.operation.place] = step.operation
+    pairs = (pair for sites in accesses.values() for pair in combinations(sites.items(), 2))
+    return {
+        frozenset((place[:2], other_place[:2]))
+        for ((thread, place), operation), ((other, other_place), other_operation) in pairs
+        if thread != other and operation.conflicts(other_operation)
+    }
+
+
+class DirectedRun(Strategy):
+    """Chooses the steps of one run by a target."""
+
+    def __init__(self, seed: int, target: Target) -> None:
+        self._chance = random.Random(seed)
+        self._target = target
+
+    def pick(self, decision: Decision) -> Option:
+        on, late = split(decision.options)
+        if not on:
+            return late[0]
+        pending = decision.pending
+        postponed = [each for each in on if pending[each.thread].place[:2] in self._target]
+        for two in combinations(postponed, 2):
+            if pending[two[0].thread].conflicts(pending[two[1].thread]):
+                return self._chance.choice(two)
+        free = [each for each in on if each not in postponed]
+        if not free or (postponed and self._chance.random() < IMPATIENCE):
+            return self._chance.choice(postponed)
+        stays = decision.plain in free and self._chance.random() >= SWITCH
+        return decision.plain if stays else self._chance.choice(free)

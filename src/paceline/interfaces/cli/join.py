@@ -1,0 +1,50 @@
+"""The command `paceline join`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+from paceline.interfaces.cli import options
+from paceline.interfaces.cli.console import console, saying
+
+if TYPE_CHECKING:
+    from paceline.runtime.engines.joining.guest import Offer
+
+
+def join(words: options.Code, yes: options.Yes = False) -> None:
+    """Let this machine take part in a training on another one, which shows CODE.
+
+    The job, the modules beside it and small files that it reads come from there, and are run here as this user: you are
+    asked once. Ctrl-C leaves the run, which goes on without this machine.
+    """
+    from paceline.runtime.engines.joining import guest
+
+    door, code = guest.parse(words)
+    with Progress(TextColumn("the job"), BarColumn(), DownloadColumn(), console=console, transient=True) as bar:
+        task = bar.add_task("", total=None, visible=False)
+
+        def consents(offer: Offer) -> bool:
+            if yes:
+                console.print(_described(offer), soft_wrap=True)
+                return True
+            bar.stop()
+            agreed = typer.confirm(
+                f"{_described(offer)}\nMay code from {offer.host} run on this machine, as you?", err=True
+            )
+            bar.start()
+            return agreed
+
+        def progress(come: int, total: int) -> None:
+            bar.update(task, completed=come, total=total, visible=come < total)
+
+        joined = guest.visit_run(door, code, consents, progress, saying(quiet=False))
+    with joined as part:
+        part.train(saying(quiet=False))
+
+
+def _described(offer: Offer) -> str:
+    files = f", {len(offer.files)} file{'s' * (len(offer.files) > 1)}" if offer.files else ""
+    return f"{offer.host} trains {offer.job} by {offer.plan}: {offer.bytes / 1e6:.1f} MB{files}"

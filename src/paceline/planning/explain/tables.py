@@ -1,0 +1,201 @@
+"""Tables as text: of a collective, of the messages between operators, of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline.algorithms.collectives import Collective, Part, Step
+from paceline.algorithms.collectives.canonical import Canonical
+from paceline.algorithms.mesh import Mesh
+from paceline.algorithms.splits.example import example_program
+from paceline.errors import PlanError
+from paceline.planning.explain.split_table import draw_split
+from paceline.plans.methods.pipeline import LAYERS
+from paceline.plans.methods.split_layers import DATA, INSIDE
+from paceline.plans.methods.views import Operators, Stages
+from paceline.plans.plan import Plan
+
+# Drawing operators at work as text: a line per worker, a column per piece of work, from a simulation in time only.
+
+INSTANCES, COMPUTE = 6, 1e-3  # trees that are drawn, and the seconds of one
+TREE_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def draw_messages(plan: Plan, operators: Operators) -> list[str]:
+    """Draw a few trees on their way through operators: of one shape after another, several at a time."""
+    from paceline.algorithms.dataflow.instances import Instances
+    from paceline.runtime.engines.virtual import World, simulate
+    from paceline.runtime.runs.trace import Kind
+
+    parts = operators.micro_batches
+    agenda = plan.agenda(INSTANCES, parts, 1)
+    world = World(compute=COMPUTE, jitter=0.0, latency=COMPUTE / 100, update=0.0)
+    trace, instances = simulate(plan, agenda, world, 0), Instances(agenda)
+    works = trace.of_kind(Kind.STAGE)
+    tick = min(int(row["end"] - row["start"]) for row in works)
+    lines = [""] * plan.workers
+    for row in works[works["start"].argsort(kind="stable")]:
+        worker, letter = int(row["worker"]), TREE_LETTERS[instances.number(int(row["update"]), int(row["base"]))]
+        first, last = round(int(row["start"]) / tick), round(int(row["end"]) / tick)
+        sign = letter if chr(int(row["version"])) == "F" else letter.upper()
+        lines[worker] = lines[worker].ljust(first, ".") + sign * max(1, last - first)
+    length = max(map(len, lines))
+    stale = trace.staleness()
+    return [
+        *(f"worker {number:<2} {line.ljust(length, '.')}" for number, line in enumerate(lines)),
+        "",
+        f"  a   a call of tree a forward; trees a to {TREE_LETTERS[INSTANCES - 1]} have one to three leaves",
+        "  A   the same call backward, which takes twice as long here",
+        "  .   no message is there",
+        "",
+        f"At most {operators.active} trees are under way. An operator makes an update when {operators.every} "
+        f"tree{'s have' if operators.every > 1 else ' has'} brought it all of",
+        f"{'their' if operators.every > 1 else 'its'} gradients. Meanwhile the oldest of them had seen "
+        f"{stale.mean():.1f} updates on average, at most {stale.max()}.",
+    ]
+
+
+# A pipeline on a mesh as text: where each worker lies, the timetable of one pipeline, and how its stages are split.
+
+
+def draw_mesh(stages: Stages, timetable: list[str]) -> list[str]:
+    """Draw the mesh, then its axes one by one: `layers` as a timetable, `inside` as a table of layers."""
+    mesh = stages.mesh
+    lines = [f"A mesh of {mesh}:", "", *_places(mesh), ""]
+    if stages.gate is not None:
+        lines += [
+            "Replicas do not wait for each other. Each computes a batch that it has leased; each of its workers pushes",
+            "to the shard of its place, and pulls from it:",
+            "",
+            *(f"  shard {place}   workers {' '.join(map(str, workers))}" for place, workers in _shards(mesh)),
+            "",
+        ]
+    elif mesh.size(DATA) > 1:
+        lines += [
+            f"Replicas sum the gradients of like parts before an update, by {type(stages.collective).__name__}.",
+            "",
+        ]
+    if mesh.size(LAYERS) > 1:
+        lines += ["Along layers, of one replica; its worker n stands for the workers of stage n:", "", *timetable, ""]
+    if mesh.size(INSIDE) > 1:
+        lines += ["Along inside, as of a stage with all of a small net:", ""]
+        lines += draw_split(example_program(stages.recipe, mesh.size(INSIDE)), 1)
+    return lines
+
+
+def _shards(mesh: Mesh) -> list[tuple[int, range]]:
+    """Return the workers of each shard: one of every replica."""
+    size = mesh.workers // mesh.size(DATA)
+    return [(place, range(place, mesh.workers, size)) for place in range(size)]
+
+
+def _places(mesh: Mesh) -> list[str]:
+    """Return a row for each replica, a column for each stage, and the workers that share it."""
+    depth, inside = mesh.size(LAYERS), mesh.size(INSIDE)
+    cells = [["", *(f"layers {stage}" for stage in range(depth))]]
+    for replica in range(mesh.size(DATA)):
+        first = [(replica * depth + stage) * inside for stage in range(depth)]
+        groups = (mesh.group(worker, INSIDE) for worker in first)
+        cells.append([f"data {replica}", *("workers " + " ".join(map(str, group)) for group in groups)])
+    widths = [max(len(row[column]) for row in cells) for column in range(depth + 1)]
+    return ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz"  # a segment each
+
+LEGEND = (
+    (">", "a>1", "sends segment a to worker 1"),
+    ("+", "+a<1", "takes segment a from worker 1 and adds it to its own"),
+    (" <", "a<1", "takes segment a from worker 1 in place of its own"),
+    ("-", "a2-3", "segment a of the sum of chunks 2 and 3; one that is taken without + lies beside the others"),
+    ("=", "=a0-3", "adds two sums of segment a that it has"),
+    ("A", "A", "a capital: the sum of all workers"),
+    (".", ".", "sits this step out"),
+)
+
+
+def draw_collective(collective: Collective, workers: int) -> list[str]:
+    """Draw the table of a collective: what each worker sends and receives in each step."""
+    if workers == 1:
+        return ["One worker has no other to exchange with."]
+    segments = collective.segments(workers)
+    if segments > len(LETTERS):
+        raise PlanError(f"{segments} segments do not fit on a page; draw fewer workers: --workers 8")
+    tables = [list(collective.steps(worker, workers)) for worker in range(workers)]
+    drawn = _Drawn(collective, workers)
+    rows = [drawn.cells(row) for row in zip(*tables, strict=True)]
+    most = max(sum(s.send.stop - s.send.first for s in table if s.send is not None) for table in tables) / segments
+    return [
+        *_grid([f"worker {worker}" for worker in range(workers)], rows),
+        "",
+        *_legend(" ".join(f" {cell}" for row in rows for cell in row)),
+        "",
+        f"{len(rows)} steps; the worker that sends most sends {most:.3g} times the vector.",
+    ]
+
+
+class _Drawn:
+    """What each segment of each worker is made of, as the table goes on: workers, or chunks of a canonical sum."""
+
+    def __init__(self, collective: Collective, workers: int) -> None:
+        self.segments = collective.segments(workers)
+        self.whole, self.ranges = set(range(workers)), isinstance(collective, Canonical)
+        self.held: list[list[set[int]]] = [[{worker} for _ in range(self.segments)] for worker in range(workers)]
+        if isinstance(collective, Canonical):
+            self.whole, lanes = set(range(collective.chunks)), collective.lanes(workers)
+            for worker in range(workers):
+                trees = [set(range(*tree)) for tree in collective.partial_sums(worker, workers)]
+                trees += [set() for _ in range(lanes - len(trees))]
+                self.held[worker] = [tree for tree in trees for _ in range(self.segments)]
+
+    def cells(self, row: Sequence[Step]) -> list[str]:
+        """Return the cells of a step, and apply the step to what workers hold."""
+        before = [list(mine) for mine in self.held]
+        cells = []
+        for worker, step in enumerate(row):
+            words = [] if step.send is None else [f"{self._name(step.send, before[worker])}>{step.send.other}"]
+            if step.receive is not None:
+                other, first, stop = step.receive
+                for number, theirs in enumerate(before[other][first:stop], start=step.written.first):
+                    self.held[worker][number] = before[worker][number] | theirs if step.reduce else theirs
+                name = self._name(step.written, self.held[worker])
+                words.append(f"={name}" if other == worker else f"{'+' * step.reduce}{name}<{other}")
+            cells.append(" ".join(words) or ".")
+        return cells
+
+    def _name(self, part: Part, held: Sequence[set[int]]) -> str:
+        """Return the letters of a part; capitals are complete sums."""
+        letters = [
+            LETTERS[number % self.segments].upper() if held[number] == self.whole else LETTERS[number % self.segments]
+            for number in range(part.first, part.stop)
+        ]
+        name, made = "".join(letters) if len(letters) <= 4 else f"{letters[0]}..{letters[-1]}", held[part.first]
+        if not self.ranges or made == self.whole:
+            return name
+        return f"{name}{min(made)}-{max(made)}" if len(made) > 1 else f"{name}{min(made)}"
+
+
+def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    lines = [("step", heads), *((str(number), row) for number, row in enumerate(rows))]
+    return [
+        f"{first:>4}   {'   '.join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))}".rstrip()
+        for first, cells in lines
+    ]
+
+
+def _legend(text: str) -> list[str]:
+    """Explain the signs that occur."""
+    words = text.split()
+    occurs = {
+        ">": ">" in text,
+        "+": "+" in text,
+        " <": any(
+            "<" in word and "+" not in word and not any(map(str.isdigit, word.partition("<")[0])) for word in words
+        ),
+        "-": any(any(map(str.isdigit, word.partition("<")[0].partition(">")[0])) for word in words),
+        "=": "=" in text,
+        "A": text != text.lower(),
+        ".": " . " in f"{text} ",
+    }
+    return [f"  {sign:<5}  {meaning}" for key, sign, meaning in LEGEND if occurs[key]]

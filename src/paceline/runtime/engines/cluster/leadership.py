@@ -1,0 +1,166 @@
+"""The head's part in who leads: it says who belongs to the run, and keeps its right to finish it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from paceline.algorithms.cluster.numbered_rows import Writer
+from paceline.algorithms.cluster.succession import (
+    Accepted,
+    Alone,
+    Deposed,
+    Later,
+    Output,
+    Settled,
+    Vote,
+    deputy,
+    first_roll,
+)
+from paceline.errors import RunFailed
+from paceline.runtime.engines.cluster.control import NodeFacts, Resend, Standing
+from paceline.runtime.engines.cluster.node import NodePart
+from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
+from paceline.runtime.engines.cluster.rendezvous import HEAD_PATIENCE, Node, boot
+from paceline.runtime.engines.cluster.seat import Seat
+from paceline.runtime.engines.cluster.second_home import SecondHome
+from paceline.runtime.engines.cluster.to_rank import ToRank
+from paceline.runtime.links.tcp.events import Arrived, Gone, Unreached
+from paceline.runtime.links.tcp.handshake import Peer
+
+
+class Replaced(RunFailed):
+    """This node leads no longer: another one does, or no majority can be reached."""
+
+
+class Following(Protocol):
+    """What leads the run under its plan, to which ranks come one after another when it has taken over."""
+
+    def reached(self, rank: int) -> None:
+        """Take note that a rank follows this head."""
+
+    def complete(self) -> None:
+        """Take note that all ranks follow, and have said what they have."""
+
+
+class Leadership:
+    """The head's part in who leads."""
+
+    def __init__(
+        self,
+        part: NodePart,
+        seat: Seat,
+        workers: RemoteWorkers,
+        second_home: SecondHome,
+        following: Following,
+        to_rank: ToRank,
+        took_over: bool,
+    ) -> None:
+        self.part, self.seat, self.workers, self.second_home = part, seat, workers, second_home
+        self.following, self.to_rank = following, to_rank
+        #: Whether it has taken over just now: the ranks that have not said all they have, and are to be asked for it.
+        self._begins = took_over
+        self._unheard = set(seat.machine.roll.ranks) if took_over else set()
+        self._unasked = self._unheard - {part.roster.rank}
+        #: Whether a majority has agreed that this node gives the run its result.
+        self._final = False
+
+    def take(self, peer: Peer, message: Standing | Vote | Accepted | Later) -> None:
+        """Take a message about who leads."""
+        self._act(self.seat.take(peer, message))
+        rank = peer.number
+        if isinstance(message, Accepted) and rank in self._unasked:
+            self._unasked.discard(rank)
+            self.to_rank(rank, self.resend(rank))
+            self.following.reached(rank)
+
+    def happened(self, event: Arrived | Gone | Unreached) -> None:
+        """Take note of an event of the connections to agents."""
+        if isinstance(event, Arrived):
+            self._act(self.seat.arrived(event))
+        else:
+            self._act(self.seat.gone(event) if isinstance(event, Gone) else self.seat.unreached(event))
+
+    def heard(self, rank: int) -> None:
+        """A rank has said what it has."""
+        self._unheard.discard(rank)
+        self._complete_if_heard()
+
+    def joined(self, node: Node) -> None:
+        """Let a node that takes the place of another one belong to the run."""
+        rank, nodes = node.peer.number, list(self.seat.standing.nodes)
+        nodes[rank] = facts_of(node, self.seat.ahead)
+        self.seat.standing = replace(self.seat.standing, nodes=tuple(nodes))
+        self._act(self.seat.perform(self.seat.machine.join(time.monotonic(), rank)))
+
+    def poll(self, movable: bool) -> None:
+        """Do what is due, and tell the others what they are to know. Another may lead from here if it is `movable`."""
+        seat, workers = self.seat, self.workers
+        self._act(seat.tick())
+        if movable and workers.training and not seat.can_move:
+            seat.tell(origin=workers.observer.started_at + seat.ahead)
+        if len(workers.deaths) != len(seat.standing.deaths):
+            seat.tell(deaths=tuple(workers.deaths))
+        self._complete_if_heard()
+
+    def assign_deputy(self) -> None:
+        """Let the next rank have a copy of the records, when every row that has come is in the trace."""
+        if self.seat.can_move:
+            self.second_home.move(deputy(self.seat.machine.roll, len(self.seat.standing.nodes)))
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether this node surely is the head, and may give the run its result; if not, it asks the others."""
+        if not self._final and not self.seat.machine.roll.final:
+            self._act(self.seat.perform(self.seat.machine.finish(time.monotonic())))
+        return self._final
+
+    def resend(self, rank: int) -> Resend:
+        """Return what a rank is asked for by a head that has taken over."""
+        writer = Writer(rank, self.workers.agents[rank])
+        return Resend(self.workers.numbered.counts.get(writer, 0), tuple(self.second_home.known))
+
+    def _complete_if_heard(self) -> None:
+        if self._begins and not self._unheard & set(self.seat.machine.roll.ranks):
+            self._begins = False
+            self.following.complete()
+
+    def _act(self, outputs: Sequence[Output]) -> None:
+        """Do what the seat leaves to do."""
+        rank, nodes = self.part.roster.rank, len(self.seat.standing.nodes)
+        for output in outputs:
+            if isinstance(output, Settled):
+                self._final = self._final or output.roll.final
+            elif isinstance(output, Deposed):
+                raise Replaced(
+                    f"the run has gone on without rank {rank}, which led it and did not answer for too long: rank "
+                    f"{output.term % nodes} leads it now, and has its folder"
+                )
+            elif isinstance(output, Alone):
+                raise Replaced(f"rank {rank}, which led the run, cannot go on: {output.why}")
+
+
+def first_seat(part: NodePart, peers: dict[int, Peer], nodes: dict[int, Node]) -> Seat:
+    """Return the seat of the first head, and tell all nodes of each other."""
+    me, rank = part.hub.me.peer, part.roster.rank
+    known = {rank: NodeFacts(rank, part.hub.address, 0, me.incarnation, boot(), os.getpid())}
+    for other, node in nodes.items():
+        known[other] = facts_of(node, 0)
+    everyone = tuple(known[each] for each in sorted(known))
+    standing = Standing(first_roll(len(everyone)), everyone)
+    seat = Seat(part.hub, rank, standing, part.timing.silence * HEAD_PATIENCE)
+    seat.peers = peers
+    seat.tell()
+    return seat
+
+
+def facts_of(node: Node, ahead: int) -> NodeFacts:
+    """Return what all nodes are to know of one; the run's clock is so far `ahead` of this process's."""
+    register, peer = node.register, node.peer
+    assert register.address is not None, "it would lead, if it had to"
+    return NodeFacts(
+        peer.number, register.address, ahead + node.ahead, peer.incarnation, register.boot, register.process
+    )

@@ -1,0 +1,143 @@
+"""A node's seat: who leads, as this node knows it, and the connections over which nodes agree on it.
+
+The machine is `algorithms.cluster.succession`. Here a rank is an agent that can be dialled, and a death is sure if the
+connection to the agent has ended and its machine says that nobody listens where the agent did.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from paceline.algorithms.cluster.succession import Accepted, Later, Message, Output, Roll, Send, Succession, Vote
+from paceline.runtime.engines.cluster.control import AGENT, NodeFacts, Standing, pack
+from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.events import Arrived, Gone, Unreached
+from paceline.runtime.links.tcp.handshake import Peer
+from paceline.runtime.links.tcp.hub import Hub
+
+ASKING = 0.5  # seconds that a machine may take to say that nobody listens
+DIALLING = 60.0  # seconds for which a head dials a node that it has lost
+
+
+class Seat:
+    """One node's part in who leads."""
+
+    def __init__(self, hub: Hub, rank: int, standing: Standing, patience: float) -> None:
+        self.hub, self.standing = hub, standing
+        self.machine = Succession(rank, len(standing.nodes), patience, standing.roll)
+        #: The agents that are connected.
+        self.peers: dict[int, Peer] = {}
+        #: What is to be sent to a rank as soon as it is connected.
+        self._mail: dict[int, list[Message]] = {}
+
+    @property
+    def can_move(self) -> bool:
+        """Whether another rank may lead from here: the training has begun."""
+        return self.standing.origin > 0
+
+    @property
+    def ahead(self) -> int:
+        """Nanoseconds by which the run's clock is ahead of this process's."""
+        return self.standing.nodes[self.machine.rank].ahead
+
+    def facts(self, rank: int) -> NodeFacts:
+        """Return what is known of a rank."""
+        return self.standing.nodes[rank]
+
+    def obeys(self, peer: Peer) -> bool:
+        """Whether a peer is the head."""
+        machine = self.machine
+        return peer.number == machine.head and self.peers.get(peer.number) == peer and not machine.seeks
+
+    # --- what has happened; each returns what the engine is to do ---
+
+    def take(self, peer: Peer, message: Standing | Vote | Accepted | Later) -> list[Output]:
+        """Take a message of another node's seat."""
+        if peer.role != AGENT:
+            return []
+        said: Message = message.roll if isinstance(message, Standing) else message
+        self.peers[peer.number] = peer
+        before = self.machine.roll
+        outputs = self.machine.handle(time.monotonic(), peer.number, said)
+        if isinstance(message, Standing) and (self.machine.roll != before or message.roll == before):
+            self.standing = message
+        return self.perform(outputs)
+
+    def arrived(self, event: Arrived) -> list[Output]:
+        """Take note of an agent that is connected, since it was dialled."""
+        rank = event.peer.number
+        if event.dialled is None or event.peer.role != AGENT:
+            return []
+        self.peers[rank] = event.peer
+        for message in self._mail.pop(rank, []):
+            self._post(event.peer, message)
+        return self.perform(self.machine.found(rank))
+
+    def gone(self, event: Gone) -> list[Output]:
+        """Take note of an agent that is connected no longer."""
+        rank = event.peer.number
+        if self.peers.get(rank) != event.peer:
+            return []
+        del self.peers[rank]
+        address = self.facts(rank).address
+        dead = event.left or (not event.silent and nobody_listens(address))
+        if self.machine.leads and not dead:
+            self.hub.dial(address, DIALLING)
+        return self.lost(rank, dead)
+
+    def lost(self, rank: int, dead: bool = False) -> list[Output]:
+        """Take note of a rank that is not reached."""
+        return self.perform(self.machine.lost(time.monotonic(), rank, dead))
+
+    def unreached(self, event: Unreached) -> list[Output]:
+        """Take note of an address that was dialled in vain."""
+        outputs: list[Output] = []
+        for facts in self.standing.nodes:
+            if facts.address == event.address and self._mail.pop(facts.rank, None) is not None:
+                outputs += self.lost(facts.rank)
+        return outputs
+
+    def tick(self) -> list[Output]:
+        """Do what is due; called several times a second."""
+        return self.perform(self.machine.tick(time.monotonic()))
+
+    def perform(self, outputs: Sequence[Output]) -> list[Output]:
+        """Send what the machine wants to be sent; return what is left to do."""
+        left: list[Output] = []
+        for output in outputs:
+            if not isinstance(output, Send):
+                left.append(output)
+            elif (peer := self.peers.get(output.to)) is not None and peer in self.hub.peers:
+                self._post(peer, output.message)
+            elif isinstance(output.message, Vote):
+                self._mail.setdefault(output.to, []).append(output.message)
+                self.hub.dial(self.facts(output.to).address, self.machine.patience / 2)
+        return left
+
+    def tell(self, **changes: object) -> None:
+        """Tell all of what every node is to know, which has changed."""
+        self.standing = replace(self.standing, **changes)  # type: ignore[arg-type]
+        for rank in self.machine.roll.ranks:
+            if (peer := self.peers.get(rank)) is not None:
+                self._post(peer, self.machine.roll)
+
+    def _post(self, peer: Peer, message: Message) -> None:
+        if isinstance(message, Roll):
+            self.standing = replace(self.standing, roll=message) if self.machine.leads else self.standing
+            self.hub.post(peer, *pack(replace(self.standing, roll=message)))
+        else:
+            self.hub.post(peer, *pack(message))
+
+
+def nobody_listens(address: Address) -> bool:
+    """Whether the machine at an address says that no process listens there."""
+    try:
+        socket.create_connection(address, ASKING).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False

@@ -1,0 +1,117 @@
+"""The second home of a run: what the head records, its deputy has, too, so that it can lead from there.
+
+    head                                        deputy: the rank that leads next
+    ----                                        ------
+    rows that were put into the trace --------> in memory, with how many of each agent there are
+    events of the processes ------------------> in memory
+    snapshots, for evaluations ---------------> in its file of snapshots
+
+A rank that becomes the deputy later is sent all of it first. Nothing is confirmed: nodes keep their own rows, so what
+was under way when the head was lost is asked of them again. Of the rows of the head's own worker the last ones may be
+missing, on which no model and no replay depends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline.algorithms.cluster.numbered_rows import NumberedRows, Writer
+from paceline.runtime.engines.cluster.control import CopiedRows, Noted, Snapshot
+from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
+from paceline.runtime.engines.cluster.to_rank import ToRank
+from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
+from paceline.runtime.links.tcp.link import raw
+from paceline.runtime.runs.events import Event, EventLog
+from paceline.runtime.runs.trace import DTYPE, Columns
+
+
+class SecondHome:
+    """The head's side."""
+
+    def __init__(
+        self,
+        to_rank: ToRank,
+        workers: RemoteWorkers,
+        log: EventLog,
+        snapshots: SnapshotFile | None,
+        known: Sequence[int],
+    ) -> None:
+        """`known` are the updates of the snapshots that there are already."""
+        self.to_rank, self.workers, self.log, self.snapshots = to_rank, workers, log, snapshots
+        self.deputy: int | None = None
+        #: The updates of the snapshots that are in the file.
+        self.known = list(known)
+
+    def move(self, deputy: int | None) -> None:
+        """Make this rank the deputy, and send it all that there is."""
+        if deputy == self.deputy:
+            return
+        self.deputy = deputy
+        writer = self.workers.observer.writer
+        self._send_rows([writer.so_far().rows] if writer is not None else [], whole=True)
+        for event in self.log.events:
+            self.event(event)
+        for updates in self.known:
+            self._send_snapshot(updates)
+
+    def rows(self, parts: Sequence[Columns]) -> None:
+        """Take rows that were put into the trace."""
+        if any(map(len, parts)):
+            self._send_rows(parts)
+
+    def event(self, event: Event) -> None:
+        """Take an event."""
+        if self.deputy is not None:
+            self.to_rank(self.deputy, Noted(event))
+
+    def snapshot(self, updates: int) -> None:
+        """Take note of a snapshot that is in the file now."""
+        self.known.append(updates)
+        self._send_snapshot(updates)
+
+    def _send_snapshot(self, updates: int) -> None:
+        if self.deputy is not None and self.snapshots is not None:
+            tensors = [raw(tensor.contiguous().flatten()) for tensor in self.snapshots.read(updates)]
+            self.to_rank(self.deputy, Snapshot(updates), tensors)
+
+    def _send_rows(self, parts: Sequence[Columns], whole: bool = False) -> None:
+        if self.deputy is not None:
+            counts = tuple((*writer, count) for writer, count in self.workers.numbered.counts.items())
+            self.to_rank(self.deputy, CopiedRows(counts, whole), [part.tobytes() for part in parts])
+
+
+@dataclass(frozen=True)
+class Succeeds:
+    """What the parts of a head have to know if it has taken over."""
+
+    term: int
+    #: The ranks that belong to the run.
+    ranks: tuple[int, ...]
+    #: Returns the numbers of the shard servers that run on their nodes.
+    servers: Callable[[], set[int]]
+
+
+@dataclass
+class RunCopy:
+    """The deputy's side: what it has of the head's records."""
+
+    parts: list[Columns] = field(default_factory=list)
+    numbered: NumberedRows = field(default_factory=NumberedRows)
+    events: list[Event] = field(default_factory=list)
+    #: The updates of the snapshots that its file has of other nodes.
+    snapshots: list[int] = field(default_factory=list)
+
+    @property
+    def rows(self) -> Columns:
+        """The rows of the trace, whose times count from the start of the run."""
+        return np.concatenate([np.empty(0, DTYPE), *self.parts])
+
+    def take_rows(self, message: CopiedRows, content: memoryview) -> None:
+        """Take rows of the head's trace."""
+        if message.whole:
+            self.parts, self.events, self.snapshots = [], [], []
+        self.parts.append(np.array(np.frombuffer(content, DTYPE)) if len(content) else np.empty(0, DTYPE))
+        self.numbered = NumberedRows({Writer(rank, agent): count for rank, agent, count in message.counts})

@@ -1,0 +1,194 @@
+"""The machine of a run that lets others in: each gets the job, the keys of the run, and a rank that is free.
+
+Under a plan with servers the run begins with this machine alone, and others come and go while it trains, as nodes come
+and go that Ray replaces. Under a synchronous plan the group is fixed when it begins: then the run waits for all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from paceline.algorithms.cluster.launchers import HEAD_PORT
+from paceline.errors import MachineError, PeerLost
+from paceline.names import visible
+from paceline.plans.plan import Plan
+from paceline.runtime.engines.cluster import engine
+from paceline.runtime.engines.cluster.roster import Roster
+from paceline.runtime.engines.cluster.run_spec import RunSpec, make_run_keys, with_keys
+from paceline.runtime.engines.joining.opened_files import opened
+from paceline.runtime.engines.joining.packages import imported_packages, python
+from paceline.runtime.engines.joining.parcel import Parcel
+from paceline.runtime.engines.life import Life
+from paceline.runtime.engines.outcome import Outcome
+from paceline.runtime.links.pairing.door import Door, listen_anywhere
+from paceline.runtime.links.pairing.exchange import package
+from paceline.runtime.links.pairing.line import Line
+from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.credentials import LOOPBACK
+from paceline.runtime.links.tcp.handshake import RUN_BYTES
+from paceline.runtime.links.tcp.interfaces import interfaces, usual_host
+from paceline.runtime.links.tcp.tls import MutualTls
+
+RANKS = 8  # machines that may take part at the same time, if no number is given
+BACK = 2.0  # seconds in which a machine that joins has to accept a connection from this one
+
+
+def open_roster(plan: str | Plan | None, workers: int | None, address: str | None) -> Roster:
+    """Return the roster of a run that other machines may join by a code.
+
+    Args:
+        plan: what is trained by.
+        workers: how many machines may take part at the same time.
+        address: this machine's address, by which others reach it; None: that of the interface which is used by default.
+
+    Raises:
+        UsageError: spake2 is not installed.
+    """
+    package()
+    parsed = Plan.parse("sequential" if plan is None else plan, workers)
+    elastic = parsed.method.server is not None
+    if not elastic and "workers" not in parsed.options:
+        raise MachineError(
+            f"under plan {parsed.name} no machine can join once the training has begun, so the run waits for all of "
+            "them: say how many, as in --workers 2. Under plans with servers (downpour, ssp, ...) it begins at once"
+        )
+    count = parsed.workers if "workers" in parsed.options else RANKS
+    head, meeting = Address(address or usual_host(), 0), secrets.token_bytes(RUN_BYTES)
+    return Roster(0, count, head, 0, "--workers", meeting, LOOPBACK, open=True, begins_with=1 if elastic else 0)
+
+
+@contextlib.contextmanager
+def train(life: Life, roster: Roster, backups: int = 1) -> Iterator[Outcome]:
+    """Run a plan on this machine, which is the head, and on those that join."""
+    setup, keys = life.setup, make_run_keys()
+    spec = RunSpec(setup.users_job.untested(), setup.plan, setup.limit, roster, life.deadline, keys)
+    parcel = Parcel.of(opened(), spec.pack())
+    with with_keys(roster, keys) as placed:
+        nodes = OpenNodes(placed, parcel, setup.users_job.name, str(setup.plan), life.deadline)
+        try:
+            with engine.train(life, placed, backups, nodes) as outcome:
+                yield outcome
+        finally:
+            nodes.close()
+
+
+@dataclass
+class _Seat:
+    """A rank that was given to a machine."""
+
+    name: str
+    since: float
+    joined: bool = False
+
+
+class OpenNodes:
+    """`node.ManagedNodes` that come by themselves."""
+
+    def __init__(self, roster: Roster, parcel: Parcel, job: str, plan: str, deadline: float) -> None:
+        self._roster, self._parcel, self._deadline = roster, parcel, deadline
+        #: Whether a node that is lost is replaced.
+        self.replaces = bool(roster.begins_with)
+        self._offer = {
+            "host": socket.gethostname(),
+            "job": job,
+            "plan": plan,
+            "python": python(),
+            "packages": imported_packages(parcel.modules),
+            "files": sorted(parcel.files),
+            "elsewhere": parcel.elsewhere,
+            "bytes": parcel.bytes,
+        }
+        self._lock = threading.Lock()
+        self._seats: dict[int, _Seat] = {}
+        self._door: Door | None = None
+
+    def start(self, head: Address) -> None:
+        """Open the door."""
+        self._roster = replace(self._roster, head=head)
+        assert isinstance(self._roster.credentials, MutualTls)
+        keys = self._roster.credentials.folder
+        # At every address of this machine, unless only processes of this machine reach the head.
+        host = head.host if head.host.startswith("127.") else ""
+        own = [] if host else interfaces()
+        listener = listen_anywhere(Address(host, HEAD_PORT))
+        self._door = door = Door(listener, keys, self._receive, _say, [each.host for each in own])
+        places = [f"{each.host}, {each.kind}" for each in own] or [host]
+        port = door.address.port
+        _say(f"others may join: paceline join {door.code}")
+        _say(f"             or: paceline join {head.host}:{port} {door.code}      ({'; '.join(places)})")
+        door.open()
+
+    def poll(self) -> None:
+        """Nothing has to be looked after: machines come and go by themselves."""
+
+    def started(self) -> None:
+        """Let no machine in any longer if the group is fixed from now on."""
+        if not self.replaces:
+            self.close()
+
+    def lost(self, rank: int) -> None:
+        with self._lock:
+            self._seats.pop(rank, None)
+
+    def joined(self, rank: int) -> None:
+        with self._lock:
+            seat = self._seats.get(rank) or _Seat("", time.monotonic())  # one that comes back had lost its own
+            self._seats[rank] = replace(seat, joined=True)
+
+    def close(self) -> None:
+        """Let no machine in any longer."""
+        if self._door is not None:
+            self._door.close()
+
+    def _receive(self, line: Line, host: str) -> str:
+        """Talk to a machine that knows the code, in a thread of its own; return its name when it has joined."""
+        facts = line.receive_json()
+        name = f"{str(facts.get('host', '?'))[:64]} ({host})"
+        back = _reaches(host, int(facts.get("port", 0)))
+        line.send_json({**self._offer, "head": list(self._roster.head), "back": back})
+        answer = line.receive_json()
+        if answer.get("answer") != "yes":
+            raise PeerLost(name, f"said: {answer.get('why', 'nothing')}")
+        rank = self._take_seat(name)
+        line.send_json({"rank": rank})
+        if rank < 0:
+            raise PeerLost(
+                name, f"has not joined, since all {self._roster.nodes} places are taken; --workers gives more"
+            )
+        try:
+            self._parcel.send(line)
+        except BaseException:
+            self.lost(rank)
+            raise
+        return name
+
+    def _take_seat(self, name: str) -> int:
+        """Return a rank that no machine has; -1 if there is none. One that never came does not keep its rank."""
+        with self._lock:
+            now = time.monotonic()
+            for rank in self._roster.followers:
+                seat = self._seats.get(rank)
+                if seat is None or (not seat.joined and now - seat.since > self._deadline):
+                    self._seats[rank] = _Seat(name, now)
+                    return rank
+        return -1
+
+
+def _reaches(host: str, port: int) -> bool:
+    """Whether this machine can open a connection to a port of another one."""
+    try:
+        socket.create_connection((host, port), BACK).close()
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _say(line: str) -> None:
+    print(visible(f"paceline: {line}"), file=sys.stderr, flush=True)

@@ -1,0 +1,424 @@
+"""Histories of runs whose heads die, sleep and are cut off, drawn from seeds.
+
+Every node has the machine that decides who leads. The head leases batches; a node that has computed one writes a row,
+and keeps it. The head puts the rows of all into its trace, and sends a copy of that to its deputy. A head that takes
+over begins with its copy, and asks every node for the rows that the copy lacks.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from paceline.algorithms.cluster import succession
+from paceline.algorithms.cluster.numbered_rows import NumberedRows, Writer
+from paceline.algorithms.cluster.succession import Alone, Deposed, Lead, Settled, Succession, deputy, first_roll
+
+SILENCE, PATIENCE, TICK = 2.5, 10.0, 0.5
+FAULTS = ("kill", "kill", "kill the head", "stop", "stop the head", "cut in two", "cut one off")
+
+
+class Lease(NamedTuple):
+    batch: int
+
+
+class Rows(NamedTuple):
+    """Rows of a node from this number on; as the answer to `Resend`, with the batch that it computes."""
+
+    first: int
+    batches: tuple[int, ...]
+    answers: bool = False
+    doing: int | None = None
+
+
+class Copy(NamedTuple):
+    """New rows of the head's trace, and how many of each writer are in it then; all of it if `whole`."""
+
+    rows: tuple[tuple[int, int], ...]
+    counts: dict[Writer, int]
+    whole: bool
+
+
+class Result(NamedTuple):
+    """The run is done."""
+
+
+class Resend(NamedTuple):
+    """The head asks for the rows from this number on."""
+
+    first: int
+
+
+class Trace:
+    """The rows that a head has, each as (rank, batch)."""
+
+    def __init__(self, rows: list[tuple[int, int]], counts: dict[Writer, int]) -> None:
+        self.rows, self.numbered = list(rows), NumberedRows(counts)
+
+    def add(self, rank: int, rows: Rows) -> list[tuple[int, int]]:
+        """Take rows of a node; return those that are new."""
+        known = self.numbered.known(Writer(rank, 0), rows.first, len(rows.batches))
+        new = [(rank, batch) for batch in rows.batches[known:]]
+        self.rows += new
+        return new
+
+
+class Node:
+    """A node: its part of the succession, its rows and, if it leads, what a head has."""
+
+    #: A planted fault is another class.
+    machine: type[Succession] = Succession
+
+    def __init__(self, world: World, rank: int) -> None:
+        self.world, self.rank = world, rank
+        self.machine_ = self.machine(rank, world.nodes, PATIENCE, first_roll(world.nodes))
+        self.alive, self.ended, self.wakes = True, "", 0.0
+        self.rows: list[int] = []
+        self.doing: int | None = None
+        #: The copy of the head's trace, as its deputy has it.
+        self.copy = Trace([], {})
+        self.trace: Trace | None = Trace([], {}) if rank == 0 else None
+        #: Of a head: what each rank computes, those whose rows have not come yet, or were not asked for, and the deputy
+        #: that has a copy.
+        self.given: dict[int, int] = {}
+        self.silent: set[int] = set()
+        self.unasked: set[int] = set()
+        self.copied: int | None = None
+        self.finished = False
+
+    @property
+    def runs(self) -> bool:
+        return self.alive and not self.ended
+
+    def begin(self) -> None:
+        self.perform([])
+        self.world.later(TICK, self.tick)
+
+    def tick(self) -> None:
+        if not self.runs:
+            return
+        if self.wakes > self.world.now:
+            self.world.at(self.wakes, self.tick)
+            return
+        self.perform(self.machine_.tick(self.world.now))
+        self.world.reach_again(self)
+        self.world.later(TICK, self.tick)
+
+    def lost(self, rank: int, dead: bool) -> None:
+        """A connection has ended."""
+        if not self.runs:
+            return
+        if self.wakes > self.world.now:
+            self.world.at(self.wakes, self.lost, rank, dead)
+            return
+        self.perform(self.machine_.lost(self.world.now, rank, dead))
+
+    def hear(self, sender: int, message: Any) -> None:
+        if not self.runs:
+            return
+        if self.wakes > self.world.now:
+            self.world.at(self.wakes, self.hear, sender, message)
+            return
+        if isinstance(message, succession.Roll | succession.Vote | succession.Accepted | succession.Later):
+            self.perform(self.machine_.handle(self.world.now, sender, message))
+            if isinstance(message, succession.Accepted) and self.machine_.leads and sender in self.unasked:
+                assert self.trace is not None
+                self.unasked.discard(sender)
+                self.asks(sender, self.trace.numbered.counts.get(Writer(sender, 0), 0))
+        elif isinstance(message, Rows):
+            self.take_rows(sender, message)
+        elif self.obeys(sender):
+            self.obey(sender, message)
+        self.lead()
+
+    def obeys(self, sender: int) -> bool:
+        return self.machine_.head == sender and not self.machine_.seeks
+
+    def obey(self, head: int, message: Lease | Copy | Resend | Result) -> None:
+        if isinstance(message, Result):
+            self.ended = "done"
+        elif isinstance(message, Lease):
+            self.doing = message.batch
+            self.world.later(self.world.chance.uniform(0.05, 0.4), self.computed, message.batch)
+        elif isinstance(message, Resend):
+            self.world.send(self.rank, head, Rows(message.first, tuple(self.rows[message.first :]), True, self.doing))
+        elif message.whole:
+            self.copy = Trace(list(message.rows), message.counts)
+        else:
+            self.copy.rows += message.rows
+            self.copy.numbered.counts = dict(message.counts)
+
+    def computed(self, batch: int) -> None:
+        if not self.runs:
+            return
+        if self.wakes > self.world.now:
+            self.world.at(self.wakes, self.computed, batch)
+            return
+        self.rows.append(batch)
+        self.doing = None
+        self.world.applied(self.rank, batch)
+        rows = Rows(len(self.rows) - 1, (batch,))
+        if self.trace is not None:
+            self.take_rows(self.rank, rows)
+            self.lead()
+        elif not self.machine_.seeks:
+            self.world.send(self.rank, self.machine_.head, rows)
+
+    # --- the head ---
+
+    def perform(self, outputs: list[Any]) -> None:
+        for output in outputs:
+            if isinstance(output, succession.Send):
+                self.world.send(self.rank, output.to, output.message)
+            elif isinstance(output, Lead):
+                self.take_over()
+            elif isinstance(output, Settled):
+                if output.roll.final and not self.finished:
+                    self.finished = True
+                    self.world.finishes(self)
+                    for rank in set(output.roll.ranks) - {self.rank}:
+                        self.world.send(self.rank, rank, Result())
+            elif isinstance(output, Deposed | Alone):
+                self.ended = str(output)
+        self.lead()
+
+    def take_over(self) -> None:
+        self.trace, self.given = Trace(self.copy.rows, self.copy.numbered.counts), {}
+        self.silent = set(self.machine_.roll.ranks)
+        self.unasked = self.silent - {self.rank}
+        first = self.trace.numbered.counts.get(Writer(self.rank, 0), 0)
+        self.take_rows(self.rank, Rows(first, tuple(self.rows[first:]), True, self.doing))
+
+    def asks(self, rank: int, first: int) -> None:
+        """Ask a rank that has accepted the roll for its rows."""
+        self.world.send(self.rank, rank, Resend(first))
+
+    def take_rows(self, rank: int, rows: Rows) -> None:
+        if self.trace is None or rank not in self.machine_.roll.ranks:
+            return
+        if rows.answers:
+            self.silent.discard(rank)
+            if rows.doing is not None:
+                self.given[rank] = rows.doing
+        elif rank in self.silent:
+            return  # it is among those that are asked for
+        new = self.trace.add(rank, rows)
+        if self.given.get(rank) in rows.batches:
+            del self.given[rank]
+        self.copies(new)
+
+    def copies(self, new: list[tuple[int, int]]) -> None:
+        assert self.trace is not None
+        to, counts = deputy(self.machine_.roll, self.world.nodes), dict(self.trace.numbered.counts)
+        if to is not None:
+            whole = to != self.copied
+            self.world.send(self.rank, to, Copy(tuple(self.trace.rows if whole else new), counts, whole))
+        self.copied = to
+
+    def lead(self) -> None:
+        """Do what a head has to do now."""
+        if self.trace is None or not self.runs:
+            return
+        roll = self.machine_.roll
+        self.silent &= set(roll.ranks)
+        self.given = {rank: batch for rank, batch in self.given.items() if rank in roll.ranks}
+        if deputy(roll, self.world.nodes) != self.copied:
+            self.copies([])
+        if self.silent:
+            return
+        done = {batch for _, batch in self.trace.rows}
+        if len(done) == self.world.batches:
+            if not roll.final:
+                self.perform(self.machine_.finish(self.world.now))
+            return
+        left = [b for b in range(self.world.batches) if b not in done and b not in self.given.values()]
+        for rank in sorted(set(roll.ranks) - self.given.keys())[: len(left)]:
+            self.given[rank] = left.pop(0)
+            lease = Lease(self.given[rank])
+            self.obey(self.rank, lease) if rank == self.rank else self.world.send(self.rank, rank, lease)
+
+
+class World:
+    """The nodes, what is under way between them, and what goes wrong."""
+
+    def __init__(self, seed: int, node: type[Node] = Node) -> None:
+        self.chance = chance = random.Random(seed)
+        self.nodes, self.batches = chance.choice((2, 3, 3, 3, 4, 5)), chance.choice((8, 16, 30))
+        self.now, self._count = 0.0, 0
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        #: Pairs that are connected, and when the last message of each direction arrives.
+        self.connected = {frozenset((0, rank)) for rank in range(1, self.nodes)}
+        self.arrives: dict[tuple[int, int], float] = {}
+        #: Pairs between which nothing passes, until when; every connection has a number of its own.
+        self.cuts: dict[frozenset[int], float] = {}
+        self.serial: Counter[frozenset[int]] = Counter()
+        self.parted: dict[frozenset[int], float] = {}
+        self.log: list[str] = []
+        self.done: list[tuple[Node, float]] = []
+        self.applications: list[tuple[float, int, int]] = []
+        self.all = [node(self, rank) for rank in range(self.nodes)]
+        span = 0.3 * self.batches / self.nodes + 1.0
+        self.faults = chance.choice((1, 1, 2, 3))
+        for _ in range(self.faults):
+            self.at(chance.uniform(0.0, span), self.fault, chance.choice(FAULTS))
+        for each in self.all:
+            each.begin()
+
+    def at(self, when: float, what: Callable[..., None], *arguments: Any) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (when, self._count, what, arguments))
+
+    def later(self, seconds: float, what: Callable[..., None], *arguments: Any) -> None:
+        self.at(self.now + seconds, what, *arguments)
+
+    def run(self) -> str:
+        """Return what has gone wrong; empty if nothing."""
+        try:
+            while self._queue and self.now < 300.0:
+                self.now, _, what, arguments = heapq.heappop(self._queue)
+                what(*arguments)
+            return self.check()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    # --- the network ---
+
+    def send(self, sender: int, to: int, message: Any) -> None:
+        pair = frozenset((sender, to))
+        if pair not in self.connected:
+            self.later(self.chance.uniform(0.01, 0.1), self.dial, sender, to, message)
+            return
+        when = self.arrives[sender, to] = max(
+            self.arrives.get((sender, to), 0.0), self.now + self.chance.expovariate(50.0)
+        )
+        self.at(when, self.deliver, sender, to, message, self.serial[pair])
+
+    def deliver(self, sender: int, to: int, message: Any, serial: int) -> None:
+        pair = frozenset((sender, to))
+        if self.serial[pair] != serial or pair not in self.connected:
+            return
+        if (until := self.cuts.get(pair, 0.0)) > self.now:
+            self.at(until, self.deliver, sender, to, message, serial)
+            return
+        self.log.append(f"{self.now:.2f} {sender} -> {to} {message}")
+        self.all[to].hear(sender, message)
+
+    def dial(self, sender: int, to: int, message: Any) -> None:
+        """Connect, and send a message; whoever cannot be reached is lost, and surely dead if its machine says so."""
+        pair, there = frozenset((sender, to)), self.all[to]
+        if not self.all[sender].runs:
+            return
+        if pair in self.connected:
+            self.send(sender, to, message)
+        elif self.cuts.get(pair, 0.0) > self.now or there.wakes > self.now:
+            self.later(5.0, self.all[sender].lost, to, False)
+        elif not there.runs:
+            self.all[sender].lost(to, False)  # it was not connected when it died: it may have voted before
+        else:
+            self.connect(pair)
+            self.send(sender, to, message)
+
+    def connect(self, pair: frozenset[int]) -> None:
+        self.connected.add(pair)
+        self.serial[pair] += 1
+
+    def reach_again(self, node: Node) -> None:
+        """A head dials those that it has lost, so that one of them tells it of a later term."""
+        if not node.machine_.leads:
+            return
+        for other in self.all:
+            pair = frozenset((node.rank, other.rank))
+            if other is node or pair in self.connected or not other.runs or other.wakes > self.now:
+                continue
+            if (
+                self.parted.get(pair, 0.0) + 1.0 <= self.now >= self.cuts.get(pair, 0.0)
+                and other.rank not in node.machine_.dead
+            ):
+                self.connect(pair)
+                node.perform(node.machine_.found(other.rank))
+
+    def part(self, pair: frozenset[int], after: float, dead: bool = False) -> None:
+        """End a connection; both ends take note of it, at different moments, before they connect again."""
+        self.later(after, self._end, pair, self.serial[pair], dead)
+
+    def _end(self, pair: frozenset[int], serial: int, dead: bool) -> None:
+        if self.serial[pair] != serial or pair not in self.connected:
+            return
+        self.connected.discard(pair)
+        self.parted[pair] = self.now
+        for rank in pair:
+            (other,) = pair - {rank}
+            self.later(self.chance.uniform(0.0, 0.8), self.all[rank].lost, other, dead)
+
+    # --- faults ---
+
+    def fault(self, what: str) -> None:
+        running = [each for each in self.all if each.runs]
+        if not running:
+            return
+        victim = self.chance.choice(running)
+        if what.endswith("the head"):
+            victim = next((each for each in running if each.machine_.leads), victim)
+        self.log.append(f"{self.now:.2f} {what}: {victim.rank}")
+        if what.startswith("kill"):
+            self.kill(victim)
+        elif what.startswith("stop"):
+            self.stop(victim, self.chance.choice((1.0, 4.0, 8.0, 30.0)))
+        else:
+            one = (
+                {victim.rank} if what == "cut one off" else set(self.chance.sample(range(self.nodes), self.nodes // 2))
+            )
+            until = self.now + self.chance.choice((1.0, 4.0, 8.0, 30.0))
+            for pair in [frozenset((a, b)) for a in one for b in set(range(self.nodes)) - one]:
+                self.cuts[pair] = max(until, self.cuts.get(pair, 0.0))
+                if pair in self.connected and until - self.now > SILENCE:
+                    self.part(pair, SILENCE)
+
+    def kill(self, node: Node) -> None:
+        node.alive = False
+        for pair in [pair for pair in self.connected if node.rank in pair]:
+            cut = self.cuts.get(pair, 0.0) > self.now
+            self.part(pair, SILENCE if cut else self.chance.uniform(0.0, 0.1), dead=not cut)
+
+    def stop(self, node: Node, seconds: float) -> None:
+        node.wakes = self.now + seconds
+        if seconds > SILENCE:
+            for pair in [pair for pair in self.connected if node.rank in pair]:
+                self.part(pair, SILENCE)
+
+    # --- what must hold ---
+
+    def applied(self, rank: int, batch: int) -> None:
+        self.log.append(f"{self.now:.2f} {rank} applies {batch}")
+        self.applications.append((self.now, rank, batch))
+
+    def finishes(self, node: Node) -> None:
+        """A head may give the run its result."""
+        assert node.trace is not None
+        batches = Counter(batch for _, batch in node.trace.rows)
+        wrong = {b: batches[b] for b in range(self.batches) if batches[b] != 1}
+        assert not wrong, f"the trace of rank {node.rank} has batches {wrong} not once"
+        ranks = set(node.machine_.roll.ranks)
+        for rank in ranks:
+            own = [batch for other, batch in node.trace.rows if other == rank]
+            assert own == self.all[rank].rows, f"the trace lacks or repeats rows of rank {rank}"
+        times = Counter(batch for _, rank, batch in self.applications if rank in ranks)
+        twice = [batch for batch, count in times.items() if count > 1]
+        assert not twice, f"batches {twice} were applied twice"
+        for other, when in self.done:
+            late = [a for a in self.applications if a[0] > when and a[1] in ranks]
+            assert not (other.alive and late), f"ranks {other.rank} and {node.rank} both finish the run"
+        self.done.append((node, self.now))
+
+    def check(self) -> str:
+        """Look at the end: a run that could finish has."""
+        leaders = [each for each in self.all if each.runs and each.machine_.leads and each.trace is not None]
+        unfinished = [each.rank for each in leaders if not each.finished]
+        if unfinished:
+            return f"ranks {unfinished} lead for ever"
+        if self.faults == 1 and self.nodes > 2 and not self.done:
+            return "the run has ended, although a majority lived"
+        return ""

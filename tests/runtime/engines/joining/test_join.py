@@ -1,0 +1,151 @@
+"""A machine joins a training that runs, takes part, and leaves: by the commands that people type."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.runtime.runs.trace import Kind, Trace
+from tests.scripts import Running, typed
+
+pytest.importorskip("spake2")
+
+PATIENCE = 100.0  # seconds that something may take on a busy machine
+#: A module beside it, a file that it reads anew on every machine, and steps that wait as long as a file exists.
+JOB = """
+import os, time
+from pathlib import Path
+
+import torch
+
+import paceline as pl
+from shapes import net
+
+FOLDER, passes = {folder!r}, []
+torch.manual_seed(1)
+x = torch.randn(480, 6)
+y = (x @ torch.randn(6, 1)).squeeze()
+
+
+def step(model, batch):
+    scale = float(open("data/scale.txt").read())
+    passes.append(None)
+    if len(passes) >= 10:  # the checks before a start make fewer
+        Path(FOLDER, f"computes-{{os.getcwd().count('paceline-')}}").touch()
+        while os.path.exists(os.path.join(FOLDER, "hold")):
+            time.sleep(0.005)
+    return scale * ((model(batch[0]).squeeze(1) - batch[1]) ** 2).mean()
+
+
+job = pl.Job(
+    model=net, data=(x, y), step=step, optimizer=lambda p: torch.optim.SGD(p, lr=0.01), batch_size=8, epochs=1,
+)
+"""
+SHAPES = "import torch\n\n\ndef net():\n    return torch.nn.Linear(6, 1)\n"
+
+
+@pytest.fixture
+def alice(tmp_path: Path) -> Path:
+    """A folder with a job, and another one that is empty."""
+    folder = tmp_path / "alice"
+    (folder / "data").mkdir(parents=True)
+    (tmp_path / "bob").mkdir()
+    (folder / "job.py").write_text(JOB.format(folder=str(tmp_path)))
+    (folder / "shapes.py").write_text(SHAPES)
+    (folder / "data" / "scale.txt").write_text("0.5")
+    (tmp_path / "hold").touch()
+    return folder
+
+
+def wait_for(condition: Callable[[], object], *running: Running) -> None:
+    until = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < until, [each.err.read_text() for each in running]
+        time.sleep(0.02)
+
+
+def open_run(folder: Path, *words: object) -> tuple[Running, list[str]]:
+    """Start a run that machines may join; return it, and how to join."""
+    running = typed(folder, "train", "job.py", "--open", "--address", "127.0.0.1", "--quiet", *words)
+    found: list[tuple[str, str]] = []
+
+    def shown() -> bool:
+        if running.err.exists():
+            found[:] = re.findall(r"or: paceline join (\S+) (\S+)", running.err.read_text())
+        return bool(found) or not running.process.is_alive()
+
+    try:
+        wait_for(shown, running)
+        assert found, running.err.read_text()
+    except BaseException:
+        running.stop()
+        raise
+    return running, list(found[0])
+
+
+def trace_of(folder: Path) -> np.ndarray:
+    (run,) = (folder / "runs").iterdir()
+    return Trace.open(run / "trace.arrow").rows
+
+
+def test_a_machine_joins_while_the_run_goes_on_and_takes_part(alice: Path) -> None:
+    first, where = open_run(alice, "--plan", "downpour")
+    second = typed(alice.parent / "bob", "join", *where, "--yes")
+    try:
+        wait_for(lambda: (alice.parent / "computes-1").exists(), first, second)
+        (alice.parent / "hold").unlink()
+        joined, trained = second.end(PATIENCE), first.end(PATIENCE)
+    finally:
+        first.stop()
+        second.stop()
+    assert trained.code == joined.code == 0, (trained.err, joined.err)
+    assert re.search(r"trains job by downpour:workers=8: \d\.\d MB, \d+ files", joined.err), joined.err
+    rows = trace_of(alice)
+    computed = rows[(rows["kind"] == Kind.COMPUTE)]
+    assert set(computed["worker"]) == {0, 1}
+    pushed = rows[rows["kind"] == Kind.APPLY]
+    assert sorted(pushed["update"]) == list(range(60)), "every batch is in the model once"
+    assert not list((alice.parent / "bob").glob("*.txt"))
+
+
+def test_a_machine_that_leaves_costs_no_update(alice: Path) -> None:
+    first, where = open_run(alice, "--plan", "downpour")
+    second = typed(alice.parent / "bob", "join", *where, "--yes")
+    try:
+        wait_for(lambda: (alice.parent / "computes-1").exists(), first, second)
+        assert second.process.pid
+        os.kill(second.process.pid, signal.SIGINT)
+        left = second.end(PATIENCE)
+        (alice.parent / "hold").unlink()
+        trained = first.end(PATIENCE)
+    finally:
+        first.stop()
+        second.stop()
+    assert trained.code == 0, trained.err
+    assert left.code == 130, left.err
+    assert "the run goes on without this rank" in left.err
+    rows = trace_of(alice)
+    assert sorted(rows[rows["kind"] == Kind.APPLY]["update"]) == list(range(60))
+
+
+@pytest.mark.soak
+def test_under_a_synchronous_plan_the_run_waits_for_all(alice: Path) -> None:
+    (alice.parent / "hold").unlink()
+    first, where = open_run(alice, "--plan", "ring", "--workers", "2")
+    second = typed(alice.parent / "bob", "join", *where, "--yes")
+    try:
+        joined, trained = second.end(PATIENCE), first.end(PATIENCE)
+    finally:
+        first.stop()
+        second.stop()
+    assert trained.code == joined.code == 0, (trained.err, joined.err)
+    (run,) = (alice / "runs").iterdir()
+    assert json.loads((run / "run.json").read_text())["summary"]["workers"] == 2
