@@ -1,6 +1,6 @@
 """Drawing a plan as plain text: what `paceline draw` prints.
 
-A table        for a collective: a row per step, a column per worker (`collective_table`)
+A table        for a collective: a row per step, a column per worker (`tables`)
 layers         for split layers: who holds what, and what travels (`split_table`)
 commands       for a coordinator: what it commands in an update (`commands`)
 messages       for operators: which instance each worker is at, in a virtual world (`message_table`)
