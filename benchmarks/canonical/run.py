@@ -32,8 +32,8 @@ from paceline.runtime.runs.trace import Kind
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1]))
+from harness import write
 from jobs import JOBS, Pace
-from record import write
 
 HERE = Path(__file__).parent
 CHUNKS = 8
@@ -187,8 +187,8 @@ def speed(rounds: int, updates: int) -> None:
             )  # fmt: skip
             seconds: dict[str, list[float]] = defaultdict(list)
             for _ in range(rounds):
-                for plan in ("ring", "ring:canonical=2", "ring:canonical=4", "ring:canonical=8"):
-                    seconds[plan].append(_seconds(job, plan, updates if hidden == 64 else updates // 4))
+                for plan in ("ring", "ring:canonical=2", "ring:canonical=8"):
+                    seconds[plan].append(_seconds(job, plan, updates if hidden == 64 else updates // 6))
             base = seconds["ring"]
             for plan, each in seconds.items():
                 ratios = sorted(a / b for a, b in zip(base, each, strict=True))
