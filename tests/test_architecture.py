@@ -158,7 +158,7 @@ RULES: list[tuple[str, str, set[str]]] = [
         {"multiprocessing", "torch.distributed"},
     ),
     ("interfaces.emit", "interfaces.emit plans errors", NO_TORCH),
-    ("interfaces.api.comparing.gloo_shim", "runtime.backend", set()),
+    ("interfaces.api.comparing.gloo_shim", "interfaces.api.comparing.gloo_shim runtime.backend", set()),
     (
         "interfaces.api",
         "interfaces.api interfaces.callbacks algorithms plans kernels.measure.picture training runtime planning "

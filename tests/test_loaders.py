@@ -39,6 +39,7 @@ NO_CODE = "reads no code"
 
 WRITTEN_BY = {
     "interfaces/api/comparing/compare_scripts.py:_read_steps:torch.load": "a script of this process; weights_only",
+    "interfaces/api/comparing/first_step.py:verify_script:torch.load": "a script of this process; weights_only",
     "interfaces/api/comparing/gloo_shim/sitecustomize.py:<module>:exec_module": "PyTorch's own file",
     "interfaces/api/loading.py:load_run:torch.load": "a run's folder; weights_only, which no code can be put into",
     "interfaces/api/parallel.py:_write:np.load": f"ranks of this user; arrays without objects: {NO_CODE}",

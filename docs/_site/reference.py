@@ -24,7 +24,7 @@ else:
 #: The names of `import paceline` by task; every name is in one group.
 GROUPS = {
     "Train and compare": (
-        "Job", "Plan", "train", "compare", "parallel", "Run", "replay", "Progress", "World", "ThroughTime",
+        "Job", "Plan", "train", "compare", "parallel", "Run", "replay", "verify", "Progress", "World", "ThroughTime",
     ),
     "While it runs": ("Callback", "EarlyStopping", "BestCheckpoint", "ProgressBar"),
     "Predict and choose": ("calibrate", "choose", "validate", "simulate"),

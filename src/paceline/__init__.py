@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from paceline.plans.named import *  # noqa: F403
     from paceline.plans.plan import Plan as Plan
     from paceline.runtime.engines.replay.replay import replay as replay
+    from paceline.runtime.engines.replay.verify import verify as verify
     from paceline.runtime.engines.virtual import World as World
     from paceline.runtime.runs.progress import Progress as Progress
     from paceline.runtime.runs.run import Run as Run
@@ -85,6 +86,7 @@ _FACE = {
     "BestCheckpoint": "paceline.interfaces.callbacks.watching",
     "ProgressBar": "paceline.interfaces.callbacks.progress_bar",
     "replay": "paceline.runtime.engines.replay.replay",
+    "verify": "paceline.runtime.engines.replay.verify",
     "parallel": "paceline.interfaces.api.parallel",
     "World": "paceline.runtime.engines.virtual",
     "ThroughTime": "paceline.training.stages.through_time",

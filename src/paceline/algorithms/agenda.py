@@ -10,7 +10,7 @@ batch in the same chunks gives the same result at any worker.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -45,6 +45,9 @@ class Agenda:
     shares: int = 1  # leases that an update is divided in
     data_parts: int = 0  # parts that the data are cut into, a lease each; 0: a lease is what comes next
     sizes: tuple[int, ...] = ()  # relative sizes of a batch's chunks, where they differ
+    canonical: bool = (
+        False  # whether chunks are added up in one order, in which those without samples have a place, too
+    )
 
     @property
     def samples_per_update(self) -> int:
@@ -160,6 +163,17 @@ class Agenda:
                 number = batch * self.parts + part
                 chunks.append(Chunk(update, number, epoch, low, high, (high - low) / total))
         return chunks
+
+    def share(self, update: int, parts: Iterable[int]) -> list[Chunk]:
+        """Return the chunks of an update that a worker computes who has these of its parts, part by part."""
+        if not self.canonical:
+            return [chunk for part in parts for chunk in self.mine(update, part)]
+        chunks = self.chunks(update)
+        return [chunk for part in parts for chunk in chunks[part :: self.parts]]
+
+    def whole(self, update: int) -> list[Chunk]:
+        """Return the chunks of an update that a worker computes alone."""
+        return self.share(update, range(self.parts)) if self.canonical else self.filled(update)
 
     def _before(self, part: int, size: int) -> int:
         """Return how many samples of a batch of this size lie before a chunk."""

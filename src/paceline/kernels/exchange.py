@@ -18,7 +18,10 @@ import numpy as np
 from torch import Tensor
 
 PLACE = np.dtype([(name, "<i8") for name in ("to", "from", "rows", "width", "stride")])
-MOVE = np.dtype([(name, "<i8") for name in ("to", "first", "last", "from", "start", "stop", "add")])
+MOVE = np.dtype([(name, "<i8") for name in ("to", "first", "last", "from", "start", "stop", "add", "at")])
+NOBODY, ITSELF = -1, -2  # in the place of a worker in a move
+#: A chunk of this worker, and how many pairs of partial sums are added up once it is there.
+PIECE = np.dtype([("samples", "<i8"), ("chunk", "<i8"), ("joins", "<i8"), ("weight", "<f8")])
 PEER = np.dtype(
     [
         ("offered", "<i8"),
@@ -56,13 +59,13 @@ class GradientExchange(ctypes.Structure):
     """How a call adds its gradients up with other workers, in every update."""
 
     _fields_ = [
-        ("places", ctypes.c_void_p), ("moves", ctypes.c_void_p), ("peers", ctypes.c_void_p),
-        ("own", ctypes.c_void_p), ("vectors", ctypes.c_void_p * 2),
+        *((name, ctypes.c_void_p) for name in ("places", "moves", "pieces", "peers", "own")),
+        ("vectors", ctypes.c_void_p * 2),
         *((name, ctypes.c_void_p) for name in ("doorbell", "cancelled", "aborted")),
         *((name, ctypes.c_int64) for name in (
-            "parameters", "steps", "tail", "number", "spin", "nap", "deadline", "finite", "ended", "whom",
+            "parameters", "steps", "chunks", "stride", "tail", "number", "spin", "nap", "deadline", "finite", "ended",
+            "whom",
         )),
-        ("weight", ctypes.c_double),
     ]  # fmt: skip
 
     @staticmethod
@@ -72,6 +75,7 @@ class GradientExchange(ctypes.Structure):
         peers: np.ndarray,
         local: Tensor,
         vectors: Sequence[Tensor],
+        stride: int,
         tail: int,
         waits: Waits,
     ) -> GradientExchange:
@@ -83,6 +87,7 @@ class GradientExchange(ctypes.Structure):
             parameters=len(places),
             steps=len(moves),
             own=local.data_ptr(),
+            stride=stride,
             tail=tail,
             **waits._asdict(),
         )

@@ -27,7 +27,7 @@ from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.local_steps import Gossip, LocalSteps
 from paceline.plans.methods.native import NativeDdp
 from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild, PairwiseGossip, ParameterServer
-from paceline.plans.recipe import PULLED, SERVER, SIZES, SUMMED, TEAM, THREADS, Kind, Recipe
+from paceline.plans.recipe import CANONICAL, PULLED, SERVER, SIZES, SUMMED, TEAM, THREADS, Kind, Recipe
 
 MODES = Kind("synchronous", words=("synchronous", "asynchronous"))
 
@@ -79,7 +79,7 @@ DATA_PARALLEL: dict[str, Recipe] = {
     "sequential": Recipe(
         "one process; chunks=N is the oracle of N workers",
         Alone,
-        {"chunks": Kind(1), "threads": THREADS, "sizes": SIZES},
+        {"chunks": Kind(1), "threads": THREADS, "sizes": SIZES, "canonical": CANONICAL},
     ),
     "ring": Recipe("synchronous all-reduce around a ring", lambda: AllReduce(Ring()), SUMMED),
     "tree": Recipe("synchronous, up a tree and down again: short vectors", lambda: AllReduce(Tree()), SUMMED),

@@ -7,6 +7,7 @@ MEANINGS = {
     "backups": "workers whose gradients an update does not wait for",
     "balance": "what stages are balanced by",
     "bound": "updates that a worker may be ahead of the slowest",
+    "canonical": "chunks of a batch, summed in one order: the same bits with any number of workers; 0: no such order",
     "chunks": "pieces in which a batch is computed, one after another; on a cluster by as many processes of a node",
     "codec": "how gradients are coded on their way, as docs/internals/codecs.md lists",
     "cuts": "modules at which the model is cut; balanced if empty",
@@ -32,7 +33,8 @@ MEANINGS = {
     "recompute": "what is computed again in the backward pass instead of kept",
     "schedule": "the order of forward and backward passes",
     "shards": "parts of the parameters, each with a lock and a version of its own",
-    "sizes": "relative sizes of the chunks of a batch, joined by +; equal if empty",
+    "sizes": "relative sizes of the chunks of a batch, or of workers' shares of them, joined by +; equal if empty; "
+    "measured: shares that follow the speeds of workers",
     "small": "weights of a dense layer up to which all workers compute it",
     "spring": "pull towards the centre; the published 0.9 / workers if not given",
     "stage": "1: the optimizer's state is divided; 2: gradients, too; 3: parameters, too",

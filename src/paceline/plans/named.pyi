@@ -56,6 +56,7 @@ def Sequential(  # noqa: N802
     chunks: int = 1,
     threads: int = 1,
     sizes: str = "",
+    canonical: int = 0,
 ) -> Plan:
     """Plan `sequential`: one process; chunks=N is the oracle of N workers."""
 
@@ -65,6 +66,7 @@ def Ring(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     sizes: str = "",
+    canonical: int = 0,
 ) -> Plan:
     """Plan `ring`: synchronous all-reduce around a ring."""
 
@@ -74,6 +76,7 @@ def Tree(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     sizes: str = "",
+    canonical: int = 0,
 ) -> Plan:
     """Plan `tree`: synchronous, up a tree and down again: short vectors."""
 
@@ -83,6 +86,7 @@ def HalvingDoubling(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     sizes: str = "",
+    canonical: int = 0,
 ) -> Plan:
     """Plan `halving_doubling`: synchronous, halves with distant partners first."""
 
@@ -92,6 +96,7 @@ def Hierarchical(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     sizes: str = "",
+    canonical: int = 0,
     groups: int = 2,
 ) -> Plan:
     """Plan `hierarchical`: synchronous, within groups, then between them."""
@@ -102,6 +107,7 @@ def Central(  # noqa: N802
     threads: int = 1,
     codec: str = "dense",
     sizes: str = "",
+    canonical: int = 0,
 ) -> Plan:
     """Plan `central`: synchronous parameter server: one place sums the gradients."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.algorithms.agenda import Agenda
+from paceline.algorithms.cluster.shares import Membership
 from paceline.algorithms.codecs import Codec
 from paceline.algorithms.codecs.catalogue import DENSE
 from paceline.errors import PlanError, plain, suggest
@@ -23,7 +24,7 @@ from paceline.plans.methods import Division, Method, Server, Synchronous, Traits
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.pipelines import PIPELINES
 from paceline.plans.recipe import Option, Recipe
-from paceline.plans.sizes import count_chunks, sizes_of
+from paceline.plans.sizes import MEASURED, count_chunks, refuse_canonical, sizes_of
 from paceline.plans.splits import SPLIT
 from paceline.text_table import TextTable
 
@@ -47,6 +48,10 @@ class Plan:
     pull: Codec | None = None
     #: Relative sizes of a batch's chunks, where they differ.
     sizes: tuple[int, ...] = ()
+    #: Chunks of a batch that are added up in the order of one tree, whoever computes them; 0 where they are not.
+    canonical: int = 0
+    #: Whether chunks move from worker to worker by the speeds that are measured while they train.
+    measured: bool = False
     #: The options as the user gave them.
     options: dict[str, Option] = field(default_factory=dict)
 
@@ -62,6 +67,10 @@ class Plan:
     def parts(self) -> int:
         """The chunks that a batch is cut into."""
         return self.division.parts
+
+    def membership(self) -> Membership:
+        """Return who computes which parts of a batch, while all workers are there."""
+        return Membership(self.workers, program_of(self).collective if self.canonical else None)
 
     @property
     def replayable(self) -> bool:
@@ -102,7 +111,17 @@ class Plan:
         """Return how this plan divides the training."""
         by = self.division
         return Agenda(
-            samples, batch_size, epochs, accumulate, by.parts, limit, by.block, by.shares, by.data_parts, self.sizes
+            samples,
+            batch_size,
+            epochs,
+            accumulate,
+            by.parts,
+            limit,
+            by.block,
+            by.shares,
+            by.data_parts,
+            self.sizes,
+            canonical=bool(self.canonical),
         )
 
     def cut_at(self, names: Sequence[str]) -> Plan:
@@ -188,8 +207,13 @@ def _made(name: str, stated: Mapping[str, Option], saved_table: str = "") -> Pla
     workers = method.count(name, chosen, "workers" in stated)
     codec = codec_of(name, method, chosen.get("codec", DENSE))
     pull = pull_of(name, codec, chosen.get("pull", DENSE))
-    chunks, threads = chosen.get("chunks", 1), chosen["threads"]
-    return Plan(name, method, workers, chunks, threads, codec, pull, sizes, options=dict(stated))
+    chunks, threads, canonical = chosen.get("chunks", 1), chosen["threads"], chosen.get("canonical", 0)
+    measured = chosen.get("sizes") == MEASURED
+    refuse_canonical(name, stated)
+    if canonical:
+        # Sizes are then those of the workers' shares, which do not change what a chunk is.
+        method, chunks, sizes = method.canonical(canonical, sizes), canonical if "chunks" in chosen else chunks, ()
+    return Plan(name, method, workers, chunks, threads, codec, pull, sizes, canonical, measured, options=dict(stated))
 
 
 def _wanted(recipe: Recipe, chosen: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,6 +59,8 @@ class Recipe:
 WORKERS, THREADS = Kind(2), Kind(1)
 TEAM = {"workers": WORKERS, "threads": THREADS}
 SIZES = Kind("")
-SUMMED = {**TEAM, "codec": Kind("dense"), "sizes": SIZES}  # of plans whose workers sum their gradients
+CANONICAL = Kind(0, least=0)
+# Of plans whose workers sum their gradients.
+SUMMED = {**TEAM, "codec": Kind("dense"), "sizes": SIZES, "canonical": CANONICAL}
 SERVER = {**TEAM, "codec": Kind("dense"), "shards": Kind(1), "chunks": Kind(1)}
 PULLED = {**SERVER, "pull": Kind("dense")}  # of servers whose answers may be coded, too

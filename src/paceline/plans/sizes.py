@@ -8,10 +8,12 @@ from typing import Any
 
 from paceline.errors import PlanError
 
+MEASURED = "measured"  # sizes that follow the speeds of workers while they train
+
 
 def sizes_of(plan: str, text: str) -> tuple[int, ...]:
     """Return the relative sizes of chunks that a plan's option states; none if they are equal."""
-    words = text.split("+") if text else []
+    words = text.split("+") if text and text != MEASURED else []
     if not all(word.isascii() and word.isdigit() and int(word) for word in words):
         raise PlanError(
             f"plan {plan!r}: sizes={text} are not whole numbers of at least 1, joined by +; write sizes=3+1 for a "
@@ -34,6 +36,29 @@ def count_chunks(
             "size for each"
         )
     return {**chosen, counted: len(sizes)}
+
+
+def refuse_canonical(plan: str, options: Mapping[str, Any]) -> None:
+    """Raise `PlanError` for options that do not go with a canonical sum."""
+    if not options.get("canonical") and options.get("sizes") == MEASURED:
+        raise PlanError(
+            f"plan {plan!r}: sizes={MEASURED} moves chunks from worker to worker during the training, which changes "
+            "its bits unless they are summed in one order; give canonical= too, as in canonical=8"
+        )
+    if not options.get("canonical"):
+        return
+    reasons = {
+        "codec": "a codec owes what it leaves out to the next gradient of the same worker, so the bits would depend on "
+        "which worker computes a chunk",
+        "chunks": "canonical= says how many chunks there are",
+    }
+    if plan == "sequential":
+        reasons["sizes"] = "its chunks have equal sizes; under a plan with workers sizes= divides them among these"
+    for option, why in reasons.items():
+        if options.get(option, "dense") != "dense":
+            raise PlanError(
+                f"plan {plan!r}: {option}={options[option]} does not go with canonical=: {why}; leave it out"
+            )
 
 
 def sizes_by(speeds: Sequence[float]) -> str:

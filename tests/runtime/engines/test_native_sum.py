@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.collectives import Collective
 from paceline.algorithms.collectives.central import Central
 from paceline.algorithms.collectives.halving_doubling import HalvingDoubling
@@ -46,7 +47,9 @@ TEXT = "\n".join(
         part("call"),
         part("stream"),
         part("exchange"),
-        'extern "C" int one_exchange(Exchange* e, R* gradient, Note* note) { return exchange(*e, gradient, *note); }',
+        'extern "C" int one_exchange(Exchange* e, R* gradient, Note* note) {',
+        "    int64_t sums = 0; double total = 0;",
+        "    return add_piece(*e, gradient, 0, sums, total, *note) && exchange(*e, gradient, *note); }",
     ]
 )
 
@@ -108,7 +111,7 @@ def all_sums(world: World, rank: int, native: Callable[[int], bool]) -> list[obj
         memory.copy_(own_gradient(rank, update))
         note["loss"] = loss = 1.0 + rank / 7
         if native(update):
-            made.begin(update, weight, True)
+            made.begin(update, [Chunk(update, 0, 0, 0, 1, weight)], True)
             assert one_exchange(made, memory, note)
             assert made.end() == 1
             found.append((*(view.clone() for view in views.values()), float(note["mean"][0])))
@@ -156,7 +159,7 @@ def alone(make: MakeMemory, deadline: float = 60.0) -> tuple[World, NativeSum, T
     """The first of two workers, whose peer never comes."""
     world, memory = World(make(1 << 16), 2, Ring(), deadline), torch.zeros(1000)
     native = world.native(0, memory, world.sums(0))
-    native.begin(0, 0.5, True)
+    native.begin(0, [Chunk(0, 0, 0, 0, 1, 0.5)], True)
     return world, native, memory, np.ones(1, NOTE)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from paceline.algorithms.cluster.shares import Membership
+from paceline.algorithms.collectives import Collective
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,10 @@ class Epoch:
 class Epochs:
     """Which ranks exchange with whom, from the first update of a run to the last; `shares` says who computes what."""
 
-    def __init__(self, workers: int, later: Iterable[Epoch] = ()) -> None:
+    def __init__(self, workers: int, later: Iterable[Epoch] = (), collective: Collective | None = None) -> None:
         """`later` are the groups that followed the first one, in which all workers were."""
         #: Which ranks share out which updates, as it was while the run was made.
-        self.shares = Membership(workers)
+        self.shares = Membership(workers, collective)
         #: The groups that have made a collective, for the questions about collectives.
         self._all = [Epoch(0, dict.fromkeys(range(workers), -1))]
         for epoch in later:

@@ -2,6 +2,7 @@
 
 A batch is cut into as many chunks as the plan has workers, and they stay the same however many are there: so does the
 mathematics. Every rank computes the chunk of its own number; those of absent ranks go around from update to update.
+Under a canonical sum each rank computes a run of neighbouring chunks, and the runs are divided anew among those there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from paceline.algorithms.collectives import Collective
+from paceline.algorithms.collectives.canonical import Canonical, lanes_of
 from paceline.algorithms.collectives.hierarchical import Hierarchical
 
 
@@ -22,31 +24,53 @@ def parts_of(rank: int, ranks: Sequence[int], parts: int, update: int) -> list[i
 
 def fitting(collective: Collective, ranks: int) -> Collective:
     """Return the collective of a plan for a group of so many ranks."""
-    return collective.fitting(ranks) if isinstance(collective, Hierarchical) else collective
+    return collective.fitting(ranks) if isinstance(collective, Hierarchical | Canonical) else collective
+
+
+def most_lanes(collective: Collective, ranks: int) -> int:
+    """Return the vectors that a rank has for partial sums, in whichever group of up to so many ranks."""
+    return max(lanes_of(fitting(collective, count), count) for count in range(1, ranks + 1))
 
 
 class Membership:
     """Which ranks share out which updates, as groups follow one another."""
 
-    def __init__(self, parts: int) -> None:
-        self.parts = parts
+    def __init__(self, parts: int, collective: Collective | None = None) -> None:
+        """`parts` are those of a batch, one for each rank; of a canonical collective, each has a run of chunks."""
+        self.parts, self._initial = parts, collective
         #: The first update of each group's shares, and its ranks; at first all are there.
         self._since = [0]
         self._ranks = [tuple(range(parts))]
+        self._collectives = [collective]
 
     def regrouped(self, since: int, ranks: Sequence[int]) -> None:
         """Divide the batches among these ranks from this update on."""
+        self._from(since, tuple(ranks), self._initial)
+
+    def moved(self, since: int, collective: Collective) -> None:
+        """Divide the batches among the same ranks by other shares from this update on."""
+        self._from(since, self.ranks(since), collective)
+
+    def _from(self, since: int, ranks: tuple[int, ...], collective: Collective | None) -> None:
         while self._since and self._since[-1] >= since:
-            self._since.pop()
-            self._ranks.pop()
+            for each in (self._since, self._ranks, self._collectives):
+                each.pop()
         self._since.append(since)
-        self._ranks.append(tuple(ranks))
+        self._ranks.append(ranks)
+        self._collectives.append(collective)
 
     def ranks(self, update: int) -> tuple[int, ...]:
         """Return the ranks that share out an update."""
-        return self._ranks[bisect_right(self._since, update) - 1]
+        return self._ranks[self._place(update)]
 
     def parts_of(self, rank: int, update: int) -> list[int]:
         """Return the parts of an update that a rank computes."""
         ranks = self.ranks(update)
-        return parts_of(rank, ranks, self.parts, update) if rank in ranks else []
+        if rank not in ranks:
+            return []
+        if isinstance(collective := self._collectives[self._place(update)], Canonical):
+            return list(range(*collective.fitting(len(ranks)).runs(len(ranks))[ranks.index(rank)]))
+        return parts_of(rank, ranks, self.parts, update)
+
+    def _place(self, update: int) -> int:
+        return bisect_right(self._since, update) - 1

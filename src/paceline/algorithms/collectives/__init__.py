@@ -27,8 +27,16 @@ class Step(NamedTuple):
     """
 
     send: Part | None
-    receive: Part | None
+    receive: Part | None  # from the worker itself: what it has in another lane
     reduce: bool = True  # add what is received to the own segment; else replace it
+    at: int | None = None  # the first own segment that it is added to or put into; None: where it lay
+
+    @property
+    def written(self) -> Part:
+        """The worker's own segments that it changes by what it receives."""
+        assert self.receive is not None
+        other, first, stop = self.receive
+        return self.receive if self.at is None else Part(other, self.at, self.at + stop - first)
 
 
 SIT_OUT = Step(None, None)
@@ -65,6 +73,21 @@ def segment_cuts(length: int, count: int, bytes_per_number: int) -> list[int]:
     return [length * segment // count // line * line for segment in range(count)] + [length]
 
 
+def lane_stride(length: int, bytes_per_number: int) -> int:
+    """Return how far apart the lanes of a vector begin: at cache lines, too."""
+    line = 64 // bytes_per_number
+    return -(-length // line) * line
+
+
+def span_of(part: Part | None, cuts: Sequence[int], stride: int) -> tuple[int, int]:
+    """Return where a part begins and ends in vectors of lanes, each cut at `cuts`, that lie `stride` numbers apart."""
+    if part is None:
+        return 0, 0
+    lane, first = divmod(part.first, len(cuts) - 1)
+    start = lane * stride + cuts[first]
+    return start, start + cuts[first + part.stop - part.first] - cuts[first]
+
+
 def advance(
     clocks: Sequence[float], row: Sequence[Step], piece: float, latency: float, bandwidth: float
 ) -> list[float]:
@@ -77,8 +100,24 @@ def advance(
         end = start = clocks[worker]
         if step.send is not None:
             end = start + (step.send.stop - step.send.first) * piece / bandwidth
-        if step.receive is not None:
+        if step.receive is not None and step.receive.other != worker:
             begins = max(start, clocks[step.receive.other] + latency)
             end = max(end, begins + (step.receive.stop - step.receive.first) * piece / bandwidth)
         after.append(end)
     return after
+
+
+def table_seconds(collective: Collective, workers: int, size: float, latency: float, bandwidth: float) -> float:
+    """Return the table's time, step by step; `Collective.seconds` must equal it."""
+    clocks = [0.0] * workers
+    piece = size / collective.segments(workers)
+    for row in zip(*(collective.steps(worker, workers) for worker in range(workers)), strict=True):
+        clocks = advance(clocks, row, piece, latency, bandwidth)
+    return max(clocks)
+
+
+def table_rounds(collective: Collective, workers: int) -> Iterator[Round]:
+    """Yield the table's steps, each as a round; `Collective.rounds` must equal them step by step."""
+    for row in zip(*(collective.steps(worker, workers) for worker in range(workers)), strict=True):
+        sources = [worker if step.receive is None else step.receive.other for worker, step in enumerate(row)]
+        yield Round(1, sources, [0 if step.send is None else step.send.stop - step.send.first for step in row])

@@ -63,6 +63,14 @@ class HalvingDoubling:
         return extras + 2 * (core.bit_length() - 1) * latency + 2 * send * (core - 1) / core
 
 
+def meeting_order(workers: int) -> list[int]:
+    """Return the workers in an order in which those that meet first are neighbours, then pairs of them, and so on."""
+    core = _core(workers)
+    bits = core.bit_length() - 1
+    order = [sum((place >> bit & 1) << bits - 1 - bit for bit in range(bits)) for place in range(core)]
+    return [worker for first in order for worker in (first, first + core) if worker < workers]
+
+
 def _core(workers: int) -> int:
     """Return the greatest power of two that is not more than the workers."""
     return 1 << workers.bit_length() - 1

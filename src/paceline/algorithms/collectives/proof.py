@@ -6,45 +6,96 @@ The table is executed with symbols: a segment is the set of workers whose contri
   waits are for the step's own offers, which need nothing of that step;
 - nothing is overwritten while it may still be read: a worker that writes a segment it offered knows, from what it has
   received since, that the taker is done with it;
-- at the end every worker has every contribution exactly once.
+- at the end every worker has every contribution exactly once;
+- of a canonical sum, every addition is that of the two halves of a subtree: here contributions are chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 
-from paceline.algorithms.collectives import Collective, Part, Round, Step, advance
+from paceline.algorithms.collectives import Collective, Part, Step, table_rounds
+from paceline.algorithms.collectives.canonical import Canonical
+from paceline.algorithms.collectives.chunk_tree import Run, join
 from paceline.algorithms.collectives.neighbours import Neighbours
 from paceline.errors import PlanError
 
 
 def prove(collective: Collective, workers: int) -> int:
     """Raise PlanError with the first fault; otherwise return the number of steps."""
-    name, segments = type(collective).__name__, collective.segments(workers)
-    masks = [[1 << worker] * segments for worker in range(workers)]  # a bit per contribution
-    readers = _Readers(name, workers)
+    symbols = _Symbols(collective, workers)
+    readers = _Readers(symbols.name, workers)
     tables = [list(collective.steps(worker, workers)) for worker in range(workers)]
     for number, row in enumerate(zip_longest(*tables)):
         if None in row:
-            raise PlanError(f"{name}: step {number} is missing for worker {row.index(None)} of {workers}")
-        _every_offer_is_taken(name, number, row)
+            raise PlanError(f"{symbols.name}: step {number} is missing for worker {row.index(None)} of {workers}")
+        _every_offer_is_taken(symbols.name, number, row)
         readers.step(number, row)
-        offered = [[] if s.receive is None else masks[s.receive.other][s.receive.first : s.receive.stop] for s in row]
-        for worker, (step, received) in enumerate(zip(row, offered, strict=True)):
-            for segment, contributions in enumerate(received, start=step.receive.first if step.receive else 0):
-                if step.reduce and masks[worker][segment] & contributions:
-                    twice = _names(masks[worker][segment] & contributions)
-                    raise PlanError(f"{name}: in step {number} worker {worker} adds {twice} twice to segment {segment}")
-                masks[worker][segment] = masks[worker][segment] | contributions if step.reduce else contributions
-    for worker, mine in enumerate(masks):
-        for segment, contributions in enumerate(mine):
-            if contributions != (1 << workers) - 1:
-                raise PlanError(
-                    f"{name}: worker {worker} of {workers} ends with segment {segment} made of "
-                    f"{_names(contributions)} instead of one contribution of each"
-                )
+        symbols.step(number, row)
+    symbols.check_end()
     return len(tables[0])
+
+
+class _Symbols:
+    """What each segment of each worker is made of: the set of its contributions, a bit for each."""
+
+    def __init__(self, collective: Collective, workers: int) -> None:
+        self.name, segments = type(collective).__name__, collective.segments(workers)
+        self.workers, self.segments = workers, segments
+        #: Of a canonical sum: what contributions are chunks of.
+        self.chunks = collective.chunks if isinstance(collective, Canonical) else 0
+        self.whole = (1 << (self.chunks or workers)) - 1
+        self.masks = [[1 << worker] * segments for worker in range(workers)]
+        if isinstance(collective, Canonical):
+            lanes = collective.lanes(workers)
+            trees = [collective.partial_sums(worker, workers) for worker in range(workers)]
+            starts = [[*map(_mask, each), *[0] * (lanes - len(each))] for each in trees]
+            self.masks = [[mask for mask in each for _ in range(segments)] for each in starts]
+
+    def step(self, number: int, row: Sequence[Step]) -> None:
+        """Make the steps of one row."""
+        offered = [
+            [] if s.receive is None else self.masks[s.receive.other][s.receive.first : s.receive.stop] for s in row
+        ]
+        for worker, (step, received) in enumerate(zip(row, offered, strict=True)):
+            for segment, contributions in enumerate(received, start=step.written.first if step.receive else 0):
+                mine, where = self.masks[worker][segment], f"in step {number} worker {worker}"
+                if not contributions:
+                    raise PlanError(f"{self.name}: {where} takes what holds nothing for segment {segment}")
+                if step.reduce and mine & contributions:
+                    twice = self._names(mine & contributions)
+                    raise PlanError(f"{self.name}: {where} adds {twice} twice to segment {segment}")
+                if step.reduce and self.chunks and not join(_run(mine), _run(contributions), self.chunks):
+                    raise PlanError(
+                        f"{self.name}: {where} adds {self._names(contributions)} to {self._names(mine) or 'nothing'} "
+                        f"in segment {segment}, which are not the two halves of a subtree"
+                    )
+                self.masks[worker][segment] = mine | contributions if step.reduce else contributions
+
+    def check_end(self) -> None:
+        """Raise unless every worker has the whole sum in its first lane."""
+        for worker, mine in enumerate(self.masks):
+            for segment, contributions in enumerate(mine[: self.segments]):
+                if contributions != self.whole:
+                    raise PlanError(
+                        f"{self.name}: worker {worker} of {self.workers} ends with segment {segment} made of "
+                        f"{self._names(contributions)} instead of one contribution of each"
+                    )
+
+    def _names(self, contributions: int) -> str:
+        what = "chunk" if self.chunks else "worker"
+        return ", ".join(f"{what} {n}" for n in range(contributions.bit_length()) if contributions >> n & 1)
+
+
+def _mask(run: Run) -> int:
+    return (1 << run.stop) - (1 << run.first)
+
+
+def _run(mask: int) -> Run:
+    """Return the run of these contributions, which are neighbours in all that `join` has let pass."""
+    first = (mask & -mask).bit_length() - 1
+    return Run(first, mask.bit_length())
 
 
 def prove_mixing(collective: Neighbours, workers: int) -> int:
@@ -68,14 +119,10 @@ def prove_mixing(collective: Neighbours, workers: int) -> int:
     return len(tables[0])
 
 
-def _names(contributions: int) -> str:
-    return ", ".join(f"worker {n}" for n in range(contributions.bit_length()) if contributions >> n & 1)
-
-
 def _every_offer_is_taken(name: str, number: int, row: Sequence[Step]) -> None:
     for worker, step in enumerate(row):
         for mine, theirs, waits in ((step.receive, "send", "waits for"), (step.send, "receive", "offers")):
-            if mine is None:
+            if mine is None or mine.other == worker:
                 continue
             answer: Part | None = getattr(row[mine.other], theirs)
             if answer != Part(worker, mine.first, mine.stop):
@@ -104,7 +151,7 @@ class _Readers:
                 self.offers[worker].append((number, step.send))
             if step.receive is not None:
                 self.known[worker] = list(map(max, self.known[worker], before[step.receive.other]))
-                self._check(worker, number, step.receive)
+                self._check(worker, number, step.written)
         for worker in range(len(row)):
             self.known[worker][worker] = number + 1
 
@@ -117,22 +164,6 @@ class _Readers:
                     f"{self.name}: in step {number} worker {worker} writes segments {written.first} to "
                     f"{written.stop - 1}, which worker {part.other} may still be reading since step {when}"
                 )
-
-
-def table_seconds(collective: Collective, workers: int, size: float, latency: float, bandwidth: float) -> float:
-    """Return the table's time, step by step; `Collective.seconds` must equal it."""
-    clocks = [0.0] * workers
-    piece = size / collective.segments(workers)
-    for row in zip(*(collective.steps(worker, workers) for worker in range(workers)), strict=True):
-        clocks = advance(clocks, row, piece, latency, bandwidth)
-    return max(clocks)
-
-
-def table_rounds(collective: Collective, workers: int) -> Iterator[Round]:
-    """Yield the table's steps, each as a round; `Collective.rounds` must equal them step by step."""
-    for row in zip(*(collective.steps(worker, workers) for worker in range(workers)), strict=True):
-        sources = [worker if step.receive is None else step.receive.other for worker, step in enumerate(row)]
-        yield Round(1, sources, [0 if step.send is None else step.send.stop - step.send.first for step in row])
 
 
 def has_its_rounds(collective: Collective, workers: int) -> bool:

@@ -83,8 +83,8 @@ def refuse(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> No
         if not plan.traits.traced:  # PyTorch's own code
             remedy = "leave out `paceline.parallel`, or name another plan, such as ring"
         raise PlanError(f"plan {plan.name} {why}; {remedy}")
-    if plan.sizes or plan.chunks > 1:
-        option = "sizes" if plan.sizes else "chunks"
+    if plan.sizes or plan.chunks > 1 or plan.canonical:
+        option = "canonical" if plan.canonical else "sizes" if plan.sizes else "chunks"
         raise PlanError(
             f"plan {plan}: {option}= divides batches, and here your loop does; leave it out, or use `paceline.train`"
         )

@@ -39,7 +39,7 @@ app = typer.Typer(
 )
 #: The commands in the order and the groups in which they are listed: a file each, with a function of its name.
 COMMANDS = {
-    "Train": ("train", "join", "compare", "replay", "report", "runs"),
+    "Train": ("train", "join", "compare", "replay", "verify", "report", "runs"),
     "Choose a plan and a configuration": ("plans", "choose", "calibrate", "validate", "simulate", "tune"),
     "Data": ("prepare", "ingest", "data"),
     "Find what is wrong with a program": ("check", "watch", "explore", "explain"),

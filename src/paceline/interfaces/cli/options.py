@@ -58,6 +58,16 @@ PlanOrRun = Annotated[
     str, typer.Argument(metavar="PLAN|RUN", help="A plan's name and options, as in ring:workers=3, or a run folder.")
 ]
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+FirstRun = Annotated[Path | None, typer.Argument(metavar="RUN", help="A run folder.", show_default=False)]
+ScriptToVerify = Annotated[
+    str | None,
+    typer.Option("--script", help="A script of torch.distributed with its arguments, whose first step is compared."),
+]
+ScriptWorkers = Annotated[int, typer.Option("--workers", help="The processes of the script.")]
+RunOrJob = Annotated[
+    str | None, typer.Argument(metavar="RUN-OR-JOB", help="Another run folder, or a job as `paceline train` takes it.")
+]
+PlanOfJob = Annotated[str | None, typer.Option("--plan", help="The plan of the job; that of the run if not given.")]
 RunArguments = Annotated[
     list[Path], typer.Argument(metavar="RUN", help="Run folders, or folders that contain some, such as runs.")
 ]
@@ -143,9 +153,7 @@ Open = Annotated[
 ]
 Code = Annotated[
     list[str],
-    typer.Argument(
-        metavar="[HOST:PORT] CODE", help="What `paceline train --open` shows on the other machine.", show_default=False
-    ),
+    typer.Argument(metavar="CODE", help="What the other machine shows: a code, or HOST:PORT and a code."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Run the code of the other machine without asking.")]
 DoctorTo = Annotated[

@@ -49,6 +49,7 @@ PLANS = (
     Member("sequential:chunks=3", (1,)),
     Member("ring", (2, 3, 4, 5)),
     Member("ring:sizes=3+1", (2,)),
+    Member("ring:canonical=8", (3,)),
     Member("tree", (2, 5)),
     Member("halving_doubling", (2, 3, 4)),
     Member("hierarchical", (2, 4)),

@@ -10,10 +10,17 @@ struct Place {
     int64_t to, from, rows, width, stride;
 };
 
-// A step of the table: whom to offer to (-1: nobody) and what has changed of it, whom to take from and what.
-struct Move {
-    int64_t to, first, last, from, start, stop, add;
+// A chunk of this worker's share of an update, and how many pairs of partial sums are added up once it is there.
+struct Piece {
+    int64_t samples, chunk, joins;
+    double weight; // of its samples in the batch
 };
+
+// A step of the table: whom to offer to (NOBODY) and what has changed of it, whom to take from and what, and where that goes.
+struct Move {
+    int64_t to, first, last, from, start, stop, add, at;
+};
+enum { NOBODY = -1, ITSELF = -2 };
 
 struct Peer {
     int64_t* offered;       // how often this worker has offered to the peer
@@ -28,18 +35,20 @@ enum Ended { MADE, NOT_FINITE, CANCELLED, TOO_LATE };
 struct Exchange {
     const Place* places;
     const Move* moves;
+    const Piece* pieces;
     Peer* peers;
     R* own;        // the vector while it changes: in memory of this worker
     R* vectors[2]; // where its peers read what it offers
     int64_t* doorbell;
     const int64_t *cancelled, *aborted;
     int64_t parameters, steps;
+    int64_t chunks;              // of this worker in an update
+    int64_t stride;              // from one partial sum in a vector to the next
     int64_t tail;                // the place of the flags, the loss and the weight in a vector
     int64_t number;              // of the next collective
     int64_t spin, nap, deadline; // nanoseconds
     int64_t finite;              // whether a loss that is not finite ends the call
     int64_t ended, whom;         // why the call ended, and whom it waited for
-    double weight;               // of this worker's samples in the batch
 };
 
 static bool ready(const Exchange& e, const Peer& peer) {
@@ -84,15 +93,34 @@ static bool await(Exchange& e, int64_t whom, int64_t& waited) {
 }
 
 // The worker's own sum: the gradient times its weight, one flag per parameter, the loss and the weight.
-static void write_vector(const Exchange& e, const R* __restrict gradient, R* __restrict vector, double loss) {
-    const R weight = R(e.weight);
+static void write_vector(const Exchange& e, const R* __restrict gradient, R* __restrict vector, double loss, double share) {
+    const R weight = R(share);
     for (const Place* p = e.places; p < e.places + e.parameters; p++)
         for (int64_t row = 0; row < p->rows; row++)
             for (int64_t q = 0; q < p->width; q++)
                 vector[p->to + row * p->width + q] = gradient[p->from + row * p->stride + q] * weight;
     for (int64_t q = 0; q < e.parameters; q++) vector[e.tail + q] = R(1);
-    vector[e.tail + e.parameters] = R(loss * e.weight);
-    vector[e.tail + e.parameters + 1] = R(e.weight);
+    vector[e.tail + e.parameters] = R(loss * share);
+    vector[e.tail + e.parameters + 1] = R(share);
+}
+
+// Puts a chunk's gradient beside the partial sums so far, and adds those up that are two halves of one. False where its
+// loss ends the call. Where it is the last of several, the note has the mean of their losses.
+static bool add_piece(Exchange& e, const R* gradient, int64_t number, int64_t& sums, double& total, Note& note) {
+    if (e.finite && !std::isfinite(note.loss)) return e.ended = NOT_FINITE, false;
+    const Piece& piece = e.pieces[number];
+    write_vector(e, gradient, e.own + sums++ * e.stride, note.loss, piece.weight);
+    for (int64_t k = 0; k < piece.joins; k++) {
+        const R* __restrict right = e.own + --sums * e.stride;
+        R* __restrict left = e.own + (sums - 1) * e.stride;
+        for (int64_t q = 0; q < e.tail + e.parameters + 2; q++) left[q] += right[q];
+    }
+    total += note.loss * piece.weight;
+    if (number + 1 < e.chunks || number == 0) return true;
+    double weight = 0;
+    for (int64_t k = 0; k < e.chunks; k++) weight += e.pieces[k].weight;
+    note.loss = total / weight;
+    return true;
 }
 
 static void read_vector(const Exchange& e, R* __restrict gradient, const R* __restrict vector) {
@@ -103,26 +131,27 @@ static void read_vector(const Exchange& e, R* __restrict gradient, const R* __re
 }
 
 static void combine(R* __restrict mine, const R* __restrict theirs, const Move& move) {
+    const int64_t count = move.stop - move.start;
+    mine += move.at;
+    theirs += move.start;
     if (move.add)
-        for (int64_t q = move.start; q < move.stop; q++) mine[q] += theirs[q];
+        for (int64_t q = 0; q < count; q++) mine[q] += theirs[q];
     else
-        std::memcpy(mine + move.start, theirs + move.start, sizeof(R) * (move.stop - move.start));
+        std::memcpy(mine, theirs, sizeof(R) * count);
 }
 
-// Makes the gradient of this worker the sum over all; false where that is not possible, and `ended` says why.
+// Makes the gradient of this worker the sum over all chunks of all; false where that is not possible, and `ended` says why.
 static bool exchange(Exchange& e, R* gradient, Note& note) {
-    if (e.finite && !std::isfinite(note.loss)) return e.ended = NOT_FINITE, false;
     const int64_t turn = e.number % 2;
-    write_vector(e, gradient, e.own, note.loss);
     note.waited = 0;
     for (const Move* move = e.moves; move < e.moves + e.steps; move++) {
         if (move->to >= 0) {
             stream(e.vectors[turn] + move->first, e.own + move->first, move->last - move->first);
             offer(e.peers[move->to]);
         }
-        if (move->from < 0) continue;
-        if (!await(e, move->from, note.waited)) return false;
-        combine(e.own, e.peers[move->from].vectors[turn], *move);
+        if (move->from == NOBODY) continue;
+        if (move->from != ITSELF && !await(e, move->from, note.waited)) return false;
+        combine(e.own, move->from == ITSELF ? e.own : e.peers[move->from].vectors[turn], *move);
     }
     read_vector(e, gradient, e.own);
     note.mean = (double)e.own[e.tail + e.parameters] / (double)e.own[e.tail + e.parameters + 1];

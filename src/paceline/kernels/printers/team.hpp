@@ -182,9 +182,22 @@ static void work_one_by_one(const Call& c) {
         one.notes += u;
         one.updates = 1;
         one.update = -1;
-        *(Team*)c.team = Team{};
-        work_together(one);
-        if (c.exchange && !exchange(*(Exchange*)c.exchange, (R*)c.gradients, *one.notes)) return;
+        if (c.exchange) {
+            Exchange& e = *(Exchange*)c.exchange;
+            int64_t sums = 0;
+            double total = 0;
+            for (int64_t k = 0; k < e.chunks; one.order += e.pieces[k++].samples) {
+                one.samples = one.batch = e.pieces[k].samples;
+                one.chunk = e.pieces[k].chunk;
+                *(Team*)c.team = Team{};
+                work_together(one);
+                if (!add_piece(e, (const R*)c.gradients, k, sums, total, *one.notes)) return;
+            }
+            if (!exchange(e, (R*)c.gradients, *one.notes)) return;
+        } else {
+            *(Team*)c.team = Team{};
+            work_together(one);
+        }
         if (c.clipping) c.clipping->clip(c.clipping, c.gradients);
         FlushDenormals flush;
         apply_rule(c, c.settings + u * c.pace, 0, NUMBERS, c.update + u + 1);

@@ -1,6 +1,6 @@
 """Drawing a plan as plain text: what `paceline draw` prints.
 
-A table        for a collective: a row per step, a column per worker (`collective_table`)
+A table        for a collective: a row per step, a column per worker (`tables`)
 layers         for split layers: who holds what, and what travels (`split_table`)
 commands       for a coordinator: what it commands in an update (`commands`)
 messages       for operators: which instance each worker is at, in a virtual world (`message_table`)
@@ -75,7 +75,7 @@ def _simulated(plan: Plan, updates: int, slowest: float) -> Trace:
     return simulate(plan, plan.agenda(size * updates, size), world, 0)
 
 
-class _Line:
+class _WorkerLine:
     """The line of one worker, from left to right; a collective takes one column."""
 
     def __init__(self, column: float) -> None:
@@ -93,7 +93,7 @@ def _lines(plan: Plan, trace: Trace, columns: int, legend: Timeline) -> list[str
     """Return a line per worker; the fastest one computes a batch in so many columns."""
     from paceline.runtime.runs.trace import Kind
 
-    lines = [_Line(BATCH * COMPUTE * 1e9 / columns) for _ in range(plan.workers)]
+    lines = [_WorkerLine(BATCH * COMPUTE * 1e9 / columns) for _ in range(plan.workers)]
     for row in trace.rows:  # in the order in which things ended
         line = lines[row["worker"]]
         if row["kind"] == Kind.COMPUTE:

@@ -18,8 +18,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from paceline.algorithms.collectives import Collective, table_seconds
+from paceline.algorithms.collectives.canonical import Canonical
 from paceline.algorithms.collectives.neighbours import Neighbours
-from paceline.algorithms.collectives.proof import has_its_rounds, prove, prove_mixing, table_seconds
+from paceline.algorithms.collectives.proof import has_its_rounds, prove, prove_mixing
 from paceline.algorithms.coordinators import Coordinator
 from paceline.algorithms.coordinators.rehearsal import rehearse
 from paceline.algorithms.dataflow.example import example_graph
@@ -233,7 +235,7 @@ def _collective(plan: Plan, summing: Summing) -> Proved:
         f"{type(collective).__name__} of {workers} workers: {steps} steps over {collective.segments(workers)} segments",
         NO_CIRCLE,
         "nothing is overwritten while a worker may still be reading it",
-        f"every worker ends with one contribution of each of the {workers}",
+        _ends(collective, workers),
     ]
     equal = all(
         math.isclose(
@@ -247,6 +249,15 @@ def _collective(plan: Plan, summing: Summing) -> Proved:
     says += [_rounds(rounds), *program.says, *rehearsed, *summing.open]
     figures = {"workers": workers, "steps": steps, **program.figures}
     return Proved(str(plan), equal and rounds and bool(program.holds), says, figures)
+
+
+def _ends(collective: Collective, workers: int) -> str:
+    if isinstance(collective, Canonical):
+        return (
+            f"every addition is that of the two halves of a subtree of the {collective.chunks} chunks, and every "
+            "worker ends with the sum of the whole tree"
+        )
+    return f"every worker ends with one contribution of each of the {workers}"
 
 
 def _program(plan: Plan) -> Proved:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.algorithms.collectives import Collective, Part, Step
+from paceline.algorithms.collectives.canonical import Canonical
 from paceline.algorithms.mesh import Mesh
 from paceline.algorithms.splits.example import example_program
 from paceline.errors import PlanError
@@ -106,6 +107,8 @@ LEGEND = (
     (">", "a>1", "sends segment a to worker 1"),
     ("+", "+a<1", "takes segment a from worker 1 and adds it to its own"),
     (" <", "a<1", "takes segment a from worker 1 in place of its own"),
+    ("-", "a2-3", "segment a of the sum of chunks 2 and 3; one that is taken without + lies beside the others"),
+    ("=", "=a0-3", "adds two sums of segment a that it has"),
     ("A", "A", "a capital: the sum of all workers"),
     (".", ".", "sits this step out"),
 )
@@ -119,8 +122,8 @@ def draw_collective(collective: Collective, workers: int) -> list[str]:
     if segments > len(LETTERS):
         raise PlanError(f"{segments} segments do not fit on a page; draw fewer workers: --workers 8")
     tables = [list(collective.steps(worker, workers)) for worker in range(workers)]
-    contributors = [[{worker} for _ in range(segments)] for worker in range(workers)]  # contributors to each segment
-    rows = [_cells(row, contributors) for row in zip(*tables, strict=True)]
+    drawn = _Drawn(collective, workers)
+    rows = [drawn.cells(row) for row in zip(*tables, strict=True)]
     most = max(sum(s.send.stop - s.send.first for s in table if s.send is not None) for table in tables) / segments
     return [
         *_grid([f"worker {worker}" for worker in range(workers)], rows),
@@ -131,28 +134,45 @@ def draw_collective(collective: Collective, workers: int) -> list[str]:
     ]
 
 
-def _cells(row: Sequence[Step], contributors: list[list[set[int]]]) -> list[str]:
-    """Return the cells of a step, and apply the step to the segments that workers hold."""
-    before, workers = [list(mine) for mine in contributors], len(row)
-    cells = []
-    for worker, (send, receive, reduce) in enumerate(row):
-        words = [] if send is None else [f"{_name(send, before[worker], workers)}>{send.other}"]
-        if receive is not None:
-            for segment in range(receive.first, receive.stop):
-                theirs = before[receive.other][segment]
-                contributors[worker][segment] = before[worker][segment] | theirs if reduce else theirs
-            words.append(f"{'+' * reduce}{_name(receive, contributors[worker], workers)}<{receive.other}")
-        cells.append(" ".join(words) or ".")
-    return cells
+class _Drawn:
+    """What each segment of each worker is made of, as the table goes on: workers, or chunks of a canonical sum."""
 
+    def __init__(self, collective: Collective, workers: int) -> None:
+        self.segments = collective.segments(workers)
+        self.whole, self.ranges = set(range(workers)), isinstance(collective, Canonical)
+        self.held: list[list[set[int]]] = [[{worker} for _ in range(self.segments)] for worker in range(workers)]
+        if isinstance(collective, Canonical):
+            self.whole, lanes = set(range(collective.chunks)), collective.lanes(workers)
+            for worker in range(workers):
+                trees = [set(range(*tree)) for tree in collective.partial_sums(worker, workers)]
+                trees += [set() for _ in range(lanes - len(trees))]
+                self.held[worker] = [tree for tree in trees for _ in range(self.segments)]
 
-def _name(part: Part, contributors: Sequence[set[int]], workers: int) -> str:
-    """Return the letters of a part; capitals are complete sums."""
-    letters = [
-        LETTERS[segment].upper() if len(contributors[segment]) == workers else LETTERS[segment]
-        for segment in range(part.first, part.stop)
-    ]
-    return "".join(letters) if len(letters) <= 4 else f"{letters[0]}..{letters[-1]}"
+    def cells(self, row: Sequence[Step]) -> list[str]:
+        """Return the cells of a step, and apply the step to what workers hold."""
+        before = [list(mine) for mine in self.held]
+        cells = []
+        for worker, step in enumerate(row):
+            words = [] if step.send is None else [f"{self._name(step.send, before[worker])}>{step.send.other}"]
+            if step.receive is not None:
+                other, first, stop = step.receive
+                for number, theirs in enumerate(before[other][first:stop], start=step.written.first):
+                    self.held[worker][number] = before[worker][number] | theirs if step.reduce else theirs
+                name = self._name(step.written, self.held[worker])
+                words.append(f"={name}" if other == worker else f"{'+' * step.reduce}{name}<{other}")
+            cells.append(" ".join(words) or ".")
+        return cells
+
+    def _name(self, part: Part, held: Sequence[set[int]]) -> str:
+        """Return the letters of a part; capitals are complete sums."""
+        letters = [
+            LETTERS[number % self.segments].upper() if held[number] == self.whole else LETTERS[number % self.segments]
+            for number in range(part.first, part.stop)
+        ]
+        name, made = "".join(letters) if len(letters) <= 4 else f"{letters[0]}..{letters[-1]}", held[part.first]
+        if not self.ranges or made == self.whole:
+            return name
+        return f"{name}{min(made)}-{max(made)}" if len(made) > 1 else f"{name}{min(made)}"
 
 
 def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
@@ -166,10 +186,15 @@ def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _legend(text: str) -> list[str]:
     """Explain the signs that occur."""
+    words = text.split()
     occurs = {
         ">": ">" in text,
         "+": "+" in text,
-        " <": any("<" in word and "+" not in word for word in text.split()),
+        " <": any(
+            "<" in word and "+" not in word and not any(map(str.isdigit, word.partition("<")[0])) for word in words
+        ),
+        "-": any(any(map(str.isdigit, word.partition("<")[0].partition(">")[0])) for word in words),
+        "=": "=" in text,
         "A": text != text.lower(),
         ".": " . " in f"{text} ",
     }

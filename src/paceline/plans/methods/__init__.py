@@ -195,6 +195,10 @@ class Method(ABC):
     def claim(self, workers: int) -> Claim:
         """Return what `paceline prove` proves."""
 
+    def canonical(self, chunks: int, sizes: tuple[int, ...]) -> Method:
+        """Return the method with the chunks of a batch summed in the order of one tree; `sizes` are of shares."""
+        return self
+
     @property
     def name(self) -> str:
         return type(self).__name__

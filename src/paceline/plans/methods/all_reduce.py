@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.algorithms.collectives import Collective
+from paceline.algorithms.collectives.canonical import Canonical
 from paceline.algorithms.collectives.proof import prove
 from paceline.algorithms.collectives.ring import Ring
 from paceline.plans.methods import Division, Synchronous, Traits, computed
@@ -50,8 +51,11 @@ class AllReduce(Synchronous):
         total = yield Sum(update, gradient)
         yield Step(update, update + 1, total)
 
+    def canonical(self, chunks: int, sizes: tuple[int, ...]) -> AllReduce:
+        return AllReduce(Canonical(self.collective, chunks, sizes))
+
     def division(self, workers: int, chunks: int) -> Division:
-        return Division(workers)
+        return Division(self.collective.chunks if isinstance(self.collective, Canonical) else workers)
 
     def prove(self, workers: int) -> None:
         prove(self.collective, workers)

@@ -89,7 +89,7 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
     one_each = len(set(devices)) == plan.workers > 1
     if kind == "native":
         return Placement(devices, True, "nccl" if one_each else "gloo")
-    if kind == "summed" and one_each and plan.codec is None:
+    if kind == "summed" and one_each and plan.codec is None and not plan.canonical:
         return Placement(devices, True, "nccl")
     return Placement(devices, on_device=kind == "alone")
 

@@ -47,9 +47,10 @@ def _small(job: Job, agenda: Agenda) -> list[str]:
         few = f"{samples} sample{'s' * (samples > 1)}"
         notes.append(f"batch_size={job.batch_size} is more than the {few}: an update sees all of them")
     if not all(chunk.samples for chunk in agenda.chunks(0)[: agenda.parts]):
+        among = f"into {agenda.parts} chunks" if agenda.canonical else f"among {agenda.parts} workers"
         notes.append(
-            f"a batch of {batch} sample{'s' * (batch > 1)} cannot be divided among {agenda.parts} workers: some have "
-            "nothing to do"
+            f"a batch of {batch} sample{'s' * (batch > 1)} cannot be divided {among}: some "
+            f"{'are empty' if agenda.canonical else 'have nothing to do'}"
         )
     return notes
 

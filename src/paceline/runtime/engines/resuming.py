@@ -63,6 +63,8 @@ def next_plan(before: Plan, requested: str | Plan | None, workers: int | None) -
         return _other(before, following if workers is None else make_again(following, workers))
     if count == before.workers:
         return before
+    if before.canonical:
+        return make_again(before, count)
     if before.traits.synchronous:
         raise PlanError(
             f"the run was begun by {before.workers} workers and cannot be resumed with {count}: {_why(before)}"

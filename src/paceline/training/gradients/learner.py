@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.algorithms.agenda import Chunk
 from paceline.errors import NotFinite
 from paceline.training.data.source import Reader
+from paceline.training.gradients.partial_sums import PartialSums
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.gradients.replica import Replica, clipped
 from paceline.training.jobs.job import Job
@@ -38,8 +39,10 @@ def stated_weight(job: Job, computed: GradientSum) -> float:
 class Learner:
     """Computes a worker's gradients, and settles those of a whole batch."""
 
-    def __init__(self, replica: Replica, reader: Reader | None = None) -> None:
+    def __init__(self, replica: Replica, reader: Reader | None = None, partial_sums: PartialSums | None = None) -> None:
         self.replica, self.reader = replica, reader
+        #: What adds chunks up in the order of one tree; None where they add up as they are computed.
+        self.partial_sums = partial_sums
         #: Whether this worker steps by its own samples alone, so that they weigh as a whole batch does.
         self.alone = False
         #: Called with the gradients of each update before they are clipped.
@@ -49,9 +52,22 @@ class Learner:
 
     def compute(self, chunks: list[Chunk]) -> GradientSum:
         """Return the weighted sum over these chunks. Each starts from the same buffers, as if all ran at once."""
+        if self.partial_sums is not None:
+            return self._by_tree(chunks, self.partial_sums)
         # Copies only where buffers have to be put back: for the next chunk, or because the gradient is left out.
         start = self.buffers() if len(chunks) > 1 or self.replica.job.on_nan == "skip" else []
         return self.accept(self.add_up(chunks, start), chunks, start)
+
+    def _by_tree(self, chunks: list[Chunk], sums: PartialSums) -> GradientSum:
+        """Return the sums of subtrees; each chunk is computed and accepted by itself, as anyone else would."""
+        start = self.buffers()
+        sums.begin()
+        for number, chunk in enumerate(chunks):
+            if number and start:
+                torch._foreach_copy_(self._moving, start)
+            computed = self.add_up([chunk] if chunk.samples else [], start)
+            sums.add(chunk.number % sums.chunks, self.accept(computed, [chunk], start))
+        return sums.end()
 
     def buffers(self) -> list[Tensor]:
         """Return copies of the moving buffers."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.codecs import Codec
+from paceline.algorithms.collectives import lane_stride
 from paceline.training.gradients.encoder import GradientDecoder, GradientEncoder
 from paceline.training.gradients.message import GradientMessage, MessageShape, up
 from paceline.training.parameters.layout import Fragments, Layout
@@ -32,6 +33,8 @@ class GradientSum:
     samples: int
     #: The number of the first chunk, which tells what this worker draws at random from what others do.
     part: int = 0
+    #: Under a canonical sum: the vectors of the subtrees that this worker has added up; the gradients are the first's.
+    partial_sums: Sequence[Tensor] = ()
 
     @property
     def mean(self) -> float:
@@ -55,7 +58,7 @@ class GradientSum:
 
     def finite(self) -> bool:
         """Return whether the loss and all gradients are finite."""
-        present = [numbers(g) for g in self.gradients if g is not None]
+        present = [numbers(g) for g in self.partial_sums or self.gradients if g is not None]
         return math.isfinite(self.loss) and all(bool(g.isfinite().all()) for g in present)
 
     def left_out(self) -> GradientSum:
@@ -67,12 +70,20 @@ class GradientSum:
 class Payload:
     """A view of the vector by its parts."""
 
-    def __init__(self, layout: Layout, flat: Tensor) -> None:
+    def __init__(self, layout: Layout, vector: Tensor, lanes: int = 1, paces: int = 0) -> None:
+        """The first of the vector's lanes is the payload; the others have partial sums, under a canonical sum.
+
+        `paces` are numbers at the end of each: the seconds that each worker takes for a chunk.
+        """
         (shard,) = layout.shards
-        self.flat = flat
+        length = Payload.length(layout) + paces
+        stride = lane_stride(length, vector.element_size())
+        self.vector = vector
+        self.lanes = [vector[lane * stride : lane * stride + length] for lane in range(lanes)]
+        self.flat = flat = self.lanes[0]
         self.gradients = shard.parameter_views(flat)
         self.buffers = shard.buffer_views(flat)
-        self.tail = flat[shard.length :]
+        self.tail, self.paces = flat[shard.length : length - paces], flat[length - paces :]
         flat[: shard.length].zero_()
 
     @staticmethod
@@ -80,8 +91,18 @@ class Payload:
         (shard,) = layout.shards
         return shard.length + len(shard.parameters) + 2
 
+    @staticmethod
+    def room(layout: Layout, lanes: int, paces: int = 0) -> int:
+        """Return the numbers of a vector of so many lanes."""
+        length = Payload.length(layout) + paces
+        return lane_stride(length, layout.bytes_per_number) * (lanes - 1) + length
+
     def write(self, computed: GradientSum) -> None:
         """Write what this worker computed; zeros where it had no samples, or they were left out."""
+        if computed.partial_sums:
+            for lane, vector in zip(self.lanes, computed.partial_sums, strict=False):
+                lane.copy_(vector)
+            return
         if not computed.weight:
             # The others wait for this worker's vector all the same, so it takes part with a sum of nothing.
             self.flat.zero_()

@@ -63,6 +63,23 @@ def _check(folder: Path, ran: Nodes, plan: str, count: int, dead: list[int] | No
     assert pl.replay(run).matches
 
 
+@pytest.mark.parametrize(
+    "plan",
+    ["ring:canonical=3", pytest.param("halving_doubling:canonical=3", marks=pytest.mark.soak)],
+)
+def test_a_worker_is_killed_and_no_bit_is_another(tmp_path: Path, plan: str) -> None:
+    ran, workers = _held(tmp_path, 3, plan)
+    os.kill(workers[0], signal.SIGKILL)
+    ran.release()
+    alive = [told(each)[0] for each in ran.end() if not each.code]
+    torch.set_num_threads(1)
+    expected = pl.train(job(tmp_path), "sequential:canonical=3", engine="virtual", folder=None)
+    assert {each["summary"]["parameters_sha256"] for each in alive} == {expected.summary()["parameters_sha256"]}
+    (run,) = (tmp_path / "runs").iterdir()
+    assert len(Trace.open(run / "trace.arrow").of_kind(Kind.DEATH)) == 1
+    assert pl.replay(run).matches
+
+
 @pytest.mark.parametrize("plan", ["ring", pytest.param("tree", marks=pytest.mark.soak)])
 def test_a_worker_is_killed(tmp_path: Path, plan: str) -> None:
     ran, workers = _held(tmp_path, 3, plan)

@@ -124,7 +124,7 @@ def compare_script(
     """
     if workers < 2:
         raise UsageError(f"workers={workers!r}: the backends of several processes are compared; give 2 or more")
-    command = _Command.parse(script)
+    command = Command.parse(script)
     threads = sorted({1, len(os.sched_getaffinity(0))}) if command.processes_can_be_chosen else []
     singles = [Entrant(f"one process, {t} thread{'s' * (t > 1)}", 1, "gloo", t) for t in threads]
     gloo, ours = (Entrant(f"{workers} processes, {backend}", workers, backend) for backend in BACKENDS)
@@ -185,14 +185,14 @@ def answer_of(ours: ScriptRow, before: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Command:
+class Command:
     """How the processes of a script are started."""
 
     words: list[str]
     processes_can_be_chosen: bool  # by torchrun; else the user's own command starts them
 
     @staticmethod
-    def parse(script: str) -> _Command:
+    def parse(script: str) -> Command:
         """Parse `--script`; UsageError if it names no file."""
         words = shlex.split(script)
         if not words:
@@ -202,7 +202,7 @@ class _Command:
         started = not words[0].endswith(".py")
         if not started and not Path(words[0]).is_file():
             raise UsageError(f"there is no file {words[0]}")
-        return _Command(words, not started)
+        return Command(words, not started)
 
     def of(self, processes: int) -> list[str]:
         """The command line for so many processes."""
@@ -213,7 +213,7 @@ class _Command:
         return [first, *self.words[1:]]
 
 
-def _run(command: _Command, entrant: Entrant, seconds: float) -> None:
+def _run(command: Command, entrant: Entrant, seconds: float) -> None:
     """Run the script once to its end, and add what it took to the entrant. No process and no file is left behind."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         begun = time.perf_counter()
@@ -233,12 +233,12 @@ def _run(command: _Command, entrant: Entrant, seconds: float) -> None:
             output, _ = process.communicate()
             if isinstance(error, subprocess.TimeoutExpired):
                 raise RunFailed(
-                    f"{entrant.name}: not done after {seconds:.0f} s. Its last output:\n{_tail(output)}"
+                    f"{entrant.name}: not done after {seconds:.0f} s. Its last output:\n{tail(output)}"
                 ) from None
             raise
         if process.returncode:
             raise RunFailed(
-                f"{entrant.name}: the script ended with {process.returncode}. Its last output:\n{_tail(output)}"
+                f"{entrant.name}: the script ended with {process.returncode}. Its last output:\n{tail(output)}"
             )
         entrant.seconds.append(time.perf_counter() - begun)
         _read_steps(entrant, Path(folder))
@@ -277,7 +277,7 @@ def _difference(one: Entrant, other: Entrant) -> float | None:
     return max((float((a.double() - b.double()).abs().max()) for a, b in pairs if a.numel()), default=None)
 
 
-def _tail(output: str) -> str:
+def tail(output: str) -> str:
     """Take the end of the script's own output, without what torchrun adds."""
     lines = [line for line in output.splitlines() if "torch/distributed/run.py" not in line]
     ends = [number for number, line in enumerate(lines) if "torch/distributed/elastic" in line]

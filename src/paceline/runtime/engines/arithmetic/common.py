@@ -11,6 +11,7 @@ from paceline.runtime.engines.outcome import Snapshot
 from paceline.runtime.engines.setup import Setup
 from paceline.training.data.source import Reader
 from paceline.training.gradients.learner import Learner
+from paceline.training.gradients.partial_sums import PartialSums
 
 
 class Snapshots:
@@ -32,4 +33,5 @@ def make_learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:
     module = setup.fresh_module()
     replica = setup.placement.replica(0, setup.job, module.train(), setup.probe.moving)
     optimizer = setup.job.make_optimizer(module, replica.parameters)
-    return Learner(replica, Reader(setup.source, setup.order(), 0, lambda _: None)), optimizer
+    sums = PartialSums(setup.layout, setup.plan.canonical) if setup.plan.canonical else None
+    return Learner(replica, Reader(setup.source, setup.order(), 0, lambda _: None), sums), optimizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.cluster.epochs import Epochs
-from paceline.algorithms.cluster.shares import fitting
+from paceline.algorithms.cluster.shares import fitting, most_lanes
 from paceline.algorithms.collectives import Collective
 from paceline.algorithms.collectives.neighbours import Neighbours
 from paceline.algorithms.coordinators import Algebra, Dot
@@ -80,10 +81,9 @@ class Numbers:
         """Compute the gradient of every rank's share of an update."""
         agenda, shares = self.setup.agenda, self.epochs.shares
         if whole:
-            return [self._compute(0, agenda.filled(update))]
+            return [self._compute(0, agenda.whole(update))]
         return [
-            self._compute(rank, [c for part in shares.parts_of(rank, update) for c in agenda.mine(update, part)])
-            for rank in shares.ranks(update)
+            self._compute(rank, agenda.share(update, shares.parts_of(rank, update))) for rank in shares.ranks(update)
         ]
 
     def losses(self, gradients: list[GradientSum]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
@@ -107,7 +107,8 @@ class Numbers:
         gradient = learner.compute(chunks)
         if start is not None:
             learner.set_buffers(start)
-        return gradient
+        # The vectors of a learner are those of the rank that computes next, too.
+        return replace(gradient, partial_sums=[vector.clone() for vector in gradient.partial_sums])
 
 
 class SharedParameters(Numbers):
@@ -264,7 +265,7 @@ def synchronous(setup: Setup, method: Synchronous, epochs: Epochs | None = None)
         kind = CoordinatedSlices
     elif method.averaging is not None:
         kind = AveragedReplicas
-    return kind(setup, method, epochs or Epochs(setup.plan.workers))
+    return kind(setup, method, epochs or Epochs(setup.plan.workers, collective=method.collective))
 
 
 def payloads_of(setup: Setup, collective: Collective, learner: Learner) -> Payloads | CodedPayloads:
@@ -280,11 +281,12 @@ class Payloads:
     def __init__(self, setup: Setup, collective: Collective) -> None:
         self.layout, self.collective = setup.layout, collective
         self.fragments = Fragments.of(setup.layout, setup.plan.fragments)
+        workers, lanes = setup.plan.workers, most_lanes(collective, setup.plan.workers)
         #: The payloads of each fragment, one per worker.
         self.each = [
             [
-                Payload(layout, torch.zeros(Payload.length(layout), dtype=layout.dtype))
-                for _ in range(setup.plan.workers)
+                Payload(layout, torch.zeros(Payload.room(layout, lanes), dtype=layout.dtype), lanes)
+                for _ in range(workers)
             ]
             for layout in self.fragments.each
         ]
@@ -303,7 +305,11 @@ class Payloads:
         """Return the sum of the shares of these ranks in the exchange of this number."""
         payloads = self.fragments.of_number(number, self.each)[: len(shares)]
         self._write(payloads, shares)
-        execute(fitting(self.collective, len(shares)), [payload.flat for payload in payloads])
+        execute(
+            fitting(self.collective, len(shares)),
+            [payload.vector for payload in payloads],
+            length=len(payloads[0].flat),
+        )
         return payloads[0].read(sum(share.samples for share in shares))
 
     def mixtures(self, shares: list[GradientSum]) -> list[GradientSum]:

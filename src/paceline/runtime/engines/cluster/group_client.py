@@ -26,6 +26,7 @@ from torch import Tensor
 
 from paceline.algorithms.cluster.group import AbortFlag, Accuse, Member, Regroup, Release, Report
 from paceline.algorithms.cluster.shares import Membership
+from paceline.algorithms.collectives import Collective
 from paceline.errors import PeerLost, RunFailed, WaitedTooLong
 from paceline.runtime.engines.cluster.control import RANK, Regrouped, Reported
 from paceline.runtime.links import TURNS, Span
@@ -55,6 +56,8 @@ class RankConfig:
     #: Seconds that a rank may wait for another one.
     deadline: float
     timing: waiting.Timing = field(default=waiting.TIMING)
+    #: Of a canonical sum, whose chunks are divided among the ranks.
+    canonical: Collective | None = None
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class GroupClient:
 
     def __init__(self, config: RankConfig, member: Member, pipe: Pipe, where: Callable[[], str]) -> None:
         self.config, self.member, self._pipe, self._where = config, member, pipe, where
-        self.shares = Membership(config.parts)
+        self.shares = Membership(config.parts, config.canonical)
         #: This rank's vectors, which outlast its links: the last sum lies in one of them.
         self.vectors: Sequence[Tensor] = ()
         #: The epoch that the link belongs to.
@@ -106,6 +109,11 @@ class GroupClient:
         """Return the parts of an update that this rank computes."""
         with self._changed:
             return self.shares.parts_of(self.config.rank, update)
+
+    def moved(self, since: int, collective: Collective) -> None:
+        """Divide the updates from this one on by other shares."""
+        with self._changed:
+            self.shares.moved(since, collective)
 
     def begin(self, update: int) -> list[int]:
         """Return the parts of an update that this rank computes now: they do not change any longer.

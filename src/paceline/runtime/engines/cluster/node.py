@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.plans.plan import program_of
 from paceline.runtime.engines.cluster.group_client import RankConfig
 from paceline.runtime.engines.cluster.roster import Roster
 from paceline.runtime.engines.cluster.terms import Terms
@@ -55,8 +56,19 @@ class NodePart:
 
     def rank_config(self, run: bytes, host: str) -> RankConfig:
         """Return what this node's worker needs to meet the other ranks."""
-        parts, job = self.setup.plan.workers, self.terms.sha256
-        return RankConfig(self.roster.rank, parts, run, job, host, self.roster.credentials, self.deadline, self.timing)
+        plan, job = self.setup.plan, self.terms.sha256
+        canonical = program_of(plan).collective if plan.canonical else None
+        return RankConfig(
+            self.roster.rank,
+            plan.workers,
+            run,
+            job,
+            host,
+            self.roster.credentials,
+            self.deadline,
+            self.timing,
+            canonical,
+        )
 
 
 class ManagedNodes(Protocol):

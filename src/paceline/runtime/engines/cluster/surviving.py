@@ -9,11 +9,12 @@ import torch
 
 from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.algorithms.cluster.group import Regroup
-from paceline.algorithms.cluster.shares import fitting
-from paceline.algorithms.codecs import Codec
+from paceline.algorithms.cluster.shares import fitting, most_lanes
 from paceline.algorithms.collectives import Collective
+from paceline.algorithms.collectives.canonical import Canonical, spare_lanes
 from paceline.algorithms.collectives.neighbours import Neighbours
 from paceline.errors import PeerLost
+from paceline.plans.plan import Plan, program_of
 from paceline.runtime.engines.cluster.group_client import GroupClient
 from paceline.runtime.engines.workers.coded_sums import CodedSums, frames_of
 from paceline.runtime.engines.workers.collectives import (
@@ -24,6 +25,7 @@ from paceline.runtime.engines.workers.collectives import (
     payloads_of,
     reduction_of,
 )
+from paceline.runtime.engines.workers.measured import MeasuredSums
 from paceline.runtime.links import TURNS
 from paceline.runtime.links.tcp.link import TcpLink
 from paceline.runtime.links.waiting import Cancelled
@@ -41,14 +43,16 @@ Again = Callable[[int, GradientSum], GradientSum]
 class SurvivingGroup:
     """`Group` of ranks over TCP."""
 
-    def __init__(
-        self, client: GroupClient, agenda: Agenda, layout: Layout, codec: Codec | None = None, fragments: int = 1
-    ) -> None:
-        self.client, self.agenda, self.layout, self.fragments = client, agenda, layout, Fragments.of(layout, fragments)
+    def __init__(self, client: GroupClient, agenda: Agenda, layout: Layout, plan: Plan) -> None:
+        self.client, self.agenda, self.layout = client, agenda, layout
+        self.fragments, self.paces, codec = Fragments.of(layout, plan.fragments), 0, plan.codec
+        lanes = most_lanes(program_of(plan).collective, plan.workers) if plan.canonical else 1
+        if plan.measured:
+            lanes, self.paces = max(lanes, spare_lanes(plan.canonical)), plan.workers
         self.encoder: GradientEncoder | None = None
         #: How a gradient is computed again; replicas that are averaged are what they are.
         self.again: Again = lambda update, computed: computed
-        length, dtype = max(map(Payload.length, self.fragments.each)), layout.dtype
+        length, dtype = max(Payload.room(each, lanes, self.paces) for each in self.fragments.each), layout.dtype
         if codec is not None:
             length, dtype = CodedFrame.largest(codec, self.fragments), torch.uint8
         #: This rank's vectors: the last sum lies in one of them.
@@ -57,21 +61,21 @@ class SurvivingGroup:
         self.payloads: list[list[Payload]] = []
         self.frames: list[list[CodedFrame]] = []
         if codec is None:
-            self.payloads = [payloads_of(self.vectors, each) for each in self.fragments.each]
+            self.payloads = [payloads_of(self.vectors, each, lanes, self.paces) for each in self.fragments.each]
 
     @property
     def leads(self) -> bool:
         return self.client.leads(max(0, self.client.member.begun - 1))
 
     @property
-    def part(self) -> None:
+    def parts(self) -> None:
         return None
 
     def chunks(self, update: int) -> list[Chunk]:
-        return [chunk for part in self.client.begin(update) for chunk in self.agenda.mine(update, part)]
+        return self.agenda.share(update, self.client.begin(update))
 
     def coming(self, update: int) -> list[Chunk]:
-        return [chunk for part in self.client.parts(update) for chunk in self.agenda.mine(update, part)]
+        return self.agenda.share(update, self.client.parts(update))
 
     def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> SurvivingSums:
         if encoder is not None:
@@ -97,6 +101,13 @@ class SurvivingGroup:
         fitted = fitting(collective, ranks)
         if (encoder := self.encoder) is not None:
             return FragmentSums.of([CodedSums(link, fitted, ranks, frames, encoder) for frames in self.frames])
+        if self.paces and isinstance(fitted, Canonical):
+            group, (payloads,) = self.client.group, self.payloads
+            assert group is not None
+            # Made anew for every group, so that its ranks have seen the same paces.
+            return MeasuredSums(
+                fitted, group.ranks, lambda each: reduction_of(link, each, ranks, payloads), self.client.moved
+            )
         return FragmentSums.of([reduction_of(link, fitted, ranks, payloads) for payloads in self.payloads])
 
 

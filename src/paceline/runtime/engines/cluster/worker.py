@@ -51,9 +51,7 @@ class ClusterWorker:
         if method.streaming is not None:
             progress = method.streaming.before(start, assignment.agenda.updates) - 1
         self.client = GroupClient(config, Member(progress, repeats=sums, begun=start), pipe, self._where)
-        self.group = SurvivingGroup(
-            self.client, assignment.agenda, layout, assignment.plan.codec, assignment.plan.fragments
-        )
+        self.group = SurvivingGroup(self.client, assignment.agenda, layout, assignment.plan)
         self.client.vectors = self.group.vectors
         resume = replace(
             assignment.resume_point, state_buffer=state_buffer, notify=lambda: self.client.send(StateLeft())

@@ -180,7 +180,9 @@ class ResumedReplayer:
 
 
 def epochs_of(trace: Trace, plan: Plan) -> Epochs:
-    """Return the groups that the trace has recorded."""
+    """Return the groups that the trace has recorded; a canonical sum has the bits of any."""
+    if plan.canonical:
+        return Epochs(plan.workers, collective=program_of(plan).collective)
     _refuse_replaced(trace, plan)
     rows = np.sort(trace.of_kind(Kind.REGROUP), order=("start", "worker"))
     epochs: list[Epoch] = []

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -103,25 +103,9 @@ def replay(
     check_arguments(replay, locals())
     if isinstance(until, str) and until not in ("nan", "failure") and not until.isdigit():
         raise UsageError(f"until={until!r} is neither an update number nor 'nan' nor 'failure'")
-    opened, record, trace = _open(run, data, job)
-    plan = Plan.recorded(record.plan, record.table)
-    if not plan.replayable:
-        raise UsageError(f"a run of plan {plan.name} cannot be replayed: {plan.traits.not_replayable}")
-    if record.adds_up:
-        raise UsageError(
-            f"{record.adds_up} summed in this run in an order that was not recorded: it cannot be replayed"
-        )
-    opened = opened.with_(device="cuda" if "cuda" in record.job.device else "cpu")
+    setup, trace, lives, record = prepare(run, data, job)
+    plan = setup.plan
     with threads(record.threads):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", JobWarning)  # the recorded run has issued it
-            engine = "mpi" if record.engine == "mpi" else "replay"  # steps in generated code, or PyTorch's
-            setup = set_up(opened.with_(compute=record.compute), plan, engine, _last_update(record), bounded=True)
-        if isinstance(run, str | Path):
-            trace = _until_stopped(Path(run), record, setup, trace)
-        _check_same_start(setup, record)
-        _refuse_other_plans(record, plan)
-        lives = [RunPart(Plan.recorded(each.plan, record.table), servers_apart(each, record)) for each in record.lives]
         shard, stop = 0, None if until in (None, "nan", "failure") else int(until)
         if until == "failure":
             stop = _before_failure(record)
@@ -147,6 +131,39 @@ def replay(
             ) from None
 
 
+class Prepared(NamedTuple):
+    """A recorded run that can be replayed."""
+
+    setup: Setup
+    trace: Trace
+    lives: list[RunPart]
+    record: RunRecord
+
+
+def prepare(run: Run | str | Path, data: Any = None, job: Job | None = None) -> Prepared:
+    """Open a recorded run and set its job up as it was; raise for one that cannot be replayed."""
+    opened, record, trace = _open(run, data, job)
+    plan = Plan.recorded(record.plan, record.table)
+    if not plan.replayable:
+        raise UsageError(f"a run of plan {plan.name} cannot be replayed: {plan.traits.not_replayable}")
+    if record.adds_up:
+        raise UsageError(
+            f"{record.adds_up} summed in this run in an order that was not recorded: it cannot be replayed"
+        )
+    opened = opened.with_(device="cuda" if "cuda" in record.job.device else "cpu")
+    with threads(record.threads):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", JobWarning)  # the recorded run has issued it
+            engine = "mpi" if record.engine == "mpi" else "replay"  # steps in generated code, or PyTorch's
+            setup = set_up(opened.with_(compute=record.compute), plan, engine, _last_update(record), bounded=True)
+        if isinstance(run, str | Path):
+            trace = _until_stopped(Path(run), record, setup, trace)
+        _check_same_start(setup, record)
+        _refuse_other_plans(record, plan)
+    lives = [RunPart(Plan.recorded(each.plan, record.table), servers_apart(each, record)) for each in record.lives]
+    return Prepared(setup, trace, lives, record)
+
+
 def shards_lost(path: Path | None) -> list[int]:
     """Return the shards that were continued by servers without all acknowledged pushes."""
     return sorted({event.shard for event in (read_events(path) if path else []) if event.lossy})
@@ -167,6 +184,8 @@ def _open(run: Run | str | Path, data: Any, job: Job | None) -> tuple[Job, RunRe
 def _refuse_other_plans(record: RunRecord, plan: Plan) -> None:
     """Raise if the run was resumed by another plan, whose workers held the model otherwise."""
     names = list(dict.fromkeys(each.plan for each in record.lives))
+    if plan.canonical and {Plan.recorded(name, record.table).canonical for name in names} <= {plan.canonical}:
+        return  # whose bits are those of any workers
     if plan.traits.synchronous and len(names) > 1:
         raise UsageError(f"this run was resumed by other plans ({', then '.join(names)}): it cannot be replayed as one")
 

@@ -122,6 +122,7 @@ class Lockstep:
         if self.collective is not None:
             coded = [exchanged(plan.codec, self.collective, plan.workers, each) for each in self.sizes]
             self.collective, self.sizes = coded[0][0], [round(vector) for _, vector in coded]
+        self.membership = plan.membership()
         self.compute_times = ComputeTimes(world, ranks)
         #: When each worker is ready for what comes next, in seconds.
         self.ready: Times = np.zeros(len(ranks))
@@ -201,8 +202,8 @@ class Lockstep:
         """Return the samples of each worker's share of an update."""
         _, start, stop = self.agenda.span(update)
         if stop - start not in self._samples:
-            workers = range(self.workers)
-            shares = [self.agenda.filled(update)] if filled else [self.agenda.mine(update, w) for w in workers]
+            parts = [self.membership.parts_of(worker, update) for worker in range(self.workers)]
+            shares = [self.agenda.filled(update)] if filled else [self.agenda.share(update, each) for each in parts]
             self._samples[stop - start] = np.array([sum(chunk.samples for chunk in chunks) for chunks in shares])
         return self._samples[stop - start]
 

@@ -28,11 +28,12 @@ import cloudpickle
 import torch
 from torch import Tensor, nn
 
+from paceline.algorithms.collectives.canonical import lanes_of, spare_lanes
 from paceline.algorithms.server.desk import Desk
 from paceline.kernels.stream import stream_copy, stream_tensor
 from paceline.plans.methods import Server
 from paceline.plans.methods.split_layers import DATA
-from paceline.plans.plan import Plan
+from paceline.plans.plan import Plan, program_of
 from paceline.runtime.engines.checkpoints import Checkpoint
 from paceline.runtime.engines.servers.open_ports import put_version_0, restore
 from paceline.runtime.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
@@ -104,7 +105,10 @@ class ArenaShape:
         desk = Desk(clients, leases, server.gate, pending_owners) if server is not None else None
         if server is None and channels.sums and plan.traits.exchanges and plan.traits.traced:
             each = Fragments.of(layout, plan.fragments)
-            payload, fragments = max(map(Payload.length, each.each)), len(each)
+            lanes, paces = lanes_of(program_of(plan).collective, workers) if plan.canonical else 1, 0
+            if plan.measured:
+                lanes, paces = spare_lanes(plan.canonical), workers
+            payload, fragments = max(Payload.room(part, lanes, paces) for part in each.each), len(each)
             frame = CodedFrame.largest(plan.codec, each) if plan.codec else 0
         return ArenaShape(
             workers, layout, plan.results, server, desk, tuple(versions), pending_owners, clients, channels.mail,

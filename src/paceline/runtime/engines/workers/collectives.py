@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from paceline.algorithms.collectives import Collective, Part, Step, segment_cuts
+from paceline.algorithms.collectives import SIT_OUT, Collective, Part, Step, lane_stride, segment_cuts, span_of
+from paceline.algorithms.collectives.canonical import lanes_of
 from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.kernels.exchange import ITSELF, NOBODY
 from paceline.runtime.links import TURNS, Link, Span
 from paceline.training.gradients.payload import GradientSum, Payload
 from paceline.training.gradients.segments import Segments
@@ -53,7 +55,7 @@ class _Move(NamedTuple):
 
 
 class Move(NamedTuple):
-    """One step of a table over this worker's vectors, for generated code: -1 stands for no worker."""
+    """One step of a table over this worker's vectors, for generated code; see `kernels.exchange` for no worker."""
 
     to: int
     #: What has changed of the part that is offered, since it was offered before; empty if nothing has.
@@ -64,6 +66,8 @@ class Move(NamedTuple):
     stop: int
     #: Whether what is taken is added to this worker's own; it replaces it otherwise.
     add: bool
+    #: Where that begins.
+    at: int
 
 
 class Reduction:
@@ -81,39 +85,44 @@ class Reduction:
         self.link, self._segments = link, segments
         steps = list(collective.steps(link.rank, workers))
         length, size = length or len(link.vectors[0]), link.vectors[0].element_size()
-        cuts = segments.cuts if segments else segment_cuts(length, collective.segments(workers), size)
-        self._steps, self._cuts = steps, cuts
-        self._walks = [[self._move(step, turn) for step in steps] for turn in range(TURNS)]
-        self.bytes = sum((cuts[s.send.stop] - cuts[s.send.first]) * size for s in steps if s.send)
+        self._cuts = segments.cuts if segments else segment_cuts(length, collective.segments(workers), size)
+        self._steps, self.stride = steps, lane_stride(length, size)
+        #: The vectors of one length that lie in each of the link's: several under a canonical sum.
+        self.lanes = lanes_of(collective, workers)
+        self._walks = [[self._move(step, turn) for step in steps if step != SIT_OUT] for turn in range(TURNS)]
+        self.bytes = sum((stop - start) * size for start, stop in (self._between(step.send) for step in steps))
 
     def sum(self, number: int) -> int:
         """Add up every worker's vector of this number; return the nanoseconds that this worker waited."""
         link, before = self.link, self.link.waited
-        offer, take = link.offer, link.take
+        offer, take, rank = link.offer, link.take, link.rank
         for to, out, peer, span, combine in self._walks[number % TURNS]:
             if out is not None:
                 offer(to, out)
             if combine is not None:
-                combine(take(peer, span))
+                combine(take(peer, span) if peer != rank else link.vectors[span.turn][span.start : span.stop])
         return link.waited - before
 
     def table(self) -> list[Move]:
         """Return what `sum` does, step by step; the same over both vectors."""
         moves, offered = [], set[int]()
-        for send, receive, reduce in self._steps:
-            to, peer = send.other if send else -1, receive.other if receive else -1
+        for step in self._steps:
+            send, receive = step.send, step.receive
+            to, peer = send.other if send else NOBODY, receive.other if receive else NOBODY
+            peer = ITSELF if peer == self.link.rank else peer
+            written = step.written if receive else None
             sent = range(send.first, send.stop) if send else range(0)
             first, last = self._between(send)
             if offered.issuperset(sent):
                 first = last
             offered.update(sent)
-            offered.difference_update(range(receive.first, receive.stop) if receive else ())
-            moves.append(Move(to, first, last, peer, *self._between(receive), reduce))
+            offered.difference_update(range(written.first, written.stop) if written else ())
+            moves.append(Move(to, first, last, peer, *self._between(receive), step.reduce, self._between(written)[0]))
         return moves
 
     def _between(self, part: Part | None) -> tuple[int, int]:
         """Return where a part begins and ends."""
-        return (self._cuts[part.first], self._cuts[part.stop]) if part else (0, 0)
+        return span_of(part, self._cuts, self.stride)
 
     def _move(self, step: Step, turn: int) -> _Move:
         """Resolve a step of the table to spans of this worker's vectors."""
@@ -122,21 +131,25 @@ class Reduction:
             return Span(turn, *self._between(part))
 
         send, receive = step.send, step.receive
-        into = span(receive)
-        mine = self.link.vectors[turn][into.start : into.stop]
         combine: Callable[[Tensor], object] | None = None
         if receive is not None:
+            start, stop = self._between(step.written)
+            mine = self.link.vectors[turn][start:stop]
             combine = mine.add_ if step.reduce else mine.copy_
             if step.reduce and self._segments is not None:
                 combine = self._segments.adder(self.link.vectors[turn], receive.first, receive.stop)
         return _Move(
-            send.other if send else -1, span(send) if send else None, receive.other if receive else -1, into, combine
+            send.other if send else -1,
+            span(send) if send else None,
+            receive.other if receive else -1,
+            span(receive),
+            combine,
         )
 
 
-def payloads_of(vectors: Sequence[Tensor], layout: Layout) -> list[Payload]:
+def payloads_of(vectors: Sequence[Tensor], layout: Layout, lanes: int = 1, paces: int = 0) -> list[Payload]:
     """Return the payloads at the beginning of a rank's own vectors, whose numbers become zero."""
-    return [Payload(layout, vector[: Payload.length(layout)]) for vector in vectors]
+    return [Payload(layout, vector[: Payload.room(layout, lanes, paces)], lanes, paces) for vector in vectors]
 
 
 def reduction_of(link: Link, collective: Collective, workers: int, payloads: Sequence[Payload]) -> PayloadReduction:

@@ -6,12 +6,15 @@ machine the group is fixed: a run cannot continue without one of its workers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from paceline.algorithms.agenda import Agenda, Chunk
+from paceline.algorithms.cluster.shares import Membership
 from paceline.algorithms.collectives import Collective
+from paceline.algorithms.collectives.canonical import Canonical, lanes_of, spare_lanes
 from paceline.algorithms.collectives.neighbours import Neighbours
 from paceline.runtime.engines.workers.arena import Arena
 from paceline.runtime.engines.workers.coded_sums import CodedSums, frames_of
@@ -23,6 +26,7 @@ from paceline.runtime.engines.workers.collectives import (
     payloads_of,
     reduction_of,
 )
+from paceline.runtime.engines.workers.measured import MeasuredSums
 from paceline.runtime.links.waiting import Waiter
 from paceline.training.gradients.encoder import GradientEncoder
 from paceline.training.parameters.layout import Fragments
@@ -36,8 +40,12 @@ class Group(Protocol):
         """Whether this worker is the one that writes what all of them could write, such as snapshots."""
 
     @property
-    def part(self) -> int | None:
-        """The part of each update that this worker computes; None where it may change during the run."""
+    def parts(self) -> Sequence[int] | None:
+        """The parts of each update that this worker computes, side by side; None where they may change."""
+
+    @property
+    def paces(self) -> int:
+        """The workers whose seconds of a chunk are summed with the gradients; 0 where shares do not follow speeds."""
 
     def chunks(self, update: int) -> list[Chunk]:
         """Return the chunks of an update that this worker computes now."""
@@ -55,6 +63,7 @@ class Group(Protocol):
 class FixedGroup:
     """`Group` of the workers of one arena.
 
+    `shares` says which parts of a batch this worker computes; with `measured` they follow the speeds of workers.
     `library` names the library that sums gradients in place of a table (NCCL), if one does.
     """
 
@@ -64,25 +73,25 @@ class FixedGroup:
         arena: Arena,
         agenda: Agenda,
         waiter: Waiter,
+        shares: Membership,
+        measured: bool = False,
         library: str = "",
         device: torch.device | None = None,
     ) -> None:
         self.number, self.arena, self.agenda, self.waiter = number, arena, agenda, waiter
-        self.library, self.device = library, device
+        self.shares, self.library, self.device = shares, library, device
+        self.parts: Sequence[int] | None = None if measured else shares.parts_of(number, 0)
+        self.paces = arena.shape.workers if measured else 0
 
     @property
     def leads(self) -> bool:
         return self.number == 0
 
-    @property
-    def part(self) -> int:
-        return self.number
-
     def chunks(self, update: int) -> list[Chunk]:
-        return self.agenda.mine(update, self.number)
+        return self.agenda.share(update, self.shares.parts_of(self.number, update))
 
     def coming(self, update: int) -> list[Chunk]:
-        return self.agenda.mine(update, self.number)
+        return self.chunks(update)
 
     def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> Sums:
         shape = self.arena.shape
@@ -100,7 +109,14 @@ class FixedGroup:
             return FragmentSums.of(
                 [CodedSums(link, collective, workers, frames, encoder) for frames in fragment_frames]
             )
-        payloads = [payloads_of(link.vectors, layout) for layout in fragments.each]
+        if self.paces and isinstance(collective, Canonical):
+            lanes = spare_lanes(collective.chunks)
+            own = payloads_of(link.vectors, shape.layout, lanes, paces=workers)
+            return MeasuredSums(
+                collective, range(workers), lambda each: reduction_of(link, each, workers, own), self.shares.moved
+            )
+        lanes = lanes_of(collective, workers)
+        payloads = [payloads_of(link.vectors, layout, lanes) for layout in fragments.each]
         return FragmentSums.of([reduction_of(link, collective, workers, mine) for mine in payloads])
 
     def mixing(self, graph: Neighbours) -> NeighbourMixing:

@@ -76,7 +76,7 @@ class LoopWorker:
         waiter = arena.waiter(self.number, self.cancelled, deadline, plan.threads)
         agenda = endless(plan)
         station = Station(self.number, arena.of_worker(self.number), waiter, self, ResumePoint())
-        group = FixedGroup(self.number, arena, agenda, waiter)
+        group = FixedGroup(self.number, arena, agenda, waiter, plan.membership())
         self.runner = PlanRunner(station, plan, agenda, learner, optimizer, arena.shape.layout, group)
         self.desk_lock = arena.lock(DESK_LOCK, waiter, "the desk")
         self.shard_locks = [arena.lock(n + 1, waiter, f"shard {n}") for n in range(len(arena.shards))]

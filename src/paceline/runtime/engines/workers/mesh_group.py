@@ -49,6 +49,8 @@ class GroupLink:
 class MeshGroup:
     """`Group` of the workers of a mesh; `layout` is that of this worker's own parts."""
 
+    paces = 0
+
     def __init__(
         self, number: int, method: SplitLayers, mesh: Mesh, agenda: Agenda, link: Link, layout: Layout
     ) -> None:
@@ -60,7 +62,7 @@ class MeshGroup:
         return not self.mesh.coordinate(self.number, DATA)  # replicas hold the same
 
     @property
-    def part(self) -> None:
+    def parts(self) -> None:
         return None  # workers of a group compute a chunk together, update by update
 
     def chunks(self, update: int) -> list[Chunk]:

@@ -11,13 +11,15 @@ A worker in generated code and one in Python keep step: each update has its own 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.kernels.exchange import MOVE, PEER, Ended, GradientExchange, Waits, places_of
+from paceline.algorithms.agenda import Chunk
+from paceline.algorithms.collectives.chunk_tree import Run, joins_of
+from paceline.kernels.exchange import MOVE, PEER, PIECE, Ended, GradientExchange, Waits, places_of
 from paceline.runtime.engines.workers.collectives import PayloadReduction, Sums
 from paceline.runtime.links import futex
 from paceline.runtime.links.shared_memory_link import SharedMemoryLink
@@ -26,7 +28,13 @@ from paceline.training.parameters.layout import Layout
 
 
 def native_sum(
-    sums: Sums, layout: Layout, gradients: Mapping[str, Tensor], memory: Tensor, waiter: Waiter, cancelled: memoryview
+    sums: Sums,
+    layout: Layout,
+    gradients: Mapping[str, Tensor],
+    memory: Tensor,
+    waiter: Waiter,
+    cancelled: memoryview,
+    chunks: int = 0,
 ) -> NativeSum | None:
     """Return the sum as generated code makes it; None where vectors do not lie in memory that workers share.
 
@@ -37,6 +45,7 @@ def native_sum(
         memory: where generated code leaves a gradient and takes the sum from.
         waiter: how this worker waits.
         cancelled: one integer, which is not 0 when the run has been cancelled.
+        chunks: of a batch, where they are summed in the order of one tree; 0 for one chunk of each worker.
     """
     if not isinstance(sums, PayloadReduction) or not isinstance(link := sums.reduction.link, SharedMemoryLink):
         return None
@@ -54,7 +63,7 @@ def native_sum(
         int(NAP_SECONDS * 1e9),
         int(waiter.deadline * 1e9),
     )
-    return NativeSum(sums, link, places, shard.length, waiter, waits)
+    return NativeSum(sums, link, places, shard.length, waiter, waits, chunks)
 
 
 class NativeSum:
@@ -68,8 +77,9 @@ class NativeSum:
         tail: int,
         waiter: Waiter,
         waits: Waits,
+        chunks: int,
     ) -> None:
-        self.link, self.waiter, self.bytes = link, waiter, sums.bytes
+        self.link, self.waiter, self.bytes, self._chunks = link, waiter, sums.bytes, chunks
         moves = np.array([tuple(move) for move in sums.reduction.table()], MOVE)
         self._peers = np.zeros(len(link.counts), PEER)
         for rank, row in enumerate(self._peers):
@@ -77,15 +87,23 @@ class NativeSum:
             row["offered"], row["awaited"] = futex.address_of(shared.offered), futex.address_of(shared.awaited)
             row["doorbell"] = shared.doorbell.address
             row["vectors"] = [vector.data_ptr() for vector in shared.vectors]
-        local, offered = torch.zeros_like(link.vectors[0]), link.shared_with(link.rank).vectors
-        self.exchange = GradientExchange.of(places, moves, self._peers, local, offered, tail, waits)
+        stride = sums.reduction.stride
+        #: The partial sums: as many as lie beside each other before the exchange, or in it.
+        local = torch.zeros(stride * (sums.reduction.lanes + chunks.bit_length()), dtype=link.vectors[0].dtype)
+        offered = link.shared_with(link.rank).vectors
+        self.exchange = GradientExchange.of(places, moves, self._peers, local, offered, stride, tail, waits)
         self._alive = (places, moves, local)  # the exchange has only their addresses
         self._first = 0
 
-    def begin(self, number: int, weight: float, stop_on_nan: bool) -> None:
-        """Let generated code go on from the collective of this number."""
+    def begin(self, number: int, pieces: Sequence[Chunk], stop_on_nan: bool) -> None:
+        """Let generated code go on from the collective of this number, with these chunks of every update."""
         exchange, self._first = self.exchange, number
-        exchange.number, exchange.weight, exchange.finite, exchange.ended = number, weight, stop_on_nan, Ended.MADE
+        run = Run(pieces[0].number, pieces[-1].number + 1)
+        joins = joins_of(run, self._chunks) if self._chunks else [0]
+        rows = [(c.samples, c.number, count, c.weight) for c, count in zip(pieces, joins, strict=True)]
+        self._pieces = np.array(rows, PIECE)
+        exchange.pieces, exchange.chunks = self._pieces.ctypes.data, len(rows)
+        exchange.number, exchange.finite, exchange.ended = number, stop_on_nan, Ended.MADE
         self._peers["offers"], self._peers["taken"] = np.array(self.link.counts).T
 
     def end(self) -> int:

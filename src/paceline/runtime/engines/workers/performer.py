@@ -132,7 +132,7 @@ class Performer:
     def request(self, gradient: Gradient) -> GradientRequest:
         """Return which chunks a gradient is of, now that it is computed."""
         update, version, filled, again = gradient
-        chunks = self.runner.agenda.filled(update) if filled else self.runner.group.chunks(update)
+        chunks = self.runner.agenda.whole(update) if filled else self.runner.group.chunks(update)
         return GradientRequest(update, chunks, version, again)
 
 
@@ -146,7 +146,7 @@ class SummingAnswers:
         self.result, self.generated = self.replica.result, self.replica.note_losses
         sums = None if method.collective is None else runner.group.sums(method.collective, runner.encoder)
         # Generated code computes a whole batch in one piece.
-        at_once = sums is not None or runner.agenda.parts == 1
+        at_once = sums is not None or (runner.agenda.parts == 1 and not runner.plan.canonical)
         self.native = native_updates(runner, self.replica.store, sums) if at_once else None
         self.answers: dict[type, Callable[..., Any]] = {Step: partial(runner.step, self.replica)}
         if sums is not None:

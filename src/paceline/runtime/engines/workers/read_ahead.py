@@ -52,7 +52,7 @@ def _known(runner: PlanRunner) -> Iterator[Chunk]:
         return (c for u in runner.updates_ahead(number, runner.plan.workers) for c in agenda.filled(u))
     if not runner.plan.traits.traced:  # PyTorch's own code
         return (c for u in runner.updates_ahead() for c in ddp_chunks(agenda, u, number))
-    return (c for u in runner.updates_ahead() for c in runner.group.coming(u))
+    return (c for u in runner.updates_ahead() for c in runner.group.coming(u) if c.samples)
 
 
 def _chunks(agenda: Agenda, leases: Iterable[int]) -> Iterator[Chunk]:

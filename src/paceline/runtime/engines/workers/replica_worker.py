@@ -20,6 +20,7 @@ from paceline.runtime.engines.workers.worker_context import Station
 from paceline.runtime.runs.trace import Kind
 from paceline.training.data.source import Source
 from paceline.training.gradients.learner import Learner, stated_weight
+from paceline.training.gradients.partial_sums import PartialSums
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.parameters.beginnings import begin_from
 from paceline.training.parameters.layout import Layout, sha256
@@ -51,6 +52,9 @@ class ReplicaWorker:
         self, assignment: Assignment, source: Source, layout: Layout, station: Station, group: Group, repeats: bool
     ) -> None:
         learner = learner_of(assignment, source, repeats)
+        if assignment.plan.canonical:
+            chunks, number = assignment.plan.canonical, assignment.number
+            learner.partial_sums = PartialSums(layout, chunks, number, group.paces)
         replica = learner.replica
         optimizer = assignment.job.make_optimizer(replica.module, replica.parameters)
         assert learner.reader is not None

@@ -70,8 +70,11 @@ class LocalWorker:
         self.given, self.arena = assignment, arena
         #: An object whose destructor must not run before the process ends.
         self.kept_alive: object = None
-        number, placement, waiter = assignment.number, assignment.placement, station.waiter
-        group = FixedGroup(number, arena, assignment.agenda, waiter, placement.library, placement.stored_on(number))
+        number, placement, waiter, plan = assignment.number, assignment.placement, station.waiter, assignment.plan
+        stored_on, shares = placement.stored_on(number), plan.membership()
+        group = FixedGroup(
+            number, arena, assignment.agenda, waiter, shares, plan.measured, placement.library, stored_on
+        )
         repeats = assignment.plan.traits.repeats
         self.replica = ReplicaWorker(assignment, source, arena.shape.layout, station, group, repeats)
         self.runner = self.replica.runner

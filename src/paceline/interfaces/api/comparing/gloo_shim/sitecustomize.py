@@ -2,6 +2,7 @@
 
 torch.distributed   gets another word than gloo, if PACELINE_STAND_IN says so
 torch.optim         tells when steps are made; at the end they are written into the folder PACELINE_STEPS
+torch               records the first step into the folder PACELINE_FIRST_STEP instead (`first_step`)
 """
 
 from __future__ import annotations
@@ -86,6 +87,14 @@ def count_steps(optim: ModuleType) -> None:
     atexit.register(notify)
 
 
+def record_first_step(torch: ModuleType) -> None:
+    from paceline.interfaces.api.comparing.gloo_shim.first_step import record
+
+    record()
+
+
+if "PACELINE_FIRST_STEP" in os.environ:
+    sys.meta_path.insert(0, AfterImport({"torch": record_first_step}))
 if "PACELINE_STEPS" in os.environ:
     sys.meta_path.insert(
         0, AfterImport({"torch.distributed.distributed_c10d": stand_in, "torch.optim.optimizer": count_steps})

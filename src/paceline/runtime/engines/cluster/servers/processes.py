@@ -59,7 +59,8 @@ class NoGroup:
     """`Group` of a worker that keeps step with no other: under a plan with servers nothing asks it."""
 
     leads = True
-    part = None
+    parts = None
+    paces = 0
 
     def chunks(self, update: int) -> list[Chunk]:
         raise NotImplementedError

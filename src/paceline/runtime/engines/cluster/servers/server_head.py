@@ -78,29 +78,18 @@ class ServerHead:
         self._lost: set[int] = set(range(workers.count)) - set(succeeds.ranks) if succeeds else set()
         #: How many nodes each rank has had before; numbers of another term are never given out again.
         self.lives = [term * LIVES] * workers.count
-        self._deserted: float | None = None  # since when no worker is left
+        #: Since when no worker is left.
+        self._deserted: float | None = None
         self.setup, self.snapshots, self.nodes = setup, snapshots, workers.count
         self._values: list[Tensor] = []
         #: Shards whose first view was heard of.
         self._viewed: set[int] = set()
         self._snapshot_at = setup.snapshots_every
-        rank_config, shards = agent.config, len(setup.layout.shards)
+        rank_config = agent.config
         listener = listen(Address(rank_config.host, 0), rank_config.credentials)
         config = ServerConfig.of(rank_config, Address(rank_config.host, listener.getsockname()[1]))
-        absent = set() if succeeds else set(range(self.nodes)) - {rank_config.rank, *workers.nodes}
-        workers.dead |= absent  # until they have joined
-        copies, present = min(self.nodes, 1 + backups), self.nodes - len(absent)
-        self.placement = placement = Placement(self.nodes, shards, copies, present)
-        self.collector = Collector(
-            config.hub(Process(Role.HEAD, term)),
-            config.desk,
-            config.timing,
-            setup.layout,
-            self._event,
-            server_of(setup.plan).gathers,
-            server_of(setup.plan).exchange is not None,
-            term,
-        )
+        self.placement = placement = self._placed(rank_config.rank, 1 + backups, begins=succeeds is None)
+        self.collector = self._collector(config, term)
         self.desk_supervisor = DeskSupervisor(
             agent.children,
             config,
@@ -120,15 +109,30 @@ class ServerHead:
         self.checkpoints = ServerCheckpoints(manager, self.collector, READ_SECONDS) if manager is not None else None
         if self.checkpoints is not None:
             self.checkpoints.ask, self.checkpoints.tell = self._ask_workers, self._notify
-        self._begin(succeeds is not None)
-
-    def _begin(self, took_over: bool) -> None:
-        """Start what nodes run, unless a head before this one has."""
-        manager = self.workers.manager
-        if took_over:
-            self._snapshot_at = max(self.second_home.known, default=0) + self.setup.snapshots_every
-        else:
+        if succeeds is None:
             self._start_nodes(manager.request.start if manager is not None else None)
+        else:
+            self._snapshot_at = max(second_home.known, default=0) + setup.snapshots_every
+
+    def _placed(self, rank: int, copies: int, begins: bool) -> Placement:
+        """Place the servers on the nodes with which the run begins; the others count as lost until they join."""
+        absent = set(range(self.nodes)) - {rank, *self.workers.nodes} if begins else set[int]()
+        self.workers.dead |= absent
+        shards, present = len(self.setup.layout.shards), self.nodes - len(absent)
+        return Placement(self.nodes, shards, min(self.nodes, copies), present)
+
+    def _collector(self, config: ServerConfig, term: int) -> Collector:
+        server = server_of(self.setup.plan)
+        return Collector(
+            config.hub(Process(Role.HEAD, term)),
+            config.desk,
+            config.timing,
+            self.setup.layout,
+            self._event,
+            server.gathers,
+            server.exchange is not None,
+            term,
+        )
 
     def _start_nodes(self, begun: Checkpoint | None) -> None:
         """Let every node start its servers and its worker, from a checkpoint if the run is resumed."""

@@ -12,6 +12,7 @@ workers add their gradients up, generated code walks the collective's table betw
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter_ns as now
 from typing import NoReturn
 
@@ -41,7 +42,7 @@ def native_updates(runner: PlanRunner, store: LocalStore, sums: Sums | None = No
     `sums` adds the gradients of every update up, where workers do not make updates alone.
     """
     job, reader = runner.job, runner.learner.reader
-    if job.on_nan == "skip" or job.accumulate_grad_batches > 1 or runner.group.part is None:
+    if job.on_nan == "skip" or job.accumulate_grad_batches > 1 or runner.group.parts is None:
         return None
     if reader is None or not isinstance(store.stepper, FusedStep) or (sums is not None and runner.encoder is not None):
         return None
@@ -56,7 +57,8 @@ def native_updates(runner: PlanRunner, store: LocalStore, sums: Sums | None = No
     if sums is not None:
         compiled = native.loop.resident.made
         gradient, waiter, cancelled = compiled.memory["gradients"], runner.waiter, runner.shared.cancelled
-        native.sum = native_sum(sums, runner.layout, compiled.gradients, gradient, waiter, cancelled)
+        chunks = runner.plan.canonical
+        native.sum = native_sum(sums, runner.layout, compiled.gradients, gradient, waiter, cancelled, chunks)
         if native.sum is None:
             return None
         native.loop.exchange = native.sum.exchange
@@ -92,21 +94,21 @@ class NativeUpdates:
         `version` is that of the parameters now; each update makes the next.
         """
         updates, start = self._next(ahead), now()
-        first, last = self._chunk(updates[0]), self._chunk(updates[-1])
-        if (first.samples, first.weight) != (last.samples, last.weight):
+        chunks, last = self._chunks(updates[0]), self._chunks(updates[-1])
+        if [(c.samples, c.weight) for c in chunks] != [(c.samples, c.weight) for c in last]:
             updates = updates[:-1]  # the last batch of an epoch is smaller; it gets a call of its own
-        if not first.samples:
+        if not all(chunk.samples for chunk in chunks):
             return updates[:0]
-        distance = updates.step * self.runner.agenda.batch_size
-        places = np.add.outer(np.arange(len(updates)) * distance, np.arange(first.start, first.stop)).ravel()
-        order = self.order.samples(first.epoch, torch.from_numpy(places))
+        distance, first, stop = updates.step * self.runner.agenda.batch_size, chunks[0].start, chunks[-1].stop
+        places = np.add.outer(np.arange(len(updates)) * distance, np.arange(first, stop)).ravel()
+        order = self.order.samples(chunks[0].epoch, torch.from_numpy(places))
         if self.sum is not None:
-            self.sum.begin(updates[0], first.weight, self.runner.job.on_nan == "stop")
-        notes = self.loop.make(order, first.samples, updates, first.number, self._settings(len(updates)))
+            self.sum.begin(updates[0], chunks, self.runner.job.on_nan == "stop")
+        notes = self.loop.make(order, stop - first, updates, chunks[0].number, self._settings(len(updates)))
         count = self.sum.end() if self.sum is not None else self._finite(notes)
         self.store.updates += count
         self._most = max(1, min(MOST, NANOSECONDS * len(updates) // (now() - start)))
-        self._record(updates[:count], first, version, start, notes[:count])
+        self._record(updates[:count], chunks, version, start, notes[:count])
         self.runner.meter.after_step(self._norm, updates[-1])
         if count < len(updates):
             self._fail(updates[count], version + count, float(notes["loss"][count]))
@@ -127,12 +129,11 @@ class NativeUpdates:
         requested = runner.shared.checkpoints[REQUESTED]
         return before(updates, requested) if requested > first else updates
 
-    def _chunk(self, update: int) -> Chunk:
-        """Return this worker's part of an update, which may hold no samples."""
-        chunks = self.runner.agenda.chunks(update)
-        part = self.runner.group.part if len(chunks) > 1 else 0
-        assert part is not None
-        return chunks[part]
+    def _chunks(self, update: int) -> list[Chunk]:
+        """Return this worker's parts of an update, which lie side by side; some may hold no samples."""
+        chunks, parts = self.runner.agenda.chunks(update), self.runner.group.parts
+        assert parts is not None
+        return [chunks[part] for part in parts] if len(chunks) > 1 else chunks
 
     def _settings(self, updates: int) -> Tensor:
         """Return the optimizer's settings in each of the next updates; a single row where there is no schedule."""
@@ -152,14 +153,14 @@ class NativeUpdates:
 
     def _fail(self, update: int, version: int, loss: float) -> NoReturn:
         """Say why this update could not be made; those before it are in the trace."""
-        chunk = self._chunk(update)
+        chunks = self._chunks(update)
         self.runner.doing(update)
-        self.runner.due = GradientRequest(update, [chunk], version)
+        self.runner.due = GradientRequest(update, chunks, version)
         if self.sum is not None:
             self.sum.check()
-        raise NotFinite(loss, update, self.order.indices(chunk).tolist())
+        raise NotFinite(loss, update, [number for chunk in chunks for number in self.order.indices(chunk).tolist()])
 
-    def _record(self, updates: range, chunk: Chunk, version: int, start: int, notes: Columns) -> None:
+    def _record(self, updates: range, chunks: Sequence[Chunk], version: int, start: int, notes: Columns) -> None:
         """Write the rows of each update: its gradient, its collective if there is one, and its step."""
         self.means = (notes["loss"] if self.sum is None else notes["mean"]).tolist()
         rows = self._rows[: len(updates)]
@@ -170,13 +171,14 @@ class NativeUpdates:
         computed["start"][:1], computed["start"][1:] = start, notes["applied"][:-1]
         computed["end"] = applied["start"] = notes["computed"]
         applied["end"] = notes["applied"]
-        computed["samples"] = chunk.samples
+        computed["samples"] = sum(chunk.samples for chunk in chunks)
         computed["value"] = notes["loss"]
         computed["waited"][:1], computed["waited"][1:] = self.runner.waited, 0
         self.runner.waited = 0
         if self.sum is not None:
             summed["start"], summed["end"], applied["start"] = notes["computed"], notes["summed"], notes["summed"]
-            computed["value"] = chunk.weight * notes["loss"] / chunk.weight  # as where updates are made one by one
+            weight = sum(chunk.weight for chunk in chunks)
+            computed["value"] = weight * notes["loss"] / weight  # as where updates are made one by one
             summed["waited"], summed["bytes"] = notes["waited"], self.sum.bytes
         self.runner.record_rows(rows.ravel() if self.sum is not None else rows[:, ::2].ravel())
 

@@ -1,0 +1,242 @@
+"""One SHA-256 per job: trains small jobs by many numbers of workers, shares, routes, engines, deaths and resumptions.
+
+python benchmarks/canonical/run.py bits [--jobs mlp,cnn] [--engines virtual,local,cluster,resumed]
+python benchmarks/canonical/run.py speed [--rounds 5]
+python benchmarks/canonical/run.py shares
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter, defaultdict
+from functools import partial
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import paceline as pl
+from paceline.runtime.runs.trace import Kind
+
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1]))
+from harness import write
+from jobs import JOBS, Pace
+
+HERE = Path(__file__).parent
+CHUNKS = 8
+ROUTES = ("ring", "tree", "halving_doubling", "central")
+ENGINES = ("virtual", "local", "cluster", "resumed")
+
+
+def plans(engine: str, rng: random.Random) -> list[str]:
+    """The plans that an engine trains each job by, besides the oracle."""
+    if engine == "virtual":
+        found = [f"{routes}:workers={workers}" for routes in ROUTES for workers in (1, 2, 3, 4, 5, 7)]
+        found += [f"hierarchical:workers={workers}" for workers in (4, 6)]
+        return found + [f"{routes}:sizes={shares(workers, rng)}" for routes in ROUTES for workers in (2, 3, 5)]
+    return [
+        *(f"ring:workers={workers}" for workers in (1, 2, 3, 4, 5, 7)),
+        f"ring:sizes={shares(2, rng)}", f"ring:sizes={shares(3, rng)}",
+        "tree:workers=3", "halving_doubling:workers=4",
+    ]  # fmt: skip
+
+
+def shares(workers: int, rng: random.Random) -> str:
+    return "+".join(str(rng.randint(1, 4)) for _ in range(workers))
+
+
+def in_this_process(job: str, plan: str, engine: str) -> dict[str, Any]:
+    run = pl.train(JOBS[job](), f"{plan},canonical={CHUNKS}", engine=engine, folder=None)
+    return {"sha": run.summary()["parameters_sha256"]}
+
+
+def on_a_cluster(jobs: list[str], plan: str, nodes: int, dies: bool) -> dict[str, dict[str, Any]]:
+    """What the nodes have trained, by job; with `dies` one of their workers dies in the first."""
+    with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
+        head = f"127.0.0.1:{server.getsockname()[1]}"
+        server.close()
+        if dies:
+            (Path(folder) / "die").touch()
+        command = [sys.executable, str(HERE / "node.py"), f"{plan},canonical={CHUNKS}", folder, *jobs]
+        shared = {**os.environ, "PACELINE_NODES": str(nodes), "PACELINE_HEAD": head}
+        running = [
+            subprocess.Popen(
+                command,
+                env={**shared, "PACELINE_RANK": str(n)},
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+            )
+            for n in range(nodes)
+        ]
+        ended = [(*process.communicate(timeout=600), process.returncode) for process in running]
+    told = [json.loads(out.strip().splitlines()[-1]) for out, _, code in ended if out.strip() and not code]
+    error = next((err[-300:] for _, err, code in ended if code), "nothing was trained")
+    found = {}
+    for job in jobs:
+        each = [rank[job] for rank in told if job in rank]
+        deaths = max((result["deaths"] for result in each), default=-1)  # the first node knows of all
+        same = len({result["sha"] for result in each}) == 1 and deaths == int(dies)
+        found[job] = {"sha": each[0]["sha"]} if same else {"failed": f"{each or error}"}
+    return found
+
+
+def resumed(job: str, workers: int, after: int) -> dict[str, Any]:
+    """Train until a worker dies, and go on with another number of workers."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "die").touch()
+        plan, runs = f"ring:workers={workers},canonical={CHUNKS}", Path(folder) / "runs"
+        try:
+            pl.train(JOBS[job](folder), plan, checkpoint_every=1, folder=runs)
+            return {"failed": "no worker has died"}
+        except pl.RunFailed:
+            (run,) = runs.iterdir()
+            return {"sha": pl.train(resume=run, workers=after).summary()["parameters_sha256"]}
+
+
+def bits(jobs: list[str], engines: list[str]) -> bool:
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    counts, refused, rng, start = Counter[str](), list[str](), random.Random(1), time.monotonic()
+
+    def trained(job: str, engine: str, what: str, result: dict[str, Any]) -> None:
+        counts[engine] += 1
+        found[job][result.get("sha", "failed")] += 1
+        if "failed" in result:
+            refused.append(f"{job}, {engine}, {what}: {result['failed']}")
+
+    for job in jobs:
+        trained(job, "oracle", "", in_this_process(job, "sequential:threads=1", "virtual"))
+        for engine in ("virtual", "local"):
+            for plan in plans(engine, rng) if engine in engines else ():
+                trained(job, engine, plan, in_this_process(job, plan, engine))
+        for workers, after in ((2, 3), (3, 1), (4, 7)) if "resumed" in engines and job != "fused" else ():
+            trained(job, "resumed", f"{workers} then {after}", resumed(job, workers, after))
+        print(f"{job:12} {dict(found[job])}", flush=True)
+    mortal = [job for job in jobs if job != "fused"]  # which has no transform in which a worker dies
+    cases = [
+        (jobs, "ring:workers=2", 2, False),
+        (jobs, "ring:sizes=1+2+1", 3, False),
+        (jobs, "tree:workers=4", 4, False),
+    ]
+    cases += [([job], "ring:workers=3", 3, True) for job in mortal]
+    cases += [(["mlp"], "halving_doubling:workers=4", 4, True)]
+    for names, plan, nodes, dies in cases if "cluster" in engines else ():
+        for job, result in on_a_cluster(names, plan, nodes, dies).items():
+            trained(job, "cluster", f"{plan}{', one dies' * dies}", result)
+        print(f"cluster {plan} {dies}", flush=True)
+    same = all(len(each) == 1 and "failed" not in each for each in found.values())
+    figures = {"one_result_per_job": same, "runs": counts.total(), "by_engine": dict(counts), "refused": refused}
+    figures |= {"bits": {job: dict(each) for job, each in found.items()}, "seconds": round(time.monotonic() - start)}
+    write(figures, f"{'cluster' if engines == ['cluster'] else 'result'}.json")
+    print(f"{counts.total()} runs, {'one result per job' if same else 'RESULTS DIFFER'}")
+    print("\n".join(refused))
+    return same
+
+
+def moved(updates: int) -> None:
+    """Samples per second of two workers of which one is slower: with equal, the best fixed, and measured shares."""
+    rows = []
+    for times, fixed in ((2.0, ("2+1",)), (5.0, ("5+1",))):
+        row: dict[str, Any] = {"slower": times}
+        for name, options in (("equal", ("1+1",)), ("fixed", fixed), ("measured", ("measured",))):
+            speeds = []
+            for sizes in options:
+                with tempfile.TemporaryDirectory() as folder:
+                    job = JOBS["mlp"]().with_(batch_transform=Pace(folder, 15.0, times), epochs=updates // 7 + 1)
+                    plan = f"ring:sizes={sizes},canonical={CHUNKS}"
+                    run = pl.train(job, plan, folder=None, max_updates=updates)
+                    same = pl.train(job.with_(batch_transform=None), plan, folder=None, max_updates=updates)
+                    ends = run.trace.of_kind(Kind.APPLY)
+                    ends = ends[ends["worker"] == 0]["end"]
+                    speeds.append(20e9 * (len(ends) - 11) / float(ends[-1] - ends[10]))
+                    row[f"{name} bits"] = run.summary()["parameters_sha256"] == same.summary()["parameters_sha256"]
+            row[name] = round(max(speeds), 1)
+        row["of_fixed"] = round(row["measured"] / row["fixed"], 3)
+        rows.append(row)
+        print(row, flush=True)
+    write({"rows": rows}, "shares.json")
+
+
+def network(hidden: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(784, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), nn.Linear(hidden, 10))
+
+
+def speed(rounds: int, updates: int) -> None:
+    """Seconds of CPU of an update, of two workers together, in alternating rounds."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(4000, 784, generator=generator), torch.randint(10, (4000,), generator=generator)
+    figures = []
+    for hidden, size in ((64, "55 thousand"), (580, "796 thousand")):
+        for compute in ("autograd", "fused"):
+            job = pl.Job(
+                model=partial(network, hidden), data=(x, y), loss=nn.CrossEntropyLoss(), batch_size=200, epochs=1000,
+                optimizer=partial(torch.optim.SGD, lr=0.01), compute=compute, device="cpu",
+            )  # fmt: skip
+            seconds: dict[str, list[float]] = defaultdict(list)
+            for _ in range(rounds):
+                for plan in ("ring", "ring:canonical=2", "ring:canonical=8"):
+                    seconds[plan].append(_seconds(job, plan, updates if hidden == 64 else updates // 6))
+            base = seconds["ring"]
+            for plan, each in seconds.items():
+                ratios = sorted(a / b for a, b in zip(base, each, strict=True))
+                row = {
+                    "parameters": size,
+                    "compute": compute,
+                    "plan": plan,
+                    "milliseconds": 1e3 * statistics.median(each),
+                }
+                row |= {"of_ring": statistics.median(ratios), "range": [ratios[0], ratios[-1]]}
+                figures.append(row)
+                print(row, flush=True)
+    write({"rows": figures}, "speed.json")
+
+
+def _seconds(job: pl.Job, plan: str, updates: int) -> float:
+    """Seconds of CPU of an update, of both workers: the slope between a short and a long training."""
+
+    def used(count: int) -> float:
+        before = _of_workers()
+        pl.train(job, plan, workers=2, folder=None, max_updates=count)
+        return _of_workers() - before
+
+    return (used(updates + 50) - used(50)) / updates
+
+
+def _of_workers() -> float:
+    """Seconds of CPU of all workers that have ended: children of the forkserver."""
+    server = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if server is None:
+        return 0.0
+    fields = Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[13:15])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("bits", "speed", "shares"))
+    parser.add_argument("--jobs", default=",".join(JOBS))
+    parser.add_argument("--engines", default=",".join(ENGINES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--updates", type=int, default=400)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    if given.what == "speed":
+        speed(given.rounds, given.updates)
+    elif given.what == "shares":
+        moved(70)
+    else:
+        sys.exit(not bits(given.jobs.split(","), given.engines.split(",")))

@@ -1,0 +1,222 @@
+"""Canonical all-reduce: partial sums take the routes of another collective, and are added in the order of one tree.
+
+Every worker holds a run of neighbouring chunks, summed to the largest subtrees of the chunk tree (`chunk_tree`).
+Where the other collective sends a worker's sum of a segment, this one sends the sums of all subtrees that the worker
+holds of it, one after another; a sum that arrives is added to its other half, or lies beside the others until then.
+So every segment is the same sum of the same halves, no matter which worker held a chunk, and which routes sums took:
+the bits depend on the chunks alone. Three workers in a ring with two of six chunks each, segment a:
+
+    step        worker 0         worker 1                         worker 2
+    reduce 0    sends 0 and 1    adds its 2 and 3: has 0 to 3
+    reduce 1                     sends 0 to 3                     adds its 4 and 5: has the sum
+
+Partial sums lie in lanes: `lanes` vectors of one length, of which the first ends with the result. Where every sum on
+its way is one subtree there is one lane, and the table is the other collective's own, step by step: with workers and
+chunks that are powers of two, equal shares, and halving and doubling (whose workers hold chunks in the order in which
+they meet), or a tree. Otherwise more than one partial sum travels: around a ring worker w sends in step t of the first
+half as many segments as the chunks of workers w - t to w have subtrees, and one in each step of the second half. There
+is no closed form for the time of those tables; it is that of their rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+from paceline.algorithms.collectives import SIT_OUT, Collective, Part, Round, Step, table_rounds, table_seconds
+from paceline.algorithms.collectives.chunk_tree import Run, divide, join, subtrees
+from paceline.algorithms.collectives.halving_doubling import HalvingDoubling, meeting_order
+from paceline.algorithms.collectives.hierarchical import Hierarchical
+from paceline.errors import PlanError
+
+FINEST = 16  # steps in which speeds are told apart, from that of the slowest worker
+WORTH_MOVING = 0.9  # of the longest time that a worker takes: shares that gain less stay as they are
+
+
+@dataclass(frozen=True)
+class Canonical:
+    #: Whose routes the partial sums take.
+    routes: Collective
+    #: The leaves of the tree.
+    chunks: int
+    #: Relative sizes of the workers' shares; empty where they are equal.
+    sizes: tuple[int, ...] = ()
+
+    def runs(self, workers: int) -> list[Run]:
+        """Return the chunks of each worker."""
+        return _runs(self, workers)
+
+    def _divided(self, workers: int) -> list[Run]:
+        if workers > self.chunks:
+            raise PlanError(
+                f"canonical={self.chunks} cuts a batch into {self.chunks} chunks, fewer than there are workers, "
+                f"{workers}; give at least canonical={workers}, or fewer workers"
+            )
+        order = meeting_order(workers) if isinstance(self.routes, HalvingDoubling) else range(workers)
+        sizes = self.sizes or (1,) * workers
+        runs = dict(zip(order, divide(self.chunks, tuple(sizes[worker] for worker in order)), strict=True))
+        return [runs[worker] for worker in range(workers)]
+
+    def partial_sums(self, worker: int, workers: int) -> list[Run]:
+        """Return the subtrees that a worker sums before the exchange, by lane."""
+        return subtrees(self.runs(workers)[worker], self.chunks)
+
+    def segments(self, workers: int) -> int:
+        return self.routes.segments(workers)
+
+    def lanes(self, workers: int) -> int:
+        """Return how many partial sums of a segment a worker holds at once, at most."""
+        return _table(self, workers).lanes
+
+    def steps(self, worker: int, workers: int) -> Iterator[Step]:
+        return (row[worker] for row in _table(self, workers).rows)
+
+    def rounds(self, workers: int) -> Iterator[Round]:
+        return self.routes.rounds(workers) if self.lanes(workers) == 1 else table_rounds(self, workers)
+
+    def seconds(self, workers: int, size: float, latency: float, bandwidth: float) -> float:
+        if self.lanes(workers) == 1:
+            return self.routes.seconds(workers, size, latency, bandwidth)
+        return table_seconds(self, workers, size, latency, bandwidth)
+
+    def by_pace(self, seconds: Sequence[float]) -> Canonical:
+        """Return the same sum with shares that fit the seconds of a chunk at each worker, where that is much faster."""
+        if not all(math.isfinite(each) and each > 0 for each in seconds):
+            return self
+        workers, slowest = len(seconds), max(seconds)
+        following = replace(self, sizes=tuple(round(FINEST * slowest / each) for each in seconds))
+
+        def longest(shares: Canonical) -> float:
+            return max((stop - first) * each for (first, stop), each in zip(shares.runs(workers), seconds, strict=True))
+
+        fits = lanes_of(following, workers) <= spare_lanes(self.chunks)
+        return following if fits and longest(following) < WORTH_MOVING * longest(self) else self
+
+    def fitting(self, workers: int) -> Canonical:
+        """Return the same sum for another number of workers, with equal shares where it had others."""
+        routes = self.routes.fitting(workers) if isinstance(self.routes, Hierarchical) else self.routes
+        return replace(self, routes=routes, sizes=self.sizes if len(self.sizes) == workers else ())
+
+
+@lru_cache(maxsize=64)
+def _runs(canonical: Canonical, workers: int) -> list[Run]:
+    return canonical._divided(workers)
+
+
+def lanes_of(collective: Collective, workers: int) -> int:
+    """Return the vectors that a worker has for partial sums: one, where everything is added as it comes."""
+    return collective.lanes(workers) if isinstance(collective, Canonical) else 1
+
+
+def spare_lanes(chunks: int) -> int:
+    """Return the lanes of a worker whose share may change: enough for almost all shares."""
+    return chunks.bit_length() + 1
+
+
+class _Table(NamedTuple):
+    rows: list[list[Step]]
+    lanes: int
+
+
+@lru_cache(maxsize=64)
+def _table(canonical: Canonical, workers: int) -> _Table:
+    """Walk the other collective's table with the subtrees that lie in each worker's lanes."""
+    walk = _Walk(canonical, workers)
+    for row in zip(*(canonical.routes.steps(worker, workers) for worker in range(workers)), strict=True):
+        walk.row(row)
+    return _Table(walk.rows, walk.lanes)
+
+
+class _Message(NamedTuple):
+    """One lane of neighbouring segments, on its way from one worker to another."""
+
+    source: int
+    lane: int
+    tree: Run
+    first: int
+    stop: int
+
+
+class _Walk:
+    """Where the partial sums are, as the table goes on."""
+
+    def __init__(self, canonical: Canonical, workers: int) -> None:
+        self.chunks, self.segments = canonical.chunks, canonical.segments(workers)
+        own = [dict(enumerate(canonical.partial_sums(worker, workers))) for worker in range(workers)]
+        #: By worker and segment: the subtree in each lane.
+        self.lying = [[dict(each) for _ in range(self.segments)] for each in own]
+        self.rows: list[list[Step]] = []
+        self.lanes = max(map(len, own))
+
+    def row(self, row: Sequence[Step]) -> None:
+        """Make the steps of one row of the other collective's table."""
+        messages = [self._messages(worker, step) for worker, step in enumerate(row)]
+        for worker, step in enumerate(row):
+            if step.send is not None and row[step.send.other].reduce:
+                for lying in self.lying[worker][step.send.first : step.send.stop]:
+                    lying.clear()  # from here on the sum is made elsewhere
+            if step.receive is not None and not step.reduce:
+                for lying in self.lying[worker][step.receive.first : step.receive.stop]:
+                    lying.clear()
+        for number in range(max(map(len, messages))):
+            arriving = [each[number] if number < len(each) else None for each in messages]
+            self._exchange(arriving)
+            while any(joins := [self._join(worker, each) for worker, each in enumerate(arriving)]):
+                self.rows.append([step or SIT_OUT for step in joins])
+
+    def _messages(self, worker: int, step: Step) -> list[_Message]:
+        """Return what a worker takes in a step: neighbouring segments at once, as long as both ends hold the same."""
+        if step.receive is None:
+            return []
+        source, first, stop = step.receive
+        theirs, mine, messages = self.lying[source], self.lying[worker], list[_Message]()
+        cuts = [
+            segment
+            for segment in range(first, stop)
+            if segment == first or (theirs[segment], mine[segment]) != (theirs[segment - 1], mine[segment - 1])
+        ]
+        for begin, end in zip(cuts, [*cuts[1:], stop], strict=True):
+            messages += [_Message(source, lane, tree, begin, end) for lane, tree in sorted(theirs[begin].items())]
+        return messages
+
+    def _exchange(self, arriving: Sequence[_Message | None]) -> None:
+        """Add a row in which each worker takes its message, and adds it to the other half or puts it into a lane."""
+        sends: list[Part | None] = [None] * len(arriving)
+        steps = [SIT_OUT] * len(arriving)
+        for worker, message in enumerate(arriving):
+            if message is None:
+                continue
+            source, from_lane, tree, first, stop = message
+            lying = self.lying[worker][first]
+            lane, whole = next(
+                ((n, w) for n, each in lying.items() if (w := join(each, tree, self.chunks))), (-1, tree)
+            )
+            reduce = lane >= 0
+            lane = lane if reduce else min(set(range(len(lying) + 1)) - lying.keys())
+            for each in self.lying[worker][first:stop]:
+                each[lane] = whole
+            self.lanes = max(self.lanes, lane + 1)
+            sends[source] = self._part(worker, from_lane, first, stop)
+            at = None if lane == from_lane else lane * self.segments + first
+            steps[worker] = Step(None, self._part(source, from_lane, first, stop), reduce, at)
+        self.rows.append([step._replace(send=send) for step, send in zip(steps, sends, strict=True)])
+
+    def _join(self, worker: int, message: _Message | None) -> Step | None:
+        """Add two halves that a worker has in its lanes now, if there are any."""
+        if message is None:
+            return None
+        lying = self.lying[worker][message.first]
+        for lane, other in ((a, b) for a in sorted(lying) for b in sorted(lying) if a < b):
+            if whole := join(lying[lane], lying[other], self.chunks):
+                for each in self.lying[worker][message.first : message.stop]:
+                    each[lane] = whole
+                    del each[other]
+                taken = self._part(worker, other, message.first, message.stop)
+                return Step(None, taken, True, lane * self.segments + message.first)
+        return None
+
+    def _part(self, other: int, lane: int, first: int, stop: int) -> Part:
+        return Part(other, lane * self.segments + first, lane * self.segments + stop)
