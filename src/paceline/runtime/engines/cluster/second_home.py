@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 
 import numpy as np
 
@@ -26,6 +27,8 @@ from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
 from paceline.runtime.links.tcp.link import raw
 from paceline.runtime.runs.events import Event, EventLog
 from paceline.runtime.runs.trace import DTYPE, Columns
+
+PAUSE = 0.2  # seconds between two messages with rows: each costs the head and the deputy more than its rows do
 
 
 class SecondHome:
@@ -44,6 +47,9 @@ class SecondHome:
         self.deputy: int | None = None
         #: The updates of the snapshots that are in the file.
         self.known = list(known)
+        #: Rows that were not sent yet, and when others were.
+        self._unsent: list[Columns] = []
+        self._sent_at = 0.0
 
     def move(self, deputy: int | None) -> None:
         """Make this rank the deputy, and send it all that there is."""
@@ -58,9 +64,10 @@ class SecondHome:
             self._send_snapshot(updates)
 
     def rows(self, parts: Sequence[Columns]) -> None:
-        """Take rows that were put into the trace."""
-        if any(map(len, parts)):
-            self._send_rows(parts)
+        """Take rows that were put into the trace; called several times a second, also with none."""
+        self._unsent += [part for part in parts if len(part)]
+        if self._unsent and monotonic() - self._sent_at >= PAUSE:
+            self._send_rows(self._unsent)
 
     def event(self, event: Event) -> None:
         """Take an event."""
@@ -78,6 +85,7 @@ class SecondHome:
             self.to_rank(self.deputy, Snapshot(updates), tensors)
 
     def _send_rows(self, parts: Sequence[Columns], whole: bool = False) -> None:
+        self._unsent, self._sent_at = [], monotonic()
         if self.deputy is not None:
             counts = tuple((*writer, count) for writer, count in self.workers.numbered.counts.items())
             self.to_rank(self.deputy, CopiedRows(counts, whole), [part.tobytes() for part in parts])
