@@ -32,8 +32,8 @@ from paceline.runtime.runs.trace import Kind
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1]))
+from harness import write
 from jobs import JOBS, Pace
-from record import write
 
 HERE = Path(__file__).parent
 CHUNKS = 8
@@ -140,7 +140,7 @@ def bits(jobs: list[str], engines: list[str]) -> bool:
     same = all(len(each) == 1 and "failed" not in each for each in found.values())
     figures = {"one_result_per_job": same, "runs": counts.total(), "by_engine": dict(counts), "refused": refused}
     figures |= {"bits": {job: dict(each) for job, each in found.items()}, "seconds": round(time.monotonic() - start)}
-    write(HERE, figures, f"{'cluster' if engines == ['cluster'] else 'result'}.json")
+    write(figures, f"{'cluster' if engines == ['cluster'] else 'result'}.json")
     print(f"{counts.total()} runs, {'one result per job' if same else 'RESULTS DIFFER'}")
     print("\n".join(refused))
     return same
@@ -167,7 +167,7 @@ def moved(updates: int) -> None:
         row["of_fixed"] = round(row["measured"] / row["fixed"], 3)
         rows.append(row)
         print(row, flush=True)
-    write(HERE, {"rows": rows}, "shares.json")
+    write({"rows": rows}, "shares.json")
 
 
 def network(hidden: int) -> nn.Module:
@@ -187,8 +187,8 @@ def speed(rounds: int, updates: int) -> None:
             )  # fmt: skip
             seconds: dict[str, list[float]] = defaultdict(list)
             for _ in range(rounds):
-                for plan in ("ring", "ring:canonical=2", "ring:canonical=4", "ring:canonical=8"):
-                    seconds[plan].append(_seconds(job, plan, updates if hidden == 64 else updates // 4))
+                for plan in ("ring", "ring:canonical=2", "ring:canonical=8"):
+                    seconds[plan].append(_seconds(job, plan, updates if hidden == 64 else updates // 6))
             base = seconds["ring"]
             for plan, each in seconds.items():
                 ratios = sorted(a / b for a, b in zip(base, each, strict=True))
@@ -201,7 +201,7 @@ def speed(rounds: int, updates: int) -> None:
                 row |= {"of_ring": statistics.median(ratios), "range": [ratios[0], ratios[-1]]}
                 figures.append(row)
                 print(row, flush=True)
-    write(HERE, {"rows": figures}, "speed.json")
+    write({"rows": figures}, "speed.json")
 
 
 def _seconds(job: pl.Job, plan: str, updates: int) -> float:
