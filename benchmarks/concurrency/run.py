@@ -30,8 +30,8 @@ from paceline.concurrency.explore.session import Session
 from paceline.concurrency.explore.settings import Settings, Target
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent)]
-from record import write  # noqa: E402
+sys.path.insert(0, str(HERE.parent))
+from harness import corpus, write  # noqa: E402
 
 STATIC = {
     "ruff": ["ruff", "check", "--isolated", "--output-format", "json", "--select", "ASYNC,RUF006,B,PLE,PLW,S"],
@@ -55,12 +55,10 @@ class Program(NamedTuple):
 
 def programs() -> Iterator[Program]:
     """Yield the programs of the data file."""
-    _, *texts = (HERE / "programs.txt").read_text().split("#### ")
-    for text in texts:
-        head, *lines = text.splitlines()
+    for head, text in corpus(HERE / "programs.txt").items():
         sides: dict[str, list[str]] = {"broken": [], "repaired": []}
         at = "both"
-        for line in lines:
+        for line in text.splitlines():
             if line in ("<<<", "===", ">>>"):
                 at = {"<<<": "broken", "===": "repaired", ">>>": "both"}[line]
                 continue
@@ -146,7 +144,7 @@ def main() -> None:
     figures = {"summary": summary(rows), "programs": rows}
     print(json.dumps(figures["summary"], indent=1))
     if not arguments.part and not arguments.only:
-        write(HERE, figures)
+        write(figures)
 
 
 if __name__ == "__main__":

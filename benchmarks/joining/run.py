@@ -27,7 +27,7 @@ from paceline.runtime.runs.trace import Kind, Trace
 
 FOLDER = Path(__file__).parent
 sys.path.insert(0, str(FOLDER.parent))
-from record import write  # noqa: E402
+from harness import write  # noqa: E402
 
 PATIENCE = 120.0
 #: A job of 55 thousand parameters with a module and a file beside it, and steps of some milliseconds.
@@ -351,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"== {name}")
         for key, value in result.items():  # type: ignore[attr-defined]
             print(f"-- {key}: {value}")
-    write(FOLDER, results)
+    write(results, folder=FOLDER)
 
 
 if __name__ == "__main__":

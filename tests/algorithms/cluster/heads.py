@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from paceline.algorithms.cluster import succession
 from paceline.algorithms.cluster.numbered_rows import NumberedRows, Writer
-from paceline.algorithms.cluster.succession import Alone, Deposed, Lead, Settled, Succession, deputy, first_roll
+from paceline.algorithms.cluster.succession import Alone, Confirmed, Deposed, Lead, Succession, deputy, first_roll
 
 SILENCE, PATIENCE, TICK = 2.5, 10.0, 0.5
 FAULTS = ("kill", "kill", "kill the head", "stop", "stop the head", "cut in two", "cut one off")
@@ -83,9 +83,9 @@ class Node:
         self.trace: Trace | None = Trace([], {}) if rank == 0 else None
         #: Of a head: what each rank computes, those whose rows have not come yet, or were not asked for, and the deputy
         #: that has a copy.
-        self.given: dict[int, int] = {}
-        self.silent: set[int] = set()
-        self.unasked: set[int] = set()
+        self.leased: dict[int, int] = {}
+        self.unanswered: set[int] = set()
+        self.unrequested: set[int] = set()
         self.copied: int | None = None
         self.finished = False
 
@@ -116,28 +116,28 @@ class Node:
             return
         self.perform(self.machine_.lost(self.world.now, rank, dead))
 
-    def hear(self, sender: int, message: Any) -> None:
+    def receive(self, sender: int, message: Any) -> None:
         if not self.runs:
             return
         if self.wakes > self.world.now:
-            self.world.at(self.wakes, self.hear, sender, message)
+            self.world.at(self.wakes, self.receive, sender, message)
             return
         if isinstance(message, succession.Roll | succession.Vote | succession.Accepted | succession.Later):
             self.perform(self.machine_.handle(self.world.now, sender, message))
-            if isinstance(message, succession.Accepted) and self.machine_.leads and sender in self.unasked:
+            if isinstance(message, succession.Accepted) and self.machine_.leads and sender in self.unrequested:
                 assert self.trace is not None
-                self.unasked.discard(sender)
-                self.asks(sender, self.trace.numbered.counts.get(Writer(sender, 0), 0))
+                self.unrequested.discard(sender)
+                self.request_rows(sender, self.trace.numbered.counts.get(Writer(sender, 0), 0))
         elif isinstance(message, Rows):
             self.take_rows(sender, message)
-        elif self.obeys(sender):
-            self.obey(sender, message)
+        elif self.is_head(sender):
+            self.execute(sender, message)
         self.lead()
 
-    def obeys(self, sender: int) -> bool:
+    def is_head(self, sender: int) -> bool:
         return self.machine_.head == sender and not self.machine_.seeks
 
-    def obey(self, head: int, message: Lease | Copy | Resend | Result) -> None:
+    def execute(self, head: int, message: Lease | Copy | Resend | Result) -> None:
         if isinstance(message, Result):
             self.ended = "done"
         elif isinstance(message, Lease):
@@ -175,7 +175,7 @@ class Node:
                 self.world.send(self.rank, output.to, output.message)
             elif isinstance(output, Lead):
                 self.take_over()
-            elif isinstance(output, Settled):
+            elif isinstance(output, Confirmed):
                 if output.roll.final and not self.finished:
                     self.finished = True
                     self.world.finishes(self)
@@ -186,13 +186,13 @@ class Node:
         self.lead()
 
     def take_over(self) -> None:
-        self.trace, self.given = Trace(self.copy.rows, self.copy.numbered.counts), {}
-        self.silent = set(self.machine_.roll.ranks)
-        self.unasked = self.silent - {self.rank}
+        self.trace, self.leased = Trace(self.copy.rows, self.copy.numbered.counts), {}
+        self.unanswered = set(self.machine_.roll.ranks)
+        self.unrequested = self.unanswered - {self.rank}
         first = self.trace.numbered.counts.get(Writer(self.rank, 0), 0)
         self.take_rows(self.rank, Rows(first, tuple(self.rows[first:]), True, self.doing))
 
-    def asks(self, rank: int, first: int) -> None:
+    def request_rows(self, rank: int, first: int) -> None:
         """Ask a rank that has accepted the roll for its rows."""
         self.world.send(self.rank, rank, Resend(first))
 
@@ -200,14 +200,14 @@ class Node:
         if self.trace is None or rank not in self.machine_.roll.ranks:
             return
         if rows.answers:
-            self.silent.discard(rank)
+            self.unanswered.discard(rank)
             if rows.doing is not None:
-                self.given[rank] = rows.doing
-        elif rank in self.silent:
+                self.leased[rank] = rows.doing
+        elif rank in self.unanswered:
             return  # it is among those that are asked for
         new = self.trace.add(rank, rows)
-        if self.given.get(rank) in rows.batches:
-            del self.given[rank]
+        if self.leased.get(rank) in rows.batches:
+            del self.leased[rank]
         self.copies(new)
 
     def copies(self, new: list[tuple[int, int]]) -> None:
@@ -223,22 +223,22 @@ class Node:
         if self.trace is None or not self.runs:
             return
         roll = self.machine_.roll
-        self.silent &= set(roll.ranks)
-        self.given = {rank: batch for rank, batch in self.given.items() if rank in roll.ranks}
+        self.unanswered &= set(roll.ranks)
+        self.leased = {rank: batch for rank, batch in self.leased.items() if rank in roll.ranks}
         if deputy(roll, self.world.nodes) != self.copied:
             self.copies([])
-        if self.silent:
+        if self.unanswered:
             return
         done = {batch for _, batch in self.trace.rows}
         if len(done) == self.world.batches:
             if not roll.final:
                 self.perform(self.machine_.finish(self.world.now))
             return
-        left = [b for b in range(self.world.batches) if b not in done and b not in self.given.values()]
-        for rank in sorted(set(roll.ranks) - self.given.keys())[: len(left)]:
-            self.given[rank] = left.pop(0)
-            lease = Lease(self.given[rank])
-            self.obey(self.rank, lease) if rank == self.rank else self.world.send(self.rank, rank, lease)
+        left = [b for b in range(self.world.batches) if b not in done and b not in self.leased.values()]
+        for rank in sorted(set(roll.ranks) - self.leased.keys())[: len(left)]:
+            self.leased[rank] = left.pop(0)
+            lease = Lease(self.leased[rank])
+            self.execute(self.rank, lease) if rank == self.rank else self.world.send(self.rank, rank, lease)
 
 
 class World:
@@ -304,7 +304,7 @@ class World:
             self.at(until, self.deliver, sender, to, message, serial)
             return
         self.log.append(f"{self.now:.2f} {sender} -> {to} {message}")
-        self.all[to].hear(sender, message)
+        self.all[to].receive(sender, message)
 
     def dial(self, sender: int, to: int, message: Any) -> None:
         """Connect, and send a message; whoever cannot be reached is lost, and surely dead if its machine says so."""
@@ -338,7 +338,7 @@ class World:
                 and other.rank not in node.machine_.dead
             ):
                 self.connect(pair)
-                node.perform(node.machine_.found(other.rank))
+                node.perform(node.machine_.reconnected(other.rank))
 
     def part(self, pair: frozenset[int], after: float, dead: bool = False) -> None:
         """End a connection; both ends take note of it, at different moments, before they connect again."""

@@ -36,15 +36,15 @@ def test_no_history_breaks_a_promise(seeds: range) -> None:
 class ForgetsLastRows(Node):
     """A head that takes over does not ask for the rows that its copy lacks."""
 
-    def asks(self, rank: int, first: int) -> None:
-        self.silent.discard(rank)
+    def request_rows(self, rank: int, first: int) -> None:
+        self.unanswered.discard(rank)
 
 
 class MergesTwice(Node):
     """Rows that come again are added again."""
 
-    def asks(self, rank: int, first: int) -> None:
-        super().asks(rank, 0)
+    def request_rows(self, rank: int, first: int) -> None:
+        super().request_rows(rank, 0)
 
     def take_rows(self, rank: int, rows: Rows) -> None:
         if self.trace is not None and rank in self.machine_.roll.ranks:
@@ -59,10 +59,10 @@ class LeasesTwice(Node):
         super().take_rows(rank, rows._replace(doing=None))
 
 
-class ObeysAnybody(Node):
+class FollowsAnybody(Node):
     """A node computes what an earlier head leases to it."""
 
-    def obeys(self, sender: int) -> bool:
+    def is_head(self, sender: int) -> bool:
         return True
 
 
@@ -90,7 +90,7 @@ class NeverAsksNode(Node):
 
 
 @pytest.mark.parametrize(
-    "node", [ForgetsLastRows, MergesTwice, LeasesTwice, ObeysAnybody, CountsHalfNode, NeverAsksNode]
+    "node", [ForgetsLastRows, MergesTwice, LeasesTwice, FollowsAnybody, CountsHalfNode, NeverAsksNode]
 )
 def test_a_planted_fault_is_found(node: type[Node]) -> None:
     assert first_fault(range(SEEDS), node)
@@ -110,7 +110,7 @@ def test_a_head_that_was_replaced_is_told_of_the_later_term() -> None:
     head, other = Succession(0, 3, 10.0, first_roll(3)), Succession(1, 3, 10.0, first_roll(3))
     other.lost(3.0, 0)
     assert "Lead(term=1)" in str(other.handle(3.0, 2, Vote(1, first_roll(3))))
-    (told,) = head.found(1)
+    (told,) = head.reconnected(1)
     (answer,) = other.handle(30.0, 0, told.message)
     assert "Deposed(term=1)" in str(head.handle(30.0, 1, answer.message))
 

@@ -172,6 +172,27 @@ def test_a_lost_update_is_found_early_and_is_no_lost_wake_up(session: Session, t
     assert any(each["what"] == "is interrupted before it writes done" for each in report["finding"]["schedule"])
 
 
+BRIDGE = """
+import asyncio
+import threading
+
+async def main():
+    future = asyncio.get_running_loop().create_future()
+    threading.Thread(target=ANSWER).start()
+    assert await future == 42
+
+asyncio.run(main())
+"""
+
+
+def test_only_what_wakes_a_waiting_loop_lets_it_continue(session: Session, tmp_path: Path) -> None:
+    silent = BRIDGE.replace("ANSWER", "lambda: future.set_result(42)")
+    finding = session.explore(written(tmp_path, silent), Settings(first=True)).report["finding"]
+    assert [(each["who"], each["line"]) for each in finding["story"]] == [("MainThread", 10), ("task Task-1", 8)]
+    waking = BRIDGE.replace("ANSWER", "lambda: future.get_loop().call_soon_threadsafe(future.set_result, 42)")
+    assert session.explore(written(tmp_path, waking)).report["verdict"] == "dismissed within bounds"
+
+
 def test_a_finding_is_sarif_and_one_page_with_a_lane_for_each_thread(session: Session, tmp_path: Path) -> None:
     report = session.explore(written(tmp_path, TWO), Settings(seconds=20, first=True)).report
     result = json.loads(formats.sarif(report))["runs"][0]["results"][0]

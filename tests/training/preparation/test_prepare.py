@@ -238,13 +238,13 @@ from paceline.training.preparation import prepare as module
 from paceline.training.preparation.recipe import Recipe
 from paceline.training.preparation.sources import Csv
 
-class Killed(module.Finished):
+class Killed(module.FinishedShards):
     def add(self, split, number, shard):
         super().add(split, number, shard)
         if (split, number) == (sys.argv[2], int(sys.argv[3])):
             os.kill(os.getpid(), signal.SIGKILL)
 
-module.Finished = Killed
+module.FinishedShards = Killed
 folder = Path(sys.argv[1])
 recipe = Recipe(Csv(folder / "a.csv", {"id": "int"}), {"id": "id"}, splits={"train": 0.8, "test": 0.2}, shard_rows=4096)
 module.prepare(recipe, folder / "out")

@@ -4,17 +4,17 @@
     1, 2: Vote(1)           both follow no term below 1 any longer, and vote for rank 1, which is the next
     1: Lead(1)              a majority has voted for it
     1: Roll(1, (1, 2))      the ranks that belong to the run from now on; each answers by Accepted
-    1: Settled              a majority has accepted it
+    1: Confirmed              a majority has accepted it
 
 Of each term only one rank can be the head: `term % nodes`. So no term has two heads, and no vote is split. A rank votes
 only when it has lost the head itself, so one bad link deposes no one.
 
 A majority is one of the newest roll, so a run of five may lose one after another. Ranks whose process is known to be
-gone are not counted; at a tie the side with the head of the roll goes on. As long as a roll is not settled, a majority
-of the one before is asked for, too: so any two majorities have a rank in common, which knows the newer roll.
+gone are not counted; at a tie the side with the head of the roll goes on. As long as a roll is not confirmed, a
+majority of the one before is asked for, too: any two majorities have a rank in common, which knows the newer roll.
 
-What cannot be taken back, to give the run its result, waits until a final roll is settled. A head that slept meanwhile,
-or was cut off, gets no majority for it: it is told of the later term, or gives up.
+What cannot be taken back, to give the run its result, waits until a final roll is confirmed. A head that slept
+meanwhile, or was cut off, gets no majority for it: it is told of the later term, or gives up.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ class Roll(NamedTuple):
     #: Grows with each change within a term.
     number: int
     ranks: tuple[int, ...]
-    #: Those of the last roll that was settled, without the dead; the same as `ranks` once this one is.
+    #: Those of the last roll that was confirmed, without the dead; the same as `ranks` once this one is.
     before: tuple[int, ...]
     #: Whether every update is made, so that the run may be given its result.
     final: bool = False
 
     @property
-    def settled(self) -> bool:
+    def confirmed(self) -> bool:
         """Whether a majority has accepted it."""
         return self.ranks == self.before
 
     @property
     def age(self) -> tuple[int, int, bool]:
         """What rolls are ordered by."""
-        return self.term, self.number, self.settled
+        return self.term, self.number, self.confirmed
 
 
 class Vote(NamedTuple):
@@ -83,7 +83,7 @@ class Lead(NamedTuple):
     term: int
 
 
-class Settled(NamedTuple):
+class Confirmed(NamedTuple):
     """A majority has accepted the roll."""
 
     roll: Roll
@@ -101,7 +101,7 @@ class Alone(NamedTuple):
     why: str
 
 
-Output = Send | Lead | Settled | Deposed | Alone
+Output = Send | Lead | Confirmed | Deposed | Alone
 
 
 def first_roll(nodes: int) -> Roll:
@@ -161,7 +161,7 @@ class Succession:
         if isinstance(message, Accepted):
             if self.leads and message == (self.roll.term, self.roll.number):
                 self.accepted.add(sender)
-            return self._settle_if_accepted()
+            return self._confirm_if_accepted()
         return [Deposed(message.term)] if message.term > self.term or self.seeks else []
 
     def lost(self, now: float, rank: int, dead: bool = False) -> list[Output]:
@@ -169,15 +169,15 @@ class Succession:
         if dead:
             self.dead.add(rank)
         if self.leads:
-            return self._remove(now, rank) if rank in self.roll.ranks else self._settle_if_accepted()
+            return self._remove(now, rank) if rank in self.roll.ranks else self._confirm_if_accepted()
         if rank != self.head and not self.seeks:
             return []
         self.unreached.add(rank)
         self.votes.get(self.term, {}).pop(rank, None)
         return self._seek(now) if rank == self.head else self._lead_if_elected(now)
 
-    def found(self, rank: int) -> list[Output]:
-        """A rank that was lost is connected again: it is told of the roll, and tells of a later one."""
+    def reconnected(self, rank: int) -> list[Output]:
+        """A rank that was lost is connected again: it is sent the roll, and answers with a later one."""
         return [Send(rank, self.roll)] if self.leads else []
 
     def tick(self, now: float) -> list[Output]:
@@ -196,7 +196,7 @@ class Succession:
         return self._changed(now, tuple(sorted({*self.roll.ranks, rank})), self.roll.final)
 
     def finish(self, now: float) -> list[Output]:
-        """Every update is made: ask whether this rank is still the head. It is when a final roll is settled."""
+        """Every update is made: ask whether this rank is still the head. It is when a final roll is confirmed."""
         return self._changed(now, self.roll.ranks, True)
 
     # --- the head ---
@@ -205,7 +205,7 @@ class Succession:
         return self._changed(now, tuple(other for other in self.roll.ranks if other != rank), self.roll.final)
 
     def _changed(self, now: float, ranks: tuple[int, ...], final: bool) -> list[Output]:
-        return [*self._propose(now, ranks, final), *self._settle_if_accepted()]
+        return [*self._propose(now, ranks, final), *self._confirm_if_accepted()]
 
     def _propose(self, now: float, ranks: tuple[int, ...], final: bool) -> list[Output]:
         """Make the next roll, and ask its ranks to accept it."""
@@ -215,13 +215,13 @@ class Succession:
         self.accepted, self.since = {self.rank}, now
         return self._broadcast()
 
-    def _settle_if_accepted(self) -> list[Output]:
+    def _confirm_if_accepted(self) -> list[Output]:
         roll = self.roll
         if not self.leads or self.since is None or not self._have_majority(self.accepted, roll):
             return []
         self.since = None
         self.roll = roll._replace(before=roll.ranks)
-        return [Settled(self.roll), *self._broadcast()]
+        return [Confirmed(self.roll), *self._broadcast()]
 
     def _broadcast(self) -> list[Output]:
         return [Send(rank, self.roll) for rank in self.roll.ranks if rank != self.rank]
@@ -269,10 +269,10 @@ class Succession:
         self.leads, self.seeks = True, False
         ranks = tuple(rank for rank in newest.ranks if rank in votes or rank not in self.unreached | self.dead)
         self.roll = newest
-        return [*self._propose(now, ranks, False), Lead(self.term), *self._settle_if_accepted()]
+        return [*self._propose(now, ranks, False), Lead(self.term), *self._confirm_if_accepted()]
 
     def _have_majority(self, votes: Collection[int], roll: Roll) -> bool:
-        """Whether votes are a majority of a roll, and of the one before as long as that is not settled."""
+        """Whether votes are a majority of a roll, and of the one before as long as that is not confirmed."""
         return all(self._is_majority(votes, ranks, roll.term % self.nodes) for ranks in {roll.ranks, roll.before})
 
     def _is_majority(self, votes: Collection[int], ranks: Collection[int], head: int) -> bool:

@@ -106,7 +106,8 @@ class _Explorer:
 
     def _go_on(self, world: _World, number: int, *answers: Message | None) -> None:
         """Run a worker's program until it wants to take more messages than it gets here."""
-        program, answer, taken = self.program(world.clients[number]), None, iter(answers)
+        program, taken = self.program(world.clients[number]), iter(answers)
+        answer: Message | Graph | None = None
         with suppress(StopIteration):
             while True:
                 match program.send(answer):

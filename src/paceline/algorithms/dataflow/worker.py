@@ -64,7 +64,7 @@ class Drain(NamedTuple):
 
 
 Effect = Take | Send | Record | Compute | Update | Forget | Drain
-Program = Generator[Effect, Any, None]
+Program = Generator[Any, Any, None]  # of effects
 
 
 class Client:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from paceline.compression.emission.kernels import Kernel, table
-from paceline.compression.emission.writer import Windows, Writer, padded_shape, text, windows
+from paceline.compression.emission.writer import FileWriter, Windows, padded_shape, text, windows
 from paceline.compression.integers import IntegerNetwork, IntegerStep
 from paceline.compression.network import Affine, Function, MaxPooling, Sum, Window
 from paceline.names import comment
@@ -13,14 +13,14 @@ from paceline.names import comment
 RESULT = "scores"
 
 
-def write_steps(writer: Writer, it: IntegerNetwork, kernel: Kernel) -> None:
+def write_steps(writer: FileWriter, it: IntegerNetwork, kernel: Kernel) -> None:
     """Add every step's arrays and call."""
     for number, step in enumerate(it.steps, 1):
         writer.calls.append(f"/* {comment(step.name)} */\n    {_call(writer, it, step, number, kernel)}")
         writer.done(step.step)
 
 
-def _call(writer: Writer, network: IntegerNetwork, it: IntegerStep, number: int, kernel: Kernel) -> str:
+def _call(writer: FileWriter, network: IntegerNetwork, it: IntegerStep, number: int, kernel: Kernel) -> str:
     step = it.step
     match step:
         case Affine() | Window():
@@ -41,7 +41,7 @@ def _call(writer: Writer, network: IntegerNetwork, it: IntegerStep, number: int,
             return _sum(writer, network, it, step, number)
 
 
-def _padded(writer: Writer, network: IntegerNetwork, step: Affine | Window) -> tuple[str, str]:
+def _padded(writer: FileWriter, network: IntegerNetwork, step: Affine | Window) -> tuple[str, str]:
     """Where a step's padded source lies, and the call that makes it; empty for a step without padding."""
     source, (top, left) = writer.places[step.source], step.geometry.padding
     if not (top or left):
@@ -54,7 +54,7 @@ def _padded(writer: Writer, network: IntegerNetwork, step: Affine | Window) -> t
     return target, call
 
 
-def _max_pooling(writer: Writer, network: IntegerNetwork, step: MaxPooling, number: int) -> str:
+def _max_pooling(writer: FileWriter, network: IntegerNetwork, step: MaxPooling, number: int) -> str:
     writer.uses(text("bytes_highest.c"))
     channels, height, width = network.network.shape(step.source)
     (rows, columns), (down, right), (top, left), (row, column) = (
@@ -69,7 +69,7 @@ def _max_pooling(writer: Writer, network: IntegerNetwork, step: MaxPooling, numb
     return f"highest(&{layer}, {source}, {target}, {height}, {width}, {top}, {left});"
 
 
-def _sum(writer: Writer, network: IntegerNetwork, it: IntegerStep, step: Sum, number: int) -> str:
+def _sum(writer: FileWriter, network: IntegerNetwork, it: IntegerStep, step: Sum, number: int) -> str:
     writer.uses(text("bytes_sum.c"))
     factors = writer.array("int32_t", f"factor_{number}", it.out.factors)
     grid = Windows(1, 1, 1, 1, 1, prod(step.shape), 0, 0, 0, 0)

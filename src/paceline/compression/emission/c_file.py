@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.compression.emission import bytes_steps, floats_steps, loops
 from paceline.compression.emission.kernels import Kernel
-from paceline.compression.emission.writer import Writer, array, floating, text
+from paceline.compression.emission.writer import FileWriter, array, floating, text
 from paceline.compression.integers import IntegerModel, IntegerNetwork
 from paceline.compression.network import INPUT, Image, Network
 from paceline.compression.programs import LayerProgram
@@ -37,7 +37,7 @@ class CFile:
 
 def integer_file(network: IntegerNetwork, kernel: Kernel, samples: Tensor) -> CFile:
     """Write an integer network; `samples` are some inputs, of which the file keeps the first ones as tests."""
-    writer = Writer(network.network)
+    writer = FileWriter(network.network)
     bytes_steps.write_steps(writer, network, kernel)
     input_scale, result = network.scales[INPUT], network.result
     shape, last = network.network.inputs, network.steps[-1]
@@ -67,7 +67,7 @@ def integer_file(network: IntegerNetwork, kernel: Kernel, samples: Tensor) -> CF
 
 def float_file(network: Network, samples: Tensor) -> CFile:
     """Write a network in float32."""
-    writer = Writer(network)
+    writer = FileWriter(network)
     floats_steps.write_steps(writer, network)
     shape = network.last.shape
     tests = samples[:TESTS].float()

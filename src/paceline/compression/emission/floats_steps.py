@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from paceline.compression.emission.kernels import LANES, MOST_PIXELS, pixels_at_once
-from paceline.compression.emission.writer import Windows, Writer, floating, padded_shape, text, windows
+from paceline.compression.emission.writer import FileWriter, Windows, floating, padded_shape, text, windows
 from paceline.compression.network import Affine, Function, MaxPooling, Network, Sum, Window
 from paceline.compression.reading import ARGUMENT
 from paceline.kernels.formulas import applied, is_formula
@@ -58,7 +58,7 @@ def _lanes(value: Expression) -> str:
     return "x"
 
 
-def write_steps(writer: Writer, network: Network) -> None:
+def write_steps(writer: FileWriter, network: Network) -> None:
     """Add every step's arrays and call."""
     for number, step in enumerate(network.steps, 1):
         match step:
@@ -80,7 +80,7 @@ def write_steps(writer: Writer, network: Network) -> None:
         writer.done(step)
 
 
-def _padded(writer: Writer, network: Network, step: Affine | Window) -> tuple[str, str]:
+def _padded(writer: FileWriter, network: Network, step: Affine | Window) -> tuple[str, str]:
     source, (top, left) = writer.places[step.source], step.geometry.padding
     if not (top or left):
         return source, ""
@@ -90,7 +90,7 @@ def _padded(writer: Writer, network: Network, step: Affine | Window) -> tuple[st
     return target, f"padded({source}, {target}, {height}, {width * channels}, {top}, {left * channels});\n    "
 
 
-def _affine(writer: Writer, network: Network, step: Affine, number: int) -> str:
+def _affine(writer: FileWriter, network: Network, step: Affine, number: int) -> str:
     source, lines = _padded(writer, network, step)
     grid = windows(padded_shape(network.shape(step.source), step.geometry), step.geometry, step.shape)
     rest = -grid.outputs % LANES
@@ -104,7 +104,9 @@ def _affine(writer: Writer, network: Network, step: Affine, number: int) -> str:
     return f"{lines}affine_image({layer}, {source}, {target}, {pixels_at_once(grid.width, MOST_PIXELS)});"
 
 
-def _layer(writer: Writer, number: int, grid: Windows, weight: torch.Tensor, bias: torch.Tensor, function: int) -> str:
+def _layer(
+    writer: FileWriter, number: int, grid: Windows, weight: torch.Tensor, bias: torch.Tensor, function: int
+) -> str:
     names = (
         writer.array("float", f"weight_{number}", weight.flatten().tolist()),
         writer.array("float", f"bias_{number}", bias.tolist()),
@@ -112,7 +114,7 @@ def _layer(writer: Writer, number: int, grid: Windows, weight: torch.Tensor, bia
     return f"&{writer.layer(f'layer_{number}', grid, *names, function)}"
 
 
-def _window(writer: Writer, network: Network, step: Window, number: int) -> str:
+def _window(writer: FileWriter, network: Network, step: Window, number: int) -> str:
     source, lines = _padded(writer, network, step)
     image = padded_shape(network.shape(step.source), step.geometry)
     grid = windows(image, step.geometry, step.shape, joined=False)
@@ -122,7 +124,7 @@ def _window(writer: Writer, network: Network, step: Window, number: int) -> str:
     return f"{lines}window({layer}, {source}, {writer.place(step.name)}, {int(len(step.weight) > 1)});"
 
 
-def _max_pooling(writer: Writer, network: Network, step: MaxPooling, number: int) -> str:
+def _max_pooling(writer: FileWriter, network: Network, step: MaxPooling, number: int) -> str:
     writer.uses(text("floats_highest.c"))
     channels, height, width = network.shape(step.source)
     (rows, columns), (down, right), (top, left), (row, column) = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.nn import functional
 
-from paceline.compression.emission.writer import Windows, Writer, packed, text
+from paceline.compression.emission.writer import FileWriter, Windows, packed, text
 from paceline.compression.integers import IntegerStep
 from paceline.compression.network import Window
 
@@ -23,7 +23,7 @@ MOST_PIXELS = 8
 VECTORS = "#if defined(__AVX512VNNI__) && defined(__AVX512VBMI__) && defined(__AVX512BW__) && defined(__AVX512VL__)"
 
 #: Adds a layer's arrays and returns the call; the arguments are (writer, step, number, windows, source, target).
-Form = Callable[[Writer, IntegerStep, int, Windows, str, str], str]
+Form = Callable[[FileWriter, IntegerStep, int, Windows, str, str], str]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def padded_outputs(numbers: tuple[int, ...], lanes: int = LANES) -> list[int]:
     return [*numbers, *[0] * (-len(numbers) % lanes)]
 
 
-def requantised(writer: Writer, it: IntegerStep, number: int, lanes: int) -> tuple[str, str, str]:
+def requantised(writer: FileWriter, it: IntegerStep, number: int, lanes: int) -> tuple[str, str, str]:
     """The bias, the factors and the table of a layer, each an array's name or 0."""
     bias = writer.array("int32_t", f"bias_{number}", padded_outputs(it.bias, lanes))
     ones = all(factor == 1 for factor in it.out.factors)
@@ -56,7 +56,7 @@ def requantised(writer: Writer, it: IntegerStep, number: int, lanes: int) -> tup
     return bias, factor, table(writer, it, number)
 
 
-def table(writer: Writer, it: IntegerStep, number: int) -> str:
+def table(writer: FileWriter, it: IntegerStep, number: int) -> str:
     """The array of an activation, which layers of the same table share; 0 for none."""
     if not it.out.table:
         return "0"
@@ -67,7 +67,7 @@ def table(writer: Writer, it: IntegerStep, number: int) -> str:
     return table_name
 
 
-def _layer(writer: Writer, it: IntegerStep, number: int, grid: Windows, weight: list[int], lanes: int = 1) -> str:
+def _layer(writer: FileWriter, it: IntegerStep, number: int, grid: Windows, weight: list[int], lanes: int = 1) -> str:
     name = writer.array("int8_t", f"weight_{number}", weight)
     out = it.out
     rest = (out.shift, out.zero, out.low, name, *requantised(writer, it, number, lanes))
@@ -90,7 +90,7 @@ def _targets(it: IntegerStep, target: str) -> str:
     return f"0, {target}" if it.wide else f"{target}, 0"
 
 
-def small_affine(writer: Writer, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
+def small_affine(writer: FileWriter, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
     """Output by output, part by part."""
     weight = parts(_signed(it), grid)
     function = "affine_4" if it.bits == 4 else "affine"
@@ -99,7 +99,7 @@ def small_affine(writer: Writer, it: IntegerStep, number: int, grid: Windows, so
     return f"{function}({_layer(writer, it, number, grid, numbers)}, {source}, {_targets(it, target)});"
 
 
-def small_window(writer: Writer, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
+def small_window(writer: FileWriter, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
     """Place by place of the window; channels side by side where they have weights of their own."""
     assert isinstance(it.step, Window)
     writer.uses(text("bytes_window_small.c"))
@@ -113,7 +113,7 @@ def pixels_at_once(width: int, most: int) -> int:
     return min(range(1, min(width, most) + 1), key=lambda p: (-(-width // p) * (p + 2), -p))
 
 
-def _uses_vectors(writer: Writer, what: str) -> None:
+def _uses_vectors(writer: FileWriter, what: str) -> None:
     """Note the functions on vectors, and what takes their place on other machines."""
     head = "#include <immintrin.h>\n#define ALWAYS static inline __attribute__((always_inline))\n"
     writer.uses(f"\n{VECTORS}\n{head}{text('bytes_vectors.c')}#endif\n")
@@ -133,7 +133,7 @@ def _blocks(it: IntegerStep, grid: Windows, lanes: int) -> list[int]:
     return [int(number) for number in blocks.flatten().tolist()]
 
 
-def cortex_affine(writer: Writer, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
+def cortex_affine(writer: FileWriter, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
     """Blocks of four outputs; a window is gathered first where its parts would waste more bytes apart than together."""
     joined = replace(grid, rows=1, columns=1, length=grid.rows * grid.columns * grid.length)
     saves = grid.rows * grid.columns * _groups(it, grid.length) > _groups(it, joined.length)
@@ -148,7 +148,7 @@ def _groups(it: IntegerStep, length: int) -> int:
     return -(-length // 8) * 2 if it.bits == 4 else -(-length // 4)
 
 
-def vectors_affine(writer: Writer, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
+def vectors_affine(writer: FileWriter, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
     """Blocks of sixteen outputs."""
     numbers = _blocks(it, grid, LANES)
     layer = _layer(writer, it, number, grid, numbers, LANES)
@@ -165,7 +165,7 @@ def vectors_affine(writer: Writer, it: IntegerStep, number: int, grid: Windows, 
     return f"affine_image({layer}, {source}, {target}, {it.bits}, {pixels_at_once(grid.width, MOST_PIXELS)});"
 
 
-def vectors_window(writer: Writer, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
+def vectors_window(writer: FileWriter, it: IntegerStep, number: int, grid: Windows, source: str, target: str) -> str:
     """Sixteen channels in the lanes of a vector."""
     if it.wide:
         return small_window(writer, it, number, grid, source, target)

@@ -122,7 +122,7 @@ def windows(image: Image, geometry: Geometry, result: Image, joined: bool = True
 
 
 @dataclass
-class Writer:
+class FileWriter:
     """A file under way."""
 
     network: Network

@@ -76,7 +76,7 @@ def _unconfirmed(finding: Finding, runs: Sequence[Answer]) -> Proof:
     if not reached:
         why = "".join(sorted({f": {each.report['reason']}" for each in runs if each.report["reason"]})[:1])
         names = runs[0].report["target"]
-        return Proof("no driver", f"none of {len(runs)} drivers, such as {names}, executes its lines{why}")
+        return Proof("no driver", f"none of {len(runs)} drivers, such as {names}, has an operation at its lines{why}")
     names = ", ".join(each["target"] for each in reached[:3])
     if failed := next((each for each in reached if each["without_a_switch"]), None):
         return Proof("not confirmed", f"{names} fails without any switch: {failed['finding']['message']}")

@@ -91,7 +91,7 @@ class Explorer:
         limit = settings.schedules
         for search in itertools.cycle(searches):
             is_over = time.monotonic() - self._start > settings.seconds or report.schedules >= limit
-            if is_over or (settings.first and report.all):
+            if is_over or (settings.first and report.all) or (settings.suspects and not self._settings.suspects):
                 return
             if search is dpor and dpor.ended:
                 continue

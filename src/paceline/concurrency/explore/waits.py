@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 from paceline.concurrency.explore.finding import Finding, at
 from paceline.concurrency.explore.operation import Place
 
-Run = Task = Any  # of the scheduler, which calls this module
+Run: TypeAlias = Any  # of the scheduler, which calls this module
+Task: TypeAlias = Any
 LONGEST = 16  # lines of a story
 WAITING = {
     "takes": "waits for", "gets from": "waits for an item of", "puts into": "waits for room in",
@@ -19,10 +20,7 @@ WAITING = {
 
 
 def circle_of(tasks: Sequence[Task], first: Task) -> list[Task]:
-    """Return the circle of holders that a wait has closed; empty if there is none.
-
-    Only waits without a deadline count, and only for what a known thread holds.
-    """
+    """Return the circle of holders, none of which waits with a deadline, that a wait has closed; empty if none."""
     path: list[Task] = []
     each = first
     while each not in path:
@@ -63,7 +61,7 @@ def deadlock(circle: Sequence[Task], others: Sequence[Task]) -> Finding:
     return Finding(
         "deadlock",
         "no thread can continue",
-        tuple(map(_scene, blocked)),
+        tuple(scene for each in blocked for scene in (_scene(each), *getattr(each.pending.subject, "scenes", ()))),
         f"{everyone} can never continue: no thread is left that could wake {'it' if len(blocked) == 1 else 'them'}",
     )
 
@@ -79,7 +77,6 @@ def _hung_ranks(ranks: Sequence[Task], ended: Sequence[str]) -> Finding:
 
 def _scene(waiter: Task) -> tuple[str, str, Place]:
     operation = waiter.pending
-    assert operation is not None
     verb = WAITING.get(operation.verb, operation.verb)
     return waiter.name, f"{verb} {operation.subject}{getattr(operation.subject, 'held', '')}", operation.place
 

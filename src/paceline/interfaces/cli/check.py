@@ -39,9 +39,8 @@ def check(
 ) -> None:
     """Find deadlocks and races in source before it runs: locks, queues, asyncio, torch.distributed, mpi4py.
 
-    The files are neither imported nor run, but with --explore. Each finding shows, line by line, how the threads, tasks
-    or ranks come to wait for each other, and what to change. Exits with 0 when nothing was found, 1 when something was,
-    3 when the checker itself failed in a file.
+    Without --explore, the files are neither imported nor run. Each finding shows how the threads, tasks or ranks come
+    to wait for each other, and what to change. Exits with 1 when something was found, 3 when the checker itself failed.
     """
     from paceline.concurrency.check.options import parse_codes, read_options
     from paceline.concurrency.check.reporting import baseline as known
@@ -75,24 +74,20 @@ def check(
         known.write_baseline(write_baseline, report.findings)
         console.print(f"{len(report.findings)} findings written to {write_baseline}")
         return
-    if explore:
-        _prove(report, explore_seconds)
-    _print(report, form, json)
+    _print(report, form, json, explore_seconds if explore else None)
     if report.exit_code:
         raise typer.Exit(report.exit_code)
 
 
-def _prove(report: Report, seconds: float) -> None:
-    from paceline.concurrency.explore.alarms import prove
-
-    prove(report.findings, seconds)
-
-
-def _print(report: Report, form: options.CheckFormat, json: bool) -> None:
-    """Print the findings to standard output, and the summary for people."""
+def _print(report: Report, form: options.CheckFormat, json: bool, explore_seconds: float | None) -> None:
+    """Print the findings, confirmed by running the program on request, and the summary for people."""
     from paceline.concurrency.check.reporting.formats import FORMATS
     from paceline.concurrency.check.reporting.formats.objects import as_object
 
+    if explore_seconds is not None:
+        from paceline.concurrency.explore.alarms import prove
+
+        prove(report.findings, explore_seconds)
     if json:
         print_json(as_object(report))
     elif text := FORMATS[form.value](report):

@@ -23,7 +23,10 @@ def join(words: options.Code, yes: options.Yes = False) -> None:
     from paceline.runtime.engines.joining import guest
 
     door, code = guest.parse(words)
-    with Progress(TextColumn("the job"), BarColumn(), DownloadColumn(), console=console, transient=True) as bar:
+    quiet = not console.is_terminal  # it would print an empty line
+    with Progress(
+        TextColumn("the job"), BarColumn(), DownloadColumn(), console=console, transient=True, disable=quiet
+    ) as bar:
         task = bar.add_task("", total=None, visible=False)
 
         def consents(offer: Offer) -> bool:

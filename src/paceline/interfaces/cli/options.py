@@ -153,9 +153,7 @@ Open = Annotated[
 ]
 Code = Annotated[
     list[str],
-    typer.Argument(
-        metavar="[HOST:PORT] CODE", help="What `paceline train --open` shows on the other machine.", show_default=False
-    ),
+    typer.Argument(metavar="CODE", help="What the other machine shows: a code, or HOST:PORT and a code."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Run the code of the other machine without asking.")]
 DoctorTo = Annotated[

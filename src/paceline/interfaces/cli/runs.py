@@ -29,7 +29,7 @@ Delete = Annotated[bool, typer.Option("--delete", help="Delete the folders of th
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without a question.")]
 
 
-class _Run(NamedTuple):
+class _ListedRun(NamedTuple):
     """A run as it is listed; figures that it lacks are None."""
 
     folder: Path
@@ -83,7 +83,7 @@ def runs(
         _delete(listed, words, yes)
 
 
-def _listed(reading: Reading) -> _Run:
+def _listed(reading: Reading) -> _ListedRun:
     from paceline.runtime.runs.live import read_live
 
     record, summary = reading.record, reading.record.summary
@@ -92,7 +92,7 @@ def _listed(reading: Reading) -> _Run:
     if status == "running" and not (live and live.process.alive):
         status = "killed"
     accuracy = record.history[-1].metrics.get("test_accuracy") if record.history else None
-    return _Run(
+    return _ListedRun(
         reading.path,
         record.started,
         status,
@@ -105,12 +105,12 @@ def _listed(reading: Reading) -> _Run:
     )
 
 
-def _matches(run: _Run, words: str) -> bool:
+def _matches(run: _ListedRun, words: str) -> bool:
     text = " ".join((*run.cells(), run.plan)).lower()
     return all(word in text for word in words.lower().split())
 
 
-def _show(folder: Path, listed: list[_Run]) -> None:
+def _show(folder: Path, listed: list[_ListedRun]) -> None:
     from paceline.text_table import TextTable
 
     heads = ("run", "status", "workers", "updates", "samples/s", "loss", "accuracy")
@@ -118,7 +118,7 @@ def _show(folder: Path, listed: list[_Run]) -> None:
     console.print(str(TextTable(title, heads, tuple(run.cells() for run in listed))), soft_wrap=True)
 
 
-def _delete(listed: list[_Run], words: str, yes: bool) -> None:
+def _delete(listed: list[_ListedRun], words: str, yes: bool) -> None:
     import shutil
 
     if going := [run.folder.name for run in listed if run.status == "running"]:

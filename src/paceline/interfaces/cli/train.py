@@ -62,8 +62,8 @@ def train(
     changes = {"compute": compute, "device": device, "batch_size": batch_size, "seed": seed}
     chosen = options.open_job_or_none(job, data_dir, job_args, resume, **changes, epochs=None if resume else epochs)
     engine = engine or ("cluster" if joinable else engine_of(chosen))
-    rank, quiet = (0, quiet) if joinable else (rank_of(engine), quiet or rank_of(engine) > 0)
-    console.quiet = quiet and engine == "mpi"  # whose ranks all raise the same
+    rank = 0 if joinable else rank_of(engine)
+    console.quiet = (quiet or rank > 0) and engine == "mpi"  # whose ranks all raise the same
     every = "0" if checkpoint_every is None and engine in KEEPING and not resume else checkpoint_every  # 0: at signals
     with watched_run(resume.parent if resume else runs):
         run = run_training(

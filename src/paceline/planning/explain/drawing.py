@@ -75,7 +75,7 @@ def _simulated(plan: Plan, updates: int, slowest: float) -> Trace:
     return simulate(plan, plan.agenda(size * updates, size), world, 0)
 
 
-class _Line:
+class _WorkerLine:
     """The line of one worker, from left to right; a collective takes one column."""
 
     def __init__(self, column: float) -> None:
@@ -93,7 +93,7 @@ def _lines(plan: Plan, trace: Trace, columns: int, legend: Timeline) -> list[str
     """Return a line per worker; the fastest one computes a batch in so many columns."""
     from paceline.runtime.runs.trace import Kind
 
-    lines = [_Line(BATCH * COMPUTE * 1e9 / columns) for _ in range(plan.workers)]
+    lines = [_WorkerLine(BATCH * COMPUTE * 1e9 / columns) for _ in range(plan.workers)]
     for row in trace.rows:  # in the order in which things ended
         line = lines[row["worker"]]
         if row["kind"] == Kind.COMPUTE:

@@ -1,8 +1,7 @@
 """asyncio: the loop runs its callbacks in its own order, first in, first out, as it always does.
 
 What varies is time, and the threads beside the loop: it may be late, so that several timers are due at once, and a
-callback from another thread may come before or after any of its own. Choosing among ready callbacks would report what
-can never happen.
+callback from another thread may come at any time. Choosing among ready callbacks would report what can never happen.
 """
 
 from __future__ import annotations
@@ -93,17 +92,21 @@ class Waiting:
         self._loop = loop
 
     def __str__(self) -> str:
+        return "its loop"
+
+    @property
+    def scenes(self) -> list[tuple[str, str, Place | None]]:
         tasks = sorted(asyncio.all_tasks(self._loop), key=lambda task: task.get_name())
-        return "its loop: " + "; ".join(_describe(task) for task in tasks if not task.done())
+        return [_scene(task) for task in tasks if not task.done()]
 
 
-def _describe(task: asyncio.Task[Any]) -> str:
+def _scene(task: asyncio.Task[Any]) -> tuple[str, str, Place | None]:
     """Return where a task is, and who holds the lock that it waits for."""
     stack = [each for each in task.get_stack() if control.MARK in each.f_globals]
-    where = f" at {stack[-1].f_code.co_filename.rpartition('/')[2]}:{stack[-1].f_lineno}" if stack else ""
+    place = Place(stack[-1].f_code.co_filename, stack[-1].f_lineno, "") if stack else None
     holder = _holders.get(_waits_for.get(task))
-    held = f" waits for a lock that task {holder[0]} holds since line {holder[1].line}" if holder else ""
-    return f"task {task.get_name()}{where}{held}"
+    what = f"waits for a lock that task {holder[0]} holds since line {holder[1].line}" if holder else "waits"
+    return f"task {task.get_name()}", what, place
 
 
 _waits_for: dict[asyncio.Task[Any], asyncio.Lock] = {}

@@ -233,10 +233,7 @@ def _meet(call: str, parcel: Parcel) -> Parcel:
 
 
 def _name_of_call(name: str) -> tuple[str, bool]:
-    """Name a collective as the program calls it: `all_gather_object`, or what DDP does on its behalf; whether for Join.
-
-    A rank that has joined calls in the place of DDP what the others still call.
-    """
+    """Name a collective as the program calls it, or what DDP does on its behalf; whether Join calls it for DDP."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None and control.MARK not in frame.f_globals:
         module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name

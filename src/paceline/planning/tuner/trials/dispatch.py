@@ -54,7 +54,7 @@ class WorkerPool(Protocol):
 
 
 @dataclass
-class Worker:
+class TrialWorker:
     """What a worker was given."""
 
     #: Legs that have not ended, in their order, and how many of them were sent.
@@ -86,7 +86,7 @@ class Dispatcher:
     ) -> None:
         self.pool, self.report, self.timeout, self.ahead, self.patience = pool, report, timeout, ahead, patience
         self.workers = pool.workers
-        self.joined: dict[int, Worker] = {}
+        self.joined: dict[int, TrialWorker] = {}
         #: Legs whose worker has died.
         self.left: deque[Assignment] = deque()
         #: How often each trial's worker has died in its present leg.
@@ -127,7 +127,7 @@ class Dispatcher:
 
     # --- within ---
 
-    def _send(self, number: int, worker: Worker) -> None:
+    def _send(self, number: int, worker: TrialWorker) -> None:
         """Send a worker the legs that it may have and has not."""
         if self.left and not worker.given:
             worker.given.append(self.left.popleft())
@@ -140,7 +140,7 @@ class Dispatcher:
 
     def _receive(self, number: int, kind: str, *rest: Any) -> list[Ended]:
         if kind == JOINED:
-            self.joined[number] = Worker()
+            self.joined[number] = TrialWorker()
             return []
         worker, now = self.joined.get(number), time.monotonic()
         if worker is None:
@@ -160,7 +160,7 @@ class Dispatcher:
             return self._ended(worker, rest[0])
         return []
 
-    def _ended(self, worker: Worker, ended: list[Ended]) -> list[Ended]:
+    def _ended(self, worker: TrialWorker, ended: list[Ended]) -> list[Ended]:
         """Take legs off a worker's list."""
         del worker.given[: len(ended)]
         worker.sent -= len(ended)

@@ -292,7 +292,7 @@ class HeadNode:
             self.processes.add(rank, message, self.workers.observer)
         elif isinstance(message, Resent):
             if self.leadership is not None:
-                self.leadership.heard(rank)
+                self.leadership.answered(rank)
         else:
             self.head.handle_message(rank, message, content)
 

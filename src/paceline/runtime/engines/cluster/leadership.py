@@ -12,10 +12,10 @@ from paceline.algorithms.cluster.numbered_rows import Writer
 from paceline.algorithms.cluster.succession import (
     Accepted,
     Alone,
+    Confirmed,
     Deposed,
     Later,
     Output,
-    Settled,
     Vote,
     deputy,
     first_roll,
@@ -61,10 +61,10 @@ class Leadership:
     ) -> None:
         self.part, self.seat, self.workers, self.second_home = part, seat, workers, second_home
         self.following, self.to_rank = following, to_rank
-        #: Whether it has taken over just now: the ranks that have not said all they have, and are to be asked for it.
+        #: Whether it has taken over just now: the ranks whose answers are not complete, and those to request one from.
         self._begins = took_over
-        self._unheard = set(seat.machine.roll.ranks) if took_over else set()
-        self._unasked = self._unheard - {part.roster.rank}
+        self._unanswered = set(seat.machine.roll.ranks) if took_over else set()
+        self._unrequested = self._unanswered - {part.roster.rank}
         #: Whether a majority has agreed that this node gives the run its result.
         self._final = False
 
@@ -72,8 +72,8 @@ class Leadership:
         """Take a message about who leads."""
         self._act(self.seat.take(peer, message))
         rank = peer.number
-        if isinstance(message, Accepted) and rank in self._unasked:
-            self._unasked.discard(rank)
+        if isinstance(message, Accepted) and rank in self._unrequested:
+            self._unrequested.discard(rank)
             self.to_rank(rank, self.resend(rank))
             self.following.reached(rank)
 
@@ -84,10 +84,10 @@ class Leadership:
         else:
             self._act(self.seat.gone(event) if isinstance(event, Gone) else self.seat.unreached(event))
 
-    def heard(self, rank: int) -> None:
+    def answered(self, rank: int) -> None:
         """A rank has said what it has."""
-        self._unheard.discard(rank)
-        self._complete_if_heard()
+        self._unanswered.discard(rank)
+        self._complete_if_answered()
 
     def joined(self, node: Node) -> None:
         """Let a node that takes the place of another one belong to the run."""
@@ -101,10 +101,10 @@ class Leadership:
         seat, workers = self.seat, self.workers
         self._act(seat.tick())
         if movable and workers.training and not seat.can_move:
-            seat.tell(origin=workers.observer.started_at + seat.ahead)
+            seat.publish(origin=workers.observer.started_at + seat.ahead)
         if len(workers.deaths) != len(seat.standing.deaths):
-            seat.tell(deaths=tuple(workers.deaths))
-        self._complete_if_heard()
+            seat.publish(deaths=tuple(workers.deaths))
+        self._complete_if_answered()
 
     def assign_deputy(self) -> None:
         """Let the next rank have a copy of the records, when every row that has come is in the trace."""
@@ -123,8 +123,8 @@ class Leadership:
         writer = Writer(rank, self.workers.agents[rank])
         return Resend(self.workers.numbered.counts.get(writer, 0), tuple(self.second_home.known))
 
-    def _complete_if_heard(self) -> None:
-        if self._begins and not self._unheard & set(self.seat.machine.roll.ranks):
+    def _complete_if_answered(self) -> None:
+        if self._begins and not self._unanswered & set(self.seat.machine.roll.ranks):
             self._begins = False
             self.following.complete()
 
@@ -132,7 +132,7 @@ class Leadership:
         """Do what the seat leaves to do."""
         rank, nodes = self.part.roster.rank, len(self.seat.standing.nodes)
         for output in outputs:
-            if isinstance(output, Settled):
+            if isinstance(output, Confirmed):
                 self._final = self._final or output.roll.final
             elif isinstance(output, Deposed):
                 raise Replaced(
@@ -153,7 +153,7 @@ def first_seat(part: NodePart, peers: dict[int, Peer], nodes: dict[int, Node]) -
     standing = Standing(first_roll(len(everyone)), everyone)
     seat = Seat(part.hub, rank, standing, part.timing.silence * HEAD_PATIENCE)
     seat.peers = peers
-    seat.tell()
+    seat.publish()
     return seat
 
 

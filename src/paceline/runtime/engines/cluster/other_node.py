@@ -95,7 +95,7 @@ class OtherNode:
         #: Who leads; None before the head has said who belongs to the run, and under Ray.
         self.seat: Seat | None = None
         #: Whether the processes of this node have a head to say something to.
-        self._heard = True
+        self._connected = True
         #: What has happened and was not looked at yet.
         self._events: deque[Event] = deque()
         self._notified, self._looked = False, time.monotonic()
@@ -114,9 +114,9 @@ class OtherNode:
                     return content
             if self.seat is not None:
                 self._act(self.seat.tick())
-            if self._heard:
+            if self._connected:
                 self.agent.poll()
-            if self.interrupt.number and not self._notified and self._heard:
+            if self.interrupt.number and not self._notified and self._connected:
                 self._notified = True
                 # A machine that has joined by a code leaves; it ends nobody's run.
                 number = signal.SIGTERM if self.part.roster.open else self.interrupt.number
@@ -138,7 +138,7 @@ class OtherNode:
                 raise RunFailed(_dismissed(self.part, ""))
             if self.seat is None or not self.seat.can_move:
                 raise RunFailed(_head_lost(self.part, event.why, self.welcome.folder))
-            self._heard = False
+            self._connected = False
         if self.seat is not None:
             if isinstance(event, Gone):
                 self._act(self.seat.gone(event))
@@ -153,7 +153,7 @@ class OtherNode:
         if isinstance(message, Standing | Vote | Accepted | Later):
             self._seat(event.peer, message)
         elif event.peer == self.head:
-            return self._obey(message, content)
+            return self._execute(message, content)
         return None
 
     def _seat(self, peer: Peer, message: Standing | Vote | Accepted | Later) -> None:
@@ -165,10 +165,10 @@ class OtherNode:
             start = replace(message, roll=first_roll(len(message.nodes)))
             self.seat = Seat(self.hub, self.part.roster.rank, start, patience)
         self._act(self.seat.take(peer, message))
-        if self.seat.obeys(peer) and peer != self.head:
+        if self.seat.is_head(peer) and peer != self.head:
             self.head, self.agent.to_head = peer, partial(rendezvous.send, self.hub, peer)
 
-    def _obey(self, message: Message, content: memoryview) -> memoryview | None:
+    def _execute(self, message: Message, content: memoryview) -> memoryview | None:
         """Take a message of the head; return the result if that is it."""
         if isinstance(message, Result):
             return content
@@ -182,7 +182,7 @@ class OtherNode:
             self.agent.snapshots.put(message.updates, content)
             self.copy.snapshots.append(message.updates)
         else:
-            self._heard = self._heard or isinstance(message, Resend)
+            self._connected = self._connected or isinstance(message, Resend)
             self.agent.handle_message(message, content)
         if isinstance(message, Release):
             how = self.agent.ending

@@ -47,7 +47,7 @@ class Seat:
         """Return what is known of a rank."""
         return self.standing.nodes[rank]
 
-    def obeys(self, peer: Peer) -> bool:
+    def is_head(self, peer: Peer) -> bool:
         """Whether a peer is the head."""
         machine = self.machine
         return peer.number == machine.head and self.peers.get(peer.number) == peer and not machine.seeks
@@ -74,7 +74,7 @@ class Seat:
         self.peers[rank] = event.peer
         for message in self._mail.pop(rank, []):
             self._post(event.peer, message)
-        return self.perform(self.machine.found(rank))
+        return self.perform(self.machine.reconnected(rank))
 
     def gone(self, event: Gone) -> list[Output]:
         """Take note of an agent that is connected no longer."""
@@ -117,7 +117,7 @@ class Seat:
                 self.hub.dial(self.facts(output.to).address, self.machine.patience / 2)
         return left
 
-    def tell(self, **changes: object) -> None:
+    def publish(self, **changes: object) -> None:
         """Tell all of what every node is to know, which has changed."""
         self.standing = replace(self.standing, **changes)  # type: ignore[arg-type]
         for rank in self.machine.roll.ranks:
@@ -133,11 +133,20 @@ class Seat:
 
 
 def nobody_listens(address: Address) -> bool:
-    """Whether the machine at an address says that no process listens there."""
-    try:
-        socket.create_connection(address, ASKING).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
+    """Whether the machine at an address says that no process listens there.
+
+    A process that ends may close its connections before its listening socket; that resets who has come meanwhile.
+    """
+    end = time.monotonic() + ASKING
+    while time.monotonic() < end:
+        try:
+            with socket.create_connection(address, ASKING) as probe:
+                if probe.recv(1):
+                    return False
+        except ConnectionRefusedError:
+            return True
+        except TimeoutError:
+            return False
+        except OSError:
+            continue
     return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,7 +53,7 @@ class _Worker:
     #: Messages that the program has not taken.
     arrived: list[Message] = field(default_factory=list)
 
-    def may_take(self, offered: Work | None) -> list[Message | None]:
+    def may_take(self, offered: Work | None) -> Sequence[Message | None]:
         """Return what a program takes that could do this work instead; nothing where that has not arrived."""
         due = self.line[0] if self.line else None
         if offered is not None and offered == due:

@@ -29,7 +29,6 @@ from paceline.runtime.engines.workers.worker_context import Station, WorkerConte
 from paceline.runtime.links.mailbox import Mailbox
 from paceline.runtime.runs.trace import Kind
 from paceline.training.data.source import Source
-from paceline.training.operators.held import Gradients
 from paceline.training.operators.worker import Applied, OperatorWorker
 
 
@@ -103,7 +102,7 @@ class DataflowWorker(WorkerContext):
             return True
         return any(queue and not self.boxes_out[other].full for other, queue in self.waiting.items())
 
-    def send(self, message: Message, tensors: Gradients = ()) -> int:
+    def send(self, message: Message, tensors: Sequence[torch.Tensor | None] = ()) -> int:
         """Send a message, or let it wait until there is room; return its bytes."""
         size = sum(tensor.nbytes for tensor in tensors if tensor is not None)
         if size > self.room:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Any
 
 from paceline.errors import UsageError
@@ -37,9 +37,12 @@ class Announcement:
         self._service: Any = None
 
     def tell(self, number: int) -> None:
-        """Tell another number from now on."""
-        if self._package is None or not self._hosts:
-            return
+        """Tell another number from now on. Where that fails, the address has to be typed."""
+        if self._package is not None and self._hosts:
+            with suppress(Exception):  # zeroconf has many, and none of them may close the door
+                self._tell(number)
+
+    def _tell(self, number: int) -> None:
         self._running = self._running or self._package.Zeroconf(interfaces=list(self._hosts))
         if self._service is not None:
             self._running.unregister_service(self._service)

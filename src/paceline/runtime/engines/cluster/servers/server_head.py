@@ -85,25 +85,11 @@ class ServerHead:
         #: Shards whose first view was heard of.
         self._viewed: set[int] = set()
         self._snapshot_at = setup.snapshots_every
-        rank_config, shards = agent.config, len(setup.layout.shards)
+        rank_config = agent.config
         listener = listen(Address(rank_config.host, 0), rank_config.credentials)
         config = ServerConfig.of(rank_config, Address(rank_config.host, listener.getsockname()[1]))
-        present = self.nodes
-        if succeeds is None:
-            absent = set(range(self.nodes)) - {rank_config.rank, *workers.nodes}
-            workers.dead |= absent  # until they have joined
-            present -= len(absent)
-        self.placement = placement = Placement(self.nodes, shards, min(self.nodes, 1 + backups), present)
-        self.collector = Collector(
-            config.hub(Process(Role.HEAD, term)),
-            config.desk,
-            config.timing,
-            setup.layout,
-            self._event,
-            server_of(setup.plan).gathers,
-            server_of(setup.plan).exchange is not None,
-            term,
-        )
+        self.placement = placement = self._placed(rank_config.rank, 1 + backups, begins=succeeds is None)
+        self.collector = self._collector(config, term)
         self.desk_supervisor = DeskSupervisor(
             agent.children,
             config,
@@ -127,6 +113,26 @@ class ServerHead:
             self._start_nodes(manager.request.start if manager is not None else None)
         else:
             self._snapshot_at = max(second_home.known, default=0) + setup.snapshots_every
+
+    def _placed(self, rank: int, copies: int, begins: bool) -> Placement:
+        """Place the servers on the nodes with which the run begins; the others count as lost until they join."""
+        absent = set(range(self.nodes)) - {rank, *self.workers.nodes} if begins else set[int]()
+        self.workers.dead |= absent
+        shards, present = len(self.setup.layout.shards), self.nodes - len(absent)
+        return Placement(self.nodes, shards, min(self.nodes, copies), present)
+
+    def _collector(self, config: ServerConfig, term: int) -> Collector:
+        server = server_of(self.setup.plan)
+        return Collector(
+            config.hub(Process(Role.HEAD, term)),
+            config.desk,
+            config.timing,
+            self.setup.layout,
+            self._event,
+            server.gathers,
+            server.exchange is not None,
+            term,
+        )
 
     def _start_nodes(self, begun: Checkpoint | None) -> None:
         """Let every node start its servers and its worker, from a checkpoint if the run is resumed."""
