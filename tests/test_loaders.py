@@ -50,6 +50,8 @@ WRITTEN_BY = {
     "runtime/doctor/way.py:_receive:recv": f"bytes of a socket, which are counted: {NO_CODE}",
     "runtime/engines/cluster/children.py:_listen:recv": PIPE,
     "runtime/engines/cluster/group_client.py:_listen:recv": PARENT,
+    "runtime/engines/cluster/seat.py:is_deserted:recv": f"bytes of a socket, which are not looked at: {NO_CODE}",
+    "runtime/engines/cluster/servers/loop.py:listen:recv": PARENT,
     "runtime/engines/cluster/ray_agent.py:run:unpack_program": DRIVER,
     "runtime/engines/cluster/ray_watch.py:_stay:recv": f"bytes of a socket, which are not looked at: {NO_CODE}",
     "runtime/engines/cluster/servers/helpers.py:run_helper:pickle.loads": PARENT,

@@ -14,7 +14,7 @@ has it, and nothing is copied beforehand or rolled back.
 The head decides alone who belongs to the group, so there are never two. A member that was taken for dead, and was not,
 holds an epoch that no one answers any longer: it is dismissed, and no rank of the group is connected to it.
 
-Where the head itself is lost, another takes its place (succession.py). It calls off what members are in, by an epoch
+Where the head itself is lost, another takes its place (succession.py). It cancels what members are in, by an epoch
 beyond all that the head before could have given, so nothing that is still under way from that one counts any longer.
 
 A report is final: its member begins no collective before the next Regroup. That is why the head may count on it.

@@ -1,4 +1,4 @@
-"""Rows of the trace, numbered by whoever wrote them: a head that takes over is sent some twice, and takes each once."""
+"""Rows of the trace, numbered by the agent that sends them: of those that a head is sent twice, it takes each once."""
 
 from __future__ import annotations
 

@@ -301,8 +301,9 @@ class Agent:
 
     def _send_snapshots(self, rows: Columns) -> None:
         """Send the snapshots that rows tell of; the head reads those of its own node itself."""
-        for row in rows[rows["kind"] == Kind.SNAPSHOT] if self.snapshots is not None else ():
-            updates = int(row["update"])
+        if self.snapshots is None:
+            return
+        for updates in rows["update"][rows["kind"] == Kind.SNAPSHOT].tolist():
             tensors = [] if self.leads else self.snapshots.read(updates)
             self.to_head(Snapshot(updates), [raw(tensor) for tensor in _whole(tensors)])
 

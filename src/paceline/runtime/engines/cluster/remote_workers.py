@@ -56,7 +56,7 @@ class RemoteWorkers:
         self.observer.training_started(self._trace_file)
 
     def training_continues(self, origin: int, rows: Columns, deaths: Sequence[DeathRecord]) -> None:
-        """Go on with the trace of another head, which began at this time of this process's clock."""
+        """Continue the trace of another head, which began at this time of this process's clock."""
         self.observer.started_at = origin
         if self.manager is not None:
             self.manager.origin = origin

@@ -1,7 +1,7 @@
 """A node's seat: who leads, as this node knows it, and the connections over which nodes agree on it.
 
 The machine is `algorithms.cluster.succession`. Here a rank is an agent that can be dialled, and a death is sure if the
-connection to the agent has ended and its machine says that nobody listens where the agent did.
+connection to the agent has ended and its machine says that no process listens where the agent did.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paceline.runtime.links.tcp.events import Arrived, Gone, Unreached
 from paceline.runtime.links.tcp.handshake import Peer
 from paceline.runtime.links.tcp.hub import Hub
 
-ASKING = 0.5  # seconds that a machine may take to say that nobody listens
+ASKING = 0.5  # seconds that a machine may take to say that no process listens
 DIALLING = 60.0  # seconds for which a head dials a node that it has lost
 
 
@@ -83,7 +83,7 @@ class Seat:
             return []
         del self.peers[rank]
         address = self.facts(rank).address
-        dead = event.left or (not event.silent and nobody_listens(address))
+        dead = event.left or (not event.silent and is_deserted(address))
         if self.machine.leads and not dead:
             self.hub.dial(address, DIALLING)
         return self.lost(rank, dead)
@@ -132,7 +132,7 @@ class Seat:
             self.hub.post(peer, *pack(message))
 
 
-def nobody_listens(address: Address) -> bool:
+def is_deserted(address: Address) -> bool:
     """Whether the machine at an address says that no process listens there.
 
     A process that ends may close its connections before its listening socket; that resets who has come meanwhile.

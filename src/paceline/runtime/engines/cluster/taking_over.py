@@ -1,4 +1,4 @@
-"""What a node does first that leads in the place of another one: it goes on with the records of that head."""
+"""What a node does first that leads in the place of another one: it continues the records of that head."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def nodes_of(successor: Successor) -> dict[int, Node]:
 def continue_records(
     successor: Successor, workers: RemoteWorkers, processes: ProcessLog, snapshots: SnapshotFile | None
 ) -> None:
-    """Go on with the events, the trace, the deaths and the snapshots of the head before."""
+    """Continue the events, the trace, the deaths and the snapshots of the head before."""
     seat, copy, theirs = successor.seat, successor.copy, successor.agent.snapshots
     for event in copy.events:
         processes.events.add(event)
