@@ -148,11 +148,12 @@ class ServerHead:
     def reached(self, rank: int) -> None:
         """A rank follows this head, which has taken over: its processes are to find the next desk."""
         self.to_rank(rank, DeskMoved(self._desk))
-        self.to_rank(rank, Spare())
 
     def complete(self) -> None:
         """All ranks have said what they run: the desk can ask the servers what they hold."""
-        self.desk_supervisor.start()
+        self.desk_supervisor.start()  # which waits for the servers that there are, not for spares that start
+        for rank in set(range(self.nodes)) - self._lost:
+            self.to_rank(rank, Spare())
 
     @property
     def absent(self) -> frozenset[int]:
