@@ -27,8 +27,10 @@ def fitting(collective: Collective, ranks: int) -> Collective:
     return collective.fitting(ranks) if isinstance(collective, Hierarchical | Canonical) else collective
 
 
-def most_lanes(collective: Collective, ranks: int) -> int:
+def most_lanes(collective: Collective | None, ranks: int) -> int:
     """Return the vectors that a rank has for partial sums, in whichever group of up to so many ranks."""
+    if collective is None:
+        return 1
     return max(lanes_of(fitting(collective, count), count) for count in range(1, ranks + 1))
 
 

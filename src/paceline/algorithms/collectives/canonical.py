@@ -106,7 +106,7 @@ def _runs(canonical: Canonical, workers: int) -> list[Run]:
     return canonical._divided(workers)
 
 
-def lanes_of(collective: Collective, workers: int) -> int:
+def lanes_of(collective: Collective | None, workers: int) -> int:
     """Return the vectors that a worker has for partial sums: one, where everything is added as it comes."""
     return collective.lanes(workers) if isinstance(collective, Canonical) else 1
 
