@@ -29,6 +29,7 @@ REPLAYED = (
     "downpour:shards=2",
     "ssp:bound=1",
     "dc_asgd",
+    "gap_aware",
     "backup",
     "backup:backups=0",
     "parallel_sgd:mode=map_reduce,parts=3",
@@ -52,6 +53,7 @@ ALIKE = {
     "one_weird_trick",
     "downpour:shards=2",
     "dc_asgd",
+    "gap_aware",
     "backup:backups=0",
 }
 

@@ -46,7 +46,7 @@ class SurvivingGroup:
     def __init__(self, client: GroupClient, agenda: Agenda, layout: Layout, plan: Plan) -> None:
         self.client, self.agenda, self.layout = client, agenda, layout
         self.fragments, self.paces, codec = Fragments.of(layout, plan.fragments), 0, plan.codec
-        lanes = most_lanes(program_of(plan).collective, plan.workers)
+        lanes = most_lanes(program_of(plan).collective, plan.workers) if plan.canonical else 1
         if plan.measured:
             lanes, self.paces = max(lanes, spare_lanes(plan.canonical)), plan.workers
         self.encoder: GradientEncoder | None = None

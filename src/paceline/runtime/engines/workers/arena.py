@@ -105,7 +105,7 @@ class ArenaShape:
         desk = Desk(clients, leases, server.gate, pending_owners) if server is not None else None
         if server is None and channels.sums and plan.traits.exchanges and plan.traits.traced:
             each = Fragments.of(layout, plan.fragments)
-            lanes, paces = lanes_of(program_of(plan).collective, workers), 0
+            lanes, paces = lanes_of(program_of(plan).collective, workers) if plan.canonical else 1, 0
             if plan.measured:
                 lanes, paces = spare_lanes(plan.canonical), workers
             payload, fragments = max(Payload.room(part, lanes, paces) for part in each.each), len(each)
