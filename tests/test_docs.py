@@ -310,8 +310,8 @@ def test_every_command_that_a_page_shows_exists_with_its_options_and_plans() -> 
 
 
 def test_every_environment_variable_is_documented() -> None:
-    # Set by `compare --script` and by `watch` for the processes that they start.
-    private = {"PACELINE_STAND_IN", "PACELINE_STEPS", "PACELINE_STACKS"}
+    # Set by `compare --script`, `verify --script` and `watch` for the processes that they start.
+    private = {"PACELINE_STAND_IN", "PACELINE_STEPS", "PACELINE_FIRST_STEP", "PACELINE_STACKS"}
     used = {name for path in (ROOT / "src").rglob("*.py") for name in re.findall(r"PACELINE_[A-Z_]+", path.read_text())}
     documented = set(re.findall(r"^\| `(PACELINE_\w+)`", (DOCS / "reference" / "commands.md").read_text(), re.M))
     assert documented == used - private == set(VARIABLES)

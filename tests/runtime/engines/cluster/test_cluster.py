@@ -159,6 +159,7 @@ ON_A_CLUSTER = (
     "downpour",
     "ssp",
     "dc_asgd",
+    "gap_aware",
     "backup",
 )
 ROSTER = Roster(0, 2, Address("127.0.0.1", 1), 0, "torchrun", b"", LOOPBACK)
