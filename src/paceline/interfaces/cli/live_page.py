@@ -10,7 +10,7 @@ from pathlib import Path
 
 from paceline.errors import UsageError
 from paceline.runtime.report.live import LivePage
-from paceline.runtime.report.reading import open_all
+from paceline.runtime.report.reading import run_folders
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -43,7 +43,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 def server(folders: Sequence[Path], port: int = 0) -> ThreadingHTTPServer:
     """A server of the live page on this machine's loopback; `serve_forever` and `shutdown` are the caller's."""
-    open_all(folders)  # a folder without runs is an error now, not in the browser
+    for folder in folders:
+        run_folders(folder)  # one without runs is an error now, not in the browser
     handler = type("Handler", (_Handler,), {"page": LivePage(folders)})
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), handler)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -11,9 +11,6 @@ from paceline.errors import RunFolderError, UsageError
 from paceline.interfaces.cli import options
 from paceline.interfaces.cli.console import console
 from paceline.interfaces.cli.output import print_json
-
-if TYPE_CHECKING:
-    from paceline.runtime.report.reading import Reading
 
 RunsFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that contains the run folders.")]
 Words = Annotated[
@@ -70,9 +67,9 @@ def runs(
 
     To see several side by side: `paceline report FOLDER`. To follow those that go on: `paceline report --live FOLDER`.
     """
-    from paceline.runtime.report.reading import open_all
+    from paceline.runtime.report.reading import run_folders
 
-    listed = [run for run in map(_listed, open_all([folder])) if _matches(run, words)]
+    listed = [run for run in sorted(map(_listed, run_folders(folder)), key=_start) if _matches(run, words)]
     if not listed:
         raise RunFolderError(f"no run in {folder} contains {words!r}; `paceline runs {folder}` lists them all")
     if json:
@@ -83,17 +80,22 @@ def runs(
         _delete(listed, words, yes)
 
 
-def _listed(reading: Reading) -> _ListedRun:
-    from paceline.runtime.runs.live import read_live
+def _start(run: _ListedRun) -> tuple[str, str]:
+    return run.started, run.folder.name
 
-    record, summary = reading.record, reading.record.summary
-    live = read_live(reading.path)
+
+def _listed(folder: Path) -> _ListedRun:
+    from paceline.runtime.runs.live import read_live
+    from paceline.runtime.runs.record import read_record
+
+    record, live = read_record(folder), read_live(folder)
+    summary = record.summary
     status = str(record.status)
     if status == "running" and not (live and live.process.alive):
         status = "killed"
     accuracy = record.history[-1].metrics.get("test_accuracy") if record.history else None
     return _ListedRun(
-        reading.path,
+        folder,
         record.started,
         status,
         record.plan,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from paceline.runtime.report.page import page
 from paceline.runtime.report.reading import open_all
-from paceline.runtime.runs.live import FILE, HANG, LiveRecord, read_live
+from paceline.runtime.runs.live import FILE, HANG, LiveRecord, read_hang, read_live
 
 #: Of the server's time that it makes reports in, at most.
 SHARE = 0.2
@@ -93,9 +93,7 @@ def _now(run: Path, record: LiveRecord) -> str:
     )
     head = "<thead><tr><th scope=col>worker</th><th scope=col>state</th><th scope=col class=n>at</th></tr></thead>"
     table = f'<div class=scroll tabindex="0"><table>{head}<tbody>{rows}</tbody></table></div>' if rows else ""
-    hang = run / HANG
-    found = hang.read_text(errors="replace").strip() if hang.is_file() and not hang.is_symlink() else ""
-    alert = f"<p role=alert>{escape(found)}</p>" if found else ""
+    alert = f"<p role=alert>{escape(hang)}</p>" if (hang := read_hang(run)) else ""
     silence = time.time() - record.heartbeat
     late = f", no heartbeat for {silence:.0f} s" if silence > 10 else ""
     return (

@@ -14,7 +14,7 @@ from pathlib import Path
 from paceline.errors import RunFolderError
 from paceline.runtime.runs.comparison import ComparisonRecord, Row, read_comparison
 from paceline.runtime.runs.events import Event, read_events
-from paceline.runtime.runs.live import HANG
+from paceline.runtime.runs.live import read_hang
 from paceline.runtime.runs.record import RunRecord, Status, read_record
 from paceline.runtime.runs.trace import Trace
 
@@ -91,19 +91,22 @@ def open_all(paths: Sequence[Path]) -> list[Reading]:
     """Read the runs in these folders, ordered by their start: each is a run's folder, or has some below it."""
     readings: list[Reading] = []
     for path in paths:
-        if not path.is_dir():
-            raise RunFolderError(
-                f"{path} is not a folder; give a run folder, or a folder that contains some, such as runs"
-            )
-        folders = [path] if (path / "run.json").exists() else [file.parent for file in path.rglob("run.json")]
-        if not folders:
-            raise RunFolderError(
-                f"{path} is not a run folder and contains no run folder: there is no run.json in or below it"
-            )
         visited = {reading.path for reading in readings}
-        opened = [_open(folder) for folder in folders if folder not in visited]
+        opened = [_open(folder) for folder in run_folders(path) if folder not in visited]
         readings += sorted(opened, key=lambda reading: (reading.started, reading.path.name))
     return _named(readings)
+
+
+def run_folders(path: Path) -> list[Path]:
+    """Return the folder itself if it is a run's, or all run folders below it; RunFolderError if there is none."""
+    if not path.is_dir():
+        raise RunFolderError(f"{path} is not a folder; give a run folder, or a folder that contains some, such as runs")
+    folders = [path] if (path / "run.json").exists() else [file.parent for file in path.rglob("run.json")]
+    if not folders:
+        raise RunFolderError(
+            f"{path} is not a run folder and contains no run folder: there is no run.json in or below it"
+        )
+    return folders
 
 
 def _open(folder: Path) -> Reading:
@@ -118,10 +121,7 @@ def _open(folder: Path) -> Reading:
     if record.status == Status.RUNNING:
         missing.append("It had not ended when this page was made, or was killed.")
     timed, events = _timed(folder.resolve()), tuple(read_events(folder))
-    hang_file = folder / HANG
-    is_readable = hang_file.is_file() and not hang_file.is_symlink()  # a link may lead to any file of the reader
-    hang = hang_file.read_text(errors="replace").strip() if is_readable else ""
-    return Reading(folder, record, trace, timed, tuple(missing), events=events, hang=hang)
+    return Reading(folder, record, trace, timed, tuple(missing), events=events, hang=read_hang(folder))
 
 
 def _timed(folder: Path) -> Timed | None:

@@ -142,6 +142,14 @@ def read_live(run: Path) -> LiveRecord | None:
         return None
 
 
+def read_hang(run: Path) -> str:
+    """Read what `paceline watch` found; empty if it found nothing."""
+    file = run / HANG
+    if not file.is_file() or file.is_symlink():  # a link may lead to any file of the reader
+        return ""
+    return file.read_text(errors="replace").strip()
+
+
 def _started(pid: int) -> float | None:
     """When a process was started; None if there is no such process, or only a zombie of one."""
     try:
