@@ -213,33 +213,36 @@ class Command:
         return [first, *self.words[1:]]
 
 
+def run_to_end(words: list[str], environment: dict[str, str], seconds: float, late: str) -> tuple[int, str]:
+    """Run a command and return its exit code and what it printed; RunFailed after these seconds. No process is left."""
+    process = subprocess.Popen(
+        words,
+        env=environment,
+        text=True,
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        output, _ = process.communicate(timeout=seconds)
+    except BaseException as error:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise RunFailed(f"{late} after {seconds:.0f} s. Its last output:\n{tail(output)}") from None
+        raise
+    return process.returncode, output
+
+
 def _run(command: Command, entrant: Entrant, seconds: float) -> None:
     """Run the script once to its end, and add what it took to the entrant. No process and no file is left behind."""
     with tempfile.TemporaryDirectory(prefix="paceline-") as folder:
         begun = time.perf_counter()
-        process = subprocess.Popen(
-            command.of(entrant.processes),
-            env=_environment(entrant, folder),
-            text=True,
-            start_new_session=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            output, _ = process.communicate(timeout=seconds)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, _ = process.communicate()
-            if isinstance(error, subprocess.TimeoutExpired):
-                raise RunFailed(
-                    f"{entrant.name}: not done after {seconds:.0f} s. Its last output:\n{tail(output)}"
-                ) from None
-            raise
-        if process.returncode:
-            raise RunFailed(
-                f"{entrant.name}: the script ended with {process.returncode}. Its last output:\n{tail(output)}"
-            )
+        late = f"{entrant.name}: not done"
+        code, output = run_to_end(command.of(entrant.processes), _environment(entrant, folder), seconds, late)
+        if code:
+            raise RunFailed(f"{entrant.name}: the script ended with {code}. Its last output:\n{tail(output)}")
         entrant.seconds.append(time.perf_counter() - begun)
         _read_steps(entrant, Path(folder))
 

@@ -9,8 +9,6 @@ happened, with the first layer or parameter.
 from __future__ import annotations
 
 import os
-import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,7 +20,7 @@ from torch import Tensor
 
 from paceline.errors import RunFailed, UsageError
 from paceline.interfaces.api.comparing import gloo_shim
-from paceline.interfaces.api.comparing.compare_scripts import Command, tail
+from paceline.interfaces.api.comparing.compare_scripts import Command, run_to_end, tail
 from paceline.text_table import TextList
 
 TOLERANCE = 1e-4  # of a gradient's norm: other orders of summation differ by less
@@ -93,23 +91,7 @@ def _first_step(script: str, workers: int, folder: str, seconds: float) -> str:
     """Run a script until every process has made a step; return what it printed. No process is left behind."""
     places = [str(Path(gloo_shim.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places), "PACELINE_FIRST_STEP": folder}
-    process = subprocess.Popen(
-        Command.parse(script).of(workers),
-        env=environment,
-        text=True,
-        start_new_session=True,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        output, _ = process.communicate(timeout=seconds)
-    except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise RunFailed(f"{script}: no step after {seconds:.0f} s. Its last output:\n{tail(output)}") from None
-        raise
+    _, output = run_to_end(Command.parse(script).of(workers), environment, seconds, f"{script}: no step")
     return output
 
 
