@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.concurrency.check.engine import check_text
-from paceline.concurrency.explore.session import Session
-from paceline.concurrency.explore.settings import Settings, Target
+from paceline.concurrency.explore.session import Session, Settings, Target
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))

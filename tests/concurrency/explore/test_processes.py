@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.concurrency.explore.session import Session
-from paceline.concurrency.explore.settings import Settings, Target
+from paceline.concurrency.explore.session import Session, Settings, Target
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = [

@@ -16,18 +16,16 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from paceline.concurrency.explore.finding import Finding, at, exception_in
+from paceline.concurrency.explore.finding import Finding, at, exception_in, story_of
 from paceline.concurrency.explore.interpose import control, event_loop, threads
 from paceline.concurrency.explore.operation import Operation
+from paceline.concurrency.explore.oracles import Suspect, silent
 from paceline.concurrency.explore.rewriting import importing
 from paceline.concurrency.explore.scheduler import Run, real_monotonic, real_sleep
-from paceline.concurrency.explore.settings import Settings, Target
-from paceline.concurrency.explore.strategies import Executed, Strategy
+from paceline.concurrency.explore.session import Settings, Target
+from paceline.concurrency.explore.strategies import Executed, Strategy, Switch
 from paceline.concurrency.explore.strategies.directed import Target as Lines
 from paceline.concurrency.explore.strategies.directed import targets
-from paceline.concurrency.explore.strategies.replay import Switch
-from paceline.concurrency.explore.suspects import Suspect, confirmed
-from paceline.concurrency.explore.waits import story_of
 
 RANKS = "paceline.concurrency.explore.ranks"  # whose modules are imported only where there are ranks
 STALL = 0.5  # real seconds without a step and without work, after which a thread blocks outside the control
@@ -43,7 +41,7 @@ class Outcome(NamedTuple):
     outside: tuple[str, ...] = ()  # where threads blocked outside the control
     races: tuple[Finding, ...] = ()
     suspect: Suspect | None = None  # that the finding confirms
-    output: bytes = b""
+    output: bytes | None = None  # of a run that was not cut short
     trace: tuple[list[Executed], dict[int, Operation]] | None = None
     targets: frozenset[Lines] = frozenset()  # lines at which threads conflicted
     lines: frozenset[tuple[str, int]] = frozenset()  # that were executed
@@ -104,7 +102,7 @@ class _Child:
         self._modules, self._output = frozenset(sys.modules), os.memfd_create("output")
         self._fault: Any = None
         self._ended = _thread.allocate_lock()
-        self._run = Run(job.strategy, job.settings.steps, self.finish, job.shared)
+        self._run = Run(job.strategy, job.settings.steps, self.finish, job.shared, job.settings.passes)
 
     def run(self) -> NoReturn:
         os.dup2(self._output, 1)
@@ -148,7 +146,7 @@ class _Child:
         gc.collect()  # so that tasks whose exception no one has read say so
         finding = threads.unread() or next(iter(event_loop.unread), None)
         if finding is None and RANKS in sys.modules:
-            finding = sys.modules[f"{RANKS}.replicas"].diverged()
+            finding = sys.modules[f"{RANKS}.drills"].diverged()
         self.finish(finding)
 
     def finish(self, finding: Finding | None) -> NoReturn:
@@ -158,8 +156,8 @@ class _Child:
         run, suspect, lost = self._run, None, ""
         if finding is not None and finding.kind == "not supported":
             lost, finding = f"{finding.message}{at(finding.place)}", None
-        if finding is None and (hit := confirmed(self._settings.suspects, run)):
-            suspect, finding = hit
+        if finding is None and not lost:
+            suspect, finding = silent(self._settings.suspects, run)
         builtins.print(end="", flush=True)
         outcome = Outcome(
             finding and story_of(finding, run),
@@ -169,7 +167,7 @@ class _Child:
             tuple(run.outside),
             tuple(story_of(race, run) for race in run.races.findings([each.name for each in run.tasks])),
             suspect,
-            os.pread(self._output, 1 << 20, 0),
+            None if run.is_cut_short else os.pread(self._output, 1 << 20, 0),
             (run.trace, run.pending()) if self._traced else None,
             frozenset(targets(run.trace)) if self._traced else frozenset(),
             frozenset(run.lines) if self._settings.suspects else frozenset(),

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.concurrency.explore.finding import Finding
-from paceline.concurrency.explore.strategies.replay import Switch
-from paceline.concurrency.explore.suspects import Suspect
+from paceline.concurrency.explore.oracles import Suspect
+from paceline.concurrency.explore.strategies import Switch
 from paceline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -66,6 +66,9 @@ class Report:
     reason: str = ""  # why there is no verdict
     outside: dict[str, None] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
+    passes: int = 0  # of a line by a thread that were explored, of long loops
+    races: int = 0  # data races that did no harm
+    differs: bool = False  # what the program prints
     unstable: int = 0  # findings that a replay did not give again
     drills: list[dict[str, Any]] = field(default_factory=list)
     targets: set[Target] = field(default_factory=set)  # lines at which threads conflict
@@ -77,6 +80,7 @@ class Report:
         self.outside.update(dict.fromkeys(outcome.outside))
         self.targets |= outcome.targets
         self.lines |= outcome.lines
+        self.races = max(self.races, len(outcome.races))
         self.seconds = seconds
 
     def add(self, finding: Finding, token: str, switches: int, strategy: str = "plain") -> Report:
@@ -106,6 +110,12 @@ class Report:
         lines += [f"  drill: {each['drill']}: {each['outcome']}{_why(each)}" for each in self.drills]
         lines += [f"  outside the control, so that it was not explored: {each}" for each in self.outside]
         lines += [f"  {count} times: {reason}" for reason, count in self.lost.items()]
+        if self.passes:
+            lines.append(f"  of long loops, the first {self.passes} passes of each thread were explored, and few more")
+        if self.races and not self.all:
+            lines.append(f"  {_count(self.races, 'data race')} did no harm: to see them, add --races")
+        if self.differs and not self.all:
+            lines.append("  it printed other results in other schedules: to see which, add --same")
         if self.unstable:
             why = "the program depends on more than its schedule"
             lines.append(f"  {_count(self.unstable, 'finding')} did not come again in a replay: {why}")
@@ -141,6 +151,8 @@ class Report:
             "outside": list(self.outside),
             "lost": self.lost,
             "drills": self.drills,
+            "races": self.races,
+            "differs": self.differs,
         }
 
 
@@ -152,18 +164,18 @@ def _why(drill: dict[str, Any]) -> str:
     return f" ({drill['message']})" if drill.get("message") else ""
 
 
-def write_token(switches: Sequence[Switch], suspect: Suspect | None = None) -> str:
+def write_token(switches: Sequence[Switch], suspect: Suspect | None = None, passes: int = 0) -> str:
     """Return the token of a schedule: its switches away from the plain order, and the suspicion that it confirms."""
     rows: list[Any] = [[each.thread, each.own_step, each.to, int(each.expires)] for each in switches]
-    text = json.dumps(rows + ([suspect._asdict()] if suspect else []))
+    text = json.dumps(rows + ([suspect._asdict()] if suspect else []) + ([passes] if passes else []))
     return PREFIX + base64.urlsafe_b64encode(zlib.compress(text.encode(), 9)).decode().rstrip("=")
 
 
-def read_token(token: str) -> tuple[list[Switch], tuple[Suspect, ...]]:
-    """Return the schedule of a token, and the suspicion if it has one.
+def read_token(token: str) -> tuple[list[Switch], tuple[Suspect, ...], int]:
+    """Return the schedule of a token, the suspicion if it has one, and how many passes of a line were explored.
 
     >>> read_token(write_token([Switch(1, 7, 2, False)]))
-    ([Switch(thread=1, own_step=7, to=2, expires=False)], ())
+    ([Switch(thread=1, own_step=7, to=2, expires=False)], (), 0)
     """
     try:
         data = base64.urlsafe_b64decode(token.removeprefix(PREFIX) + "===")
@@ -172,7 +184,7 @@ def read_token(token: str) -> tuple[list[Switch], tuple[Suspect, ...]]:
             raise ValueError
         switches = [Switch(a, b, to, bool(expires)) for a, b, to, expires in (r for r in rows if isinstance(r, list))]
         suspects = [Suspect(row["file"], tuple(row["lines"]), True) for row in rows if isinstance(row, dict)]
-        return switches, tuple(suspects)
+        return switches, tuple(suspects), sum(row for row in rows if isinstance(row, int))
     except (ValueError, KeyError, TypeError, zlib.error):
         raise UsageError(
             f"--replay {token}: not a token of a schedule; paste the word of a finding, which begins with {PREFIX!r}"

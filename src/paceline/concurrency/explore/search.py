@@ -15,15 +15,16 @@ from paceline.concurrency.explore.child import Job, Outcome, run_once
 from paceline.concurrency.explore.finding import Finding
 from paceline.concurrency.explore.report import Report, write_token
 from paceline.concurrency.explore.rewriting import importing
-from paceline.concurrency.explore.settings import Settings, Target
-from paceline.concurrency.explore.strategies import Drawn, Strategy
+from paceline.concurrency.explore.session import Settings, Target
+from paceline.concurrency.explore.strategies import Drawn, Replay, Strategy, Switch
 from paceline.concurrency.explore.strategies.directed import DirectedRun
 from paceline.concurrency.explore.strategies.dpor import Dpor
 from paceline.concurrency.explore.strategies.pos import PosRun
 from paceline.concurrency.explore.strategies.random_walk import RandomWalk
-from paceline.concurrency.explore.strategies.replay import Replay, Switch
 
 SHRINK_SECONDS = 10.0
+LONG = 1500  # steps of a run, above which `dpor` is left out: it would try the last passes of a loop for ever
+PASSES = 20  # of a line that are explored where all would be too many
 #: Schedules of the other strategies that a program with time-outs still gets when `dpor` has ended: its proof leaves
 #: early time-outs out.
 AFTER_PROOF = 300
@@ -58,11 +59,15 @@ class Explorer:
         if self._plain.lost:
             return report.without_verdict(self._plain.lost)
         for finding in () if self._plain.suspect else self._findings(self._plain)[:1]:
+            if finding.kind == "too long" and not self._settings.passes:
+                self._settings = replace(self._settings, passes=PASSES)
+                report.passes = PASSES
+                return self.explore_plain()
             if finding.kind == "too long":
                 return report.without_verdict(f"{finding.message}: give it a smaller input, or more with --steps")
             if finding.kind == "exception" and finding.where is None:  # no line of the program was executed
                 return report.without_verdict(finding.message)
-            report.add(finding, write_token(()), 0)
+            self._add(finding, self._plain)
         return report
 
     def replay(self, switches: Sequence[Switch]) -> Report:
@@ -72,7 +77,7 @@ class Explorer:
         if outcome.lost:
             return self._report.without_verdict(outcome.lost)
         for finding in self._findings(outcome)[:1]:
-            return self._report.add(finding, write_token(switches, outcome.suspect), len(switches))
+            return self._add(finding, outcome)
         return self._report.without_verdict("the schedule leads to no finding: the program has changed, or is repaired")
 
     def drill(self, faults: Sequence[str]) -> Report:
@@ -88,12 +93,12 @@ class Explorer:
         settings, report = self._settings, self._report
         searches = self._searches()
         dpor = next((each for each in searches if isinstance(each, Dpor)), Dpor())
-        limit = settings.schedules
+        limit, is_long = settings.schedules, bool(settings.passes)
         for search in itertools.cycle(searches):
             is_over = time.monotonic() - self._start > settings.seconds or report.schedules >= limit
             if is_over or (settings.first and report.all) or (settings.suspects and not self._settings.suspects):
                 return
-            if search is dpor and dpor.ended:
+            if search is dpor and (dpor.ended or is_long):
                 continue
             strategy = search.next()
             if strategy is None:
@@ -108,7 +113,9 @@ class Explorer:
             if self._shared != before:
                 dpor.begin_again()  # its runs did not stop at the data that threads are now known to share
             elif search is dpor and outcome.trace is not None:
-                dpor.learn(*outcome.trace)
+                is_long = len(outcome.trace[0]) > LONG and len(searches) > 1
+                if not is_long:
+                    dpor.learn(*outcome.trace)
 
     def _searches(self) -> list[Dpor | Drawn]:
         settings = self._settings
@@ -138,10 +145,14 @@ class Explorer:
             seconds = min(SHRINK_SECONDS, self._settings.seconds)
             short = shrink(switches, partial(self._again, finding=finding), seconds)
             last = self._again(short, finding) or first
-            self._report.add(last, write_token(short, outcome.suspect), len(short), name)
+            self._add(last, outcome._replace(switches=short), name)
             if outcome.suspect:
                 others = tuple(each for each in self._settings.suspects if each != outcome.suspect)
                 self._settings = replace(self._settings, suspects=others)
+
+    def _add(self, finding: Finding, outcome: Outcome, name: str = "plain") -> Report:
+        token = write_token(outcome.switches, outcome.suspect, self._settings.passes)
+        return self._report.add(finding, token, len(outcome.switches), name)
 
     def _again(self, switches: Sequence[Switch], finding: Finding) -> Finding | None:
         """Return what a schedule leads to, if that is like a finding."""
@@ -153,8 +164,11 @@ class Explorer:
         findings = [outcome.finding] if outcome.finding is not None else []
         if self._settings.races:
             findings += outcome.races
-        if self._settings.same and not findings and not outcome.lost and outcome.output != self._plain.output:
-            findings.append(_difference(self._plain.output, outcome.output))
+        plain, output = self._plain.output, outcome.output
+        if plain is not None and output is not None and output != plain and not findings:
+            self._report.differs = True
+            if self._settings.same:
+                findings.append(_difference(plain, output))
         return findings
 
     def _run(self, strategy: Strategy, traced: bool = False, counted: bool = True) -> Outcome:

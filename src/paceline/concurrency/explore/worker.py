@@ -55,8 +55,8 @@ def _explore(request: Request) -> Report:
     gc.freeze()
     try:
         if request.replay:
-            switches, suspects = read_token(request.replay)
-            return Explorer(target, replace(settings, suspects=suspects)).replay(switches)
+            switches, suspects, passes = read_token(request.replay)
+            return Explorer(target, replace(settings, suspects=suspects, passes=passes)).replay(switches)
         explorer = Explorer(target, settings)
         return explorer.drill(request.drills) if request.drills else explorer.explore()
     finally:

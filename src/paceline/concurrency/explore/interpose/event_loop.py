@@ -1,7 +1,8 @@
-"""asyncio: the loop runs its callbacks in its own order, first in, first out, as it always does.
+"""`time` and `asyncio`: a clock that passes only when the scheduler says so, sleeps that cost nothing, and the loop.
 
-What varies is time, and the threads beside the loop: it may be late, so that several timers are due at once, and a
-callback from another thread may come at any time. Choosing among ready callbacks would report what can never happen.
+The loop runs its callbacks in its own order, first in, first out, as it always does. What varies is time, and the
+threads beside the loop: it may be late, so that several timers are due at once, and a callback from another thread may
+come at any time. Choosing among ready callbacks would report what can never happen.
 """
 
 from __future__ import annotations
@@ -9,20 +10,48 @@ from __future__ import annotations
 import asyncio
 import selectors
 import threading
+import time
 from asyncio import events
+from collections.abc import Callable
 from typing import Any
 
 from paceline.concurrency.explore.finding import Finding, exception_in
 from paceline.concurrency.explore.interpose import control
 from paceline.concurrency.explore.interpose.control import here, step
 from paceline.concurrency.explore.operation import Place
-from paceline.concurrency.explore.scheduler import real_monotonic
+from paceline.concurrency.explore.scheduler import real_monotonic, real_sleep
 
+#: To look at a clock takes this long, so that a loop that polls a clock ends.
+TICK = 0.001
+EPOCH = 1_700_000_000.0  # the virtual time of day at the virtual second 0
 RealLoop = asyncio.SelectorEventLoop
 _acquire, _release = asyncio.Lock.acquire, asyncio.Lock.release
 
 #: Exceptions in tasks and callbacks that no one has read.
 unread: list[Finding] = []
+
+
+def monotonic() -> float:
+    """Return the virtual time in a thread under control, else the real one."""
+    where = here()
+    if where is None:
+        return real_monotonic()
+    run, _ = where
+    run.now += TICK
+    return run.now
+
+
+def _virtual(real: Callable[[], Any], epoch: float, unit: Callable[[float], Any]) -> Callable[[], Any]:
+    return lambda: unit(monotonic() + epoch) if here() is not None else real()
+
+
+def sleep(seconds: float, /) -> None:
+    if here() is None:
+        real_sleep(seconds)
+    elif seconds <= 0:
+        step("yields to", "other threads", "clock", mode="read")
+    else:
+        step("sleeps", f"for {seconds:g} s", "clock", ready=lambda: False, timeout=seconds)
 
 
 class Loop(RealLoop):
@@ -130,6 +159,11 @@ def _release_and_note(self: asyncio.Lock) -> None:
 
 
 def install() -> None:
+    time.sleep = sleep  # type: ignore[assignment]
+    threading._time = monotonic  # type: ignore[attr-defined]  # of conditions
+    for name, epoch in (("monotonic", 0.0), ("perf_counter", 0.0), ("time", EPOCH)):
+        setattr(time, name, _virtual(getattr(time, name), epoch, float))
+        setattr(time, f"{name}_ns", _virtual(getattr(time, f"{name}_ns"), epoch, lambda seconds: int(seconds * 1e9)))
     events.new_event_loop = asyncio.new_event_loop = lambda: Loop(selectors.DefaultSelector())
     asyncio.SelectorEventLoop = Loop
     asyncio.Lock.acquire = _acquire_and_note  # type: ignore[method-assign]

@@ -22,7 +22,6 @@ from paceline.concurrency.explore.operation import Operation, Touch
 from paceline.concurrency.explore.scheduler import Task
 
 RealThread = threading.Thread
-RealTimer = threading.Timer
 _orders = itertools.count()
 
 
@@ -77,7 +76,7 @@ class Thread(RealThread):
 class Timer(Thread):
     """A thread that calls a function after a time, unless it is cancelled before."""
 
-    cancel, run = RealTimer.cancel, RealTimer.run
+    cancel, run = threading.Timer.cancel, threading.Timer.run
 
     def __init__(self, interval: float, function: Callable[..., Any], args: Any = None, kwargs: Any = None) -> None:
         super().__init__()
