@@ -8,6 +8,7 @@ Time passes only when an option is chosen that *expires*: then it is the deadlin
 from __future__ import annotations
 
 import _thread
+import gc
 import sys
 import time
 from collections import Counter
@@ -86,10 +87,12 @@ class Run:
         finish: Callable[[Finding | None], NoReturn],
         shared: frozenset[str] | None = None,
         passes: int = 0,
+        collect_at: int = 0,
     ) -> None:
         """Prepare a run; threads are interrupted only at the `shared` data, once it is known.
 
-        Of the passes of a thread over a line, they are interrupted only at so many, and then at one of many.
+        Of the passes of a thread over a line, they are interrupted only at so many, and then at one of many. At one
+        step garbage is collected.
         """
         self.sharing = Sharing(shared)
         self.tasks: list[Task] = []
@@ -106,6 +109,7 @@ class Run:
         self._by_ident: dict[int, Task] = {}
         self._running: Task | None = None
         self._in_a_row = 0
+        self._collect_at = collect_at
         self._passes, self._passed = passes, Counter[tuple[int, str, Place]]()
 
     # ---- threads
@@ -144,6 +148,9 @@ class Run:
         """Wait until the operation is chosen; False if its deadline passed first. Its effect is the caller's."""
         if task.quiet and operation.ready():
             return True
+        if self._collect_at and self.steps >= self._collect_at:
+            self._collect_at = 0
+            gc.collect()  # a destructor may make steps of its own
         task.expired = False
         task.steps += 1
         self.lines.add(operation.place[:2])
@@ -193,7 +200,7 @@ class Run:
         """Return where the running thread waits outside the control, as `MainThread at app.py:7`; empty if it works."""
         task = self._running
         ident = next((ident for ident, each in self._by_ident.items() if each is task), None)
-        if task is None or ident is None or _is_working():
+        if task is None or ident is None or is_working("self", 2):
             return ""
         frame = sys._current_frames().get(ident)
         while frame is not None and "__explore__" not in frame.f_globals:
@@ -304,7 +311,7 @@ class Run:
         return Finding(kind, f"the program has not ended after {bound}", tuple(scenes))
 
 
-def _is_working() -> bool:
-    """Whether another thread than this one runs, or waits for a processor or a disk: when busy, that may take long."""
-    states = [file.read_text().rpartition(") ")[2][0] for file in Path("/proc/self/task").glob("*/stat")]
-    return sum(state in "RD" for state in states) > 1
+def is_working(process: str, threads: int) -> bool:
+    """Whether so many threads run, or wait for a processor or a disk: on a busy machine, that may take long."""
+    states = [file.read_text().rpartition(") ")[2][0] for file in Path(f"/proc/{process}/task").glob("*/stat")]
+    return sum(state in "RD" for state in states) >= threads

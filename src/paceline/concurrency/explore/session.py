@@ -139,14 +139,19 @@ class Session:
 
 
 def drills_of(names: Sequence[str], ranks: int) -> list[str]:
+    """Return drills as KIND:STEP:RANK: usually in step 2 of the last rank, but rank 0 is the one that saves.
+
+    >>> drills_of(["nan", "disk:3"], ranks=2)
+    ['nan:2:1', 'disk:3:0']
+    """
     if names and ranks < 2:
         raise UsageError(f"--drill {names[0]}: a fault on one rank needs others; add --ranks 2 or more")
-    drills = [each for name in names for each in (DRILLS if name == "all" else (name,))]
-    for each in drills:
+    drills = []
+    for each in (each for name in names for each in (DRILLS if name == "all" else (name,))):
         kind, *numbers = each.split(":")
         if kind not in DRILLS or len(numbers) > 2 or not all(number.isdigit() for number in numbers):
-            kinds = ", ".join(DRILLS)
-            raise UsageError(
-                f"--drill {each}: not a drill; write {kinds} or all, each as KIND, KIND:STEP or KIND:STEP:RANK"
-            )
+            form = f"{', '.join(DRILLS)} or all, each as KIND, KIND:STEP or KIND:STEP:RANK"
+            raise UsageError(f"--drill {each}: not a drill; write {form}")
+        usual = ["1", "0"] if kind == "disk" else ["2", str(ranks - 1)]
+        drills.append(":".join([kind, *numbers, *usual[len(numbers) :]]))
     return drills

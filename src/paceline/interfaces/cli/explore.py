@@ -49,7 +49,7 @@ ExploreDrills = Annotated[
     typer.Option(
         "--drill",
         metavar="KIND[:STEP[:RANK]]",
-        help="With --ranks: try a fault on one rank: exception, short, nan, sigterm, or all. May be repeated.",
+        help="With --ranks: try a fault on one rank: exception, short, nan, sigterm, disk, or all. May be repeated.",
     ),
 ]
 ExploreSeconds = Annotated[float, typer.Option("--seconds", min=0.0, help="Search no longer than this.")]

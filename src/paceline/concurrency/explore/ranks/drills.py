@@ -118,18 +118,14 @@ class Fault:
         return control.rank() == self.rank
 
 
-def fault(text: str, ranks: int) -> Fault:
-    """Return the fault of KIND, KIND:STEP or KIND:STEP:RANK.
+def fault(text: str) -> Fault:
+    """Return the fault of a text.
 
-    By default it comes in the second step of the last rank; a full disk at the first checkpoint of the first one.
-
-    >>> str(fault("exception:3", 2))
+    >>> str(fault("exception:3:1"))
     'an exception in step 3 of rank 1'
     """
-    kind, *numbers = text.split(":")
-    usual = (1, 0) if kind == "disk" else (2, max(0, ranks - 1))
-    step, rank = (*map(int, numbers), *usual[len(numbers) :])
-    return Fault(kind, rank, step)
+    kind, step, rank = text.split(":")
+    return Fault(kind, int(rank), int(step))
 
 
 def outcome(fault: Fault, finding: Finding | None) -> dict[str, str]:
@@ -199,18 +195,18 @@ def _in_output(fault: Fault) -> None:
 
 
 def _in_loader(fault: Fault) -> None:
-    """Leave out the last batch of an epoch."""
+    """Leave out the last batch of every epoch."""
     iterate = DataLoader.__iter__
 
     def shorter(self: Any) -> Iterator[Any]:
         batches = iterate(self)
-        if not fault.is_due():
+        if not fault._is_here():
             yield from batches
             return
         following = next(batches, None)
         for batch in batches:
             yield following
             following = batch
+        fault.done = True
 
-    fault.step = 1
     DataLoader.__iter__ = shorter  # type: ignore[method-assign, assignment]

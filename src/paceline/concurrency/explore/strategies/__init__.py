@@ -7,6 +7,7 @@ from a seed. One strategy chooses for one run, and a *search* makes the strategy
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from random import Random
 from typing import NamedTuple
 
 from paceline.concurrency.explore.operation import Operation, Option
@@ -82,3 +83,27 @@ class Replay(Strategy):
     def pick(self, decision: Decision) -> Option:
         option = self._to.get((decision.current, decision.own_step))
         return option if option in decision.options else decision.plain  # type: ignore[return-value]
+
+
+# --- Random walk: at each step, with a probability that is drawn once for a run, any thread that can continue ---------
+# Few switches find most bugs, so most runs draw a small probability. Also called naive random scheduling: unlike
+# `pos`, it favours no order of conflicting operations, and long threads are interrupted more often than short ones.
+
+SWITCH = (0.02, 0.1, 0.3, 0.6)
+#: Half of the runs let time pass only when no thread can continue; the others let it pass early now and then.
+EARLY = (0.0, 0.0, 0.05, 0.3)
+
+
+class RandomWalk(Strategy):
+    """Chooses the steps of one run at random."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = Random(seed)
+        self._switch, self._early = self._chance.choice(SWITCH), self._chance.choice(EARLY)
+
+    def pick(self, decision: Decision) -> Option:
+        on, late = split(decision.options)
+        if late and (not on or self._chance.random() < self._early):
+            return late[0] if not on else self._chance.choice(late)
+        blocked = decision.plain.thread != decision.current
+        return self._chance.choice(on) if blocked or self._chance.random() < self._switch else decision.plain
