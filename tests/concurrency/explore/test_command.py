@@ -471,3 +471,30 @@ def test_what_cannot_be_explored_is_no_finding_and_a_script_of_ranks_is_known(
     assert answer.code == code
     assert line in answer.text
     assert "replay:" not in answer.text
+
+
+def test_a_handler_of_a_signal_runs_without_a_switch(session: Session, tmp_path: Path) -> None:
+    source = """
+import os, signal, threading
+
+class State:
+    wanted = 0
+
+def ask(*_):
+    State.wanted += 1
+
+def work():
+    with lock:
+        State.wanted
+
+signal.signal(signal.SIGUSR1, ask)
+lock = threading.Lock()
+thread = threading.Thread(target=work)
+thread.start()
+for _ in range(20):
+    with lock:
+        os.kill(os.getpid(), signal.SIGUSR1)
+thread.join()
+"""
+    report = session.explore(written(tmp_path, source), Settings(schedules=20)).report
+    assert report["finding"] is None, report["finding"]

@@ -163,6 +163,7 @@ class _Child:
 
     def finish(self, finding: Finding | None) -> NoReturn:
         """Report, and end the process, from whatever thread."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a handler would begin again
         if not self._ended.acquire(False):
             real_sleep(3600)  # another thread reports
         run, suspect, lost = self._run, None, ""

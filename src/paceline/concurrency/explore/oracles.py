@@ -14,15 +14,13 @@ no such story.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from paceline.concurrency.explore.finding import Finding
 from paceline.concurrency.explore.operation import Operation, Place
 from paceline.concurrency.explore.strategies import Executed
 
-if TYPE_CHECKING:
-    from paceline.concurrency.explore.scheduler import Run
-
+Run: TypeAlias = Any  # of the scheduler, which imports this module
 Clock = dict[int, int]
 Access = tuple[int, Operation]  # of which thread
 MOST = 50  # races of one run that are told apart

@@ -7,18 +7,15 @@ import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from paceline.concurrency.explore.finding import Finding
 from paceline.concurrency.explore.oracles import Suspect
 from paceline.concurrency.explore.strategies import Switch
 from paceline.errors import UsageError
 
-if TYPE_CHECKING:
-    from paceline.concurrency.explore.child import Outcome
-    from paceline.concurrency.explore.strategies.directed import Target
-
-
+Outcome: TypeAlias = Any  # of a child, which imports this module
+Target = frozenset[tuple[str, int]]  # files and lines
 PREFIX = "ex1-"  # of a token: a schedule as a word that can be pasted into a bug report
 #: What launchers put into the environment of a rank.
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")

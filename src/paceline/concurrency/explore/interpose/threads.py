@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures.thread as pool
 import itertools
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -168,6 +169,23 @@ def _numbered_init(self: Future[Any]) -> None:
     self.explored_order = next(_orders)  # type: ignore[attr-defined]
 
 
+_signal = signal.signal
+
+
+def _uninterrupted(number: int, handler: Any) -> Any:
+    """Let a handler of the program run without a switch: it comes while its thread waits to be chosen."""
+    if not callable(handler) or not control.is_controlled():
+        return _signal(number, handler)
+
+    def quiet(*details: Any) -> None:
+        task = control.this()[1]
+        task.quiet += 1
+        handler(*details)
+        task.quiet -= 1
+
+    return _signal(number, quiet)
+
+
 def begin() -> None:
     """Give the module a lock under control in the place of the one that it made when it was imported."""
     pool._global_shutdown_lock = lock = Lock()  # type: ignore[assignment]
@@ -181,6 +199,7 @@ def end() -> None:
 
 
 def install() -> None:
+    signal.signal = _uninterrupted  # type: ignore[assignment]
     Future.__init__ = _numbered_init  # type: ignore[method-assign, assignment]
     # A set of futures has the same order in every run, which by their addresses it would not have.
     Future.__hash__ = lambda self: self.explored_order  # type: ignore[method-assign, attr-defined]

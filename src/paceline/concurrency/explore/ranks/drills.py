@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from paceline.concurrency.explore.finding import Finding
@@ -186,8 +188,10 @@ def _in_output(fault: Fault) -> None:
 
     def after(module: Any, inputs: Any, output: Any) -> Any:
         fault.depth -= fault._is_here()
-        if isinstance(output, torch.Tensor) and fault.depth == 0 and module.training and fault.is_due():
-            return output * float("nan")
+        if fault.depth == 0 and module.training and fault.is_due():
+            return tree_map_only(
+                torch.Tensor, lambda each: each * math.nan if each.is_floating_point() else each, output
+            )
         return None
 
     modules.register_module_forward_pre_hook(before)
