@@ -473,7 +473,7 @@ def test_what_cannot_be_explored_is_no_finding_and_a_script_of_ranks_is_known(
     assert "replay:" not in answer.text
 
 
-def test_a_handler_of_a_signal_runs_without_a_switch(session: Session, tmp_path: Path) -> None:
+def test_a_handler_of_a_signal_runs_between_two_steps_of_its_thread(session: Session, tmp_path: Path) -> None:
     source = """
 import os, signal, threading
 

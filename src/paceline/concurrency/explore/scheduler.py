@@ -48,6 +48,7 @@ class Task:
     steps: int = 0
     quiet: int = 0  # in how many sections that are not interrupted it is
     clock: Clock = field(default_factory=dict)
+    signals: list[Callable[[], Any]] = field(default_factory=list)  # handlers that are to be called
 
     def __post_init__(self) -> None:
         self.gate.acquire()
@@ -151,6 +152,8 @@ class Run:
         if self._collect_at and self.steps >= self._collect_at:
             self._collect_at = 0
             gc.collect()  # a destructor may make steps of its own
+        while task.signals:
+            task.signals.pop(0)()
         task.expired = False
         task.steps += 1
         self.lines.add(operation.place[:2])

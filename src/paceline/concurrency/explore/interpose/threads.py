@@ -172,18 +172,12 @@ def _numbered_init(self: Future[Any]) -> None:
 _signal = signal.signal
 
 
-def _uninterrupted(number: int, handler: Any) -> Any:
-    """Let a handler of the program run without a switch: it comes while its thread waits to be chosen."""
+def _deferred(number: int, handler: Any) -> Any:
+    """Let a handler of the program run at the next step of its thread, which may wait to be chosen now."""
     if not callable(handler) or not control.is_controlled():
         return _signal(number, handler)
-
-    def quiet(*details: Any) -> None:
-        task = control.this()[1]
-        task.quiet += 1
-        handler(*details)
-        task.quiet -= 1
-
-    return _signal(number, quiet)
+    task = control.this()[1]
+    return _signal(number, lambda *details: task.signals.append(lambda: handler(*details)))
 
 
 def begin() -> None:
@@ -199,7 +193,7 @@ def end() -> None:
 
 
 def install() -> None:
-    signal.signal = _uninterrupted  # type: ignore[assignment]
+    signal.signal = _deferred  # type: ignore[assignment]
     Future.__init__ = _numbered_init  # type: ignore[method-assign, assignment]
     # A set of futures has the same order in every run, which by their addresses it would not have.
     Future.__hash__ = lambda self: self.explored_order  # type: ignore[method-assign, attr-defined]
