@@ -30,6 +30,7 @@ from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
 from paceline.runtime.links.tcp.events import Arrived, Gone, Received
 from paceline.runtime.links.tcp.handshake import JOB_BYTES, Identity, Peer
 from paceline.runtime.links.tcp.hub import Hub
+from tests.each import each
 
 MEETING = bytes(16)
 SPACE = Space({"x": Float(0, 1, count=5)})
@@ -173,7 +174,7 @@ def test_what_a_head_says_is_never_unpickled(kind: int, tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-@pytest.mark.parametrize(
+@each(
     "said",
     [
         b"",
