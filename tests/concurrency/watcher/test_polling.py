@@ -63,8 +63,8 @@ def test_what_is_left_in_the_background_and_does_not_end_keeps_the_pipe_open(com
 
 
 def settled(process: Process) -> bool:
-    """Whether a process is seen to wait for the holder of its pipe: one that has just been forked is seen later."""
-    return process.main.kind == "pipe" and process.main.by != ()
+    """Whether a process is seen to wait for the holder of its pipe alone: until it has closed it, a shell is another."""
+    return process.main.kind == "pipe" and len(process.main.by) == 1
 
 
 def snapshot_until(pid: int, found: Callable[[Process], bool]) -> Process:
