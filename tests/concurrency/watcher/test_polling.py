@@ -63,7 +63,7 @@ def test_what_is_left_in_the_background_and_does_not_end_keeps_the_pipe_open(com
 
 
 def settled(process: Process) -> bool:
-    """Whether a process is seen to wait for the holder of its pipe alone: until it has closed it, a shell is another."""
+    """Whether a process is seen to wait for one holder of its pipe: the shell that started it is another at first."""
     return process.main.kind == "pipe" and len(process.main.by) == 1
 
 
