@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.kernels.clipping import norm, ways
 from paceline.kernels.exchange import PLACE
 from paceline.kernels.served_steps import served_step

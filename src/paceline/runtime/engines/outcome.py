@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import CrowdedWarning, RunFailed
-from paceline.plans.sizes import sizes_by
+from paceline.plans.plan import sizes_by
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.runs.folder import RunFolder, writing
 from paceline.runtime.runs.record import DeathRecord, Evaluation, RunRecord, Status, Summary

@@ -9,9 +9,9 @@ from torch import nn
 
 from paceline.algorithms.agenda import Agenda
 from paceline.errors import JobError, JobWarning, PlanError
-from paceline.plans.codecs import refuse_tables
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
+from paceline.plans.recipe import refuse_tables
 from paceline.training.data.sampled import SampledSource
 from paceline.training.data.source import Source
 from paceline.training.gradients.probe import Probe

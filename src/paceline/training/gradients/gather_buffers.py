@@ -1,4 +1,4 @@
-"""Buffers for the gradients of a round until it is full; `algorithms.server.gathering` assigns the slots."""
+"""Buffers for the gradients of a round until it is full; `algorithms.server.shard` assigns the slots."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.algorithms.rules import GradientUpdate, Memory, Rule
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.kernels.one_pass import Pass, one_pass, spans_for
 from paceline.kernels.served_steps import ALIKE, UNKNOWN, WATCHED, ServedRule, ServedStep, form_of, served_step
 from paceline.training.parameters.optimizers import Optimizer, bare_step, forget, has_hooks

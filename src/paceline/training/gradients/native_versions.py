@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.rules import Rule
-from paceline.algorithms.rules.dc_asgd import EPSILON, DcAsgd
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import EPSILON, DcAsgd, Plain
 from paceline.kernels.one_pass import Pass, one_pass, spans_for
 from paceline.kernels.served_steps import ServedRule, ServedStep, served_step
 from paceline.training.gradients.native_step import PLAIN, Settings, agrees, fits

@@ -16,7 +16,7 @@ from time import perf_counter
 
 import torch
 
-from paceline.algorithms.collectives.chunk_tree import Run, join
+from paceline.algorithms.collectives.canonical import Run, join
 from paceline.training.gradients.payload import GradientSum, Payload
 from paceline.training.parameters.layout import Layout
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from paceline.algorithms.splits import Held, Shape, SplitNode
 from paceline.algorithms.splits.derivation import PARAMETER
-from paceline.algorithms.splits.nodes import Held, Shape, SplitNode
 from paceline.training.parameters.layout import trainable
 from paceline.training.splits.kinds import ARITHMETIC, SIZES, kind_of
 from paceline.training.stages.following import tensors_of

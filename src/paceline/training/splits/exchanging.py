@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.algorithms.splits import Box, Placement
 from paceline.algorithms.splits.derivation import Step
-from paceline.algorithms.splits.movements import CUT, TRIM, AllToAll, Movement, intersection, volume
+from paceline.algorithms.splits.placements import CUT, TRIM, AllToAll, Movement, intersection, volume
 from paceline.runtime.links import TURNS, Link, Span
 from paceline.training.splits.slicing import window
 

@@ -1,4 +1,4 @@
-"""Which kind of operation a piece of a traced model is, for `algorithms.splits.following` and the ways to split."""
+"""Which kind of operation a piece of a traced model is, for `algorithms.splits.placements` and the ways to split."""
 
 from __future__ import annotations
 

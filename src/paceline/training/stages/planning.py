@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from paceline.algorithms.schedules import WEIGHTS, Table
-from paceline.algorithms.splits.by_depth import balanced
+from paceline.algorithms.splits import balanced
 from paceline.errors import JobError, PlanError
 from paceline.training.gradients.backward_pass import backward
 from paceline.training.gradients.replica import Replica

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.schedules import Table, Work
+from paceline.algorithms.schedules import Pass, Table, Work, passes
 from paceline.algorithms.schedules.clock import Place, Walk
-from paceline.algorithms.schedules.passes import Pass, passes
 from paceline.algorithms.schedules.worker import Agree, Compute, Effect, SumUp, Update
-from paceline.algorithms.server.events import Push
+from paceline.algorithms.server.messages import Push
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.runtime.engines.arithmetic.common import Snapshots
 from paceline.runtime.engines.arithmetic.execute import execute

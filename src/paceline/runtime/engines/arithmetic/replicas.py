@@ -11,11 +11,10 @@ from contextlib import nullcontext
 from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
+from paceline.algorithms.schedules import Pass
 from paceline.algorithms.schedules.clock import Walk
-from paceline.algorithms.schedules.passes import Pass
 from paceline.algorithms.schedules.worker import follow
-from paceline.algorithms.server.actions import Action
-from paceline.algorithms.server.events import Pull, Push
+from paceline.algorithms.server.messages import Action, Pull, Push
 from paceline.runtime.engines.arithmetic.common import Snapshots
 from paceline.runtime.engines.arithmetic.pipeline import StagedPipeline
 from paceline.runtime.engines.servers.port import ShardPort, WorkerSide

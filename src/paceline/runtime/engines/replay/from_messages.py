@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.algorithms.dataflow import WITHOUT_NUMBERS, Message, Work
+from paceline.algorithms.dataflow import WITHOUT_NUMBERS, Instances, Message, Work
 from paceline.algorithms.dataflow.holder import Holder, Outcome
-from paceline.algorithms.dataflow.instances import Instances
 from paceline.algorithms.dataflow.worker import (
     Client,
     Compute,
@@ -31,7 +30,7 @@ from paceline.algorithms.dataflow.worker import (
     Update,
 )
 from paceline.errors import ReplayDiverged, UsageError
-from paceline.plans.methods.dataflow import Dataflow
+from paceline.plans.methods.split_layers import Dataflow
 from paceline.runtime.engines.arithmetic.dataflow import DataflowArithmetic
 from paceline.runtime.engines.replay.from_trace import NextUpdate, ReplayedVersion
 from paceline.runtime.engines.setup import Setup

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.server.events import Pull, Push
+from paceline.algorithms.server.messages import Pull, Push
 from paceline.errors import ReplayDiverged
 from paceline.runtime.engines.arithmetic.replicas import ReplicaArithmetic
 from paceline.runtime.engines.arithmetic.servers import ServerArithmetic

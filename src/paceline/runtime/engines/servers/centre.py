@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from paceline.algorithms.rules import Exchanging
-from paceline.algorithms.server.events import Push
+from paceline.algorithms.server.messages import Push
 from paceline.runtime.engines.servers.port import ShardPort, WorkerSide
 from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory
 from paceline.training.gradients.payload import GradientSum
@@ -16,7 +16,7 @@ from paceline.training.parameters.shard_version import ShardVersion
 from paceline.training.parameters.worker_state import WorkerState
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 
 class CentrePort(ShardPort):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from paceline.algorithms.rules import GradientUpdate, Rule
-from paceline.algorithms.server.events import Push
-from paceline.algorithms.server.gathering import Gathering
+from paceline.algorithms.server.messages import Push
+from paceline.algorithms.server.shard import Gathering
 from paceline.runtime.engines.servers.gradient import RulePort
 from paceline.runtime.engines.servers.port import WorkerSide
 from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory
@@ -17,7 +17,7 @@ from paceline.training.gradients.payload import GradientSum
 from paceline.training.parameters.worker_state import WorkerState
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 
 class GatheringPort(RulePort):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from paceline.algorithms.rules import GradientUpdate, Rule
-from paceline.algorithms.server.events import Push
+from paceline.algorithms.server.messages import Push
 from paceline.algorithms.server.version_slots import VersionSlots
 from paceline.runtime.engines.servers.port import ShardPort, WorkerSide
 from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory
@@ -21,7 +21,7 @@ from paceline.training.parameters.store import ShardStore
 from paceline.training.parameters.worker_state import WorkerState
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 
 class RulePort(ShardPort):

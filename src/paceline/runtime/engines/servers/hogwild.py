@@ -7,9 +7,8 @@ from time import perf_counter_ns as now
 
 from torch import Tensor
 
-from paceline.algorithms.rules.plain import Plain
-from paceline.algorithms.server.actions import Action, Apply
-from paceline.algorithms.server.events import Pull, Push
+from paceline.algorithms.rules.gradients import Plain
+from paceline.algorithms.server.messages import Action, Apply, Pull, Push
 from paceline.algorithms.server.shard import Shard
 from paceline.runtime.engines.servers.port import WorkerSide
 from paceline.runtime.engines.servers.shard_memory import ShardMemory

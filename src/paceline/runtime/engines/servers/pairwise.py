@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from paceline.algorithms.rules.ad_psgd import AdPsgd
-from paceline.algorithms.rules.plain import Plain
-from paceline.algorithms.server.events import Push
+from paceline.algorithms.rules.averaging import AdPsgd
+from paceline.algorithms.rules.gradients import Plain
+from paceline.algorithms.server.messages import Push
 from paceline.algorithms.server.version_slots import ReplicaSlots
 from paceline.runtime.engines.servers.port import ShardPort, WorkerSide
 from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory
@@ -17,7 +17,7 @@ from paceline.training.parameters.replicas import GossipReplica, mean_of
 from paceline.training.parameters.worker_state import WorkerState
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 
 class PairwisePort(ShardPort):

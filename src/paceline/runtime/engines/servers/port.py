@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from paceline.algorithms.rules import Averaging, Rule
-from paceline.algorithms.server.actions import Action, Apply, Held
-from paceline.algorithms.server.events import Pull, Push
+from paceline.algorithms.server.messages import Action, Apply, Held, Pull, Push
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory
 from paceline.runtime.runs.trace import Kind
@@ -36,7 +35,7 @@ from paceline.training.parameters.store import LocalStore
 from paceline.training.parameters.worker_state import WorkerState
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 
 @dataclass

@@ -18,11 +18,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from paceline.algorithms.server.actions import Action
 from paceline.algorithms.server.desk import Desk
-from paceline.algorithms.server.events import Event
-from paceline.algorithms.server.gathering import Gathering
-from paceline.algorithms.server.shard import Shard
+from paceline.algorithms.server.messages import Action, Event
+from paceline.algorithms.server.shard import Gathering, Shard
 from paceline.algorithms.server.version_slots import ReplicaSlots, VersionSlots
 from paceline.training.parameters.rows import Journal
 from paceline.training.parameters.shard_version import ShardVersion, VersionShape

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.algorithms.collectives import Collective, Round
-from paceline.algorithms.collectives.gather import Gather
+from paceline.algorithms.collectives.whole_vectors import Gather
 from paceline.runtime.engines.virtual.world import World
 
 LARGE = 512  # workers from which on the closed form is used, which does not divide the waiting by steps

@@ -20,7 +20,7 @@ from functools import partial
 from time import perf_counter_ns as now
 from typing import Any
 
-from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.plans.methods import Synchronous
 from paceline.plans.methods.program import BeginExchange, EndExchange, Exchange, Offer, Step
 from paceline.runtime.engines.workers.collectives import Means, NeighbourMixing

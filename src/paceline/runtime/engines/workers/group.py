@@ -15,7 +15,7 @@ from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.algorithms.cluster.shares import Membership
 from paceline.algorithms.collectives import Collective
 from paceline.algorithms.collectives.canonical import Canonical, lanes_of, spare_lanes
-from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.runtime.engines.workers.arena import Arena
 from paceline.runtime.engines.workers.coded_sums import CodedSums, frames_of
 from paceline.runtime.engines.workers.collectives import (

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.algorithms.collectives import Collective
-from paceline.algorithms.collectives.neighbours import Neighbours
-from paceline.algorithms.mesh import Mesh
+from paceline.algorithms.collectives.whole_vectors import Neighbours
+from paceline.algorithms.splits import Mesh
 from paceline.plans.methods.split_layers import DATA, SplitLayers
 from paceline.runtime.engines.workers.collectives import Means, PayloadReduction, Reduction, payloads_of
 from paceline.runtime.links import Link, Span

@@ -18,8 +18,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.algorithms.server.desk import Desk
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
-from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.server.gates import Asynchronous, StaleSynchronous
 from paceline.kernels.exchange import places_of
 from paceline.kernels.serve import OPEN, SPAN, DeskInMemory, Integers, Served, ShardInMemory, addresses
 from paceline.kernels.served_steps import ServedRule, ServedStep

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.collectives.chunk_tree import Run, joins_of
+from paceline.algorithms.collectives.canonical import Run, joins_of
 from paceline.kernels.exchange import MOVE, PEER, PIECE, Ended, GradientExchange, Waits, places_of
 from paceline.runtime.engines.workers.collectives import PayloadReduction, Sums
 from paceline.runtime.links import futex

@@ -10,12 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.schedules import FORWARD, Table, Work
-from paceline.algorithms.schedules.passes import Pass, passes
+from paceline.algorithms.schedules import FORWARD, Pass, Table, Work, passes
 from paceline.algorithms.schedules.worker import Agree, Channel, Compute, Receive, Send, SumUp, Update
-from paceline.algorithms.server.actions import Lease
-from paceline.algorithms.server.events import Push
-from paceline.algorithms.server.replica import Place
+from paceline.algorithms.server.messages import Lease, Push
+from paceline.algorithms.server.worker import Place
 from paceline.errors import NotFinite
 from paceline.errors.failure import Position
 from paceline.plans.methods.pipeline import LAYERS, Pipeline

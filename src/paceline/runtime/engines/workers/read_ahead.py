@@ -10,8 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 
-from paceline.algorithms.agenda import Agenda, Chunk
-from paceline.algorithms.forecast import Forecast
+from paceline.algorithms.agenda import Agenda, Chunk, Forecast
 from paceline.runtime.engines.workers.methods.runner import PlanRunner
 from paceline.training.data.source import Reader
 

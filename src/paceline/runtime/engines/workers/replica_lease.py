@@ -6,9 +6,8 @@ from collections.abc import Callable
 from time import perf_counter_ns as now
 from typing import Any
 
-from paceline.algorithms.server.actions import Lease, Wait
-from paceline.algorithms.server.events import Ask, Finish, Push
-from paceline.algorithms.server.replica import Assign, AwaitPushes, Count, Place, TakeUp
+from paceline.algorithms.server.messages import Ask, Finish, Lease, Push, Wait
+from paceline.algorithms.server.worker import Assign, AwaitPushes, Count, Place, TakeUp
 from paceline.runtime.engines.servers.stage_shards import open_stage_port, whole_values
 from paceline.runtime.engines.workers.arena import DESK_LOCK, Arena
 from paceline.runtime.engines.workers.snapshot_file import SnapshotFile

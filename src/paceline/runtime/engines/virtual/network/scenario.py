@@ -7,9 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.algorithms.cluster.shard import LOG_LIMIT
-from paceline.algorithms.server.gates import Gate
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
-from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.server.gates import Asynchronous, Gate, StaleSynchronous
 
 FAULTS = (
     "kill worker", "pause worker", "kill server", "pause server", "kill machine", "pause machine", "pause several",

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.algorithms.server.actions import Lease
+from paceline.algorithms.server.messages import Lease
 from paceline.errors import NotFinite
 from paceline.kernels.exchange import Ended
 from paceline.kernels.serve import BatchStage

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.algorithms.rules import Averaging, Rule
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.workers.group import Group
 from paceline.runtime.engines.workers.meter import Meter
