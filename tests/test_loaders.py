@@ -130,7 +130,7 @@ def test_every_loader_stands_in_the_table_with_who_writes_what_it_reads() -> Non
 
 def test_the_wire_knows_no_pickle() -> None:
     """Nor does what speaks over it: neither frames nor the messages of a tuning."""
-    tuning = (SOURCE / f"planning/tuner/{name}.py" for name in ("trials/peers", "trials/messages", "state_file"))
+    tuning = (SOURCE / f"planning/tuner/{name}.py" for name in ("trials/peers", "state_file"))
     for file in (*(SOURCE / "runtime/links").rglob("*.py"), *tuning):
         imported = {
             name.name.partition(".")[0]

@@ -1,4 +1,4 @@
-"""The command `paceline check`."""
+"""The commands `paceline check` and `paceline explain`."""
 
 from __future__ import annotations
 
@@ -92,8 +92,6 @@ def _print(report: Report, form: options.CheckFormat, json: bool, explore_second
         typer.echo(visible(text))
     console.print(report.summary())
 
-
-# --- The command `paceline explain` -----------------------------------------------------------------------------------
 
 NAME_HELP = "A rule of `paceline check`, as PC404 or lock-order; or an error, by its first word, as WorkerFailed."
 

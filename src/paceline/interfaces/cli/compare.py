@@ -1,4 +1,4 @@
-"""The command `paceline compare`."""
+"""The commands `paceline compare` and `paceline verify`."""
 
 from __future__ import annotations
 
@@ -123,9 +123,6 @@ def split_plans(text: str) -> list[str]:
         else:
             plans.append(word)
     return plans
-
-
-# --- The command `paceline verify` ------------------------------------------------------------------------------------
 
 
 def verify(

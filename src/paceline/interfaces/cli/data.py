@@ -1,4 +1,4 @@
-"""The command `paceline data`."""
+"""The commands `paceline data`, `paceline prepare` and `paceline ingest`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from rich.status import Status
 
 from paceline.interfaces.cli import options
 from paceline.interfaces.cli.console import console, print_json
-from paceline.interfaces.cli.data_tables import show_manifest
 
 # --- The arguments and options of the commands about data -------------------------------------------------------------
 
@@ -61,7 +60,7 @@ def data(
 
     With --verify every file is read and compared with what was written; exit code 1 if one differs.
     """
-    from paceline.interfaces.cli.data_tables import described, show_stream
+    from paceline.interfaces.cli.data_tables import described, show_manifest, show_stream
     from paceline.training.shards.export import export as write_export
     from paceline.training.shards.manifest import read_manifest
     from paceline.training.shards.sealed import SealedList, is_stream
@@ -94,9 +93,6 @@ def data(
         raise typer.Exit(1)
 
 
-# --- The command `paceline prepare` -----------------------------------------------------------------------------------
-
-
 def prepare(
     recipe: RecipeArgument,
     output: FolderToMake,
@@ -111,6 +107,7 @@ def prepare(
     RECIPE is a Python file with a module-level `recipe`. Rows that break a rule are set aside in rejected.parquet with
     their file, line and rule. Given again after it was stopped, the command continues where it left off.
     """
+    from paceline.interfaces.cli.data_tables import show_manifest
     from paceline.training.preparation.prepare import prepare as run
     from paceline.training.preparation.recipe import load_recipe
 
@@ -123,9 +120,6 @@ def prepare(
         print_json({"folder": str(output), **asdict(manifest.account), "splits": splits})
     else:
         show_manifest(output, manifest)
-
-
-# --- The command `paceline ingest` ------------------------------------------------------------------------------------
 
 
 def ingest(

@@ -1,4 +1,4 @@
-"""The command `paceline keys`."""
+"""The commands about machines: `paceline keys`, `paceline join` and `paceline doctor`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ def keys(folder: options.KeyFolder, hosts: options.Hosts = None, days: options.D
     for each in folders:
         where = "every machine" if hosts is None else each.name
         console.print(f"{each}  copy it to {where}, and start with --keys there", soft_wrap=True)
-
-
-# --- The command `paceline join` --------------------------------------------------------------------------------------
 
 
 def join(words: options.Code, yes: options.Yes = False) -> None:
@@ -70,9 +67,6 @@ def join(words: options.Code, yes: options.Yes = False) -> None:
 def _described(offer: Offer) -> str:
     files = f", {len(offer.files)} file{'s' * (len(offer.files) > 1)}" if offer.files else ""
     return f"{offer.host} trains {offer.job} by {offer.plan}: {offer.bytes / 1e6:.1f} MB{files}"
-
-
-# --- The command `paceline doctor` ------------------------------------------------------------------------------------
 
 
 def doctor(

@@ -1,4 +1,4 @@
-"""The command `paceline choose`."""
+"""The commands of the planner: `paceline choose`, `calibrate`, `validate` and `simulate`."""
 
 from __future__ import annotations
 
@@ -63,9 +63,6 @@ def choose(
     show_choice(choice, left_out=learning == "same")
 
 
-# --- The command `paceline calibrate` ---------------------------------------------------------------------------------
-
-
 def calibrate(
     output: options.CardFile = None,
     seconds: options.CalibrationSeconds = 30.0,
@@ -90,9 +87,6 @@ def calibrate(
         print_json({**dataclasses.asdict(card), "card": str(place)})
         return
     show_card(card, place)
-
-
-# --- The command `paceline validate` ----------------------------------------------------------------------------------
 
 
 def validate(
@@ -143,9 +137,6 @@ def validate(
         print_json(validation.as_dict())
         return
     show_validation(validation)
-
-
-# --- The command `paceline simulate` ----------------------------------------------------------------------------------
 
 
 def simulate(

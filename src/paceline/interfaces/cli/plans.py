@@ -1,4 +1,4 @@
-"""The command `paceline plans`."""
+"""The commands about plans: `paceline plans`, `paceline draw` and `paceline prove`."""
 
 from __future__ import annotations
 
@@ -41,9 +41,6 @@ def plans(
     show_plans(groups)
 
 
-# --- The command `paceline draw` --------------------------------------------------------------------------------------
-
-
 def draw(
     plan: options.PlanOrRun,
     workers: options.Workers = None,
@@ -84,9 +81,6 @@ def memory_for(job: Job, plan: Plan) -> str:
     setup = set_up(job, plan, "virtual")
     line = memory_line(setup)
     return f"The layers are those of an example network. {line}" if setup.split is not None else line
-
-
-# --- The command `paceline prove` -------------------------------------------------------------------------------------
 
 
 def prove(

@@ -1,4 +1,4 @@
-"""The command `paceline runs`."""
+"""The commands about recorded runs: `paceline runs`, `paceline replay` and `paceline report`."""
 
 from __future__ import annotations
 
@@ -134,9 +134,7 @@ def _delete(listed: list[_ListedRun], words: str, yes: bool) -> None:
     console.print(f"{len(listed)} run folders deleted")
 
 
-# --- The command `paceline replay` ------------------------------------------------------------------------------------
-
-EVERY = 10.0  # seconds between two lines about the progress
+EVERY = 10.0  # seconds between two lines about the progress of a replay
 
 
 class _Progress:
@@ -192,9 +190,6 @@ def replay(
             f"{few}, ...\n"
             "In Python: paceline.replay(run, until=...) returns them as .model and .guilty_batch",
         )
-
-
-# --- The command `paceline report` ------------------------------------------------------------------------------------
 
 
 def report(

@@ -213,7 +213,7 @@ TEXT = '''\
 
 from pathlib import Path
 
-from paceline.planning.tuner.best import tuned_job
+from paceline.planning.tuner.varied import tuned_job
 
 configuration = {configuration!r}
 
