@@ -22,8 +22,8 @@ from typer.main import get_command
 
 from paceline.errors import PacelineDeprecationWarning, PacelineError, RunOver, RunStopped, UsageError
 from paceline.errors.renames import COMMAND_OPTIONS, FAMILIAR_OPTIONS, OPTIONS
-from paceline.interfaces.cli.console import Command, Group, console
 from paceline.interfaces.cli.environment import check_environment, notify_torchrun, rank_before
+from paceline.interfaces.cli.terminal import Command, Group, console
 from paceline.runtime.engines.signals import INTERRUPTED, termination
 
 app = typer.Typer(
@@ -106,7 +106,7 @@ def _run() -> None:
         sys.exit(2)
     ours, command = _split(sys.argv[1:])
     if "--json" in ours:
-        from paceline.interfaces.cli.console import reserve_stdout
+        from paceline.interfaces.cli.terminal import reserve_stdout
 
         reserve_stdout()
     try:

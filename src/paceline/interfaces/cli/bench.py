@@ -12,8 +12,8 @@ import typer
 
 from paceline.errors import UsageError, suggest
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import print_json, saying
 from paceline.interfaces.cli.options import writable
+from paceline.interfaces.cli.terminal import print_json, saying
 
 # --- The arguments and options of `paceline bench` --------------------------------------------------------------------
 

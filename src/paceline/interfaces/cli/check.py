@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import console, print_json
+from paceline.interfaces.cli.terminal import console, print_json
 from paceline.names import visible
 
 if TYPE_CHECKING:

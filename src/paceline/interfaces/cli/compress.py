@@ -9,8 +9,8 @@ import typer
 
 from paceline.errors import UsageError
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import print_json, saying, write_text
 from paceline.interfaces.cli.options import writable
+from paceline.interfaces.cli.terminal import print_json, saying, write_text
 
 # --- The options of `paceline compress` -------------------------------------------------------------------------------
 

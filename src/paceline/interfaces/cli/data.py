@@ -11,7 +11,7 @@ import typer
 from rich.status import Status
 
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import console, print_json
+from paceline.interfaces.cli.terminal import console, print_json
 
 # --- The arguments and options of the commands about data -------------------------------------------------------------
 

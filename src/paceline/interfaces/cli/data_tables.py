@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from paceline.interfaces.cli.console import console
+from paceline.interfaces.cli.terminal import console
 from paceline.training.shards.manifest import Account, Column, Manifest
 from paceline.training.shards.sealed import Note, Sealed, SealedList
 

@@ -9,7 +9,7 @@ import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import console, print_json, saying
+from paceline.interfaces.cli.terminal import console, print_json, saying
 
 if TYPE_CHECKING:
     from paceline.runtime.engines.joining.guest import Offer

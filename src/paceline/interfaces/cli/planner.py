@@ -7,7 +7,7 @@ from pathlib import Path
 
 from paceline.interfaces.cli import options
 from paceline.interfaces.cli.compare import split_plans
-from paceline.interfaces.cli.console import console, print_json, saying
+from paceline.interfaces.cli.terminal import console, print_json, saying
 
 
 def choose(

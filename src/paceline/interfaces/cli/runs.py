@@ -10,7 +10,7 @@ import typer
 
 from paceline.errors import RunFolderError, UsageError
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import console, print_json
+from paceline.interfaces.cli.terminal import console, print_json
 
 RunsFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that contains the run folders.")]
 Words = Annotated[

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import console, print_json
+from paceline.interfaces.cli.terminal import console, print_json
 
 if TYPE_CHECKING:
     from paceline.runtime.runs.run import Run
