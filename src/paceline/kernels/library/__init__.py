@@ -8,11 +8,8 @@ recurrent.py               stacked LSTM layers, layer by layer or as a wavefront
 text/                      their C++, compiled once for the machine (native.py)
 """
 
-from paceline.kernels.library.algorithms import ALGORITHMS
-from paceline.kernels.library.convolution import conv2d
+from paceline.kernels.library.convolution import ALGORITHMS, AlgorithmChoice, Shape, choose, conv2d
 from paceline.kernels.library.fixed import fixed
 from paceline.kernels.library.recurrent import Lstm
-from paceline.kernels.library.shapes import Shape
-from paceline.kernels.library.tuner import AlgorithmChoice, choose
 
 __all__ = ["ALGORITHMS", "AlgorithmChoice", "Lstm", "Shape", "choose", "conv2d", "fixed"]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.errors import RunFolderError, UsageError, suggest
-from paceline.runtime.report import exports, perfetto, tensorboard
+from paceline.runtime.report import exports
 from paceline.runtime.report.page import page
 from paceline.runtime.report.reading import Reading, open_all
 
@@ -34,8 +34,8 @@ FORMATS: dict[str, tuple[Writer, str]] = {  # the writer, and the default output
     "html": (_write_html, "report.html"),
     "json": (exports.write_json, "report.json"),
     "csv": (exports.write_csv, "report.csv"),
-    "tensorboard": (tensorboard.write_events, "report-tensorboard"),
-    "perfetto": (perfetto.write_trace, "report.perfetto.json"),
+    "tensorboard": (exports.write_events, "report-tensorboard"),
+    "perfetto": (exports.write_trace, "report.perfetto.json"),
 }
 
 

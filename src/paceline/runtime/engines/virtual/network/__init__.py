@@ -13,6 +13,6 @@ Everything is drawn from the seed, so a history that breaks a promise can be tol
 
 from paceline.algorithms.cluster.machines import Machines
 from paceline.runtime.engines.virtual.network.history import History, first_fault
-from paceline.runtime.engines.virtual.network.scenario import Scenario
+from paceline.runtime.engines.virtual.network.promises import Scenario
 
 __all__ = ["History", "Machines", "Scenario", "first_fault"]
