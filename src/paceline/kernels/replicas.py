@@ -134,8 +134,8 @@ def fuse_alike(
     model_optimizers = [make(list(model.parameters())) for model, make in zip(models, optimizers, strict=True)]
     first: dict[tuple[float, ...], Fused] = {}
     networks = []
-    for model, make in zip(models, optimizers, strict=True):
-        weights, rates = OneModel(model, make, beside=[*model_optimizers, *beside]), rates_of(model)
+    for model, optimizer in zip(models, optimizers, strict=True):
+        weights, rates = OneModel(model, optimizer, beside=[*model_optimizers, *beside]), rates_of(model)
         network = Fused(weights, loss_kind(loss), batch_size, Runner(Cpu(1)), like=first.get(rates))
         network.prepare(x, y)
         first.setdefault(rates, network)

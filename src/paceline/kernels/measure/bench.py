@@ -1,8 +1,8 @@
 """`paceline bench kernels`: small networks against a published study, against PyTorch and against the machine's peak.
 
-figures.py     what was measured, and the meter; tables.py tells it, picture.py draws it
+figures.py     what was measured, the meter, and tables of it; picture.py draws it
 rank.py        a rank of MPI, as it is run for the part `ranks`
-study.py  networks.py  opponents.py  peak.py  gpu.py     what is measured
+study.py  networks.py     what is measured, and PyTorch and JAX beside it; the machine's peak is kernels/machine.py's
 """
 
 from __future__ import annotations

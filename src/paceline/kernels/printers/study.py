@@ -4,8 +4,8 @@
     inputs    each channel of the result by one thread, the loops that are summed over outside: an input and a weight
               stay while all results of the channel that they enter are added to ("input stationary")
 
-With one thread it is the sequential program that speed-ups are measured against. `dealt.py` has the same among ranks,
-`cuda.py` the same on a GPU.
+With one thread it is the sequential program that speed-ups are measured against. Ranks of MPI share each layer's
+places; `kernels/cuda/gpu.py` has the same on a GPU.
 """
 
 from __future__ import annotations

@@ -276,7 +276,7 @@ class SharedMemoryLink:
         if self._copy is not None:
             (offered, local), start = self._addresses[span.turn], span.start * self._bytes
             self._copy(offered + start, local + start, (span.stop - span.start) * self._bytes)
-        # The numbers were written before; x86 shows stores to other cores in their order (`links.store_order`).
+        # The numbers were written before; x86 shows stores to other cores in their order (`links.memory`).
         count = self._counts[to] = self._counts[to] + 1
         self._offered[to] = count
         if self._flags[to][0]:

@@ -1,4 +1,4 @@
-"""Learners, which compute a worker's chunks of an update and add them up; and those that hold a slice of each vector.
+"""Learners, which compute a worker's chunks of an update, and their sums; some hold a slice of each vector, too.
 
 In a user-defined loop it has no data, and is given the gradients.
 """

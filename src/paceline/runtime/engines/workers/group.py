@@ -1,4 +1,4 @@
-"""The workers that keep step with one another: who computes which chunks, and how their vectors are added up.
+"""The workers that keep step with one another: who computes which chunks, and how their vectors are exchanged.
 
 A walk is written against `Group`, so it knows neither what carries the vectors nor whether workers come and go. On one
 machine the group is fixed: a run cannot continue without one of its workers.
