@@ -10,9 +10,9 @@ import pytest
 
 import paceline as pl
 from paceline.interfaces.testing.jobs import JOBS
-from paceline.runtime.runs.json_files import write_json
 from paceline.runtime.runs.live import Heartbeat
 from paceline.runtime.runs.record import Status, read_record
+from paceline.runtime.runs.schema import write_json
 from tests.interfaces.cli.conftest import Command
 
 

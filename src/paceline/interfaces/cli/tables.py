@@ -9,13 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.interfaces.cli.terminal import PlainConsole, console
-from paceline.runtime.runs.tables import summary_lines
+from paceline.runtime.runs.run import summary_lines
 from paceline.text_table import TextList, TextTable
 
 if TYPE_CHECKING:
-    from paceline.compression.points import Point
     from paceline.compression.precision import Precisions
-    from paceline.compression.result import Compression
+    from paceline.compression.result import Compression, Point
     from paceline.interfaces.api.comparing.compare_scripts import ScriptComparison
     from paceline.interfaces.api.planning.null_model import NullModel, NullStep
     from paceline.planning.planner.card import Card

@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from paceline.errors import UsageError
 from paceline.names import visible
-from paceline.runtime.runs.json_files import strict
+from paceline.runtime.runs.schema import strict
 
 
 class PlainConsole(Console):

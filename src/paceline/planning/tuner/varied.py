@@ -16,10 +16,9 @@ from torch import nn
 from paceline.errors import JobError, TuningError, suggest
 from paceline.planning.tuner.space import Choice, Configuration, Parameter, Space
 from paceline.planning.tuner.trial import Trial
-from paceline.training.gradients.pickling import pack, unpack
 from paceline.training.jobs.job import Job
 from paceline.training.jobs.loading import load_maker
-from paceline.training.jobs.trust import announce_code
+from paceline.training.jobs.pickling import announce_code, pack, unpack
 
 FIELDS = ("accumulate_grad_batches", "batch_size", "compute", "epochs", "gradient_clip_norm", "precision", "seed")
 DROPOUT = "dropout"

@@ -27,11 +27,10 @@ from paceline.planning.tuner.trials.processes import Message, Processes
 from paceline.planning.tuner.trials.worker import END, READY, REPORT, UNUSABLE
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import Credentials, listen
-from paceline.runtime.links.tcp.events import Arrived, Gone, Received, Unreached
 from paceline.runtime.links.tcp.frame import FIRST_KIND
 from paceline.runtime.links.tcp.handshake import JOB_BYTES, RUN_BYTES, Identity, Peer
-from paceline.runtime.links.tcp.hub import Hub
-from paceline.runtime.links.tcp.pump import Pump
+from paceline.runtime.links.tcp.hub import Arrived, Gone, Hub, Received, Unreached
+from paceline.runtime.links.tcp.waiting import Pump
 from paceline.runtime.runs.schema import from_dict, to_dict
 
 # --- What the ranks of a tuning say to each other, as JSON: nothing that comes over a connection is unpickled ---------
