@@ -11,10 +11,9 @@ import pytest
 
 import paceline as pl
 from paceline.interfaces.testing.jobs import JOBS
-from paceline.runtime.runs.json_files import write_json
 from paceline.runtime.runs.live import ABSENT, FILE, Heartbeat, LiveRecord, Phase, ProcessRecord
 from paceline.runtime.runs.record import Status, read_record
-from paceline.runtime.runs.schema import to_dict
+from paceline.runtime.runs.schema import to_dict, write_json
 from tests.interfaces.cli.conftest import Command
 
 
