@@ -15,7 +15,7 @@ from torch import nn
 
 import paceline
 from paceline.errors import UsageError
-from paceline.errors.numbers import plain
+from paceline.errors.arguments import plain
 from paceline.planning.tuner.space import Space
 from tests.each import each
 

@@ -59,7 +59,7 @@ def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` replaces it
     monkeypatch.setattr(typer.main, "get_command", get_command)
     monkeypatch.setattr(sys, "path", sys.path[:])  # a job file's folder is put first
-    monkeypatch.setattr("paceline.interfaces.cli.output.reserve_stdout", lambda: None)  # for good
+    monkeypatch.setattr("paceline.interfaces.cli.terminal.reserve_stdout", lambda: None)  # for good
 
     def run(*words: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["paceline", *words])

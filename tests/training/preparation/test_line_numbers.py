@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.training.preparation.line_numbers import Skipped, blank_lines, count_lines, lines_at, lines_of
+from paceline.training.preparation.text import Skipped, blank_lines, count_lines, lines_at, lines_of
 from tests.each import each
 
 

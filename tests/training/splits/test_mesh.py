@@ -17,7 +17,7 @@ from paceline.interfaces.testing.killing import kill_one, worker_processes
 from paceline.plans.plan import Plan, make
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.runs.progress import Progress
-from paceline.training.stages.blueprint import Blueprint
+from paceline.training.stages.cutting import Blueprint
 
 
 @pytest.mark.parametrize("job", ["transformer", "tied"])

@@ -15,12 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.algorithms.coordinators import PARAMETERS, Axpy, Command, Coordinator, Copy, Dot, Evaluate, Scale
-from paceline.algorithms.coordinators.rehearsal import rehearse
-from paceline.algorithms.splits.example import example_program
+from paceline.algorithms.coordinators import (
+    PARAMETERS,
+    Axpy,
+    Command,
+    Coordinator,
+    Copy,
+    Dot,
+    Evaluate,
+    Scale,
+    rehearse,
+)
+from paceline.algorithms.splits.recipes import example_program
 from paceline.errors import PlanError, RunFolderError, UsageError
-from paceline.planning.explain.split_table import draw_split
-from paceline.planning.explain.tables import LETTERS, draw_collective, draw_mesh, draw_messages
+from paceline.planning.explain.tables import LETTERS, draw_collective, draw_mesh, draw_messages, draw_split
 from paceline.planning.explain.timetable import draw_measured, draw_table, measured, page, shown_table
 from paceline.plans.methods.views import Commands, Operators, Parts, Stages, Summing, Timeline, Words
 from paceline.plans.plan import RECIPES, Plan

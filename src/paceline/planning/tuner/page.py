@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.planning.tuner.account import Account
 from paceline.planning.tuner.optuna import distribution
+from paceline.planning.tuner.result import Account
 from paceline.planning.tuner.space import Space
 from paceline.planning.tuner.study import FAILURE, STOPPED, Study, TrialRecord, curve_of_best
 from paceline.runtime.report.charts import SIDE, ChartLine, chart, ticks
