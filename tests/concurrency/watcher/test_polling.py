@@ -63,8 +63,8 @@ def test_what_is_left_in_the_background_and_does_not_end_keeps_the_pipe_open(com
 
 
 def settled(process: Process) -> bool:
-    """Whether a process is seen to wait for one holder of its pipe: the shell that started it is another at first."""
-    return process.main.kind == "pipe" and len(process.main.by) == 1
+    """Whether a process is seen to wait for the holder of its pipe: one that has just been forked is seen later."""
+    return process.main.kind == "pipe" and process.main.by != ()
 
 
 def snapshot_until(pid: int, found: Callable[[Process], bool]) -> Process:
