@@ -21,7 +21,7 @@ def calibrate(
     The card holds the seconds of operations with 1 to n busy cores, of exchanges between workers, and of Python in each
     update. `choose`, `validate` and --plan auto read it. It is a JSON file that can be carried to another machine.
     """
-    from paceline.runtime.engines.workers.forkserver import fork_early
+    from paceline.runtime.engines.workers.process import fork_early
 
     fork_early()
     from paceline.interfaces.api.planning.calibrate import calibrate as measure

@@ -30,7 +30,7 @@ def choose(
     calibrated the machine's card decides alone. Both give the seconds of an update with a 90% interval. The page has
     speed-up against workers, cost against time and the roofline of the model's layers.
     """
-    from paceline.runtime.engines.workers.forkserver import fork_early
+    from paceline.runtime.engines.workers.process import fork_early
 
     fork_early()
     from paceline.interfaces.api.planning.choose import choose as run_choice

@@ -32,7 +32,7 @@ def validate(
     card, and intervals of later predictions follow them. The page also has the predicted and the measured timeline of
     the fastest plans, one above the other.
     """
-    from paceline.runtime.engines.workers.forkserver import fork_early
+    from paceline.runtime.engines.workers.process import fork_early
 
     fork_early()
     from paceline.interfaces.api.planning.validate import validate as run_validation
