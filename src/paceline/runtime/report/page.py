@@ -229,7 +229,7 @@ def _state(folders: Sequence[Path], version: str) -> dict[str, str]:
     live = {
         file.parent: record for folder in folders for file in folder.rglob(FILE) if (record := read_live(file.parent))
     }
-    going = {run: record for run, record in live.items() if record.process.alive}
+    going = {run: record for run, record in live.items() if record.active}
     status = f"{len(going)} of these runs go on." if len(going) > 1 else "This run goes on." if going else ""
     lost = "".join(_ended_silently(run) for run in live.keys() - going.keys())
     return {

@@ -2,7 +2,8 @@
 
 The parent replaces the file atomically when the phase of the run changes, and every two seconds while workers train. It
 removes the file at the end of the run, however it ends, when run.json has the outcome. A run that was killed leaves its
-last state: the heartbeat is then old, and the parent's process is not alive.
+last state: the parent's process is not alive then. Where the folder is shared, a reader on another machine sees no
+process, and goes by the age of the heartbeat.
 """
 
 from __future__ import annotations
@@ -118,6 +119,8 @@ def wall_time(nanoseconds: int) -> float:
 
 #: Seconds between two heartbeats while workers train, at least.
 INTERVAL = 2.0
+#: Seconds without a heartbeat after which a run of another machine has ended: an evaluation writes none, clocks differ.
+ABSENT = 600.0
 FILE = "live.json"
 #: What `paceline watch` found, in a run's folder.
 HANG = "hang.txt"
@@ -193,7 +196,15 @@ class LiveRecord:
     total_updates: int
     workers: tuple[WorkerLive, ...] = ()  # empty where no processes of their own train, as under the virtual engine
     processes: tuple[NodeProcess, ...] = ()  # of all nodes, on a cluster
+    machine: str = ""  # where the parent runs
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def active(self) -> bool:
+        """Whether the run goes on: its parent lives on this machine, or has written lately on another."""
+        if self.machine in ("", _machine()):
+            return self.process.alive
+        return time.time() - self.heartbeat < ABSENT
 
 
 class Heartbeat:
@@ -202,7 +213,7 @@ class Heartbeat:
     def __init__(self, run: Path | None, total_updates: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._file = run / FILE if run else None
         self._total, self._clock = total_updates, clock
-        self._process = ProcessRecord.of(os.getpid())
+        self._process, self._machine = ProcessRecord.of(os.getpid()), _machine()
         self._phase: Phase | None = None  # as it was written last, `_beaten` by this clock
         self._beaten = 0.0
         #: The processes of all nodes that run, on a cluster; kept up to date by the engine.
@@ -226,7 +237,14 @@ class Heartbeat:
             return
         self._phase, self._beaten = phase, at
         record = LiveRecord(
-            phase, time.time(), self._process, updates, self._total, tuple(workers()), tuple(self.processes)
+            phase,
+            time.time(),
+            self._process,
+            updates,
+            self._total,
+            tuple(workers()),
+            tuple(self.processes),
+            machine=self._machine,
         )
         with suppress(OSError):  # a full disk is no reason to stop a training
             write_json(self._file, to_dict(record))
@@ -246,6 +264,12 @@ def read_hang(run: Path) -> str:
     if not file.is_file() or file.is_symlink():  # a link may lead to any file of the reader
         return ""
     return file.read_text(errors="replace").strip()
+
+
+def _machine() -> str:
+    """Return what names this start of this machine, or container: processes with the same answer see each other."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _started(pid: int) -> float | None:
