@@ -13,7 +13,7 @@ from rich.status import Status
 from paceline.interfaces.cli import options
 from paceline.interfaces.cli.terminal import console, print_json
 
-# --- The arguments and options of the commands about data -------------------------------------------------------------
+# The arguments and options of the commands about data.
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A Python file with a module-level `recipe` (or file.py:name).")

@@ -11,7 +11,7 @@ import typer
 from paceline.interfaces.cli import options
 from paceline.interfaces.cli.terminal import print_json
 
-# --- The options of `paceline tune` -----------------------------------------------------------------------------------
+# The options of `paceline tune`.
 
 SpaceFile = Annotated[
     Path | None,
