@@ -383,7 +383,7 @@ def test_methods_are_not_asked_for_their_class() -> None:
 
 def test_the_count_of_questions_sees_every_kind() -> None:
     tree = ast.parse(
-        "from paceline.plans.methods.alone import Alone\n"
+        "from paceline.plans.methods.all_reduce import Alone\n"
         "a = isinstance(plan.method, Alone | int)\n"
         "b = {Alone: 1}\n"
         "c = type(plan.method).__name__\n"

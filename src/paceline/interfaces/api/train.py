@@ -32,8 +32,7 @@ from paceline.interfaces.api.engines import ENGINES, KEEPING, Request
 from paceline.interfaces.api.hooks import Hooks, ProgressFunction, stopped_run
 from paceline.interfaces.callbacks import check
 from paceline.interfaces.callbacks.loggers import named
-from paceline.plans.clusters import check_method
-from paceline.plans.plan import Plan
+from paceline.plans.plan import Plan, check_method
 from paceline.runtime.engines import checkpoints, cluster, mpi
 from paceline.runtime.engines.checkpoints import CheckpointRequest
 from paceline.runtime.engines.cluster.successor import Promoted

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import CrowdedWarning, RunFailed
-from paceline.plans.sizes import sizes_by
+from paceline.plans.plan import sizes_by
 from paceline.runtime.engines.checkpoints import Checkpoint, CheckpointRequest
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.workers.state_buffers import SnapshotFile

@@ -17,14 +17,9 @@ from torch import Tensor
 
 from paceline.algorithms.chance import mix
 from paceline.algorithms.codecs import Codec, Fields
-from paceline.algorithms.codecs.bfloat16 import Bfloat16
-from paceline.algorithms.codecs.half import Half
-from paceline.algorithms.codecs.int8 import HIGHEST, LOWEST, Int8
-from paceline.algorithms.codecs.one_bit import OneBit
-from paceline.algorithms.codecs.qsgd import Qsgd
-from paceline.algorithms.codecs.ternary import Ternary
-from paceline.algorithms.codecs.threshold import Threshold
-from paceline.algorithms.codecs.top_k import TopK
+from paceline.algorithms.codecs.narrow import HIGHEST, LOWEST, Bfloat16, Half, Int8
+from paceline.algorithms.codecs.quantized import OneBit, Qsgd, Ternary
+from paceline.algorithms.codecs.sparse import Threshold, TopK
 from paceline.algorithms.rules import Memory
 from paceline.errors import FrameError
 from paceline.kernels import codecs

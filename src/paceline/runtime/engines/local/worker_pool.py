@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from paceline.algorithms.server.events import Death
+from paceline.algorithms.server.messages import Death
 from paceline.errors import DeathWarning, JobWarning, RunFailed
 from paceline.plans.methods.pipeline import LAYERS
 from paceline.plans.methods.split_layers import INSIDE
