@@ -20,7 +20,7 @@ _PARTS = {
     "concurrency": "check watcher",
     "interfaces": "api cli callbacks adapters testing emit",
 }
-#: Modules that were joined, by what they are joined in: siblings of it, or in a folder of its name.
+#: Modules that were joined, by what they are joined in: siblings of it, or in the folder of its name.
 _JOINED = {
     "algorithms.codecs.narrow": "half bfloat16 int8",
     "algorithms.codecs.quantized": "qsgd ternary one_bit",
@@ -32,10 +32,7 @@ _JOINED = {
     "algorithms.rules.gradients": "plain dc_asgd gap_aware",
     "algorithms.schedules.with_flush": "layers gpipe one_f_one_b interleaved zero_bubble",
     "algorithms.schedules.without_flush": "pipedream spectrain",
-    "algorithms.server.gates": "gates.asynchronous gates.stale_synchronous gates.backup",
     "algorithms.splits": "splits.nodes mesh",
-    "algorithms.splits.recipes": "recipes.tensor recipes.redundant recipes.experts recipes.zero recipes.cannon "
-    "recipes.one_weird_trick recipes.per_layer",
     "algorithms.splits.ways": "columns experts strips",
     "planning.tuner.varied": "best suggested",
     "plans.methods.all_reduce": "alone native",

@@ -1,4 +1,4 @@
-"""Arguments of a wrong type, refused by the annotations of what was called."""
+"""Arguments of a wrong type, refused by the annotations of what was called, and numbers that are too small."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _fits(value: Any, kind: Any) -> bool:
     return callable(value) if kind is Callable else isinstance(value, kind)
 
 
-# --- Numbers that a user gives as arguments: Python's or NumPy's, of at least so much ---------------------------------
+# Numbers that a user gives as arguments: Python's or NumPy's, of at least so much.
 
 
 def plain(value: Any) -> Any:

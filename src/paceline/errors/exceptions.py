@@ -1,4 +1,4 @@
-"""The groups of errors, by what has happened: each has an exit code of the command line."""
+"""The exceptions and warnings, by what has happened: each group has an exit code of the command line."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ProtocolError(PacelineError):
     """A state machine got an impossible event: a bug in Paceline."""
 
 
-# --- Why a run that was started did not finish ------------------------------------------------------------------------
+# Why a run that was started did not finish.
 
 
 class Blamed(RunFailed):
@@ -125,7 +125,7 @@ class RunOver(RunFailed):
         super().__init__(why)
 
 
-# --- What cannot be met, by what is wrong with it: nothing was started ------------------------------------------------
+# What cannot be met, by what is wrong with it: nothing was started.
 
 
 class PlanError(UsageError):
@@ -156,7 +156,7 @@ class SecurityError(UsageError):
     """The run would accept unauthenticated connections, or other users can read its keys."""
 
 
-# --- How communication between the processes of a run fails -----------------------------------------------------------
+# How communication between the processes of a run fails.
 
 
 class CollectiveFailed(RunFailed, RuntimeError):
@@ -200,7 +200,7 @@ class PeerRefused(ConnectionFailed):
     """One of the two ends did not accept the other."""
 
 
-# --- What Paceline warns of -------------------------------------------------------------------------------------------
+# What Paceline warns of.
 
 
 class JobWarning(UserWarning):

@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 
 from paceline.errors.exceptions import PacelineDeprecationWarning
 
-# --- The ends of messages about names that do not exist ---------------------------------------------------------------
+# The ends of messages about names that do not exist.
 
 #: Names that PyTorch's scripts, Lightning, Accelerate and Transformers have for fields of a job.
 FAMILIAR = {

@@ -49,7 +49,7 @@ from paceline.plans.methods.server import CentreServer, GatheringServer, Hogwild
 from paceline.plans.methods.split_layers import Dataflow, SplitLayers
 from paceline.plans.recipe import CANONICAL, PULLED, SERVER, SIZES, SUMMED, TEAM, THREADS, Kind, Recipe
 
-# --- The recipes of data parallelism: one row per published way of training replicas of the whole model ---------------
+# The recipes of data parallelism: one row per published way of training replicas of the whole model.
 
 MODES = Kind("synchronous", words=("synchronous", "asynchronous"))
 
@@ -183,7 +183,7 @@ PEERS: dict[str, Recipe] = {
 }
 
 
-# --- The recipes of pipelines, whose workers hold stages of the model: one row per published schedule -----------------
+# The recipes of pipelines, whose workers hold stages of the model: one row per published schedule.
 
 BALANCE = ("time", "memory", "operations")
 CUTTING = {
@@ -313,7 +313,7 @@ PIPELINES: dict[str, Recipe] = {
 }
 
 
-# --- The recipes of plans that split layers, or a model into operators: one row per published way ---------------------
+# The recipes of plans that split layers, or a model into operators: one row per published way.
 
 REPLICAS = {**TEAM, "data": Kind(1), "memory": Kind(0, least=0)}
 

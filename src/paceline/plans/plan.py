@@ -33,7 +33,7 @@ from paceline.plans.recipe import (
 )
 from paceline.text_table import TextTable
 
-# --- Chunks of unequal sizes: a batch is divided among workers of unequal speed as `sizes=3+1` says -------------------
+# Chunks of unequal sizes: a batch is divided among workers of unequal speed as `sizes=3+1` says.
 
 MEASURED = "measured"  # sizes that follow the speeds of workers while they train
 
@@ -352,7 +352,7 @@ def _read(value: str) -> Option:
     return value
 
 
-# --- Which plans several machines do not run, why, and what to use instead --------------------------------------------
+# Which plans several machines do not run, why, and what to use instead.
 
 
 def check_method(plan: Plan) -> None:

@@ -1,4 +1,4 @@
-"""Recipes of named plans: the method and the options of each."""
+"""What a named plan is: its method, its options and their meaning, its other names, and the codecs that go with it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SERVER = {**TEAM, "codec": Kind("dense"), "shards": Kind(1), "chunks": Kind(1)}
 PULLED = {**SERVER, "pull": Kind("dense")}  # of servers whose answers may be coded, too
 
 
-# --- Other names of plans: those that papers and other libraries have for the same method -----------------------------
+# Other names of plans: those that papers and other libraries have for the same method.
 
 #: What a plan is called elsewhere, and its name and options here. Only names that mean the same method.
 ALIASES = {
@@ -111,7 +111,7 @@ def canonical(name: str) -> tuple[str, str]:
     return plan_name, options
 
 
-# --- What the options of plans mean, a line each, as `paceline plans NAME` prints them --------------------------------
+# What the options of plans mean, a line each, as `paceline plans NAME` prints them.
 
 MEANINGS = {
     "active": "chunks under way at a time",
@@ -155,7 +155,7 @@ MEANINGS = {
 }
 
 
-# --- Which plans take a codec, which codecs go with them, and why the others do not -----------------------------------
+# Which plans take a codec, which codecs go with them, and why the others do not.
 
 #: Why a plan takes no codec; what is not named exchanges no gradients.
 REASONS = {

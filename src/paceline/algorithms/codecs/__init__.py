@@ -8,7 +8,7 @@ A codec writes one tensor at a time. Its message consists of `fields`, runs of n
 tensor's shape alone; only the last field of a codec that is `variable` may be shorter. Some messages may be summed
 number by number (`adds`), so that a collective takes them as it takes dense vectors; all others are gathered.
 
-One file per published method; `catalogue` lists them by the names that plans use. They compute by methods of tensors.
+One class per published method; `catalogue` lists them by the names that plans use. They compute by methods of tensors.
 `kernels.codecs` has the same loops in generated native code, which give the same bits.
 """
 

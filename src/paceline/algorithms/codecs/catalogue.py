@@ -82,7 +82,7 @@ def _number(name: str, row: Row, text: str) -> float:
     return number
 
 
-# --- How large coded gradients are, where no model is known: its parameters are taken for one square matrix -----------
+# How large coded gradients are, where no model is known: its parameters are taken for one square matrix.
 
 BYTES = {"float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1, "int32": 4}
 SENT = 0.01  # of the numbers, by codecs whose messages vary: what they are used for

@@ -33,7 +33,7 @@ from paceline.algorithms.collectives.halving_doubling import HalvingDoubling, me
 from paceline.algorithms.collectives.rings import Hierarchical
 from paceline.errors import PlanError
 
-# --- The chunk tree: the one order in which the chunks of a batch are summed, no matter which worker holds a chunk ----
+# The chunk tree: the one order in which the chunks of a batch are summed, no matter which worker holds a chunk.
 # Neighbours are added first, then pairs of neighbours, and so on; what has no neighbour waits for the next level:
 #
 #     8 chunks   ((0+1)+(2+3)) + ((4+5)+(6+7))

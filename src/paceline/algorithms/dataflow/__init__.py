@@ -89,7 +89,7 @@ class Work(NamedTuple):
     call: int
 
 
-# --- The instances of a training: the chunks of all updates, numbered one after another -------------------------------
+# The instances of a training: the chunks of all updates, numbered one after another.
 
 
 class Instances:

@@ -13,7 +13,7 @@ The model is cut into stages and a batch into micro-batches. A schedule lists th
 
 A schedule knows neither what a stage is made of nor how long it takes: `clocked` is given the seconds. Each line of a
 table is followed by a program (`algorithms.schedules.worker`), with the messages between stages: on processes, on the
-virtual clock, in a replay, and in a proof before a process starts (`algorithms.schedules.proof`). One file per
+virtual clock, in a replay, and in a proof before a process starts (`algorithms.schedules.proof`). One class per
 published method.
 """
 
@@ -114,7 +114,7 @@ def table_of(schedule: Schedule, workers: int, counts: Sequence[int]) -> Table:
     return Table(layout.stage_to_worker, lines, layout.versions, layout.predicts, layout.slots, name=schedule.name)
 
 
-# --- The updates and micro-batches of each table of a training --------------------------------------------------------
+# The updates and micro-batches of each table of a training.
 # A schedule that flushes has a table for every update. One that does not has a single table for the whole training,
 # which may be long, so everything that can be computed on demand is.
 
@@ -173,7 +173,7 @@ def passes(
         yield Pass(first, tuple(epoch[update % agenda.updates_per_epoch] for update in updates), chunks)
 
 
-# --- The memory that a table takes: what each worker holds, walked through in the order of its work -------------------
+# The memory that a table takes: what each worker holds, walked through in the order of its work.
 # always           weights in all their versions, the optimizer's state
 # in an update     gradients, from the first backward to the update
 # in flight        what a forward keeps for its backward, for each micro-batch between the two

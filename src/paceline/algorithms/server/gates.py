@@ -2,7 +2,7 @@
 
 The desk calls `open` before each lease, and reports every finished batch, death and join.
 
-One file per published method. A gate keeps its integers at `state[at:]`; it never sees a clock.
+One class per published method. A gate keeps its integers at `state[at:]`; it never sees a clock.
 """
 
 from __future__ import annotations

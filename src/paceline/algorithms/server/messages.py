@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import MutableSequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-# --- The answers of a server: each says what the engine must do next --------------------------------------------------
+# The answers of a server: each says what the engine must do next.
 
 
 class Lease(NamedTuple):
@@ -55,13 +55,13 @@ class Noted(NamedTuple):
 Action = Lease | Wait | Done | Apply | Held | Late | Drop | Noted
 
 
-# --- The state of a machine: a flat run of integers, owned by the engine ----------------------------------------------
+# The state of a machine: a flat run of integers, owned by the engine.
 
 if TYPE_CHECKING:
     State: TypeAlias = MutableSequence[int] | memoryview[int]  # an array here, shared memory there
 
 
-# --- The events of a server: the messages of workers, and deaths ------------------------------------------------------
+# The events of a server: the messages of workers, and deaths.
 
 
 class Ask(NamedTuple):

@@ -105,7 +105,7 @@ def identity_gap(pushes: Sequence[Taken]) -> int:
     return staleness - (sum(position + 1 - starts.get(w, 0) for w, position in last.items()) - len(pushes))
 
 
-# --- A shard that makes a version only of enough gradients that were all computed from the version before -------------
+# A shard that makes a version only of enough gradients that were all computed from the version before.
 #                   Push            too old     Late: the worker pulls and computes its share again
 #         worker ---------> shard   fresh       Held: the shard holds it until the round is full
 #                                   the last    Apply: the sum of all that are held is the next version

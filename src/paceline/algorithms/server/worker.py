@@ -75,7 +75,7 @@ def _join(client: Client) -> Program:
             yield Pull(client.number, shard)
 
 
-# --- A replica of several workers that is one client of a desk, as the program of each of its workers -----------------
+# A replica of several workers that is one client of a desk, as the program of each of its workers.
 # first worker of the replica                      the others                        desk and shards
 # ───────────────────────────                      ──────────                        ───────────────
 # 1 asks for a batch ───────────────────────────────────────────────────────────────▶ leases one

@@ -122,7 +122,7 @@ def flat(shape: Sequence[int], workers: int) -> Placement:
     return Placement("split", (Cut(FLAT, even(prod(shape), workers)),))
 
 
-# --- The operations of a model's graph, as splits see them: shapes and names, without tensors -------------------------
+# The operations of a model's graph, as splits see them: shapes and names, without tensors.
 
 Shape = tuple[int, ...]
 
@@ -177,7 +177,7 @@ class Layout(NamedTuple):
 
 
 class Split(Protocol):
-    """One way to split a layer over the workers of a group. One file per way."""
+    """One way to split a layer over the workers of a group. One class per way."""
 
     @property
     def name(self) -> str:
@@ -190,7 +190,7 @@ class Split(Protocol):
         """Return how what the operation takes, gives and holds is placed."""
 
 
-# --- Cutting a run of pieces into stages so that the most expensive stage is as cheap as possible ---------------------
+# Cutting a run of pieces into stages so that the most expensive stage is as cheap as possible.
 # Also called the linear partition problem; solved by the textbook's dynamic programme, O(pieces^2 x stages). The cost
 # of a stage is the sum of its pieces' and of what it costs to cut where it begins.
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from paceline.algorithms.splits import COPIED, FLAT, WHOLE, Box, Cut, Layout, Placement, Shape, SplitNode, even
 from paceline.errors import PlanError
 
-# --- How operations without a choice of their own follow the placement of what they take ------------------------------
+# How operations without a choice of their own follow the placement of what they take.
 # An operation that computes every number along a dimension on its own leaves a cut of that dimension as it is: a `relu`
 # of a worker's channels is that worker's part of the `relu`. Everything else is computed whole, by every worker: so any
 # model can be split, and what is not known here costs a gather and is never wrong.
@@ -180,7 +180,7 @@ RULES: dict[str, Follow] = {
 }
 
 
-# --- What travels when a value is placed in one way and wanted in another, and what travels back with its gradient ----
+# What travels when a value is placed in one way and wanted in another, and what travels back with its gradient.
 #     from -> to          forward                             backward
 #     ----------------    --------------------------------    --------------------------------
 #     whole -> copied     nothing                             sum of the workers' gradients

@@ -1,4 +1,4 @@
-"""Recipes: which way each layer is split. One file per published way of splitting whole models."""
+"""Recipes: which way each layer is split. One class per published way of splitting whole models."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ class PerLayer:
                 raise PlanError(f"{fits[0].layer} cannot be split by {way}: {reasons[0]}")
 
 
-# --- Small nets as nodes, to draw and prove a recipe by where there is no model: of convolutions, or with experts -----
+# Small nets as nodes, to draw and prove a recipe by where there is no model: of convolutions, or with experts.
 
 SAMPLES = 64
 

@@ -98,7 +98,7 @@ class Grid:
         return tuple(reversed(point))
 
 
-# --- Random search: independent uniform coordinates -------------------------------------------------------------------
+# Random search: independent uniform coordinates.
 # Bergstra and Bengio, "Random search for hyper-parameter optimization", JMLR 2012. Where only a few parameters matter,
 # it tries more values of each than a grid of the same size.
 

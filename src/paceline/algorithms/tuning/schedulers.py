@@ -7,7 +7,7 @@ from statistics import median
 
 from paceline.algorithms.tuning import FAILED, TrialSegment, rungs
 
-# --- First in, first out: every trial is trained to the end -----------------------------------------------------------
+# First in, first out: every trial is trained to the end.
 
 
 class Fifo:

@@ -23,10 +23,7 @@ from paceline.concurrency.check.reporting.findings import Step as Told
 from paceline.concurrency.check.together import ProjectModules
 from paceline.narrative import Wait
 
-# --- The rules that look across files: locks in both orders, and blocking calls under a coroutine ---------------------
-# A finding is reported here only if its steps are in more than one file; the rest is found in the file itself.
-
-# --- The functions of all files, linked by what they call, and what each does through its callees ---------------------
+# The functions of all files, linked by what they call, and what each does through its callees.
 # A name is resolved through imports, re-exports and base classes. What a function takes and what blocks in it is joined
 # into its callers until nothing changes: no limit of depth, and the same result in any order of files and functions.
 

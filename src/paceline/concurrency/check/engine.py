@@ -24,7 +24,7 @@ from paceline.concurrency.check.together import divided, place, programs
 from paceline.concurrency.check.together.merging import merge
 from paceline.concurrency.check.values.module import Module
 
-# --- Makes one finding of a mistake that a file repeats: the same rule about the same object, at several places -------
+# Makes one finding of a mistake that a file repeats: the same rule about the same object, at several places.
 # A lock that is taken without `finally` in twenty methods is one decision to repeat or to repair, not twenty. Every
 # place keeps its fingerprint, so that a comment, a baseline or a verdict about one of them says nothing of the others.
 

@@ -1,4 +1,4 @@
-"""The checker's options: from the command line, else from `[tool.paceline.check]` in pyproject.toml."""
+"""The checker's options, from the command line or pyproject.toml, and the files that a run checks."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _table(start: Path) -> dict[str, Any]:
     return {}
 
 
-# --- Chooses the files of a run: Python files under the given paths, and what is passed over, with the reason ---------
+# Chooses the files of a run: Python files under the given paths, and what is passed over, with the reason.
 
 LARGEST = 4 << 20  # bytes; no program that people write is larger, and generated tables take minutes to check
 

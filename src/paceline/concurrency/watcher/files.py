@@ -92,7 +92,7 @@ def _far(data: dict[str, Any], host: str, offset: int) -> Process:
     return replace(process, pid=ends[0], parent=ends[1], threads=threads, tids=tids, host=host)
 
 
-# --- What was observed, kept and judged again: the trace of a snapshot folder, and the traces that tests replay -------
+# What was observed, kept and judged again: the trace of a snapshot folder, and the traces that tests replay.
 
 FILE, BLOCK = "trace.json.gz", "report.txt"
 

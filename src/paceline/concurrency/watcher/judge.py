@@ -16,7 +16,7 @@ from paceline.concurrency.watcher.ranks import find_divergence
 from paceline.concurrency.watcher.report import HangReport, Span, report_divergence, report_knot
 from paceline.concurrency.watcher.samples import Process, Snapshot, Thread
 
-# --- The footprint of a process tree in a window of time, and the decision tree that classifies it. Pure --------------
+# The footprint of a process tree in a window of time, and the decision tree that classifies it. Pure.
 
 
 class Footprint(NamedTuple):
@@ -72,7 +72,7 @@ def _held(history: History, snapshot: Snapshot) -> set[int]:
     return pids | set(divergence.places if divergence else ())
 
 
-# --- From a footprint to a verdict with a probability: the decision tree of tree.json. Pure ---------------------------
+# From a footprint to a verdict with a probability: the decision tree of tree.json. Pure.
 
 VERDICTS = ("busy", "waiting", "deadlocked", "livelocked", "starved", "stopped")
 

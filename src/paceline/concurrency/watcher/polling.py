@@ -1,4 +1,4 @@
-"""Loops that ask again and again, by a clock, for what only another thread or process can give. Pure.
+"""Loops that ask again and again, by a clock, for what another thread or process can give, and who could give it.
 
 The source of the line that a thread waits at decides: a `while` loop whose every call is known to ask, to sleep or to
 print does nothing else until an answer comes. A loop with a deadline, a counter that is compared, or any call that is
@@ -237,7 +237,7 @@ def _computed(node: ast.AST) -> Iterator[ast.Name]:
             yield from _names(target)
 
 
-# --- Who could answer a thread that asks again and again by a clock, as `polling` finds it in the source --------------
+# Who could answer a thread that asks again and again by a clock, as `polling` finds it in the source.
 
 _EVENT = ["wait", "wait"]  # the innermost functions of a thread that uses an event as a clock: `while not stop.wait(9)`
 

@@ -33,7 +33,7 @@ from paceline.concurrency.watcher.samples import (
     Wait,
 )
 
-# --- The system calls in which a thread waits, by their numbers, and what their arguments say -------------------------
+# The system calls in which a thread waits, by their numbers, and what their arguments say.
 
 #: name: number on x86-64 and on 64-bit ARM; -1 where the processor has no such call.
 _NUMBERS = {
@@ -97,7 +97,7 @@ def parse_call(text: str) -> SystemCall | None:
     return SystemCall(NAMES.get(int(fields[0]), ""), tuple(int(field, 16) for field in fields[1:7]))
 
 
-# --- Who holds a mutex of glibc, which C and C++ use: the mutex itself says so ----------------------------------------
+# Who holds a mutex of glibc, which C and C++ use: the mutex itself says so.
 
 _CONTENDED = 2
 _PROCESS_SHARED, _KINDS = 128, (0, 1, 2, 3)  # normal, recursive, error-checking, adaptive

@@ -18,7 +18,7 @@ from paceline.concurrency.watcher.processes.subjects import with_subjects
 from paceline.concurrency.watcher.report import HangReport
 from paceline.concurrency.watcher.samples import Process, Snapshot, users_line
 
-# --- The live screen: a row for each process of the tree. Pure --------------------------------------------------------
+# The live screen: a row for each process of the tree. Pure.
 
 CLEAR = "\033[H\033[J"
 _HEAD = ("PROCESS", "THREADS", "CORES", "STILL", "WAITS FOR", "AT")

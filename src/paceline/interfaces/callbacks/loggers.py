@@ -30,7 +30,7 @@ from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.schema import to_dict
 from paceline.runtime.runs.trace import Kind
 
-# --- Callbacks and loggers as words: `name:option=value,option=value`, as plans are written ---------------------------
+# Callbacks and loggers as words: `name:option=value,option=value`, as plans are written.
 
 Made = TypeVar("Made")
 
@@ -120,7 +120,7 @@ class WandbRun:
         self._run.finish(exit_code=int(failed))
 
 
-# --- `mlflow`: a run of MLflow, on the server of MLFLOW_TRACKING_URI, or in `mlruns/` beside the run's folder ---------
+# `mlflow`: a run of MLflow, on the server of MLFLOW_TRACKING_URI, or in `mlruns/` beside the run's folder.
 
 TAG = "paceline.run"  # holds the name of the run's folder, by which a resumed run finds its run of MLflow
 
@@ -198,7 +198,7 @@ class EventFile:
             self._file.close()
 
 
-# --- `csv`: `metrics.csv` in the run's folder, a row per figure -------------------------------------------------------
+# `csv`: `metrics.csv` in the run's folder, a row per figure.
 
 
 @final

@@ -12,7 +12,7 @@ from paceline.interfaces.cli import options
 from paceline.interfaces.cli.options import writable
 from paceline.interfaces.cli.terminal import print_json, saying, write_text
 
-# --- The options of `paceline compress` -------------------------------------------------------------------------------
+# The options of `paceline compress`.
 
 Within = Annotated[float, typer.Option(min=0.0, help="Points of accuracy that may be lost.")]
 Confidence = Annotated[

@@ -13,7 +13,7 @@ from rich.status import Status
 from paceline.interfaces.cli import options
 from paceline.interfaces.cli.terminal import console, print_json
 
-# --- The arguments and options of the commands about data -------------------------------------------------------------
+# The arguments and options of the commands about data.
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A Python file with a module-level `recipe` (or file.py:name).")
@@ -139,8 +139,8 @@ def ingest(
     command continues after the last shard that it sealed.
     """
     from paceline.interfaces.cli.data_tables import event_line
+    from paceline.training.preparation.ingest import STANDARD_INPUT
     from paceline.training.preparation.ingest import ingest as run
-    from paceline.training.preparation.inputs import STANDARD_INPUT
     from paceline.training.preparation.recipe import load_recipe
     from paceline.training.shards.sealed import Note, Sealed
 

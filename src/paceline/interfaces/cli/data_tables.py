@@ -1,4 +1,4 @@
-"""A stream as text for people."""
+"""A folder of shards and a stream, as text for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.interfaces.cli.terminal import console
 from paceline.training.shards.manifest import Account, Column, Manifest
 from paceline.training.shards.sealed import Note, Sealed, SealedList
 
-# --- A folder of shards as text for people ----------------------------------------------------------------------------
+# A folder of shards as text for people.
 
 #: What can be done about rows that broke a rule of the file's own.
 WAYS_OUT = {"not UTF-8": " (`iconv -f LATIN1 -t UTF-8 FILE` recodes a file of Latin-1)"}

@@ -11,7 +11,7 @@ from paceline.interfaces.cli import options
 from paceline.interfaces.cli.options import writable
 from paceline.interfaces.cli.terminal import Command, Group, write_text
 
-# --- The options of `paceline emit` -----------------------------------------------------------------------------------
+# The options of `paceline emit`.
 
 EmittedJob = Annotated[
     str,

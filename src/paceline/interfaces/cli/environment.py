@@ -1,4 +1,4 @@
-"""The environment variables that Paceline reads, and what is wrong with those that are set."""
+"""The environment of a command: the variables that Paceline reads, and the launcher that is told of a failure."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_environment(environ: Mapping[str, str]) -> None:
             raise UsageError(f"{name}={folder!r} is not a folder; give the one with {content}, or unset it")
 
 
-# --- What a process that a launcher started says about its failure ----------------------------------------------------
+# What a process that a launcher started says about its failure.
 
 
 def notify_torchrun(message: str, environ: Mapping[str, str] = os.environ) -> None:

@@ -106,7 +106,7 @@ def show_plans(groups: dict[str, list[dict[str, Any]]]) -> None:
     out.print("Options follow a colon, as in downpour:workers=4,shards=2; most plans take workers and threads as well.")
 
 
-# --- The planner's results as text and tables for people --------------------------------------------------------------
+# The planner's results as text and tables for people.
 
 
 def _seconds(value: float) -> str:
@@ -178,7 +178,7 @@ def show_validation(validation: Validation) -> None:
         console.print(note, soft_wrap=True)
 
 
-# --- What a compression found, as a table for people ------------------------------------------------------------------
+# What a compression found, as a table for people.
 
 
 def show_compression(compression: Compression, output: Path | None) -> None:
@@ -279,7 +279,7 @@ def show_precisions(precisions: Precisions) -> None:
         console.print("no precision is within the bounds")
 
 
-# --- What `paceline bench null` measured, as Markdown -----------------------------------------------------------------
+# What `paceline bench null` measured, as Markdown.
 
 
 def table(benchmark: NullModel) -> str:

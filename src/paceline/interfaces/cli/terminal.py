@@ -1,4 +1,4 @@
-"""The console for people: standard error."""
+"""What commands write: lines for people on standard error, JSON on standard output, and their help."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def saying(quiet: bool) -> Callable[[str], None]:
     return lambda line: None if quiet else console.print(line, style="dim", soft_wrap=True)
 
 
-# --- What commands hand over: one JSON object on standard output, or a text there or in a file ------------------------
+# What commands hand over: one JSON object on standard output, or a text there or in a file.
 # Standard output is reserved for the JSON object; anything else that is printed, here or in a worker, goes to standard
 # error.
 
@@ -81,7 +81,7 @@ def write_text(text: str, file: Path | None, replace: bool) -> None:
         raise UsageError(f"--output {file}: {error.strerror}; give another file") from error
 
 
-# --- How commands show their help, with any version of Typer ----------------------------------------------------------
+# How commands show their help, with any version of Typer.
 
 
 class Command(TyperCommand):

@@ -115,7 +115,7 @@ def _files(job: str) -> list[str]:
     return [f"COPY --chown={USER}:{USER} . ."]
 
 
-# --- The versions of installed packages, which images must have, too --------------------------------------------------
+# The versions of installed packages, which images must have, too.
 
 
 def installed() -> dict[str, str]:

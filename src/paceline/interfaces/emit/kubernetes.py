@@ -11,7 +11,7 @@ from paceline.interfaces.emit.training import Training, choose_run
 from paceline.interfaces.emit.training import image as image_name
 from paceline.interfaces.emit.training import namespace as namespace_name
 
-# --- YAML of plain data: mappings, lists, texts, whole numbers and truth values ---------------------------------------
+# YAML of plain data: mappings, lists, texts, whole numbers and truth values.
 # Any text comes back as it was: what could be read as something else is quoted, and a text of several lines becomes a
 # literal block where that keeps it exactly.
 
@@ -95,7 +95,7 @@ def _escaped(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-# --- What the manifests for Kubernetes have in common: names, volumes, and containers without any privilege -----------
+# What the manifests for Kubernetes have in common: names, volumes, and containers without any privilege.
 
 #: The user and the folder of images that `paceline emit docker` describes.
 USER, WORK = 1000, "/work"
@@ -175,7 +175,7 @@ def claim(storage: int = STORAGE) -> dict[str, Value]:
     return {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": f"{storage}Gi"}}}
 
 
-# --- A StatefulSet with its headless Service: pods with stable names, which are the ranks -----------------------------
+# A StatefulSet with its headless Service: pods with stable names, which are the ranks.
 # The ordinal of a pod is its rank (`algorithms.cluster.launchers`). A StatefulSet starts again whatever ends, so a pod
 # whose training is done notes that in its volume, and waits to be deleted.
 
@@ -282,7 +282,7 @@ def _pod_script(training: Training) -> str:
     return "\n".join(lines) + "\n" + WATCH
 
 
-# --- A RayJob for KubeRay, with the volume that keeps its runs --------------------------------------------------------
+# A RayJob for KubeRay, with the volume that keeps its runs.
 # KubeRay starts a cluster for the job, submits the training to it and removes it afterwards. A node that dies is
 # replaced; with the head the whole attempt is lost, and the next one, in a new cluster, resumes the run.
 

@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from paceline.errors import PlanError, UsageError, suggest
 from paceline.plans.plan import Plan, check_method
 
-# --- Names and words that other programs accept -----------------------------------------------------------------------
+# Names and words that other programs accept.
 
 #: What Kubernetes and KubeRay append to a name must still fit into 63 characters.
 LONGEST_NAME = 47
@@ -210,7 +210,7 @@ def _check_nodes(chosen: Training) -> None:
         )
 
 
-# --- The lines of shell that begin a run, or resume the one that a killed or stopped process left ---------------------
+# The lines of shell that begin a run, or resume the one that a killed or stopped process left.
 
 #: The beginning of `"status": "done"` as `runs.schema` writes it, at the top level of run.json.
 DONE = '^ "status": "done"'

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from paceline.runtime.runs.trace import Columns, Trace
 
 
-# --- A plan's timeline as text, from a simulation in time only: which workers wait, and how old gradients are ---------
+# A plan's timeline as text, from a simulation in time only: which workers wait, and how old gradients are.
 
 BATCH = 100  # samples that one worker computes in one piece
 COMPUTE, MOVE = 1e-5, 2e-5  # seconds: for a sample; for a gradient on its way, and for its update
@@ -118,7 +118,7 @@ def _lines(plan: Plan, trace: Trace, columns: int, legend: Timeline) -> list[str
     return [f"worker {number:<2} {line.text}" for number, line in enumerate(lines)]
 
 
-# --- The commands of a coordinator in an update, as text --------------------------------------------------------------
+# The commands of a coordinator in an update, as text.
 
 REHEARSED = 3  # updates: enough to see what is remembered
 

@@ -358,7 +358,7 @@ def _kept_by(server: Server, gathers: int) -> list[str]:
     return [once, "the staleness of all pushes sums to what their order says"]
 
 
-# --- The proof of a plan on several machines, which `paceline prove PLAN --machines N` prints -------------------------
+# The proof of a plan on several machines, which `paceline prove PLAN --machines N` prints.
 # Every interleaving of a small cluster is walked, for each kind of fault; then histories of as many machines as were
 # asked for are drawn from seeds, with many faults in each.
 

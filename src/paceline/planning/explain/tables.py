@@ -1,4 +1,4 @@
-"""Tables as text: of a collective, of the messages between operators, of a mesh."""
+"""Tables as text: of a collective, of the messages between operators, of a mesh, of split layers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.plans.methods.split_layers import DATA, INSIDE
 from paceline.plans.methods.views import Operators, Stages
 from paceline.plans.plan import Plan
 
-# --- Split layers as text: who holds what of each layer, and what travels between them --------------------------------
+# Split layers as text: who holds what of each layer, and what travels between them.
 
 MOST = 8  # workers with a column
 

@@ -1,4 +1,4 @@
-"""What a tuning found."""
+"""What a tuning found, and where its time went."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from paceline.errors import TuningError
 from paceline.planning.tuner.journal import Journal, Row
 from paceline.planning.tuner.space import Configuration, Space
 
-# --- Configurations by number: what a sampler draws, as far as the space allows it ------------------------------------
+# Configurations by number: what a sampler draws, as far as the space allows it.
 
 PATIENCE = 10_000  # coordinates that are drawn in vain before the constraints are taken to be impossible
 

@@ -1,4 +1,4 @@
-"""A plain job as a function of a trial: names of a space are optimizer settings, fields of the job, or dropout."""
+"""Jobs of trials: a plain job with values of a space, a function that suggests its own, and the best as a job file."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ def _settings(job: Job) -> list[str]:
     return list(job.make_optimizer(module := job.make_model(), list(module.parameters())).defaults)
 
 
-# --- The space that a function of a trial suggests, as objectives of Optuna do: found by calling the function ---------
+# The space that a function of a trial suggests, as objectives of Optuna do: found by calling the function.
 #     base        every choice has its first value, every number its middle
 #     variations  one choice has another value, once for each value: what is asked for only then exists only then
 #
 # So a function whose choices have 2, 3 and 4 values is called 1 + 1 + 2 + 3 times. A name whose range is not always the
 # same is left out of the space; its value is drawn when the function asks for it.
 
-# --- A function with a parameter for each name of the space, as a function of a trial: `def job(lr, width=32)` --------
+# A function with a parameter for each name of the space, as a function of a trial: `def job(lr, width=32)`.
 
 KEYWORDS = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
@@ -204,7 +204,7 @@ def _join(parameters: Asked, parent: str, runs: dict[Any, Asked]) -> set[str]:
     return changing
 
 
-# --- The best configuration as a job file, which `paceline train` takes -----------------------------------------------
+# The best configuration as a job file, which `paceline train` takes.
 
 SMALL = 64 << 20  # bytes of a pickled job up to which it is kept beside the file
 TEXT = '''\

@@ -69,7 +69,7 @@ class AllReduce(Synchronous):
     claim = picture
 
 
-# --- Alone: workers that exchange nothing. One worker is sequential training; several measure the ceiling -------------
+# Alone: workers that exchange nothing. One worker is sequential training; several measure the ceiling.
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Alone(Synchronous):
         return Words("Its workers exchange nothing, so no worker waits.")
 
 
-# --- NativeDdp: PyTorch's own DistributedDataParallel, as a peer to compare with --------------------------------------
+# NativeDdp: PyTorch's own DistributedDataParallel, as a peer to compare with.
 
 #: Why a gradient cannot be looked at before it is added up.
 SUMMED = "PyTorch sums gradients while they are computed"

@@ -119,7 +119,7 @@ class SplitLayers(Synchronous):
     claim = picture
 
 
-# --- Dataflow: workers hold operators, which send each other values and gradients whenever they have computed one -----
+# Dataflow: workers hold operators, which send each other values and gradients whenever they have computed one.
 
 ALONE = "each operator makes its own updates, so none knows the norm of the whole gradient; leave it out"
 

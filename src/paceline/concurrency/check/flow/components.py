@@ -1,4 +1,4 @@
-"""Strongly connected components of a graph, and the circles in them."""
+"""Strongly connected components of a graph, the circles in them, and the few paths that are shown of many."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _back_to(start: str, following: Mapping[str, Sequence[str]], group: set[str]
     return None
 
 
-# --- Paths that show the same, of which a few are kept: never without the one that the fewest other locks gate --------
+# Paths that show the same, of which a few are kept: never without the one that the fewest other locks gate.
 
 
 class Gated(Protocol):

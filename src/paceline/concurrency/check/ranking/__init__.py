@@ -166,7 +166,7 @@ def shipped(what: str = "weights") -> Weights:
     return weights
 
 
-# --- Verdicts on findings, true or false, and how they change the confidence of the next run's findings ---------------
+# Verdicts on findings, true or false, and how they change the confidence of the next run's findings.
 # A verdict is a line: a fingerprint, `true` or `false`, and the rule, which is needed once the finding no longer
 # exists; what follows `#` is a comment. Comments in the source give verdicts too (see `comments`). The shipped model of
 # what is worth a look is refitted to the verdicts (see `ranker`).

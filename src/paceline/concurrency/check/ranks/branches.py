@@ -387,7 +387,7 @@ _RESULTS = re.compile(
 )
 
 
-# --- How many ranks take a branch, and the process groups that are made of exactly these ------------------------------
+# How many ranks take a branch, and the process groups that are made of exactly these.
 # `if rank <= 1: init_process_group(rank=rank, world_size=2)` makes a group of the ranks that take the branch: no other
 # rank is waited for, neither there nor in the collectives that follow in the branch.
 

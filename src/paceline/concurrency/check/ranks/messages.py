@@ -112,7 +112,7 @@ class World:
                     break
 
 
-# --- Which calls are messages between two ranks, and which functions exchange anything with other ranks ---------------
+# Which calls are messages between two ranks, and which functions exchange anything with other ranks.
 
 #: The name of a call -> whether it waits for its partner.
 SENDS = {"send": True, "Send": True, "ssend": True, "Ssend": True, "isend": False, "Isend": False, "issend": False}

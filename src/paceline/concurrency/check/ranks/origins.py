@@ -1,8 +1,4 @@
-"""Random numbers: which of them each rank draws for itself.
-
-Ranks draw the same numbers from generators with the same seed. A generator of its own (`default_rng()`) counts by its
-own seed, the generator of a library by what the file seeds it with.
-"""
+"""Where a value begins to differ from rank to rank, in words, and where it becomes the same again."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from paceline.concurrency.check.syntax.tree import (
     short_name,
 )
 
-# --- Why values differ from rank to rank, in words, and which tests of such a value turn out differently --------------
+# Why values differ from rank to rank, in words, and which tests of such a value turn out differently.
 
 RANK, DATA, CLOCK, HOST = "the rank", "the data of this rank", "the clock of this rank", "the machine of this rank"
 CHANCE = "a random number of this rank"
@@ -113,7 +109,11 @@ _SEEDS = {
 
 
 class Chances:
-    """The random numbers of one file."""
+    """The random numbers of one file: which of them each rank draws for itself.
+
+    Ranks draw the same numbers from generators with the same seed. A generator of its own (`default_rng()`) counts by
+    its own seed, the generator of a library by what the file seeds it with.
+    """
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ class Chances:
         }
 
 
-# --- What a loop does to a value from one turn to the next ------------------------------------------------------------
+# What a loop does to a value from one turn to the next.
 
 
 def changed_in_turn(node: ast.Name, target: ast.expr) -> bool:
@@ -292,7 +292,7 @@ def _methods(name: str) -> tuple[str, ...]:
     return tuple(f"{name}.{method}" for method in ADDS)
 
 
-# --- What collectives have made the same on every rank: gradients, and the arguments of functions that reduce them ----
+# What collectives have made the same on every rank: gradients, and the arguments of functions that reduce them.
 
 # A call of such a name gives every rank the same value, and makes its arguments the same on every rank.
 SPREADS = re.compile(r"all_?reduce|broadcast|bcast|all_?gather|reduce_(?!sc)|gather_for_metrics|synchroni|agree|sync_")

@@ -14,7 +14,7 @@ from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import dotted, keyword, short_name
 from paceline.concurrency.check.values.module import Module
 
-# --- Operators and functions of whole numbers and lists of them, where a value may be unknown -------------------------
+# Operators and functions of whole numbers and lists of them, where a value may be unknown.
 
 OPERATORS: dict[type[ast.AST], Callable[..., object]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,

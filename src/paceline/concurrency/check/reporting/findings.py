@@ -125,7 +125,7 @@ class Finding:
         }
 
 
-# --- Comments about findings, at the end of the line of the finding ---------------------------------------------------
+# Comments about findings, at the end of the line of the finding.
 #     # paceline: ignore[PC101]        it is not reported
 #     # paceline: not a bug [PC101]    it is not reported, and this verdict moves the confidence of others like it
 #     # paceline: bug [PC101]          it is reported, and this verdict moves the confidence of others like it
@@ -196,7 +196,7 @@ def _comments(text: str) -> dict[int, Comment]:
     return comments
 
 
-# --- A baseline: a file of known findings, so that only new ones are reported -----------------------------------------
+# A baseline: a file of known findings, so that only new ones are reported.
 # Findings are known by their fingerprints, which stay the same when lines move.
 
 

@@ -13,7 +13,7 @@ from paceline.concurrency.check.reporting.findings import Finding
 from paceline.concurrency.check.rules import RULES
 from paceline.concurrency.check.run import Report
 
-# --- SARIF 2.1.0: each finding with one code flow per thread or rank, in the order of its story -----------------------
+# SARIF 2.1.0: each finding with one code flow per thread or rank, in the order of its story.
 
 PRIORITY = {"high": 90.0, "medium": 50.0, "low": 10.0}  # on SARIF's scale of 0 to 100
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -114,7 +114,7 @@ def location(path: str, line: int, column: int, text: str = "") -> dict[str, Any
     return location
 
 
-# --- The JSON of `ruff check --output-format json`, for editors and tools that read ruff's diagnostics ----------------
+# The JSON of `ruff check --output-format json`, for editors and tools that read ruff's diagnostics.
 
 
 def ruff(report: Report) -> str:
@@ -137,7 +137,7 @@ def _diagnostic(finding: Finding) -> dict[str, object]:
     }
 
 
-# --- Annotations for a GitHub workflow: one line per finding on standard output ---------------------------------------
+# Annotations for a GitHub workflow: one line per finding on standard output.
 
 
 def github(report: Report) -> str:
@@ -159,7 +159,7 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-# --- All findings as one JSON object ----------------------------------------------------------------------------------
+# All findings as one JSON object.
 
 
 def as_object(report: Report) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from paceline.concurrency.check.rules.typestates import duties
 from paceline.concurrency.check.threads.sharing import THREAD_WORDS
 from paceline.errors import UsageError, suggest
 
-# --- Rows of rules in TOML: those of the checker, and those that a project adds for its own libraries -----------------
+# Rows of rules in TOML: those of the checker, and those that a project adds for its own libraries.
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -125,7 +125,7 @@ FAMILIES = tuple(
 RULES: dict[str, Rule] = dict(sorted((rule.code, rule) for family in FAMILIES for rule in family.rules))
 
 
-# --- The documentation of the checker's rules, from the rules themselves: `paceline explain` and the site's pages -----
+# The documentation of the checker's rules, from the rules themselves: `paceline explain` and the site's pages.
 
 
 def section(rule: Rule) -> str:

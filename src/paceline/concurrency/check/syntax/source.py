@@ -1,4 +1,4 @@
-"""Reads a file: its text and its syntax tree."""
+"""Reads a file: its text and its syntax tree, as Python 3 and with coroutines where it is of before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from paceline.concurrency.check.syntax.tree import dotted, short_name
 
-# --- Rewrites Python 2 statements as Python 3, line by line, so that old files can be checked too ---------------------
+# Rewrites Python 2 statements as Python 3, line by line, so that old files can be checked too.
 # Only what the Python 3 parser rejects is rewritten: `except X, e`, `raise X, y`, `print x`, `exec x in y`, `0777`,
 # `ur""`, `<>` and backquotes, and names called `async`, which became a keyword in Python 3.7. Lines keep their numbers.
 
@@ -68,7 +68,7 @@ def _rewrite(lines: list[str], number: int) -> bool:
     return False
 
 
-# --- Reads coroutines of before `async def` as coroutines, so that every rule of tasks holds for them too -------------
+# Reads coroutines of before `async def` as coroutines, so that every rule of tasks holds for them too.
 # A generator that asyncio, tornado or Twisted runs as a coroutine (`@asyncio.coroutine`, `@gen.coroutine`,
 # `@defer.inlineCallbacks`) lets others run at `yield from` or `yield`, as `async def` does at `await`. Lines stay.
 

@@ -1,4 +1,4 @@
-"""What is around a node of the syntax tree, and which lines it is on."""
+"""What is around a node of the syntax tree, which lines it is on, and what it is called."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def is_within(node: ast.AST, part: ast.AST | Sequence[ast.stmt]) -> bool:
     return getattr(node, "lineno", 0) in lines_of(part)
 
 
-# --- Names of expressions as text, and the arguments of calls ---------------------------------------------------------
+# Names of expressions as text, and the arguments of calls.
 
 
 def dotted(node: ast.AST) -> str:

@@ -20,9 +20,7 @@ from paceline.concurrency.check.flow.components import strongly_connected
 from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.syntax.declarations import Function
 
-# --- Which files are read together: those that import each other, where they are few enough ---------------------------
-
-# --- The files of a project by the names under which they import each other -------------------------------------------
+# The files of a project by the names under which they import each other.
 
 
 class ProjectModules:
@@ -110,7 +108,7 @@ def programs(texts: Mapping[str, str]) -> list[tuple[str, ...]]:
     return sorted(group for group in groups if len(group) > 1 and sum(lines[path] for path in group) <= LARGEST)
 
 
-# --- Places and names of a merged tree, and those of its files --------------------------------------------------------
+# Places and names of a merged tree, and those of its files.
 
 T = TypeVar("T")
 STRIDE = 1_000_000  # more lines than a file has

@@ -1,4 +1,4 @@
-"""What library an object is of: the canonical name of the class whose method a call runs.
+"""What a call runs: a function of the file, or a method of a library, by its canonical name.
 
 `self.session.get(...)`, where `self.session = requests.Session()`, runs `requests.Session.get`. An object is known by
 the call that makes it, through names, attributes, `with ... as`, parameters and their annotations; what a function of a
@@ -117,7 +117,7 @@ def _annotated(annotation: ast.expr, module: Module) -> str:
     return name if _is_imported(annotation, module) and name.rpartition(".")[2][:1].isupper() else ""
 
 
-# --- Which functions of a file a call may run, where its name alone does not say so -----------------------------------
+# Which functions of a file a call may run, where its name alone does not say so.
 
 MOST = 6  # functions that one call may run; where there are more, nothing is said of any
 

@@ -141,7 +141,7 @@ def _is_idle(statement: ast.stmt) -> bool:
     )
 
 
-# --- The class of the program that an annotation, or the last part of a name, means -----------------------------------
+# The class of the program that an annotation, or the last part of a name, means.
 
 
 def annotated(annotation: ast.expr | None, module: Declarations) -> Class | None:
@@ -166,7 +166,7 @@ def _of_library(node: ast.expr, module: Declarations) -> bool:
     return head.partition(".")[0] in sys.stdlib_module_names
 
 
-# --- Which classes and names are locks, where no constructor of a library says so -------------------------------------
+# Which classes and names are locks, where no constructor of a library says so.
 
 
 def lock_class(cls: Class, attribute: Callable[[Class, str], Resource | None]) -> str | None:

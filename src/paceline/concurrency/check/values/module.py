@@ -19,7 +19,7 @@ from paceline.concurrency.check.values.guesses import ByUse, derived, guessed, l
 from paceline.concurrency.check.values.objects import Objects
 from paceline.concurrency.check.values.sources import FILLS, adopt, slot_of
 
-# --- What wraps or shards the models of a file, so that to run them, or `backward()`, is a collective -----------------
+# What wraps or shards the models of a file, so that to run them, or `backward()`, is a collective.
 
 
 class Wrappers:
@@ -57,7 +57,7 @@ class Wrappers:
         return any(name.startswith(("BatchNorm", "SyncBatchNorm")) for name in used)
 
 
-# --- The name of an object by where it is made: `Pool._lock`, `LOCK`, `run.lock`, and `forks[]` for one of several ----
+# The name of an object by where it is made: `Pool._lock`, `LOCK`, `run.lock`, and `forks[]` for one of several.
 
 _ALIKE = (ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.Await, ast.keyword)
 _HOLDING = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)

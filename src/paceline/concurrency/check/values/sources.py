@@ -155,7 +155,7 @@ def slot_of(key: ast.expr | None) -> Slot:
     return value if isinstance(value, str | int) else None
 
 
-# --- What the syntax of a program says about variables, classes and containers, looked up by name ---------------------
+# What the syntax of a program says about variables, classes and containers, looked up by name.
 # Everything here is read off the declarations once, when it is first needed; nothing is followed.
 
 
@@ -307,7 +307,7 @@ def _own(target: ast.Attribute, fn: Function) -> bool:
     return fn.cls is not None and dotted(target.value) in (fn.self_name, fn.cls.name, "cls")
 
 
-# --- Futures of an event loop: where they are made, and from which attribute of an object one is taken ----------------
+# Futures of an event loop: where they are made, and from which attribute of an object one is taken.
 
 TAKES = ("pop", "get", "popleft")
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from paceline.concurrency.watcher.processes.memory import Mapping, mappings
 
-# --- Which socket is connected to which on this machine: TCP by addresses, Unix sockets by sock_diag ------------------
+# Which socket is connected to which on this machine: TCP by addresses, Unix sockets by sock_diag.
 # The other end of a connection that has not been accepted yet is the listening socket: only a process that has it open
 # can accept the connection, and then answer.
 

@@ -21,7 +21,7 @@ from paceline.concurrency.watcher.processes.memory import ProcessMemory, mapping
 from paceline.concurrency.watcher.processes.objects import LAYOUTS, CodeFrame, Layout, Objects
 from paceline.concurrency.watcher.samples import ENDED, Frame, Stack
 
-# --- Which rank of how many a process is, as PyTorch's default process group in its memory says it --------------------
+# Which rank of how many a process is, as PyTorch's default process group in its memory says it.
 # A process need not have been told its rank when it was started: `torch.multiprocessing.spawn` passes it as an
 # argument, and notebook launchers set the environment afterwards. Every backend, of PyTorch or not, has such a group.
 

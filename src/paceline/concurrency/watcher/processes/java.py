@@ -1,4 +1,4 @@
-"""The threads of a Java virtual machine: which of them wait to enter a monitor, which thread is in it, who joins whom.
+"""The threads and stacks of a Java virtual machine: who waits to enter a monitor, who is in it, who joins whom.
 
 HotSpot describes its own structures in a table, for debuggers, so that no layout need be known; it is read from memory
 while the program runs, as Python's state is.

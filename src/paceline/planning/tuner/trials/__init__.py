@@ -107,7 +107,7 @@ def reason_of(error: BaseException) -> str:
     return f"{reason}\n{users_traceback(error)}".rstrip() if not isinstance(error, PacelineError) else reason
 
 
-# --- The loop between a study, which decides, and what runs its trials ------------------------------------------------
+# The loop between a study, which decides, and what runs its trials.
 
 
 class Spent(NamedTuple):

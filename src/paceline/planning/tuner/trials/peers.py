@@ -33,7 +33,7 @@ from paceline.runtime.links.tcp.hub import Arrived, Gone, Hub, Received, Unreach
 from paceline.runtime.links.tcp.waiting import Pump
 from paceline.runtime.runs.schema import from_dict, to_dict
 
-# --- What the ranks of a tuning say to each other, as JSON: nothing that comes over a connection is unpickled ---------
+# What the ranks of a tuning say to each other, as JSON: nothing that comes over a connection is unpickled.
 # A message of a rank is a list, its kind first. What has the right form is taken; anything else is a FrameError.
 
 #: What follows the kind of a rank's message.

@@ -1,4 +1,4 @@
-"""Groups of tasks and streams of objects that do not end."""
+"""Tasks, groups of them and streams of objects that do not end, or that nothing takes notice of."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def _left_open(name: str, fn: Function, facts: Facts, depth: int) -> ast.expr | 
     return last
 
 
-# --- Coroutines, tasks and cancellations that nothing takes notice of -------------------------------------------------
+# Coroutines, tasks and cancellations that nothing takes notice of.
 
 
 def lock_not_awaited(facts: Facts) -> Iterator[Witness]:

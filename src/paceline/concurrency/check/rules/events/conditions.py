@@ -1,4 +1,4 @@
-"""Conditions that are waited for or notified in the wrong way."""
+"""Conditions that are waited for or notified in the wrong way, and timeouts and limits that do nothing."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ def _is_late(access: Access, condition: str, notifying: dict[int, set[str]], fac
     return bool(lines) and max(lines) < access.line
 
 
-# --- Timeouts whose outcome is ignored, and limits that do not limit --------------------------------------------------
+# Timeouts whose outcome is ignored, and limits that do not limit.
 
 ASKS = ("is_alive", "exitcode", "terminate", "kill")
 

@@ -1,4 +1,4 @@
-"""State that others read, and that is written only after they may."""
+"""State that others read and that is written, or looked up and that is stored, only after they may."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def _assigned_late(sets: Use, wait: Use) -> Iterator[tuple[ast.expr, tuple[Funct
                 yield target, (wait.fn, read)
 
 
-# --- Entries that are stored only after what looks them up was sent or started ----------------------------------------
+# Entries that are stored only after what looks them up was sent or started.
 
 SENDS = ("send", "request", "publish", "submit", "write", "transmit", "dispatch", "emit", "post", "enqueue", "start",
          "spawn", "worker", "call_async", "put")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Requests to stop that are lost."""
+"""Threads that are started in the wrong way, and requests to stop them that are lost."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def _changes(call: ast.Call) -> bool:
     return method.attr in ("set", "clear") and isinstance(method.value, ast.Attribute)
 
 
-# --- Threads and tasks of executors that are started in the wrong way -------------------------------------------------
+# Threads and tasks of executors that are started in the wrong way.
 
 DEPTH = 3
 
