@@ -14,7 +14,7 @@ from tests.algorithms.cluster.planted_faults import PLANTED
 #: rest of the 5,000 is for soaks.
 SEEDS = 800
 #: Found only after several hundred seeds.
-RARE = {"AlwaysInSync", "EntersOlderViews", "ComparesViewsOfShards", "RecoversAtOnce", "FeedsOnce"}
+RARE = {"AlwaysInSync", "EntersOlderViews", "ComparesViewsOfShards", "FeedsOnce"}
 #: Not found within 2,000 seeds: what they break takes more to go wrong at the same time than histories draw. The walk
 #: of every interleaving finds the first one (test_explore).
 MISSED = {
@@ -23,6 +23,7 @@ MISSED = {
     "SpareIsSafe",
     "TrustsEveryAcknowledgement",
     "BlamesOthersForItsSleep",
+    "RecoversAtOnce",
 }
 FOUND = [pytest.param(name, marks=[pytest.mark.soak] if name in RARE else []) for name in PLANTED if name not in MISSED]
 
