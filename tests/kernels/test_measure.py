@@ -11,14 +11,13 @@ from torch import nn
 from typer.testing import CliRunner
 
 from paceline.interfaces.cli import app, register
+from paceline.kernels.machine import Peak
 from paceline.kernels.measure import bench as measuring
 from paceline.kernels.measure.bench import PARTS, bench
-from paceline.kernels.measure.figures import SEQUENTIAL, Bench, EpochRow, Meter, Shaped
+from paceline.kernels.measure.figures import SEQUENTIAL, Bench, EpochRow, Meter, Shaped, by_layer, picture, tables
 from paceline.kernels.measure.networks import CNN
-from paceline.kernels.measure.peak import Peak
 from paceline.kernels.measure.picture import Point, roofline
 from paceline.kernels.measure.study import StepTime, study_network
-from paceline.kernels.measure.tables import by_layer, picture, tables
 
 
 @pytest.mark.parametrize(("keeps", "threads"), [("outputs", 1), ("outputs", 4), ("inputs", 2)])
@@ -94,7 +93,7 @@ def test_the_tuners_choice_stands_out() -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(("outputs", "fused"), id="some"),
+        pytest.param(("outputs",), id="one"),
         pytest.param(tuple(measuring.WAYS), marks=pytest.mark.soak, id="all"),
     ],
 )
