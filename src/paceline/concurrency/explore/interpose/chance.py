@@ -47,7 +47,7 @@ def begin(chance: Chance) -> int:
 
 
 def install() -> None:
-    _instance: Any = random._inst  # type: ignore[attr-defined]
+    _instance: Any = random._inst
     _instance.__class__ = random.Random = Random  # type: ignore[misc]
     random.random = _instance.random
     random._urandom = os.urandom = _instance.randbytes  # type: ignore[attr-defined]

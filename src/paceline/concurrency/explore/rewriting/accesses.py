@@ -99,7 +99,8 @@ class _Accesses(ast.NodeTransformer):
         return held, self._call("item", node, key, node.lineno, self._numbers, mode)
 
     def visit_Call(self, node: ast.Call) -> Any:
-        function, key = node.func, []
+        function = node.func
+        key: list[ast.expr] = []
         if not isinstance(function, ast.Attribute):
             node.func = self.visit(function)
         elif function.attr == "get" and node.args and not isinstance(node.args[0], ast.Starred):
