@@ -86,11 +86,12 @@ def run_once(job: Job) -> Outcome:
 
 
 def _outcome(read: int, seconds: float, pid: int) -> Outcome:
-    data, begin = bytearray(), time.monotonic()
+    data, begin, idle = bytearray(), time.monotonic(), 0
     while True:
         if not select.select([read], [], [], 1.0)[0]:
             late = (time.monotonic() - begin) / seconds  # on a busy machine, a run that works is waited for longer
-            if late < 1 or (late < PATIENCE and is_working(str(pid), 1)):
+            idle = 0 if is_working(str(pid), 1) else idle + 1
+            if late < 1 or (late < PATIENCE and idle < 3):
                 continue
             return Outcome(lost=f"a run has not ended within {seconds:g} s: it waits, or computes, outside the control")
         part = os.read(read, 1 << 20)

@@ -221,8 +221,8 @@ class Barrier(Controlled, threading.Barrier):
 
     def __init__(self, parties: int, action: Callable[[], Any] | None = None, timeout: float | None = None) -> None:
         super().__init__(parties, action, timeout)
-        self._cond = Condition(Lock())  # type: ignore[assignment]
-        self.name = self._cond.name = control.name_of_new("Barrier")  # type: ignore[attr-defined]
+        self._cond = Condition(Lock())
+        self.name = self._cond.name = control.name_of_new("Barrier")
 
 
 PRIMITIVES: tuple[Any, ...] = (Lock, RLock, Semaphore, BoundedSemaphore, Condition, Event, Barrier)
