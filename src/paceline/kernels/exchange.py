@@ -86,7 +86,7 @@ class Waits(NamedTuple):
 
 
 class GradientExchange(ctypes.Structure):
-    """What a call exchanges with other workers in every update: gradients that are summed, or weights that are mixed."""
+    """What workers exchange in every update of a call: gradients that they sum, or weights that they mix."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("places", "moves", "pieces", "peers", "own")),

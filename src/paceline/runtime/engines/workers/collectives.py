@@ -167,7 +167,8 @@ class PayloadReduction(Sums):
 
     def __init__(self, reduction: Reduction, payloads: Sequence[Payload]) -> None:
         self.reduction, self.payloads, self.bytes = reduction, payloads, reduction.bytes
-        self.link, self.stride, self.lanes, self.table = reduction.link, reduction.stride, reduction.lanes, reduction.table
+        self.link, self.table = reduction.link, reduction.table
+        self.stride, self.lanes = reduction.stride, reduction.lanes
 
     def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         """Run the collective of this number; return (the sum over all workers, nanoseconds waited, bytes sent)."""

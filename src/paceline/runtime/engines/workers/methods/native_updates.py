@@ -67,7 +67,9 @@ def native_exchange(
         cancelled: one integer, which is not 0 when the run has been cancelled.
         chunks: of a batch, where they are summed in the order of one tree; 0 for one chunk of each worker.
     """
-    if not isinstance(means, PayloadReduction | NeighbourMixing) or not isinstance(link := means.link, SharedMemoryLink):
+    if not isinstance(means, PayloadReduction | NeighbourMixing):
+        return None
+    if not isinstance(link := means.link, SharedMemoryLink):
         return None
     if means.share and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
         return None  # PyTorch rounds a product before it is added there, and generated code does not
@@ -113,7 +115,8 @@ class NativeExchange:
         #: The partial sums: as many as lie beside each other before the exchange, or in it.
         local = torch.zeros(stride * (means.lanes + chunks.bit_length()), dtype=link.vectors[0].dtype)
         offered = link.shared_with(link.rank).vectors
-        self.exchange = GradientExchange.of(places, moves, self._peers, local, offered, stride, tail, waits, means.share)
+        peers, share = self._peers, means.share
+        self.exchange = GradientExchange.of(places, moves, peers, local, offered, stride, tail, waits, share)
         self._alive = (places, moves, local)  # the exchange has only their addresses
         self._first = 0
 
@@ -166,9 +169,9 @@ def native_updates(runner: PlanRunner, store: LocalStore, means: Means | None = 
             return None
     if means is not None:
         compiled = native.loop.resident.made
-        gradient, waiter, cancelled = compiled.memory["gradients"], runner.waiter, runner.shared.cancelled
-        chunks = runner.plan.canonical
-        native.collective = native_exchange(means, runner.layout, compiled.gradients, gradient, waiter, cancelled, chunks)
+        memory, views = compiled.memory["gradients"], compiled.gradients
+        waiter, cancelled, chunks = runner.waiter, runner.shared.cancelled, runner.plan.canonical
+        native.collective = native_exchange(means, runner.layout, views, memory, waiter, cancelled, chunks)
         if native.collective is None:
             return None
         native.loop.exchange = native.collective.exchange
