@@ -22,7 +22,7 @@ from paceline.algorithms.splits.nodes import Held, SplitNode
 from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
 from paceline.algorithms.splits.recipes.tensor import Tensor
 from paceline.planning.planner.facts import ModelDivision
-from paceline.planning.planner.programs import division_of
+from paceline.planning.planner.split_search import division_of
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.views import Parts
 from paceline.plans.plan import make

@@ -16,7 +16,7 @@ from paceline.errors import PlanError, UsageError
 from paceline.interfaces.api.planning.choose import choose
 from paceline.interfaces.api.planning.validate import validate
 from paceline.interfaces.api.simulate import simulate
-from paceline.planning.planner import history
+from paceline.planning.planner import validating
 from paceline.training.jobs.job import Job
 from tests.planning.planner.cards import CARD
 
@@ -144,7 +144,7 @@ def test_a_validation_measures_what_was_predicted(tmp_path: Path) -> None:
     )
     assert [each.plan for each in found.checks] == ["sequential", "ring:workers=2"]
     assert found.checks[1].bytes_predicted == found.checks[1].bytes_measured
-    assert len(history.read(table)) == 2
+    assert len(validating.read(table)) == 2
     with pytest.raises(UsageError, match="at least 2"):
         validate(_job(), rounds=1, card=CARD)
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
-from paceline.planning.planner.operations import BACKWARD, FORWARD, UPDATE, DispatchedCall, figures
+from paceline.planning.planner.card import BACKWARD, FORWARD, UPDATE, DispatchedCall, figures
 from paceline.training.data.opening import open_source
 from paceline.training.gradients.loss import loss_function
 from paceline.training.jobs.job import PRECISIONS, Job

@@ -19,17 +19,24 @@ import torch
 
 from paceline.algorithms.collectives.ring import Ring
 from paceline.errors import PacelineError, UsageError
-from paceline.interfaces.api.planning.busy_cores import BusyCores, Case, Steps
-from paceline.interfaces.api.planning.calibration_jobs import calibration_job, vector_job
+from paceline.interfaces.api.planning.calibration_jobs import BusyCores, Case, Steps, calibration_job, vector_job
 from paceline.interfaces.api.planning.dividing import Divider
 from paceline.interfaces.api.planning.measuring import Measured, Say, measure
 from paceline.planning.planner import fitting
-from paceline.planning.planner.card import Card, ExchangeSeconds, Operations, default_file
+from paceline.planning.planner.card import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    USUAL,
+    Card,
+    ExchangeSeconds,
+    Operations,
+    default_file,
+)
 from paceline.planning.planner.costs import Calibrated
 from paceline.planning.planner.facts import Facts
 from paceline.planning.planner.methods import predict
 from paceline.planning.planner.model_cost import cost_of
-from paceline.planning.planner.operations import BACKWARD, FORWARD, UPDATE, USUAL
 from paceline.plans.methods.prediction import NotPredicted
 from paceline.plans.plan import Plan, make
 from paceline.runtime.runs.record import this_machine

@@ -15,23 +15,19 @@ from paceline.errors import PacelineError, PlanError, UsageError, suggest, whole
 from paceline.errors.arguments import check_arguments
 from paceline.interfaces.api.fusing import can_fuse
 from paceline.interfaces.api.planning.calibrate import measured_card
-from paceline.interfaces.api.planning.coding import codings
 from paceline.interfaces.api.planning.dividing import Divider, Splittable, splittable
-from paceline.interfaces.api.planning.finalists import with_finalists
-from paceline.interfaces.api.planning.measuring import Say
+from paceline.interfaces.api.planning.measuring import Say, codings, with_finalists
 from paceline.interfaces.api.planning.profiling import profiled
 from paceline.planning.planner import cluster as clusters
-from paceline.planning.planner.candidates import LEARNING, Candidate, candidates, numbers_of_workers
 from paceline.planning.planner.card import Card, default_file
 from paceline.planning.planner.choosing import GOALS, USABLE, Choice, Layer, fits
 from paceline.planning.planner.choosing import choose as rank
-from paceline.planning.planner.cluster import Cluster, NodeGroup, links_of
+from paceline.planning.planner.cluster import Cluster, NodeGroup, links_of, read_prices
 from paceline.planning.planner.costs import Calibrated, Costs
 from paceline.planning.planner.facts import Facts, ModelDivision, coding_of, reads
 from paceline.planning.planner.methods import predict
 from paceline.planning.planner.model_cost import cost_of, parameter_bytes
-from paceline.planning.planner.prediction import Prediction
-from paceline.planning.planner.prices import read as read_prices
+from paceline.planning.planner.prediction import LEARNING, Candidate, Prediction, candidates, numbers_of_workers
 from paceline.planning.planner.simulating import BEST, simulated
 from paceline.planning.planner.split_search import search
 from paceline.plans.clusters import check_method
