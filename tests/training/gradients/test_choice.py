@@ -124,9 +124,9 @@ def test_nothing_is_measured_for_a_few_batches(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize(
     ("epochs", "little", "pays"),
-    [(100, 0.0, False), (7_000, 0.0, True), (5_000, 0.0, False), (5_000, 0.3, True)],
+    [(100, 0.0, False), (3_500, 0.0, True), (2_500, 0.0, False), (2_500, 0.3, True)],
 )
-def test_code_is_made_where_the_training_is_long_enough_to_win_its_compiler_back(
+def test_code_is_made_where_two_trainings_win_its_compiler_back(
     monkeypatch: pytest.MonkeyPatch, measured: dict[str, float], epochs: int, little: float, pays: bool
 ) -> None:
     """Of 6 updates an epoch, 1 ms each by PyTorch, with a compiler of 10 s and code that is expected to take 0.7 ms."""
@@ -142,6 +142,22 @@ def test_code_is_made_where_the_training_is_long_enough_to_win_its_compiler_back
     found = choice.choose(mine, module, source, 6 * epochs)
     assert found.compute == ("fused" if pays else "autograd")
     assert pays or "code for it about 10 s to make" in found.why
+
+
+def test_what_was_compiled_for_a_long_training_serves_a_new_short_one_and_changes_no_old_one(
+    monkeypatch: pytest.MonkeyPatch, measured: dict[str, float]
+) -> None:
+    texts = set[str]()
+    monkeypatch.setattr(choice, "LITTLE", 0.0)
+    monkeypatch.setattr(choice, "compiling_seconds", lambda text: 10.0)
+    monkeypatch.setattr(choice, "is_compiled", texts.__contains__)
+    monkeypatch.setattr(fused.Fused, "prepare", lambda self, x, y: texts.add(self.draft(x).source))
+    mine = job()
+    module, source = mine.make_model(), open_source(mine.data, 0)
+    assert choice.choose(mine, module, source, 6).compute == "autograd"
+    assert choice.choose(mine, module, source, 10**6).compute == "fused"
+    assert choice.choose(mine, module, source, 7).compute == "fused"
+    assert choice.choose(mine, module, source, 6).compute == "autograd", "the same job, the same bits"
 
 
 def test_two_processes_measure_one_after_the_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -126,10 +126,9 @@ def candidates(
     codecs: Sequence[str] = (),
 ) -> Iterator[Candidate]:
     """Yield what can be chosen; `workers` are the numbers to try besides one process, `codecs` those besides dense."""
-    for threads in sorted({1, cores}):
-        yield Candidate(make("sequential", threads=threads) if threads > 1 else make("sequential"))
-    if fused:
-        yield Candidate(make("sequential"), "fused")
+    for compute in ("autograd", "fused") if fused else ("autograd",):
+        for threads in sorted({1, cores}):
+            yield Candidate(make("sequential", threads=threads) if threads > 1 else make("sequential"), compute)
     for name in names or RECIPES:
         if name in NOT_CHOSEN or name == "sequential":
             continue

@@ -35,7 +35,7 @@ DRAWS, FAR = 4, 2.0  # losses that are drawn, and the multiple of their range by
 
 
 #: What a probe does not depend on.
-BESIDE = ("epochs", "test", "metrics", "evaluate", "evaluate_every")
+BESIDE = ("epochs", "test", "metrics", "evaluate", "evaluate_every", "compute")
 
 
 @dataclass(frozen=True)

@@ -185,11 +185,13 @@ def planner_for(
     coded: bool = False,
     here: bool = True,
     workers: Sequence[int] = (),
+    glance: bool = False,
 ) -> Planner:
     """Make predictions for a job possible: count its operations, and profile it if the level asks for that.
 
     `here` is whether this machine will run the plans: then stages are weighed, and splits of each layer searched.
     `workers` are the numbers of workers that will be predicted; a profile measures plans of the least and of the most.
+    `glance` says that the plans that may be fastest will be measured, for which a short profile is enough.
     """
     facts, updates = facts_of(job, coded)
     base = Calibrated(card, lambda samples: cost_of(job, samples))
@@ -197,10 +199,11 @@ def planner_for(
     costs: dict[str, Costs] = {"autograd": base}
     divider = Divider(job, level == "profiled" and here)
     if level == "profiled":
-        plain = job.with_(compute="autograd")
-        costs["autograd"] = profiled(plain, base, facts, divider, workers, say)
-        if fused and can_fuse(job):
-            costs["fused"] = profiled(job.with_(compute="fused"), base, facts, divider, workers, say)
+        for compute in ("autograd", "fused") if fused and can_fuse(job) else ("autograd",):
+            one = job.with_(compute=compute)
+            costs[compute] = (
+                glanced(one, base, facts, say) if glance else profiled(one, base, facts, divider, workers, say)
+            )
     return Planner(job, card, facts, updates, costs, divider, here)
 
 
@@ -256,11 +259,12 @@ def choose(
     machine_card = open_card(card, say)
     counts = numbers_of_workers(machine_card.cores, workers) if workers != 1 else []
     with probing_once():
-        planner = planner_for(job, machine_card, level, job.compute != "autograd", say=say, workers=counts)
+        fused, races = job.compute != "autograd", level == "profiled" and goal != "memory"
+        planner = planner_for(job, machine_card, level, fused, say=say, workers=counts, glance=races)
         predictions = planner.predictions(counts, learning)
         if job.compute == "fused" and "fused" in planner.costs:
             predictions = [each for each in predictions if each.compute == "fused"]
-        if level == "profiled" and goal != "memory":
+        if races:
             say("measuring the plans that may be fastest ...")
             predictions = with_finalists(
                 job, [fits(each, machine_card.memory, machine_card.memory) for each in predictions], say

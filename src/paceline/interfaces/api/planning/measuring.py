@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import warnings
 from collections.abc import Callable, Sequence
@@ -214,7 +215,8 @@ def _seconds(encoder: GradientEncoder) -> tuple[float, float]:
 # The best of many predictions is likely too low. So a choice that profiles the model also trains by the plans that may
 # be fastest, for a moment each, and ranks them by what they took.
 
-ROUNDS, SECONDS = 3, 0.3
+ROUNDS, SECONDS = 3, 0.15
+FAR = 1.15  # times as long as the fastest: a plan that takes longer is not measured again
 
 
 def with_finalists(job: Job, predictions: Sequence[Prediction], say: Say = lambda line: None) -> list[Prediction]:
@@ -225,7 +227,7 @@ def with_finalists(job: Job, predictions: Sequence[Prediction], say: Say = lambd
     current, tried = list(predictions), 0
     while shortlist := finalists(current, MOST - tried):
         tried += len(shortlist)
-        runs = measured_in_rounds(job, shortlist, ROUNDS, SECONDS, say)
+        runs = measured_in_rounds(job, shortlist, ROUNDS, SECONDS, say, FAR)
         measured = {each.name: _as_measured(each, done) for each, done in zip(shortlist, runs, strict=True)}
         current = corrected(predictions, [measured.get(each.name, each) for each in current])
     return current
@@ -238,25 +240,31 @@ def _as_measured(each: Prediction, runs: Sequence[Measured]) -> Prediction:
 
 
 def measured_in_rounds(
-    job: Job, predictions: Sequence[Prediction], rounds: int, seconds: float, say: Say = lambda line: None
+    job: Job,
+    predictions: Sequence[Prediction],
+    rounds: int,
+    seconds: float,
+    say: Say = lambda line: None,
+    far: float = math.inf,
 ) -> list[list[Measured]]:
-    """Train by every plan in each round, to and fro; a plan that cannot train the job has no measurements."""
+    """Train by every plan in each round, to and fro; a plan that cannot train the job has no measurements.
+
+    One that takes more than `far` times as long as the fastest is left out of further rounds.
+    """
     runs: list[list[Measured]] = [[] for _ in predictions]
-    failed: set[int] = set()
+    running = list(range(len(predictions)))
     for number in range(rounds):
-        say(f"measuring {len(predictions) - len(failed)} plans, round {number + 1} of {rounds} ...")
-        order = list(range(len(predictions)))
-        for place in reversed(order) if number % 2 else order:
-            if place in failed:
-                continue
-            each = predictions[place]
-            guess = runs[place][-1].seconds if runs[place] else each.seconds
+        say(f"measuring {len(running)} plan{'s' * (len(running) > 1)}, round {number + 1} of {rounds} ...")
+        for place in running[:: -1 if number % 2 else 1]:
+            each, before = predictions[place], runs[place]
+            guess = before[-1].seconds if before else each.seconds
             try:
-                runs[place].append(
-                    measure_for(job.with_(compute=each.compute), each.plan, seconds, guess, bool(runs[place]))
-                )
+                before.append(measure_for(job.with_(compute=each.compute), each.plan, seconds, guess, bool(before)))
             except PacelineError as error:
                 say(f"{each.name} is left out: {str(error).splitlines()[0]}")
-                failed.add(place)
-                runs[place] = []
+                before.clear()
+        took = {place: statistics.median(run.seconds for run in runs[place]) for place in running if runs[place]}
+        running = [place for place, median in took.items() if median <= far * min(took.values())]
+        if len(running) < 2 and far < math.inf:
+            break
     return runs
