@@ -17,7 +17,7 @@ from paceline.interfaces.api.fusing import can_fuse
 from paceline.interfaces.api.planning.calibrate import measured_card
 from paceline.interfaces.api.planning.dividing import Divider, Splittable, splittable
 from paceline.interfaces.api.planning.measuring import Say, codings, with_finalists
-from paceline.interfaces.api.planning.profiling import profiled
+from paceline.interfaces.api.planning.profiling import glanced, profiled
 from paceline.planning.planner import cluster as clusters
 from paceline.planning.planner.card import Card, default_file
 from paceline.planning.planner.choosing import GOALS, USABLE, Choice, Layer, fits
