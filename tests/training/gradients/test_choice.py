@@ -134,6 +134,7 @@ def test_code_is_made_where_two_trainings_win_its_compiler_back(
     monkeypatch.setattr(choice, "SOON", 0.5)
     monkeypatch.setattr(choice, "LITTLE", little)
     monkeypatch.setattr(choice, "compiling_seconds", lambda text: 10.0)
+    monkeypatch.setattr(choice, "is_compiled", lambda text: False)
     monkeypatch.setattr(compiled.Draft, "seconds", lambda draft, batch: 7e-4)
     mine = job(epochs=epochs)
     module, source = mine.make_model(), open_source(mine.data, 0)

@@ -123,22 +123,21 @@ def _choose(
         return Choice("autograd", f"a training of about {duration:.1f} s ends before code is made for it", duration)
     x, y = first_batch(fused, source)
     generated = network(fused, module)
-    draft = generated.draft(x)
-    compiling = figure("compiling", lambda: compiling_seconds(draft.source))
-    update = figure("expected", lambda: draft.seconds(job.batch_size))
 
     def pays() -> float:
         """1 where code is worth a try, 0 elsewhere."""
-        by_code = compiling + TRAININGS * SLOWER * batches * update
+        by_code = compiling + TRAININGS * SLOWER * batches * figure("expected", lambda: draft().seconds(job.batch_size))
         worth = TRAININGS * duration >= PAYS * by_code or compiling <= LITTLE * TRAININGS * duration
-        return float(worth or is_compiled(draft.source))
+        return float(worth or is_compiled(draft().source))
 
+    draft = functools.partial(generated.draft, x)  # which takes a while, and is remembered by the network
+    compiling = figure("compiling", lambda: compiling_seconds(draft().source))
     if not figure(f"code for {batches} batches", pays):
         why = f"all takes about {duration:.1f} s, and code for it about {compiling:.0f} s to make"
         return Choice("autograd", why, duration)
     generated.prepare(x, y)  # always: a compiler may have come or gone
     by_code = functools.partial(_seconds, fused, module, source, functools.partial(FusedGradients, fused))
-    by_kernels = figure(f"fused {draft.digest}", by_code)
+    by_kernels = figure(f"fused {draft().digest}", by_code)
     by_pytorch = figure("autograd", autograd)
     figures = f"an update takes {by_kernels * 1e6:,.0f} µs in generated code and {by_pytorch * 1e6:,.0f} µs in PyTorch"
     compute = "fused" if by_pytorch > PAYS * by_kernels else "autograd"

@@ -98,15 +98,15 @@ def _without_a_search(job: Job, alone: Job, updates: int, seconds: float, limit:
     """Return one process with one thread or two; `seconds` are those of one. The same numbers, so nothing is risked."""
     short = f"one process trains in about {seconds:.1f} s"
     if seconds < SECOND or len(os.sched_getaffinity(0)) < 2:
-        return Followed(str(ONE), alone.compute, f"{short}, and a search for another plan takes as long")
-    both, together = _timed(job, TWO, updates, limit)
+        return Followed(str(ONE), job.compute, f"{short}, and a search for another plan takes as long")
+    _, together = _timed(job, TWO, updates, limit)
     if together * PAYS > seconds:
-        plan, compute, fastest = ONE, alone.compute, seconds
+        plan, fastest = ONE, seconds
         why = f"{short}, and with two threads in about {together:.1f} s"
     else:
-        plan, compute, fastest = TWO, both.compute, together
+        plan, fastest = TWO, together
         why = f"two threads train in about {together:.1f} s, and one in {seconds:.1f} s"
-    return Followed(str(plan), compute, why + _faster_otherwise(alone, updates, fastest))
+    return Followed(str(plan), job.compute, why + _faster_otherwise(alone, updates, fastest))
 
 
 def _faster_otherwise(job: Job, updates: int, seconds: float) -> str:
