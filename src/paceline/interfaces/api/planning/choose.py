@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -57,19 +58,21 @@ class Planner:
     divider: Divider | None = None
     #: Whether a way is searched for each layer.
     searches: bool = True
+    #: Whether only plans that may be the fastest divide the model, which takes a while.
+    glances: bool = False
 
     @property
     def most_split(self) -> int:
         """The most workers for which splits of each layer are searched: more than there are cores never pay."""
         return min(self.card.cores, MOST_SPLIT)
 
-    def predict(self, candidate: Candidate) -> Prediction | None:
-        """Predict a candidate; None where the planner has no model of it."""
+    def predict(self, candidate: Candidate, divide: bool = True) -> Prediction | None:
+        """Predict a candidate; None where the planner has no model of it, or has none unless the model is divided."""
         costs = self.costs.get(candidate.compute)
         if costs is None:
             return None
         try:
-            division = self._divided(candidate.plan)
+            division = self._divided(candidate.plan) if divide else None
             return predict(candidate.plan, costs, replace(self.facts, division=division), candidate.compute)
         except (NotPredicted, PacelineError):
             return None
@@ -98,11 +101,28 @@ class Planner:
     def predictions(self, workers: Sequence[int], learning: str) -> list[Prediction]:
         """Predict all candidates; with codecs where their costs are known."""
         fused, codecs = "fused" in self.costs, tuple(self.facts.codecs)
-        tried = candidates(workers, self.card.cores, learning, fused, codecs=codecs)
-        predicted = [self.predict(each) for each in tried]
+        tried = list(candidates(workers, self.card.cores, learning, fused, codecs=codecs))
+        predicted = [self.predict(each, divide=not self.glances) for each in tried]
+        if self.glances:
+            best = min(p.high for p in predicted if p is not None and not p.plan.traits.divided)
+            predicted = [self._divided_if_it_may_win(*pair, best) for pair in zip(tried, predicted, strict=True)]
+        else:
+            best = math.inf
         if self.divider is not None and self.searches:
-            predicted += [self.split(self.divider.job, count) for count in workers if count <= self.most_split]
+            counts = [count for count in workers if count <= self.most_split and self._ideal(count) <= best]
+            predicted += [self.split(self.divider.job, count) for count in counts]
         return [each for each in predicted if each is not None]
+
+    def _divided_if_it_may_win(self, candidate: Candidate, known: Prediction | None, best: float) -> Prediction | None:
+        """Predict a plan that divides the model where it may be faster than `best`, as the model is divided by it."""
+        plan = candidate.plan
+        if not plan.traits.divided or (known.low if known else self._ideal(plan.workers)) > best:
+            return known
+        return self.predict(candidate)
+
+    def _ideal(self, workers: int) -> float:
+        """The seconds of an update that workers compute in equal parts, without an exchange."""
+        return self.costs["autograd"].compute(self.facts.batch, workers, 1).seconds / workers
 
     def split(self, job: Job, workers: int) -> Prediction | None:
         """Search a way for each layer; None where every layer is best whole, or the model cannot be split."""
@@ -194,7 +214,7 @@ def planner_for(
     `glance` says that the plans that may be fastest will be measured, for which a short profile is enough.
     """
     facts, updates = facts_of(job, coded)
-    base = Calibrated(card, lambda samples: cost_of(job, samples))
+    base = Calibrated(card, lambda samples: cost_of(job, samples, here and level == "profiled"))
     base.cost(min(facts.batch, job.batch_size))
     costs: dict[str, Costs] = {"autograd": base}
     divider = Divider(job, level == "profiled" and here)
@@ -204,7 +224,7 @@ def planner_for(
             costs[compute] = (
                 glanced(one, base, facts, say) if glance else profiled(one, base, facts, divider, workers, say)
             )
-    return Planner(job, card, facts, updates, costs, divider, here)
+    return Planner(job, card, facts, updates, costs, divider, here, glance)
 
 
 # --- the choice ---
