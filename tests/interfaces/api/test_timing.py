@@ -14,6 +14,7 @@ import paceline as pl
 from paceline.interfaces.api.comparing.progress import Cost, Course
 from paceline.interfaces.api.comparing.timing import LEAST, MOST, Entrant, Schedule, time_plans
 from paceline.plans.plan import Plan
+from paceline.training.gradients import probe
 
 X = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
 COURSE = Course(Cost(0.1, 1.0), lambda line: None, None)
@@ -47,6 +48,16 @@ def test_compiling_is_not_part_of_a_speed() -> None:
     entrant.time_round(0.0)
     with_compiling = 60 * 20 / COMPILE
     assert entrant.speed > 2 * with_compiling
+
+
+def test_rounds_of_a_plan_probe_the_job_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    probed, find = [], probe._probed
+    monkeypatch.setattr(probe, "_probed", lambda *rest: probed.append(1) or find(*rest))
+    entrant = Entrant("sequential", Plan.parse("sequential"), job().with_(compute="autograd"), updates=5)
+    with probe.probing_once():
+        for _ in range(2):
+            entrant.time_round(0.0)
+    assert len(probed) == 1
 
 
 def test_more_time_is_more_rounds() -> None:
