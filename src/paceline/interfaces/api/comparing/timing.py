@@ -87,6 +87,7 @@ def _folders(place: Path | None) -> set[str]:
 SHORT = 0.4  # seconds of a round by default
 LONG = 3.0  # seconds of a round, where there is time for more than LEAST of them
 LEAST, MOST = 5, 25  # rounds
+FIRST = 2  # rounds after which it is said how fast plans are so far
 ENOUGH = 13  # rounds by default, at most: from then on intervals leave out three rounds at each end
 MORE = "the rounds disagree; timing a further one, round"
 PATIENCE = 60.0  # seconds of timing after which no round is added
@@ -268,6 +269,16 @@ class Timed:
             for interval in (plan.over(single).interval for plan in self.plans if plan.plan.workers > 1)
         )
 
+    @property
+    def so_far(self) -> str:
+        """How fast plans are beside the best single process, as far as it is known; empty without such plans."""
+        ratios = {each.name: each.over(self.best_single) for each in self.plans if each.plan.workers > 1}
+        parts = [
+            f"{name} {each.value:.2f} ({each.interval.low:.2f} to {each.interval.high:.2f})"
+            for name, each in sorted(ratios.items(), key=lambda item: -item[1].value)
+        ]
+        return f"after {self.rounds} rounds, times as fast as one process: {', '.join(parts)}" if parts else ""
+
     def _ratios(self) -> Iterator[Ratio]:
         for plan in self.plans:
             yield plan.over(self.best_single)
@@ -292,6 +303,8 @@ def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: S
             text = f"{MORE} {number + 1}" if further else f"timing, round {number + 1} of {schedule.rounds}"
             _time_round(timed, number, text, schedule, course)
             timed.rounds = number + 1
+            if timed.rounds == FIRST and (sentence := timed.so_far):
+                course.say(sentence)
     except KeyboardInterrupt:
         timed.interrupt()
         if not timed.singles:
