@@ -16,7 +16,7 @@ from typing import Any
 
 from paceline import user_cache
 from paceline.errors import UsageError, suggest
-from paceline.runtime.runs.json_files import write_json
+from paceline.runtime.runs.schema import write_json
 
 # --- One operation of a model's step, and the figures of a step by which its time is predicted ------------------------
 # The seconds of a step are taken to be linear in these figures. Their coefficients are a machine's: see `card`.

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.plans.plan import Plan
 from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonRecord, FailedPlan, Row, StepTimes
-from paceline.runtime.runs.run import Run
+from paceline.runtime.runs.run import Run, comparison_table
 from paceline.runtime.runs.schema import to_dict
-from paceline.runtime.runs.tables import comparison_table
 from paceline.runtime.runs.time_accounting import Time, TimeAccounting
 from paceline.runtime.runs.trace import Kind, Trace
 from paceline.runtime.runs.verdict import PAYS, SETTLED

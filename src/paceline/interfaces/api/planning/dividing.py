@@ -12,7 +12,7 @@ from paceline.planning.planner.facts import ModelDivision
 from paceline.planning.planner.split_search import OperationGraph, division_of
 from paceline.plans.methods.views import Parts, Stages
 from paceline.plans.plan import Plan, make
-from paceline.runtime.engines.memory_check import peaks_of
+from paceline.runtime.engines.dividing import peaks_of
 from paceline.runtime.engines.setup import Setup, set_up
 from paceline.training.jobs.job import Job
 

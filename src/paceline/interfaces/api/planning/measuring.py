@@ -21,12 +21,12 @@ from paceline.planning.planner.choosing import MOST, corrected, finalists, measu
 from paceline.planning.planner.prediction import Prediction
 from paceline.plans.methods.prediction import Coding
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.life import Life
 from paceline.runtime.engines.local.worker_pool import train
+from paceline.runtime.engines.outcome import Life
 from paceline.runtime.engines.setup import set_up
-from paceline.runtime.runs.figures import steady
 from paceline.runtime.runs.live import Heartbeat
 from paceline.runtime.runs.trace import Columns, Kind, Trace
+from paceline.runtime.runs.verdict import steady
 from paceline.training.gradients.encoder import GradientEncoder, PushedMessage
 from paceline.training.gradients.message import MessageShape
 from paceline.training.jobs.job import Job
