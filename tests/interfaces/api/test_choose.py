@@ -54,6 +54,20 @@ def test_a_choice_from_a_card_alone() -> None:
     assert found.updates_per_epoch == 10
 
 
+def test_without_a_card_usual_figures_find_the_plans_that_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        "paceline.interfaces.api.planning.choose.measured_card", lambda **_: pytest.fail("it calibrated")
+    )
+    found = choose(_job().with_(compute="autograd"), workers=2)
+    measured = {each.plan.name for each in found.ranking if each.level == "measured"}
+    assert "sequential" in measured
+    assert any(each.plan.workers == 2 for each in found.ranking if each.level == "measured")
+    assert not (tmp_path / "paceline" / "card.json").exists()
+
+
 def test_a_card_may_lie_in_a_file(tmp_path: Path) -> None:
     CARD.write(tmp_path / "card.json")
     first = choose(_job(), level="calibrated", card=tmp_path / "card.json", workers=1)

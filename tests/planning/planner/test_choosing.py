@@ -83,6 +83,11 @@ def test_plans_within_the_interval_of_the_fastest_and_one_process_are_measured()
     assert [p.plan.name for p in finalists(given, 9)] == ["ring", "gpipe", "sequential"]
 
 
+def test_the_fastest_plan_of_several_workers_is_measured_however_slow_a_card_says_it_is() -> None:
+    given = [_predicted("sequential", 1.0), _predicted(RING, 5.0), _predicted("ddp:workers=2", 6.0)]
+    assert [p.plan.name for p in finalists(given, 9)] == ["sequential", "ring"]
+
+
 def test_at_most_two_plans_that_are_alike_are_measured() -> None:
     given = [_predicted(RING, 1.0), _predicted(TREE, 1.01), _predicted(HALVING, 1.02), _predicted("sequential", 1.03)]
     assert [p.plan.name for p in finalists(given, 9)] == ["ring", "tree", "sequential"]

@@ -53,6 +53,11 @@ USUAL = {
     "random": 4e-9, "gather": 1.5e-10,
 }  # fmt: skip
 
+#: Latency and bytes a second of exchanges between two workers on a usual machine.
+EXCHANGES = {
+    "meeting": (1e-5, 1e10), "push": (1e-5, 2e10), "ddp": (4e-4, 9e8), "stage": (6e-5, 7e8), "part": (2e-4, 1e10),
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class DispatchedCall:
@@ -347,6 +352,20 @@ def of_data_sheet(gflops: float, gigabytes: float, cores: int, memory: int, name
     update = {"step": 5e-5, "call": 4e-6, "near": byte / 3, "far": byte}
     cases = tuple(Operations(busy, 1, compute, update, math.log(3.0)) for busy in sorted({1, cores}))
     return Card(name, cores, memory, cases, between=5e-5, level="card")
+
+
+def usual(name: str, cores: int, memory: int) -> Card:
+    """Make a card of what is usual on CPUs: enough to find the plans that are to be measured."""
+    one = {"step": USUAL["step"], "call": USUAL["call"], "near": USUAL["near"], "far": USUAL["far"]}
+    error = math.log(3.0)
+    cases = [Operations(busy, 1, USUAL, one, error) for busy in sorted({1, cores})]
+    if cores > 1:
+        threaded = {
+            figure: value * (1.0 if figure in ("step", "call", "view") else 0.6) for figure, value in USUAL.items()
+        }
+        cases.append(Operations(1, cores, threaded, one, error))
+    exchanges = tuple(ExchangeSeconds(kind, 2, *figures, error, 3e-5) for kind, figures in EXCHANGES.items())
+    return Card(name, cores, memory, tuple(cases), exchanges, between=3e-5, level="card")
 
 
 def default_file() -> Path:

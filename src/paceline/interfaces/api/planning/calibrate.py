@@ -189,7 +189,7 @@ def measure_operations(
             if number % SAID == 0:
                 say(f"steps of {jobs} small networks with 1 to {cores} busy cores, from network {number + 1} on ...")
             job = calibration_job(number)
-            cost = cost_of(job, job.batch_size)
+            cost = cost_of(job, job.batch_size, here=True)
             compute.append(cost.figures(FORWARD, BACKWARD))
             update.append(cost.figures(UPDATE))
             pool.prepare_job(number)

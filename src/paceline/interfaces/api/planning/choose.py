@@ -20,7 +20,7 @@ from paceline.interfaces.api.planning.dividing import Divider, Splittable, split
 from paceline.interfaces.api.planning.measuring import Say, codings, with_finalists
 from paceline.interfaces.api.planning.profiling import glanced, profiled
 from paceline.planning.planner import cluster as clusters
-from paceline.planning.planner.card import Card, default_file
+from paceline.planning.planner.card import Card, default_file, usual
 from paceline.planning.planner.choosing import GOALS, USABLE, Choice, Layer, fits
 from paceline.planning.planner.choosing import choose as rank
 from paceline.planning.planner.cluster import Cluster, NodeGroup, links_of, read_prices
@@ -146,8 +146,11 @@ class Planner:
         return predict(plan, self.costs["autograd"], facts).seconds
 
 
-def open_card(card: str | Path | Card | None, say: Say = lambda line: None) -> Card:
-    """Return a card, this machine's by default; a machine without one is calibrated first, in half a minute."""
+def open_card(card: str | Path | Card | None, say: Say = lambda line: None, rough: bool = False) -> Card:
+    """Return a card, this machine's by default; a machine without one is calibrated first, in half a minute.
+
+    `rough`: instead, it gets the figures of a usual machine for this time.
+    """
     if isinstance(card, Card):
         return card
     if card is not None:
@@ -161,6 +164,10 @@ def open_card(card: str | Path | Card | None, say: Say = lambda line: None) -> C
         pass
     except OSError as error:
         say(f"the card {default_file()} is not used: {error.strerror}")
+    if rough:
+        say("this machine has no card (paceline calibrate makes one): plans are looked for by figures of a usual one")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return usual(this_machine().processor, len(os.sched_getaffinity(0)), memory)
     say("this machine has no card yet: calibrating it, once, for half a minute ...")
     measured = measured_card(say=say)
     try:
@@ -276,10 +283,18 @@ def choose(
             else found_there
         )
     checked(job)
-    machine_card = open_card(card, say)
+    return with_command(_here(job, card, goal, level, learning, workers, say), command)
+
+
+def _here(
+    job: Job, card: str | Path | Card | None, goal: str, level: str, learning: str, workers: int | None, say: Say
+) -> Choice:
+    """Choose for this machine: predictions find the plans that may be best, and these are measured."""
+    races = level == "profiled" and goal != "memory"
+    machine_card = open_card(card, say, rough=races)
     counts = numbers_of_workers(machine_card.cores, workers) if workers != 1 else []
     with probing_once():
-        fused, races = job.compute != "autograd", level == "profiled" and goal != "memory"
+        fused = job.compute != "autograd"
         planner = planner_for(job, machine_card, level, fused, say=say, workers=counts, glance=races)
         predictions = planner.predictions(counts, learning)
         if job.compute == "fused" and "fused" in planner.costs:
@@ -289,8 +304,7 @@ def choose(
             predictions = with_finalists(
                 job, [fits(each, machine_card.memory, machine_card.memory) for each in predictions], say
             )
-    choice = rank(predictions, goal, machine_card.memory, planner.updates_per_epoch)
-    return with_command(planner.explained(choice), command)
+    return planner.explained(rank(predictions, goal, machine_card.memory, planner.updates_per_epoch))
 
 
 def cluster_of(cluster: str | Path | Cluster | None, prices: str | Path | None = None) -> Cluster:
