@@ -80,7 +80,7 @@ def test_a_faster_plan_with_other_numbers_is_named_and_not_taken(
     _take(monkeypatch, {"sequential": 4.0, "sequential:threads=2": 3.9, "downpour:workers=2": asynchronous})
     followed = following.follow(job())
     assert followed.plan == "sequential"
-    assert ("downpour:workers=2 would be about 2.0 times as fast" in followed.why) is said
+    assert ("downpour would be about 2.0 times as fast" in followed.why) is said
 
 
 def _take(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None:

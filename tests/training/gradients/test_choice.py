@@ -231,6 +231,23 @@ def test_another_process_takes_what_was_measured_before(measured: dict[str, floa
     assert other.summary()["compute"] == "autograd", "another batch size was not measured"
 
 
+@pytest.mark.parametrize(("fused", "taken"), [(1e-5, "fused"), (5e-5, "autograd")])
+def test_the_same_command_again_has_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, measured: dict[str, float], fused: float, taken: str
+) -> None:
+    """The second time its text is compiled, and a clock would say something else."""
+    measured["fused"] = fused
+    shas = []
+    for _ in range(2):
+        run = pl.train(job(), "sequential", engine="virtual", folder=None)
+        assert run.summary()["compute"] == taken
+        shas.append(run.summary()["parameters_sha256"])
+        choice.Measured._here.clear()
+        measured |= {"fused": 4e-5, "autograd": 1e-5} if taken == "fused" else {"fused": 1e-9}
+        monkeypatch.setattr(choice, "is_compiled", lambda text: True)
+    assert shas[0] == shas[1]
+
+
 def test_functions_are_named_alike_in_every_process() -> None:
     named = choice._stable(partial(torch.optim.SGD, lr=0.1))
     assert "0x" not in named

@@ -14,6 +14,7 @@ import contextlib
 import copy
 import functools
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -128,7 +129,8 @@ def parameter_bytes(job: Job) -> int:
     if isinstance(job.model, nn.Module):
         return sum(_bytes(p) for p in trainable(job.model).values())
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as of weights that are loaded into nothing
             return sum(_bytes(p) for p in trainable(job.model()).values())
     except Exception:
         return 0  # it will be made for real, and fail for its own reason if it does

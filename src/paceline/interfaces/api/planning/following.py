@@ -1,7 +1,8 @@
 """The plan that `train(plan="auto")` follows: one process where it takes seconds, else what `choose` chooses.
 
 A search measures many plans, which takes longer than the training of a small job. What was chosen is remembered by the
-job's kind, its length and the machine: the same command trains in the same way from then on, and at once.
+job's kind, its length and the machine: the same command trains in the same way from then on, and at once. How gradients
+are computed is not decided here, but where it is for every other plan, in `training.gradients.choice`.
 """
 
 from __future__ import annotations
@@ -101,23 +102,21 @@ def _without_a_search(job: Job, alone: Job, updates: int, seconds: float, limit:
         return Followed(str(ONE), job.compute, f"{short}, and a search for another plan takes as long")
     _, together = _timed(job, TWO, updates, limit)
     if together * PAYS > seconds:
-        plan, fastest = ONE, seconds
+        plan = ONE
         why = f"{short}, and with two threads in about {together:.1f} s"
     else:
-        plan, fastest = TWO, together
+        plan = TWO
         why = f"two threads train in about {together:.1f} s, and one in {seconds:.1f} s"
-    return Followed(str(plan), job.compute, why + _faster_otherwise(alone, updates, fastest))
+    return Followed(str(plan), job.compute, why + _faster_otherwise(alone, plan))
 
 
-def _faster_otherwise(job: Job, updates: int, seconds: float) -> str:
+def _faster_otherwise(job: Job, plan: Plan) -> str:
     """Say where a plan whose numbers are others in each run is faster; empty where none is."""
     try:
-        asynchronous = updates * measure(job, ASYNCHRONOUS, UPDATES).seconds
+        ratio = measure(job, plan, UPDATES).seconds / measure(job, ASYNCHRONOUS, UPDATES).seconds
     except PacelineError:
         return ""  # it cannot train this job
-    if asynchronous * PAYS > seconds:
+    if ratio < PAYS:
         return ""
-    return (
-        f"; {ASYNCHRONOUS} would be about {seconds / asynchronous:.1f} times as fast, with stale gradients and with "
-        "other numbers in each run"
-    )
+    name = ASYNCHRONOUS.name
+    return f"; {name} would be about {ratio:.1f} times as fast, with stale gradients and other numbers in each run"
