@@ -20,15 +20,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from paceline.algorithms.splits import PARTIAL, WHOLE, Placement
+from paceline.algorithms.splits import PARTIAL, WHOLE, Placement, Shape, SplitNode
 from paceline.algorithms.splits.catalogue import WAYS
 from paceline.algorithms.splits.derivation import PARAMETER, Program, derive
-from paceline.algorithms.splits.movements import AllToAll, Movement, volume
-from paceline.algorithms.splits.nodes import Shape, SplitNode
-from paceline.algorithms.splits.recipes import SplitRecipe
-from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
-from paceline.algorithms.splits.recipes.per_layer import PerLayer
-from paceline.algorithms.splits.recipes.tensor import Tensor
+from paceline.algorithms.splits.placements import AllToAll, Movement, volume
+from paceline.algorithms.splits.recipes import OneWeirdTrick, PerLayer, SplitRecipe, Tensor
 from paceline.errors import PacelineError
 from paceline.planning.planner.facts import ModelDivision
 from paceline.plans.methods.prediction import sent

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from paceline.algorithms.collectives.ring import Ring
+from paceline.algorithms.collectives.rings import Ring
 from paceline.errors import PacelineError, UsageError
 from paceline.interfaces.api.planning.calibration_jobs import BusyCores, Case, Steps, calibration_job, vector_job
 from paceline.interfaces.api.planning.dividing import Divider

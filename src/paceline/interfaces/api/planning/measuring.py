@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from paceline.algorithms.codecs.catalogue import CODECS, parse
-from paceline.algorithms.codecs.sizes import SENT
+from paceline.algorithms.codecs.catalogue import CODECS, SENT, parse
 from paceline.errors import CrowdedWarning, JobWarning, PacelineError
 from paceline.planning.planner.choosing import MOST, corrected, finalists, measured_as
 from paceline.planning.planner.prediction import Prediction

@@ -17,23 +17,20 @@ from paceline.errors import JobWarning, PacelineError, TrialStopped, TuningError
 from paceline.interfaces.api.train import train
 from paceline.interfaces.callbacks import Training
 from paceline.planning.tuner import journal as journals
-from paceline.planning.tuner.best import maker_of
 from paceline.planning.tuner.journal import SCHEMA
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Configuration, Space
 from paceline.planning.tuner.state_file import OLD_SUFFIX
-from paceline.planning.tuner.suggested import NamedArguments, suggested_space
 from paceline.planning.tuner.training import JobObjective, Measure
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Objective
 from paceline.planning.tuner.trials.choice import EXECUTORS
-from paceline.planning.tuner.varied import VariedJob
+from paceline.planning.tuner.varied import NamedArguments, VariedJob, maker_of, suggested_space
 from paceline.plans.plan import Plan
 from paceline.runtime.engines import checkpoints
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.engines.stepping import SteppedTraining
-from paceline.runtime.runs.folder import new_folder
-from paceline.runtime.runs.record import Evaluation
+from paceline.runtime.runs.record import Evaluation, new_folder
 from paceline.training.data.opening import open_source
 from paceline.training.gradients.evaluate import rehearse
 from paceline.training.jobs.job import Job

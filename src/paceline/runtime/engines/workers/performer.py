@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.algorithms.coordinators import Dot
 from paceline.plans.methods import Synchronous
 from paceline.plans.methods.program import (
