@@ -22,7 +22,7 @@ from paceline.concurrency.check.syntax.declarations import Class, Function, Reso
 from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.concurrency.check.syntax.tree import parent
 from paceline.concurrency.check.threads.accesses import Access
-from paceline.concurrency.check.threads.roots import Root, Roots
+from paceline.concurrency.check.threads.roots import Root, Roots, in_loop
 from paceline.concurrency.check.together.places import of_own_file
 from paceline.concurrency.check.values.library_types import method_name
 from paceline.concurrency.check.values.module import Module
@@ -212,6 +212,15 @@ class Facts:
                 if event.effect.callee is not None:
                     call_sites.setdefault(id(event.effect.callee), []).append((fn, event))
         return call_sites
+
+    def is_one_object(self, lock: Resource) -> bool:
+        """Whether the program has one such lock: a global, or that of a class of which it makes one object."""
+        cls = self.module.classes.get(lock.id.rpartition(".")[0])
+        if cls is None or lock.one_of_several:
+            return is_single(lock)
+        calls = ((c, fn) for fn in self.module.functions for c in fn.calls if short_name(c.func) == cls.name)
+        makes = [(c, fn) for c, fn in calls if cls in self.module.objects.classes(c.func, fn)]
+        return len(makes) == 1 and not in_loop(*makes[0])
 
     @cached_property
     def attributes_of_others(self) -> dict[str, list[tuple[ast.Attribute, Function]]]:

@@ -178,7 +178,7 @@ def lock_expression(node: ast.expr) -> ast.expr:
         return node
     if node.func.attr in ENTERS and node.args:
         return node.args[0]
-    return node.func.value
+    return node.func.value if node.func.attr in TAKES | FREES | TRIES else node
 
 
 def runs_now(effect: Effect) -> bool:

@@ -155,7 +155,7 @@ class Roots:
         for function in [] if value is None else functions_of(value, fn, self.module):
             many = name in ("submit", "apply_async", *EACH) and not self._has_one_worker(call, fn)
             several = many or (name not in ("submit", *EACH) and self._is_repeated(call, fn, value, function))
-            is_confined = brings_own(value, call, fn)  # type: ignore[arg-type]
+            is_confined = brings_own(value, call, fn) or (name in EACH and _is_of_element(value))  # type: ignore[arg-type]
             alone = not several and joined_at_once(call, fn)
             once_in = None if name in EACH or in_loop(call, fn) else fn
             yield Root(kind, function, call.lineno, several, alone, is_confined, once_in=once_in)
@@ -265,6 +265,13 @@ class Roots:
     def has_threads(self) -> bool:
         """Whether the file starts any thread."""
         return any(root.kind == "thread" for root in self.all)
+
+
+def _is_of_element(value: ast.expr | None) -> bool:
+    """Whether what is run for each element is a method of the element: `pool.map(lambda job: job.run(), jobs)`."""
+    call = value.body if isinstance(value, ast.Lambda) else None
+    receiver = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
+    return isinstance(value, ast.Lambda) and dotted(receiver) in {a.arg for a in value.args.args}  # type: ignore[arg-type]
 
 
 def _is_handed_over(coroutine: ast.expr) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.summaries import Facts
-from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
 from paceline.concurrency.check.syntax.tree import awaited, enclosing, last_line, parent
 from paceline.concurrency.check.threads.accesses import VIEWS, Access
@@ -96,17 +96,48 @@ def filled_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acces
 
 def filled_if_missing(accesses: list[Access]) -> Iterator[tuple[Access, int]]:
     """`if key not in d: d[key] = make()` and its like without a lock: the change, and the line of the look-up."""
+    yield from ((access, line) for access, line, _ in _fillings(accesses) if not access.locks)
+
+
+def filled_under_late_lock(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
+    """A key that is looked up before the lock is taken under which it is filled, with what there must not be twice."""
+    for access, line, value in _fillings(accesses):
+        block, container = enclosing(access.node, ast.With), dotted(access.node)
+        if not isinstance(block, ast.With) or line >= block.lineno or facts.guards(access.fn) & access.locks:
+            continue
+        inside = (n for s in block.body for n in ast.walk(s) if isinstance(n, ast.Attribute | ast.Name))
+        again = any(dotted(n) == container and n.lineno < access.line for n in inside)
+        if access.locks and not again and _is_single_use(value, access.fn, facts) and may_coincide(access, access, facts):
+            yield access, line
+
+
+def _is_single_use(value: ast.expr, fn: Function, facts: Facts) -> bool:
+    """Whether a value is an object that has to be closed, or a lock, thread or the like: a second one is no copy."""
+    for each in facts.module.objects.of(value, fn):
+        if each.kind == "object" and isinstance(each.what, Class):
+            if any(each.what.method(name) is not None for name in _CLOSES):
+                return True
+        elif each.kind == "made" and isinstance(each.what, ast.Call) and each.fn is not None:
+            if facts.module.constructed_kind(each.what, each.fn) is not None:
+                return True
+    return False
+
+
+_CLOSES = ("close", "stop", "shutdown", "release", "terminate", "disconnect", "logout", "aclose", "__exit__")
+
+
+def _fillings(accesses: list[Access]) -> Iterator[tuple[Access, int, ast.expr]]:
+    """`if key not in d: d[key] = make()` and its like: the change, the line of the look-up, and what is stored."""
     for access in accesses:
         subscript = parent(access.node)
-        if access.kind != "grow" or access.locks or not isinstance(subscript, ast.Subscript):
+        if access.kind != "grow" or not isinstance(subscript, ast.Subscript):
             continue
         statement = parent(subscript)
-        value = awaited(statement.value) if isinstance(statement, ast.Assign) else None
-        if isinstance(value, ast.Name):
-            value = awaited(access.fn.bound.get(value.id))
-        line = _looked_up(subscript, access.fn) if isinstance(value, ast.Call) else 0
-        if line:
-            yield access, line
+        stored = awaited(statement.value) if isinstance(statement, ast.Assign) else None
+        made = awaited(access.fn.bound.get(stored.id)) if isinstance(stored, ast.Name) else stored
+        line = _looked_up(subscript, access.fn) if isinstance(made, ast.Call) else 0
+        if line and stored is not None:
+            yield access, line, stored
 
 
 def stored_if_missing(access: Access) -> bool:
@@ -157,7 +188,7 @@ def _looked_up(subscript: ast.Subscript, fn: Function) -> int:
         if branch.lineno > subscript.lineno or not isinstance(branch, ast.If):
             continue
         leaves = isinstance(branch.body[-1], ast.Return) and branch is not test
-        missing = absent(branch.test) if branch is test else dotted(_present(branch.test)) if leaves else ""
+        missing = absent(branch.test) if branch is test else dotted(present(branch.test)) if leaves else ""
         for target, value in fn.assigns if missing else ():
             gets = isinstance(value, ast.Call) and short_name(value.func) == "get" and bool(value.args)
             if gets and dotted(target) == missing and dotted(value.func.value) == dotted(subscript.value):  # type: ignore[attr-defined]
@@ -185,7 +216,7 @@ def absent(test: ast.expr) -> str:
     return ""
 
 
-def _present(test: ast.expr) -> ast.expr:
+def present(test: ast.expr) -> ast.expr:
     """The `x` of `x` and `x is not None`."""
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.IsNot):
         return test.left

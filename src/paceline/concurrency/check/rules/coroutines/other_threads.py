@@ -21,15 +21,20 @@ def loop_from_thread(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         yield from _stops(fn, facts)
         yield from _stopped_from_outside(fn, facts)
+    reported: set[Function] = set()
     for root in facts.roots:
-        fn = root.function
-        if root.kind != "thread" or fn.asynchronous or any(short_name(c.func) in OWN_LOOP for c in fn.calls):
-            continue
-        for call in fn.calls:
-            what = _touches(call, fn, facts)
-            if what:
-                yield Witness(call, fn, what=what, root=root)
-                break
+        todo = [root.function] if root.kind == "thread" else []
+        visited: set[Function] = set()
+        while todo:
+            fn = todo.pop()
+            if fn in visited or facts.on_loop(fn) or any(short_name(c.func) in OWN_LOOP for c in fn.calls):
+                continue
+            visited.add(fn)
+            todo += [effect.callee for effect in facts.runs(fn) if effect.callee is not None and not effect.perhaps]
+            call = next((c for c in fn.calls if _touches(c, fn, facts)), None)
+            if call is not None and fn not in reported:
+                reported.add(fn)
+                yield Witness(call, fn, what=_touches(call, fn, facts), root=root)
 
 
 def _stops(fn: Function, facts: Facts) -> Iterator[Witness]:
