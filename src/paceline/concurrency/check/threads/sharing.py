@@ -11,12 +11,14 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check import libraries
+from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import awaited, enclosing, last_line, parent
+from paceline.concurrency.check.syntax.tree import awaited, enclosing, is_within, last_line, parent
 from paceline.concurrency.check.threads.accesses import VIEWS, Access
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_caught, is_teardown
+from paceline.concurrency.check.values.naming import name_of_site
 
 CALLERS = 4  # calls through which a private function is followed to those that may hold a lock
 # A file without any of these starts no threads, and no library starts them for it.
@@ -87,6 +89,69 @@ def may_be_alone(fn: Function, facts: Facts, depth: int = CALLERS) -> bool:
     return all(event.held or may_be_alone(caller, facts, depth - 1) for caller, event in callers)
 
 
+def comes_after(access: Access, other: Access, facts: Facts) -> bool:
+    """Whether the threads that make another access have ended before: they were joined, or their object was closed."""
+    names = _names_of(facts.threads_of(other.fn), facts)
+    return _follows_end(access.node, access.fn, names, facts, CALLERS) or _is_closed(access)
+
+
+def _names_of(threads: set[str], facts: Facts) -> list[set[str]]:
+    """For each of these threads, what it may be joined by: the names of its own objects, or those of its executor."""
+    names = []
+    for root in (r for r in facts.roots if f"{r.kind}:{r.function.qualname}" in threads):
+        cls = root.function.cls if root.function.name == "run" else None
+        ids = set() if cls is None else {cls.name}
+        for fn in facts.module.functions:
+            for call in fn.calls:
+                is_start = call.lineno == root.line
+                pool = facts.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
+                if is_start and pool is not None and pool.kind in ("Executor", "Pool"):
+                    ids.add(pool.id)
+                elif is_start and facts.module.constructed_kind(call, fn) == "Thread":
+                    ids.add(name_of_site(call, fn).id)
+        names.append(ids)
+    return names
+
+
+def _follows_end(at: ast.AST, fn: Function, names: list[set[str]], facts: Facts, depth: int) -> bool:
+    """Whether a function, or else all its callers, wait for the end of all these threads before they come to a place."""
+    line = getattr(at, "lineno", 0)
+    joined = {
+        m.resource.id
+        for m in facts.walker.effects(fn)
+        if m.kind == "wait" and not m.timeout and m.resource is not None and m.line < line
+        if m.resource.kind in ("Thread", "Executor", "Pool") and _leads_to(m.node, at)
+    }
+    for call in fn.calls:
+        if short_name(call.func) == "join" and isinstance(call.func, ast.Attribute) and not has_timeout(call, "join"):
+            if call.lineno < line and _leads_to(call, at):
+                joined |= {cls.name for cls in facts.module.objects.classes(call.func.value, fn)}
+    for block in fn.withs:
+        pools = (facts.module.resource(i.optional_vars or i.context_expr, fn) for i in block.items)
+        joined |= {p.id for p in pools if p is not None and p.kind == "Executor" and last_line(block) < line}
+    if names and all(ids & joined for ids in names):
+        return True
+    callers = facts.callers.get(id(fn), []) if depth and names else []
+    return bool(callers) and all(
+        _follows_end(event.effect.node, caller, names, facts, depth - 1) for caller, event in callers
+    )
+
+
+def _leads_to(node: ast.AST, at: ast.AST) -> bool:
+    """Whether a step is done on every way to a place: it is no part of a branch that is not around the place too."""
+    test = enclosing(node, ast.If)
+    return test is None or is_within(at, [test])
+
+
+def _is_closed(access: Access) -> bool:
+    """Whether a function has ended the object, which is not its own, before it uses an attribute of it."""
+    owner = dotted(access.node.value) if isinstance(access.node, ast.Attribute) else access.fn.self_name
+    ends = (c for c in access.fn.calls if isinstance(c.func, ast.Attribute) and dotted(c.func.value) == owner)
+    return owner != access.fn.self_name and any(
+        c.lineno < access.line and short_name(c.func) in _CLOSES and _leads_to(c, access.node) for c in ends
+    )
+
+
 def filled_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
     """A key that is filled where it was found missing, in a function that several threads run: where, and that line."""
     for access, line in filled_if_missing(accesses):
@@ -123,7 +188,8 @@ def _is_single_use(value: ast.expr, fn: Function, facts: Facts) -> bool:
     return False
 
 
-_CLOSES = ("close", "stop", "shutdown", "release", "terminate", "disconnect", "logout", "aclose", "__exit__")
+_CLOSES = ("close", "stop", "shutdown", "release", "terminate", "disconnect", "logout", "aclose", "__exit__",
+           "join")
 
 
 def _fillings(accesses: list[Access]) -> Iterator[tuple[Access, int, ast.expr]]:

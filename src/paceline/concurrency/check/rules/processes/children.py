@@ -81,6 +81,11 @@ def _in_task(task: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
     """A lock or queue of multiprocessing among the arguments of a task: only a new process can be given one."""
     if short_name(task.func) not in TASKS:
         return
+    runs = facts.module.objects.functions(task.args[0], fn)
+    if runs and all(isinstance(each.node, ast.Lambda) or each.outer not in (None, facts.module.top) for each in runs):
+        if all(each.cls is None for each in runs):
+            yield Witness(task.args[0], fn, "unpicklable", run=ast.unparse(task.args[0]), task=task)
+            return
     arguments = [*task.args[1:], *(k.value for k in task.keywords)]
     arguments += [fn.bound[a.id] for a in arguments if isinstance(a, ast.Name) and a.id in fn.bound]
     for name in (n for value in arguments for n in ast.walk(value) if isinstance(n, ast.Name)):
@@ -110,10 +115,8 @@ def _run_in_child(call: ast.Call, fn: Function, facts: Facts) -> Function | None
         return module.function_named(target, fn) if target is not None else None
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in TASKS or not call.args:
         return None
-    pool = call.func.value
-    binding = fn.bound.get(pool.id) if isinstance(pool, ast.Name) else pool
-    name = module.canonical(binding.func) if isinstance(binding, ast.Call) else ""
-    return module.function_named(call.args[0], fn) if name in POOLS else None
+    pools = (module.canonical(made.func) for made, _ in module.objects.made(call.func.value, fn))
+    return module.function_named(call.args[0], fn) if any(pool in POOLS for pool in pools) else None
 
 
 def _assigned(runs: Function, start: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
