@@ -222,6 +222,18 @@ class Facts:
         makes = [(c, fn) for c, fn in calls if cls in self.module.objects.classes(c.func, fn)]
         return len(makes) == 1 and not in_loop(*makes[0])
 
+    def made_outside(self, maker: Function, functions: set[Function]) -> bool:
+        """Whether what a function makes, an object's constructor for it, is made by others than these functions."""
+        if maker.name != "__init__" or maker.cls is None:
+            return maker not in functions
+        name = maker.cls.name
+        sites = ((c, fn) for fn in self.module.functions for c in fn.calls if short_name(c.func) == name)
+        return any(fn not in functions for c, fn in sites if maker.cls in self.module.objects.classes(c.func, fn))
+
+    def reached_from(self, fn: Function) -> set[Function]:
+        """A function and all that it runs in its own thread."""
+        return self._begin.reached_from([fn])
+
     @cached_property
     def attributes_of_others(self) -> dict[str, list[tuple[ast.Attribute, Function]]]:
         """Attribute -> where it is read or changed of another object than the function's own."""

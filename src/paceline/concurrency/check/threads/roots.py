@@ -41,10 +41,10 @@ class Roots:
     def all(self) -> list[Root]:
         """The functions in which threads, processes, tasks, handlers and destructors begin."""
         roots = list(self._roots())
-        runs_often = self._reached_from(r.function for r in roots if r.several and not r.own)
+        runs_often = self.reached_from(r.function for r in roots if r.several and not r.own)
         return [r._replace(several=True) if r.kind == "thread" and r.once_in in runs_often else r for r in roots]
 
-    def _reached_from(self, functions: Iterable[Function]) -> set[Function]:
+    def reached_from(self, functions: Iterable[Function]) -> set[Function]:
         """These functions and all that they call."""
         visited: set[Function] = set()
         todo = list(functions)

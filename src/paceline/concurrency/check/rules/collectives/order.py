@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check.ranks.branches import condition
 from paceline.concurrency.check.ranks.items import Item, flattened
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
-from paceline.concurrency.check.syntax.tree import parent
+from paceline.concurrency.check.syntax.tree import is_within, parent
 from paceline.concurrency.check.varying.reasons import CHANCE, DATA
 
 #: Collectives that carry nothing, so that those of any two elements match.
@@ -65,7 +66,25 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
         return f"{ast.unparse(over)}, a dictionary that every rank fills for itself"
     if isinstance(over, ast.Name) and (_filled_here(over.id, fn, facts) or _filled_by_data(over, fn, facts)):
         return f"{over.id}, a dictionary that every rank fills for itself"
+    containers = facts.module.objects.of(over, fn) if not ordered else ()
+    if any(_filled_apart(v.what, v.fn, facts) for v in containers if v.kind == "container" and v.fn is not None):
+        return f"{ast.unparse(over)}, which ranks fill in different orders"
     return ""
+
+
+def _filled_apart(container: ast.AST, fn: Function, facts: Facts) -> bool:
+    """Whether a function fills a container that it makes on one side of a test only which ranks decide differently."""
+    name = next((t.id for t, v in fn.assigns if v is container and isinstance(t, ast.Name)), "")
+    if not name:
+        return False
+    stores = [(s, ast.unparse(s.slice)) for s in fn.subscripts if isinstance(s.ctx, ast.Store) and dotted(s.value) == name]
+    added = (c for c in fn.calls if dotted(c.func) in (f"{name}.append", f"{name}.insert") and c.args)
+    stores += [(c, ast.unparse(c.args[-1])) for c in added]  # type: ignore[misc]
+    for test in (t for t in fn.tests if isinstance(t, ast.If)):
+        sides = [{key for store, key in stores if is_within(store, side)} for side in (test.body, test.orelse)]
+        if sides[0] != sides[1] and condition(test.test, fn, facts.module) is not None:
+            return True
+    return False
 
 
 def _filled_by_data(node: ast.expr | None, fn: Function, facts: Facts, depth: int = 0) -> bool:
