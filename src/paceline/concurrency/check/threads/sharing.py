@@ -14,11 +14,10 @@ from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import awaited, enclosing, is_within, last_line, parent
+from paceline.concurrency.check.syntax.tree import awaited, dotted, enclosing, is_within, last_line, parent, short_name
 from paceline.concurrency.check.threads.accesses import VIEWS, Access
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_caught, is_teardown
-from paceline.concurrency.check.values.naming import name_of_site
+from paceline.concurrency.check.values.module import name_of_site
 
 CALLERS = 4  # calls through which a private function is followed to those that may hold a lock
 # A file without any of these starts no threads, and no library starts them for it.
@@ -172,7 +171,12 @@ def filled_under_late_lock(accesses: list[Access], facts: Facts) -> Iterator[tup
             continue
         inside = (n for s in block.body for n in ast.walk(s) if isinstance(n, ast.Attribute | ast.Name))
         again = any(dotted(n) == container and n.lineno < access.line for n in inside)
-        if access.locks and not again and _is_single_use(value, access.fn, facts) and may_coincide(access, access, facts):
+        if (
+            access.locks
+            and not again
+            and _is_single_use(value, access.fn, facts)
+            and may_coincide(access, access, facts)
+        ):
             yield access, line
 
 
@@ -188,8 +192,7 @@ def _is_single_use(value: ast.expr, fn: Function, facts: Facts) -> bool:
     return False
 
 
-_CLOSES = ("close", "stop", "shutdown", "release", "terminate", "disconnect", "logout", "aclose", "__exit__",
-           "join")
+_CLOSES = ("close", "stop", "shutdown", "release", "terminate", "disconnect", "logout", "aclose", "__exit__", "join")
 
 
 def _fillings(accesses: list[Access]) -> Iterator[tuple[Access, int, ast.expr]]:

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 
 from paceline.concurrency.check.ranks.branches import condition
 from paceline.concurrency.check.ranks.items import Item, flattened
+from paceline.concurrency.check.ranks.origins import CHANCE, DATA
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
-from paceline.concurrency.check.syntax.tree import is_within, parent
-from paceline.concurrency.check.varying.reasons import CHANCE, DATA
+from paceline.concurrency.check.syntax.tree import dotted, is_constant, is_within, parent, short_name
 
 #: Collectives that carry nothing, so that those of any two elements match.
 ALIKE = ("barrier", "monitored_barrier", "wait_for_everyone")
@@ -77,7 +76,9 @@ def _filled_apart(container: ast.AST, fn: Function, facts: Facts) -> bool:
     name = next((t.id for t, v in fn.assigns if v is container and isinstance(t, ast.Name)), "")
     if not name:
         return False
-    stores = [(s, ast.unparse(s.slice)) for s in fn.subscripts if isinstance(s.ctx, ast.Store) and dotted(s.value) == name]
+    stores = [
+        (s, ast.unparse(s.slice)) for s in fn.subscripts if isinstance(s.ctx, ast.Store) and dotted(s.value) == name
+    ]
     added = (c for c in fn.calls if dotted(c.func) in (f"{name}.append", f"{name}.insert") and c.args)
     stores += [(c, ast.unparse(c.args[-1])) for c in added]  # type: ignore[misc]
     for test in (t for t in fn.tests if isinstance(t, ast.If)):

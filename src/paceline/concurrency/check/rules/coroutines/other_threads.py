@@ -9,8 +9,7 @@ from paceline.concurrency.check.flow.effects import Effect
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import enclosing
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, short_name
 from paceline.concurrency.check.threads.shared_state import is_caught
 from paceline.concurrency.check.threads.sharing import several
 
@@ -43,7 +42,9 @@ def loop_from_thread(facts: Facts) -> Iterator[Witness]:
 
 def _of_two_loops(facts: Facts) -> Iterator[Witness]:
     """A lock, event or queue of asyncio for which tasks of two loops wait, which two threads run."""
-    loops = [fn for fn in facts.module.functions if any(facts.module.canonical(c.func) == "asyncio.run" for c in fn.calls)]
+    loops = [
+        fn for fn in facts.module.functions if any(facts.module.canonical(c.func) == "asyncio.run" for c in fn.calls)
+    ]
     waits: dict[str, dict[Function, tuple[Effect, Function]]] = {}
     for start in loops if any(map(facts.threads_of, loops)) else ():
         runs = facts.reached_from(start)
