@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.summaries import Facts
-from paceline.concurrency.check.syntax.declarations import Class, Function
+from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import awaited, dotted, enclosing, is_within, last_line, parent, short_name
 from paceline.concurrency.check.threads.accesses import VIEWS, Access
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_caught, is_teardown
@@ -21,7 +21,17 @@ from paceline.concurrency.check.values.module import name_of_site
 
 CALLERS = 4  # calls through which a private function is followed to those that may hold a lock
 # A file without any of these starts no threads, and no library starts them for it.
-THREAD_WORDS = ("thread", "Thread", "Lock", "Executor", "flask", "fastapi", "grpc", *libraries.threaded())
+THREAD_WORDS = (
+    "thread",
+    "Thread",
+    "Lock",
+    "Executor",
+    "in_executor",
+    "flask",
+    "fastapi",
+    "grpc",
+    *libraries.threaded(),
+)
 
 
 def may_coincide(one: Access, other: Access, facts: Facts) -> bool:
@@ -113,7 +123,7 @@ def _names_of(threads: set[str], facts: Facts) -> list[set[str]]:
 
 
 def _follows_end(at: ast.AST, fn: Function, names: list[set[str]], facts: Facts, depth: int) -> bool:
-    """Whether a function, or else all its callers, wait for the end of all these threads before they come to a place."""
+    """Whether a function, or else all its callers, wait for the end of all these threads before a place in it."""
     line = getattr(at, "lineno", 0)
     joined = {
         m.resource.id
@@ -121,10 +131,10 @@ def _follows_end(at: ast.AST, fn: Function, names: list[set[str]], facts: Facts,
         if m.kind == "wait" and not m.timeout and m.resource is not None and m.line < line
         if m.resource.kind in ("Thread", "Executor", "Pool") and _leads_to(m.node, at)
     }
-    for call in fn.calls:
-        if short_name(call.func) == "join" and isinstance(call.func, ast.Attribute) and not has_timeout(call, "join"):
-            if call.lineno < line and _leads_to(call, at):
-                joined |= {cls.name for cls in facts.module.objects.classes(call.func.value, fn)}
+    joins = (c for c in fn.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "join" and c.lineno < line)
+    for call in joins:
+        if not has_timeout(call, "join") and _leads_to(call, at):
+            joined |= {cls.name for cls in facts.module.objects.classes(call.func.value, fn)}  # type: ignore[attr-defined]
     for block in fn.withs:
         pools = (facts.module.resource(i.optional_vars or i.context_expr, fn) for i in block.items)
         joined |= {p.id for p in pools if p is not None and p.kind == "Executor" and last_line(block) < line}
@@ -182,14 +192,10 @@ def filled_under_late_lock(accesses: list[Access], facts: Facts) -> Iterator[tup
 
 def _is_single_use(value: ast.expr, fn: Function, facts: Facts) -> bool:
     """Whether a value is an object that has to be closed, or a lock, thread or the like: a second one is no copy."""
-    for each in facts.module.objects.of(value, fn):
-        if each.kind == "object" and isinstance(each.what, Class):
-            if any(each.what.method(name) is not None for name in _CLOSES):
-                return True
-        elif each.kind == "made" and isinstance(each.what, ast.Call) and each.fn is not None:
-            if facts.module.constructed_kind(each.what, each.fn) is not None:
-                return True
-    return False
+    classes = facts.module.objects.classes(value, fn)
+    if any(cls.method(name) is not None for cls in classes for name in _CLOSES):
+        return True
+    return any(facts.module.constructed_kind(*made) is not None for made in facts.module.objects.made(value, fn))
 
 
 _CLOSES = ("close", "stop", "shutdown", "release", "terminate", "disconnect", "logout", "aclose", "__exit__", "join")

@@ -159,6 +159,8 @@ class Evaluation:
         """The own object or class of a method."""
         if fn.cls is None or node.id not in (fn.self_name, "cls") or fn.decorated("staticmethod"):
             return None
+        if node.id != fn.self_name and (node.id in fn.looped or node.id in fn.bound):
+            return None  # another class: `for cls in classes`
         return Value("class" if node.id == "cls" or fn.decorated("classmethod") else "object", fn.cls)
 
     def _attribute(self, node: ast.Attribute, fn: Function) -> Iterator[Value]:

@@ -46,18 +46,20 @@ def _of_two_loops(facts: Facts) -> Iterator[Witness]:
         fn for fn in facts.module.functions if any(facts.module.canonical(c.func) == "asyncio.run" for c in fn.calls)
     ]
     waits: dict[str, dict[Function, tuple[Effect, Function]]] = {}
+    shared: set[str] = set()
     for start in loops if any(map(facts.threads_of, loops)) else ():
         runs = facts.reached_from(start)
         for fn in (fn for fn in facts.module.functions if fn in runs and fn.asynchronous):
             for effect, _ in facts.events(fn):
                 thing = effect.resource
                 if thing is not None and thing.sure and thing.kind in OF_ASYNCIO and thing.line:
+                    waits.setdefault(thing.id, {}).setdefault(start, (effect, fn))
                     makers = (f for f in facts.module.functions for c in f.calls if c.lineno == thing.line)
-                    if any(facts.made_outside(maker, runs) for maker in makers):
-                        waits.setdefault(thing.id, {}).setdefault(start, (effect, fn))
+                    if facts.threads_of(start) and any(facts.made_outside(maker, runs) for maker in makers):
+                        shared.add(thing.id)
     for name, users in waits.items():
         start, (effect, fn) = next(iter(users.items()))
-        if len(users) > 1 or several(facts.threads_of(start), facts):
+        if name in shared and (len(users) > 1 or several(facts.threads_of(start), facts)):
             yield Witness(effect.node, fn, "two-loops", thing=name, start=start)
 
 

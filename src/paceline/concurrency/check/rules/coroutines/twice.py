@@ -129,7 +129,7 @@ def _taken_late(fn: Function, facts: Facts) -> Iterator[Witness]:
             )
             entry = isinstance(target, ast.Subscript) and several(facts.reached.get(id(fn), set()), facts)
             shared = on_self or (_is_shared(name, fn) and not is_teardown(fn)) or entry
-            if name in attributes and name.count(".") == 1 and _waits(rest[:index], fn) and shared:
+            if name in attributes and (entry or name.count(".") == 1) and _waits(rest[:index], fn) and shared:
                 assert isinstance(statement, ast.Assign)
                 between = any(dotted(t) == name and test.lineno < t.lineno < statement.lineno for t, _ in fn.assigns)
                 if not between and not is_constant(statement.value, None):

@@ -260,9 +260,10 @@ def _added(effect: Effect, locks: list[Held], fn: Function, facts: Facts) -> Ite
 
 
 def _known_callback(effect: Effect, locks: list[Held], fn: Function, facts: Facts) -> str:
-    """A callback, whatever it is called: what a variable holds that takes one of these locks, of the only such object."""
+    """A callback, whatever it is called: a function in a variable that takes one of these locks, the only such one."""
     call = effect.node
-    if effect.callee is None or facts.module.callee(call, fn) is not None or not runs_now(effect):  # type: ignore[arg-type]
+    named = getattr(call, "func", call)
+    if effect.callee is None or effect.implicit or effect.callee.name == short_name(named) or not runs_now(effect):
         return ""
     takes = facts.takes(effect.callee)
     return "a callback" if any(h.resource.id in takes and facts.is_one_object(h.resource) for h in locks) else ""

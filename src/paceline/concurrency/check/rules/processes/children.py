@@ -87,7 +87,7 @@ def _one_offset(root: Root, facts: Facts) -> Iterator[Witness]:
 
 
 def _is_handed(cls: Class | None, root: Root, facts: Facts) -> bool:
-    """Whether a child is given an object of a class, as an argument or as that whose method it runs, or in such a one."""
+    """Whether a child is given an object of a class: as an argument, as that whose method it runs, or in such a one."""
     for fn in facts.module.functions:
         for start in (c for c in fn.calls if c.lineno == root.line):
             target = keyword(start, "target", 1)

@@ -266,18 +266,21 @@ def _half_made(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
         makes = isinstance(assignment.value, ast.Call | ast.Dict | ast.List | ast.Set)
         if assignment.lineno < test.lineno or dotted(assignment.targets[0]) != name or not makes:
             continue
-        later = next((s for s in following(assignment) if _completes(s, name)), None)
+        later = next((s for s in following(assignment) if _completes(s, name, fn, facts)), None)
         if later is not None and facts.held_at(assignment, fn):
             yield Witness(assignment, fn, "half-made", name=name, later=later, test=test)
             return
 
 
-def _completes(statement: ast.stmt, name: str) -> bool:
-    """Whether a statement calls a method of an object or sets an attribute or item of it."""
+def _completes(statement: ast.stmt, name: str, fn: Function, facts: Facts) -> bool:
+    """Whether a statement calls a method of an object or sets an attribute or item of it, itself or in a method."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        fills = facts.module.callee(statement.value, fn)
+        if fills is not None and fills is not fn and fills.cls is not None and fills.cls is fn.cls:
+            return any(_completes(s, name, fills, facts) for s in fills.body)
         return dotted(statement.value.func).startswith(f"{name}.")
     if isinstance(statement, ast.For):
-        return any(_completes(s, name) for s in statement.body)
+        return any(_completes(s, name, fn, facts) for s in statement.body)
     target = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
     return target.startswith((f"{name}.", f"{name}["))
 
