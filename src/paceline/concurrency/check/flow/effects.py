@@ -224,7 +224,7 @@ _DEADLINES = (
 )
 
 
-# --- Propagates what functions do to their callers, over the whole call graph, until nothing changes ------------------
+# Propagates what functions do to their callers, over the whole call graph, until nothing changes.
 # Callees come before their callers, so an acyclic call graph is done in one pass, however deep it is; functions that
 # call each other recursively take as many passes as their cycle needs. The result depends neither on the order of the
 # functions in the file nor on which of them is asked for first.

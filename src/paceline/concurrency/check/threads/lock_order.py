@@ -1,4 +1,4 @@
-"""Two instances of one class, or two elements of one container: does anything fix which of them comes first?
+"""The order of locks: which is taken before which, and whether anything fixes the order of two of one class.
 
 `with self.lock: with other.lock:` takes the locks in the order of the arguments, and `forks[i]` before
 `forks[(i + 1) % n]` goes round in a circle. `sorted`, `min`, `max`, a comparison around the locks or a swap keeps an
@@ -20,7 +20,7 @@ from paceline.concurrency.check.syntax.declarations import Function, Resource
 from paceline.concurrency.check.syntax.tree import dotted, enclosing, short_name
 from paceline.concurrency.check.values.module import Module
 
-# --- Expressions in terms of what they were bound from: local names by their values, parameters by what is passed -----
+# Expressions in terms of what they were bound from: local names by their values, parameters by what is passed.
 # `with self.left.lock:` of a philosopher, made by `Philosopher(forks[i], forks[(i + 1) % n])`, takes the lock of
 # `forks[i]`. Only names that are bound once are replaced; others may mean something else by then.
 
@@ -283,7 +283,7 @@ def _from(value: ast.expr | None, names: frozenset[str]) -> bool:
     return value is not None and any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(value))
 
 
-# --- The order in which locks are taken: every path that holds one lock and waits for another -------------------------
+# The order in which locks are taken: every path that holds one lock and waits for another.
 # A path in terms of parameters (`with self.first: with self.second:`) is read once for each call that binds them, so
 # `Worker(a, b)` and `Worker(b, a)` give both orders. Two locks of one identity (`source.lock` and `target.lock`) make
 # an order of their own where nothing fixes which of the two objects comes first.

@@ -24,7 +24,7 @@ from paceline.concurrency.check.threads.own_objects import brings_own, owned
 from paceline.concurrency.check.values.calls import functions_of, method_name, type_name
 from paceline.concurrency.check.values.module import Module
 
-# --- Functions that a library runs in threads of its own: callbacks, and methods of its base classes ------------------
+# Functions that a library runs in threads of its own: callbacks, and methods of its base classes.
 # A callback of a sound card, of a message broker or of a file watcher meets the program's own threads, although the
 # program starts none. Which functions those are is data in libraries/threads.json.
 
@@ -434,7 +434,7 @@ STARTS_IN_MODULE = {
 }
 
 
-# --- Forks of the process itself, and what only the child does after one ----------------------------------------------
+# Forks of the process itself, and what only the child does after one.
 
 FORKS = ("os.fork", "os.forkpty", "pty.fork")
 

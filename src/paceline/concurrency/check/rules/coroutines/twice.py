@@ -1,4 +1,4 @@
-"""What two tasks do at once across an await: create, fill, write back."""
+"""What two tasks do at once across an await: create, fill, write back, also to a store."""
 
 from __future__ import annotations
 
@@ -332,7 +332,7 @@ def _fills(access: Access, fn: Function) -> bool:
     return access.kind == "grow" and (access.fn is fn or access.fn.outer is fn or (awaited and access.fn.asynchronous))
 
 
-# --- Values that are read from a store and written back across awaits -------------------------------------------------
+# Values that are read from a store and written back across awaits.
 
 READ = re.compile(r"_*(get|load|read|retrieve|fetch)(_\w+)?$")
 WRITTEN = re.compile(r"_*(set|save|write|store|put)(_\w+)?$")

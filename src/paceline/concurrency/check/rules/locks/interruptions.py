@@ -1,4 +1,4 @@
-"""Locks and threads that a forked child does not have."""
+"""Locks in code that runs in the middle of other code, and locks and threads that a forked child does not have."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def _comes_first(fork: ast.Call, forked: int, fn: Function, started: int) -> boo
     return forked < started <= last_line(fn.node) and not again
 
 
-# --- Locks in code that Python runs in the middle of other code: destructors, handlers of signals and of logging ------
+# Locks in code that Python runs in the middle of other code: destructors, handlers of signals and of logging.
 
 INTERRUPTING = {"del": "a destructor or callback of a weak reference", "gc": "a callback of the garbage collector"}
 
