@@ -96,7 +96,8 @@ _LIBRARIES = re.compile(
 )
 _UNSEEDED = re.compile(r"uuid\.uuid[14]|secrets\.\w+|os\.urandom")
 _DRAWS = {"random", "randint", "randrange", "choice", "uniform", "integers", "normal", "standard_normal", "binomial",
-          "permutation", "sample", "choices", "rand", "randn", "random_sample", "poisson", "exponential"}  # fmt: skip
+          "permutation", "shuffle", "sample", "choices", "rand", "randn", "random_sample", "poisson",
+          "exponential"}  # fmt: skip
 _GENERATORS = {"random.Random", "numpy.random.default_rng", "numpy.random.RandomState"}
 #: What seeds one library alone; any other function whose name has `seed` is taken to seed all.
 _SEEDS = {

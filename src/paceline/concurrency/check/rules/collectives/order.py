@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.ranks.branches import condition
+from paceline.concurrency.check.ranks.branches import condition, of_rank
 from paceline.concurrency.check.ranks.items import Item, flattened
 from paceline.concurrency.check.ranks.origins import CHANCE, DATA
 from paceline.concurrency.check.rules.rule import Witness
@@ -187,6 +187,31 @@ def _filled_here(name: str, fn: Function, facts: Facts) -> bool:
     return _is_empty_dict(start) and any(
         dotted(s.value) == name for f in facts.module.functions if f is not top for s in f.subscripts
     )
+
+
+def shares_overlap(facts: Facts) -> Iterator[Witness]:
+    """Report shares by the rank of a sequence that the function has shuffled, or drawn, on each rank by itself."""
+    for fn in facts.module.functions:
+        for share in (s for s in fn.subscripts if isinstance(s.ctx, ast.Load) and isinstance(s.value, ast.Name)):
+            first = share.slice.lower if isinstance(share.slice, ast.Slice) else None
+            parts = [first.left, first.right] if isinstance(first, ast.BinOp) else [first] if first is not None else []
+            if not any(of_rank(part, fn, facts.module) for part in parts):
+                continue
+            name = share.value.id  # type: ignore[attr-defined]
+            drawn = next((c for c in fn.calls if c.lineno <= share.lineno and _orders(c, name, fn, facts)), None)
+            if drawn is not None:
+                yield Witness(share, fn, drawn=drawn)
+
+
+def _orders(call: ast.Call, name: str, fn: Function, facts: Facts) -> bool:
+    """Whether a call puts a sequence into an order that it draws on this rank alone, or makes such a sequence."""
+    value = fn.bound.get(name)
+    shuffles = short_name(call.func) == "shuffle" and any(dotted(a) == name for a in call.args)
+    makes = short_name(call.func) in DRAWS and value is not None and any(n is call for n in ast.walk(value))
+    return (shuffles or makes) and bool(facts.module.varying.why(call, fn))
+
+
+DRAWS = ("randperm", "permutation", "permuted")
 
 
 def collective_in_thread(facts: Facts) -> Iterator[Witness]:

@@ -45,8 +45,10 @@ def blocking_in_async(facts: Facts) -> Iterator[Witness]:
                 continue
             if isinstance(parent(effect.node), ast.Await) or _is_done(effect.node, fn.calls):
                 continue
-            form = "limited" if effect.timeout else "found"
-            yield Witness(effect.node, fn, form, place=place(fn), effect=effect, resource=resource)
+            if effect.timeout:
+                yield Witness(effect.node, fn, "limited", place=place(fn), effect=effect, resource=resource)
+            else:
+                yield Witness(effect.node, fn, place=place(fn), effect=effect, resource=resource)
 
 
 def _lasts(wait: ast.expr) -> bool:
