@@ -143,8 +143,8 @@ class Chances:
         return seed is None or is_constant(seed, None) or bool(self._why(seed, scope))
 
     def _made(self, node: ast.expr, fn: Function) -> tuple[ast.Call, Function] | None:
-        """The call that makes a generator: of a name, or of an attribute of the object."""
-        bindings: list[tuple[ast.expr, Function]] = []
+        """The call that makes a generator: this one, that of a name, or that of an attribute of the object."""
+        bindings: list[tuple[ast.expr, Function]] = [(node, fn)]
         if isinstance(node, ast.Name):
             bindings = [(scope.bound[node.id], scope) for scope in fn.scopes() if node.id in scope.bound][:1]
         elif isinstance(node, ast.Attribute) and (owner := self._type_of(node.value, fn)) is not None:
