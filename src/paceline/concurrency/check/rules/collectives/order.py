@@ -65,8 +65,9 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
         return f"{ast.unparse(over)}, a dictionary that every rank fills for itself"
     if isinstance(over, ast.Name) and (_filled_here(over.id, fn, facts) or _filled_by_data(over, fn, facts)):
         return f"{over.id}, a dictionary that every rank fills for itself"
-    containers = facts.module.objects.of(over, fn) if not ordered else ()
-    if any(_filled_apart(v.what, v.fn, facts) for v in containers if v.kind == "container" and v.fn is not None):
+    values = facts.module.objects.of(over, fn) if not ordered else ()
+    containers = [(v.what, v.fn) for v in values if isinstance(v.what, ast.AST) and v.fn is not None]
+    if any(_filled_apart(container, scope, facts) for container, scope in containers):
         return f"{ast.unparse(over)}, which ranks fill in different orders"
     return ""
 
