@@ -149,7 +149,7 @@ def _follows_end(at: ast.AST, fn: Function, names: list[set[str]], facts: Facts,
 def _leads_to(node: ast.AST, at: ast.AST) -> bool:
     """Whether a step is done on every way to a place: it is no part of a branch that is not around the place too."""
     test = enclosing(node, ast.If)
-    return test is None or is_within(at, [test])
+    return not isinstance(test, ast.If) or is_within(at, [test])
 
 
 def _is_closed(access: Access) -> bool:
