@@ -74,7 +74,7 @@ class Node:
 
     def __init__(self, world: World, rank: int) -> None:
         self.world, self.rank = world, rank
-        self.machine_ = self.machine(rank, world.nodes, PATIENCE, first_roll(world.nodes))
+        self.machine_ = self.machine(rank, world.nodes, PATIENCE, first_roll(range(world.nodes)))
         self.alive, self.ended, self.wakes = True, "", 0.0
         self.rows: list[int] = []
         self.doing: int | None = None

@@ -100,28 +100,28 @@ def test_a_planted_fault_is_found(node: type[Node]) -> None:
 
 
 def test_two_of_two_go_on_where_the_other_is_known_to_be_dead() -> None:
-    silent, dead = (Succession(1, 2, 10.0, first_roll(2)) for _ in range(2))
+    silent, dead = (Succession(1, 2, 10.0, first_roll(range(2))) for _ in range(2))
     assert not [each for each in silent.lost(0.0, 0) if type(each).__name__ == "Lead"]
     assert "Alone" in str(silent.tick(10.0))
     assert "Lead(term=1)" in str(dead.lost(0.0, 0, dead=True))
 
 
 def test_a_head_that_was_replaced_is_told_of_the_later_term() -> None:
-    head, other = Succession(0, 3, 10.0, first_roll(3)), Succession(1, 3, 10.0, first_roll(3))
+    head, other = Succession(0, 3, 10.0, first_roll(range(3))), Succession(1, 3, 10.0, first_roll(3))
     other.lost(3.0, 0)
-    assert "Lead(term=1)" in str(other.handle(3.0, 2, Vote(1, first_roll(3))))
+    assert "Lead(term=1)" in str(other.handle(3.0, 2, Vote(1, first_roll(range(3)))))
     (told,) = head.reconnected(1)
     (answer,) = other.handle(30.0, 0, told.message)
     assert "Deposed(term=1)" in str(head.handle(30.0, 1, answer.message))
 
 
 def test_a_vote_of_one_rank_with_a_bad_link_deposes_no_one() -> None:
-    candidate = Succession(1, 3, 10.0, first_roll(3))
-    assert candidate.handle(0.0, 2, Vote(1, first_roll(3))) == []
+    candidate = Succession(1, 3, 10.0, first_roll(range(3)))
+    assert candidate.handle(0.0, 2, Vote(1, first_roll(range(3)))) == []
     assert candidate.handle(0.0, 0, Roll(0, 1, (0, 1), (0, 1, 2)))[0].message == Accepted(0, 1)
 
 
 def test_the_deputy_is_the_next_rank() -> None:
-    assert deputy(first_roll(3), 3) == 1
+    assert deputy(first_roll(range(3)), 3) == 1
     assert deputy(Roll(1, 4, (1, 2), (1, 2)), 3) == 2
     assert deputy(Roll(4, 1, (1,), (1,)), 3) is None

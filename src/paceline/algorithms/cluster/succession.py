@@ -19,7 +19,7 @@ meanwhile, or was cut off, gets no majority for it: it is told of the later term
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -104,10 +104,10 @@ class Alone(NamedTuple):
 Output = Send | Lead | Confirmed | Deposed | Alone
 
 
-def first_roll(nodes: int) -> Roll:
-    """Return the roll of a run that begins."""
-    ranks = tuple(range(nodes))
-    return Roll(0, 0, ranks, ranks)
+def first_roll(ranks: Iterable[int]) -> Roll:
+    """Return the roll of a run that begins with these ranks."""
+    first = tuple(ranks)
+    return Roll(0, 0, first, first)
 
 
 def next_term(term: int, nodes: int, candidates: Collection[int]) -> int:
@@ -162,7 +162,7 @@ class Succession:
             if self.leads and message == (self.roll.term, self.roll.number):
                 self.accepted.add(sender)
             return self._confirm_if_accepted()
-        return [Deposed(message.term)] if message.term > self.term or self.seeks else []
+        return self._deposed(message.term) if message.term > self.term or self.seeks else []
 
     def lost(self, now: float, rank: int, dead: bool = False) -> list[Output]:
         """A rank cannot be reached any longer; `dead` if its process is known to be gone. It may be said again."""
@@ -235,9 +235,14 @@ class Succession:
         if roll.term < self.term or roll.age < self.roll.age:
             return []
         if self.leads:
-            return [Deposed(roll.term)] if roll.term > self.term else []
+            return self._deposed(roll.term) if roll.term > self.term else []
         self.term, self.roll, self.seeks, self.since, self.unreached = roll.term, roll, False, None, set()
         return [Send(sender, Accepted(roll.term, roll.number))]
+
+    def _deposed(self, term: int) -> list[Output]:
+        """Take note that the head of a later term leads, without this rank."""
+        self.term, self.leads, self.since = term, False, None
+        return [Deposed(term)]
 
     def _take_vote(self, now: float, sender: int, vote: Vote) -> list[Output]:
         """Count a vote; one that comes after the majority is answered by the roll."""

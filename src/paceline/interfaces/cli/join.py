@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,18 +15,21 @@ if TYPE_CHECKING:
     from paceline.runtime.engines.joining.guest import Offer
 
 
-def join(words: options.Code, yes: options.Yes = False) -> None:
+def join(
+    words: options.Code, yes: options.Yes = False, runs: options.Runs = Path("runs"), quiet: options.Quiet = False
+) -> None:
     """Let this machine take part in a training on another one, which shows CODE.
 
     The job, the modules beside it and small files that it reads come from there, and are run here as this user: you are
-    asked once. Ctrl-C leaves the run, which goes on without this machine.
+    asked once. Ctrl-C leaves the run, which goes on without this machine. If the machine that leads is lost, another one
+    leads: then the run's folder is made in --runs here, and others join here.
     """
     from paceline.runtime.engines.joining import guest
 
     door, code = guest.parse(words)
-    quiet = not console.is_terminal  # it would print an empty line
+    plain = not console.is_terminal  # it would print an empty line
     with Progress(
-        TextColumn("the job"), BarColumn(), DownloadColumn(), console=console, transient=True, disable=quiet
+        TextColumn("the job"), BarColumn(), DownloadColumn(), console=console, transient=True, disable=plain
     ) as bar:
         task = bar.add_task("", total=None, visible=False)
 
@@ -44,8 +48,18 @@ def join(words: options.Code, yes: options.Yes = False) -> None:
             bar.update(task, completed=come, total=total, visible=come < total)
 
         joined = guest.visit_run(door, code, consents, progress, saying(quiet=False))
-    with joined as part:
-        part.train(saying(quiet=False))
+    runs = runs.absolute()
+    with joined as guest_here:
+        console.print(f"joined the run of {guest_here.offer.host} as rank {guest_here.rank}; Ctrl-C leaves it")
+        from paceline.interfaces.api.train import take_part
+        from paceline.interfaces.callbacks.progress_bar import ProgressBar
+        from paceline.interfaces.cli.train import report
+
+        run = take_part(guest_here, runs, [ProgressBar("", quiet, console)])
+        if run.path is not None:
+            report(run)
+        else:
+            console.print("the run is done; the machine that leads it has its folder")
 
 
 def _described(offer: Offer) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias, get_args
 
 import torch
@@ -247,10 +247,20 @@ class Standing:
     """The ranks of the run, and what every node is to know, should it lead."""
 
     roll: Roll
+    #: Of every rank that some node has had.
     nodes: tuple[NodeFacts, ...]
     #: When the training began, by the run's clock; 0 before.
     origin: int = 0
     deaths: tuple[DeathRecord, ...] = ()
+
+    def facts(self, rank: int) -> NodeFacts | None:
+        """Return what is known of a rank; None if no node has had it."""
+        return next((each for each in self.nodes if each.rank == rank), None)
+
+    def with_facts(self, facts: NodeFacts) -> Standing:
+        """Return this with what is known now of a rank."""
+        others = [each for each in self.nodes if each.rank != facts.rank]
+        return replace(self, nodes=tuple(sorted([*others, facts])))
 
 
 @dataclass(frozen=True)

@@ -36,14 +36,14 @@ from paceline.runtime.engines.cluster.control import (
     unpack,
 )
 from paceline.runtime.engines.cluster.group_head import GroupHead
-from paceline.runtime.engines.cluster.leadership import Leadership, Replaced, first_seat
+from paceline.runtime.engines.cluster.leadership import Leadership, first_seat
 from paceline.runtime.engines.cluster.node import POLL, ManagedNodes, NodePart, joined, resume_point
 from paceline.runtime.engines.cluster.process_log import ProcessLog
 from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import Node, Registry
 from paceline.runtime.engines.cluster.second_home import RunCopy, SecondHome, Succeeds
 from paceline.runtime.engines.cluster.servers.server_head import ServerHead
-from paceline.runtime.engines.cluster.successor import Successor
+from paceline.runtime.engines.cluster.successor import Dismissed, Successor
 from paceline.runtime.engines.cluster.taking_over import announce, continue_records, nodes_of
 from paceline.runtime.engines.life import Life
 from paceline.runtime.engines.outcome import Outcome
@@ -202,7 +202,7 @@ class HeadNode:
                 self.processes.events.close()
                 if workers.observer.writer is not None:
                     trace = workers.observer.close()
-        except Replaced:
+        except Dismissed:
             raise  # the others have a head, or none of them hears this one
         except BaseException as error:
             self._broadcast(Over(*_exit_notice(error)))

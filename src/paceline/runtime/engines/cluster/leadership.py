@@ -20,20 +20,16 @@ from paceline.algorithms.cluster.succession import (
     deputy,
     first_roll,
 )
-from paceline.errors import RunFailed
 from paceline.runtime.engines.cluster.control import NodeFacts, Resend, Standing
 from paceline.runtime.engines.cluster.node import NodePart
 from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import HEAD_PATIENCE, Node, boot
 from paceline.runtime.engines.cluster.seat import Seat
 from paceline.runtime.engines.cluster.second_home import SecondHome
+from paceline.runtime.engines.cluster.successor import dismissed
 from paceline.runtime.engines.cluster.to_rank import ToRank
 from paceline.runtime.links.tcp.events import Arrived, Gone, Unreached
 from paceline.runtime.links.tcp.handshake import Peer
-
-
-class Replaced(RunFailed):
-    """This node leads no longer: another one does, or no majority can be reached."""
 
 
 class Following(Protocol):
@@ -91,10 +87,9 @@ class Leadership:
 
     def joined(self, node: Node) -> None:
         """Let a node that takes the place of another one belong to the run."""
-        rank, nodes = node.peer.number, list(self.seat.standing.nodes)
-        nodes[rank] = facts_of(node, self.seat.ahead)
-        self.seat.standing = replace(self.seat.standing, nodes=tuple(nodes))
-        self._act(self.seat.perform(self.seat.machine.join(time.monotonic(), rank)))
+        seat = self.seat
+        seat.standing = seat.standing.with_facts(facts_of(node, seat.ahead))
+        self._act(seat.perform(seat.machine.join(time.monotonic(), node.peer.number)))
 
     def poll(self, movable: bool) -> None:
         """Do what is due, and tell the others what they are to know. Another may lead from here if it is `movable`."""
@@ -109,7 +104,7 @@ class Leadership:
     def assign_deputy(self) -> None:
         """Let the next rank have a copy of the records, when every row that has come is in the trace."""
         if self.seat.can_move:
-            self.second_home.move(deputy(self.seat.machine.roll, len(self.seat.standing.nodes)))
+            self.second_home.move(deputy(self.seat.machine.roll, self.seat.machine.nodes))
 
     @property
     def confirmed(self) -> bool:
@@ -130,28 +125,28 @@ class Leadership:
 
     def _act(self, outputs: Sequence[Output]) -> None:
         """Do what the seat leaves to do."""
-        rank, nodes = self.part.roster.rank, len(self.seat.standing.nodes)
+        rank = self.part.roster.rank
         for output in outputs:
             if isinstance(output, Confirmed):
                 self._final = self._final or output.roll.final
             elif isinstance(output, Deposed):
-                raise Replaced(
+                why = (
                     f"the run has gone on without rank {rank}, which led it and did not answer for too long: rank "
-                    f"{output.term % nodes} leads it now, and has its folder"
+                    f"{self.seat.machine.head} leads it now, and has its folder"
                 )
+                raise dismissed(self.part, self.seat, why)
             elif isinstance(output, Alone):
-                raise Replaced(f"rank {rank}, which led the run, cannot go on: {output.why}")
+                why = f"rank {rank}, which led the run, cannot go on: {output.why}"
+                raise dismissed(self.part, self.seat, why)
 
 
 def first_seat(part: NodePart, peers: dict[int, Peer], nodes: dict[int, Node]) -> Seat:
-    """Return the seat of the first head, and tell all nodes of each other."""
+    """Return the seat of the first head, and tell all nodes of each other. Ranks that no node has yet may come later."""
     me, rank = part.hub.me.peer, part.roster.rank
-    known = {rank: NodeFacts(rank, part.hub.address, 0, me.incarnation, boot(), os.getpid())}
-    for other, node in nodes.items():
-        known[other] = facts_of(node, 0)
-    everyone = tuple(known[each] for each in sorted(known))
-    standing = Standing(first_roll(len(everyone)), everyone)
-    seat = Seat(part.hub, rank, standing, part.timing.silence * HEAD_PATIENCE)
+    own = NodeFacts(rank, part.hub.address, 0, me.incarnation, boot(), os.getpid())
+    everyone = tuple(sorted([own, *(facts_of(node, 0) for node in nodes.values())]))
+    standing = Standing(first_roll([each.rank for each in everyone]), everyone)
+    seat = Seat(part.hub, rank, part.roster.nodes, standing, part.timing.silence * HEAD_PATIENCE)
     seat.peers = peers
     seat.publish()
     return seat

@@ -48,12 +48,14 @@ class Roster:
     head_rank: int = 0
     #: Where the head says which port it has taken; None where every rank knows it.
     store: AgentStore | None = None
-    #: Which agent of its rank this is, counted from 1 by a driver; 0 where a launcher starts them.
+    #: Which agent of its rank this is, as the head numbers them; 0 where a launcher starts them.
     attempt: int = 0
     #: Whether machines join by a code, and may leave.
     open: bool = False
     #: The nodes with which the run begins, where others come later; 0: all.
     begins_with: int = 0
+    #: Where other nodes listen, of a node that comes back: any of them says who leads by now.
+    others: tuple[Address, ...] = ()
 
     @property
     def leads(self) -> bool:
@@ -83,8 +85,8 @@ class Roster:
 
     @property
     def moves(self) -> bool:
-        """Whether another node leads if the head is lost: not in place of a driver, nor where machines come and go."""
-        return not (self.apart or self.open)
+        """Whether another node leads if the head is lost: not in place of a driver."""
+        return not self.apart
 
     @property
     def followers(self) -> list[int]:

@@ -25,9 +25,10 @@ DIALLING = 60.0  # seconds for which a head dials a node that it has lost
 class Seat:
     """One node's part in who leads."""
 
-    def __init__(self, hub: Hub, rank: int, standing: Standing, patience: float) -> None:
+    def __init__(self, hub: Hub, rank: int, nodes: int, standing: Standing, patience: float) -> None:
+        """`nodes` are the ranks that there may be."""
         self.hub, self.standing = hub, standing
-        self.machine = Succession(rank, len(standing.nodes), patience, standing.roll)
+        self.machine = Succession(rank, nodes, patience, standing.roll)
         #: The agents that are connected.
         self.peers: dict[int, Peer] = {}
         #: What is to be sent to a rank as soon as it is connected.
@@ -41,11 +42,13 @@ class Seat:
     @property
     def ahead(self) -> int:
         """Nanoseconds by which the run's clock is ahead of this process's."""
-        return self.standing.nodes[self.machine.rank].ahead
+        return self.facts(self.machine.rank).ahead
 
     def facts(self, rank: int) -> NodeFacts:
-        """Return what is known of a rank."""
-        return self.standing.nodes[rank]
+        """Return what is known of a rank that a node has had."""
+        facts = self.standing.facts(rank)
+        assert facts is not None, f"no node has had rank {rank}"
+        return facts
 
     def is_head(self, peer: Peer) -> bool:
         """Whether a peer is the head."""
@@ -56,12 +59,13 @@ class Seat:
 
     def take(self, peer: Peer, message: Standing | Vote | Accepted | Later) -> list[Output]:
         """Take a message of another node's seat."""
-        if peer.role != AGENT:
-            return []
-        said: Message = message.roll if isinstance(message, Standing) else message
+        facts = self.standing.facts(peer.number)
+        if peer.role != AGENT or (facts is not None and peer.incarnation < facts.incarnation):
+            return []  # another node has its rank now, so its vote would be one of that node
         self.peers[peer.number] = peer
         before = self.machine.roll
-        outputs = self.machine.handle(time.monotonic(), peer.number, said)
+        content: Message = message.roll if isinstance(message, Standing) else message
+        outputs = self.machine.handle(time.monotonic(), peer.number, content)
         if isinstance(message, Standing) and (self.machine.roll != before or message.roll == before):
             self.standing = message
         return self.perform(outputs)

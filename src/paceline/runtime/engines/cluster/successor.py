@@ -1,9 +1,12 @@
-"""What a node has that leads from now on, since the head is lost."""
+"""How a node's part in a run changes while it goes on: it leads from now on, or comes back as a node like all others."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from paceline.errors import RunFailed
+from paceline.runtime.engines.cluster.roster import Roster
 
 if TYPE_CHECKING:
     from paceline.runtime.engines.cluster.agent import Agent
@@ -33,3 +36,30 @@ class Promoted(Exception):
     def __init__(self, successor: Successor) -> None:
         self.successor = successor
         super().__init__("this node leads the run from now on")
+
+
+class Dismissed(RunFailed):
+    """The run goes on without this node, which may come back."""
+
+    def __init__(self, why: str, roster: Roster | None) -> None:
+        """`roster` is the place that it may take then; None if the run takes no node any longer."""
+        self.roster = roster
+        super().__init__(why)
+
+
+def dismissed(part: NodePart, seat: Seat | None, why: str) -> Dismissed:
+    """Return why the run goes on without this node, and where another head would let it in again.
+
+    A group is fixed when it begins, and an agent of Ray is replaced by Ray.
+    """
+    roster = part.roster
+    if part.setup.plan.method.server is None or roster.apart:
+        return Dismissed(why, None)
+    # As an agent that is later than this one: the others forget this one's messages then.
+    roster = replace(roster, attempt=roster.attempt and roster.attempt + 1, store=None)
+    if seat is not None:
+        others = {each.rank: each.address for each in seat.standing.nodes if each.rank != roster.rank}
+        head = seat.machine.head if seat.machine.head in others else min(others, default=roster.head_rank)
+        address = others.pop(head, roster.head)
+        roster = replace(roster, head_rank=head, head=address, others=tuple(others.values()))
+    return Dismissed(why, roster)

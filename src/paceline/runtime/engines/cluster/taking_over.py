@@ -48,7 +48,7 @@ def continue_records(
         workers.dead |= known
     for rank in sorted(set(range(workers.count)) - set(seat.machine.roll.ranks)):
         workers.dead.add(rank)
-        if rank not in known:
+        if rank not in known and seat.standing.facts(rank) is not None:
             processes.node_lost(rank, "cannot be reached any longer")
             workers.died(rank, "is gone, which led the run")
 

@@ -12,9 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import MachineError, RunFailed, UsageError
+from paceline.errors import MachineError, UsageError
 from paceline.runtime.engines.joining.packages import Package, different, lacking
-from paceline.runtime.engines.joining.parcel import Progress, receive_parcel
+from paceline.runtime.engines.cluster.roster import Roster
+from paceline.runtime.engines.cluster.run_spec import RunSpec, with_keys
+from paceline.runtime.engines.joining.parcel import Parcel, Progress, receive_parcel
 from paceline.runtime.engines.workers.forkserver import fork_early
 from paceline.runtime.links.pairing.code import Code
 from paceline.runtime.links.pairing.discovery import discover
@@ -26,7 +28,6 @@ from paceline.runtime.links.tcp.address import Address
 Report = Callable[[str], None]
 ANSWER = 600.0  # seconds that a person may think
 REACH = 3.0  # seconds in which a machine has to accept or refuse a connection
-RETURNS = 16  # times that a machine comes back which was asleep, or whose network was gone
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class Offer:
     #: Files that the job opens, and that do not travel.
     elsewhere: tuple[str, ...]
     bytes: int
+    #: Where the run is led from, and the rank of that machine.
     head: Address
+    head_rank: int
     #: Whether the machine that trains can open a connection to this one.
     back: bool
 
@@ -105,11 +108,11 @@ def visit_run(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
         with visit(door, code) as (line, reached):
             offer = _offer(line, consents, reached, report)
-            rank = int(line.receive_json()["rank"])
-            if rank < 0:
+            place = line.receive_json()
+            if int(place["rank"]) < 0:
                 raise MachineError(f"all places of the run on {offer.host} are taken; --workers there gives more")
             job = receive_parcel(line, folder, progress)
-        guest = Guest(offer, rank, job, folder, stack.pop_all())
+        guest = Guest(offer, int(place["rank"]), int(place["attempt"]), job, folder, stack.pop_all())
     return closing(guest)
 
 
@@ -119,33 +122,29 @@ class Guest:
 
     offer: Offer
     rank: int
+    #: The number of this machine's agent.
+    attempt: int
     job: bytes
     folder: Path
     _stack: ExitStack
 
-    def train(self, report: Report) -> None:
-        """Train this machine's part, until the run is over; come back after a sleep, or when the network was gone.
+    def settle(self) -> tuple[RunSpec, Roster, Parcel]:
+        """Make the folder of the job this process's; return the run, this machine's place in it, and what has come.
 
-        Raises:
-            RunOver: the run has failed or was stopped, or this machine has left.
+        The parcel is for machines that join here, should this one lead.
         """
-        report(f"joined the run of {self.offer.host} as rank {self.rank}; Ctrl-C leaves it")
         os.chdir(self.folder)
         sys.path.insert(0, str(self.folder))
         fork_early()
         from paceline.training.gradients.pickling import unpack_program
 
-        spec = unpack_program(self.job)  # of the machine to which the person here has said yes
-        roster = replace(spec.roster, rank=self.rank, head=self.offer.head)
-        for returns in range(RETURNS + 1):
-            try:
-                spec.take_part(roster)
-                report(f"the run is done; its folder is on {self.offer.host}")
-                return
-            except RunFailed as error:
-                if type(error) is not RunFailed or returns == RETURNS:
-                    raise  # it is over, or the other machine cannot be reached
-                report(f"{error}; coming back")
+        spec: RunSpec = unpack_program(self.job)  # of the machine to which the person here has said yes
+        roster = replace(
+            spec.roster, rank=self.rank, head=self.offer.head, head_rank=self.offer.head_rank, attempt=self.attempt
+        )
+        files = {place: self.folder / place for place in self.offer.files}
+        parcel = Parcel(files, list(self.offer.elsewhere), self.job)
+        return spec, self._stack.enter_context(with_keys(roster, spec.keys)), parcel
 
     def close(self) -> None:
         """Remove the files that came."""

@@ -16,38 +16,25 @@ alone. Who joins proves first: a stranger learns nothing from an exchange that i
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
-from enum import IntEnum
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
-from paceline.errors import PeerRefused, UsageError
-from paceline.runtime.links.pairing.code import Code
+from paceline.errors import PeerLost, PeerRefused, UsageError
+from paceline.runtime.links.pairing.code import Code, Codes, Verdict
 from paceline.runtime.links.pairing.line import Line
 
 JOINS, TRAINS = b"paceline join", b"paceline train --open"
 VERSION = 1
 
 
-class Verdict(IntEnum):
-    """What the machine that trains says of a number or of a proof."""
-
-    RIGHT = 0
-    WRONG = 1
-    #: There is no code with this number.
-    NO_NUMBER = 2
-    #: Another machine has joined with this code.
-    USED_UP = 3
-    #: Another machine is about to join with this code.
-    BUSY = 4
-
-
 #: What the machine that joins says at these verdicts.
 REASONS: dict[int, str] = {
-    Verdict.WRONG: "the code is wrong: look at the other screen again. After a few wrong codes no machine can join",
+    Verdict.WRONG: "the code is wrong: look at the other screen again",
     Verdict.NO_NUMBER: "it has no code with this number: look at its screen for the newest one",
     Verdict.USED_UP: "a machine has joined with this code, which is for one machine: its screen shows the next one",
     Verdict.BUSY: "another machine is about to join with this code; wait for it, or for the next code on the screen",
+    Verdict.WITHDRAWN: "wrong words were given for this code too often: its screen shows a longer one",
 }
 
 
@@ -87,12 +74,12 @@ def prove(line: Line, code: Code, certificate: bytes, name: str) -> None:
         raise PeerRefused(f"{name} does not know the code: it is not the machine that printed it")
 
 
-def verify(line: Line, verdicts: Callable[[int], tuple[Verdict, Code | None]], certificate: bytes, name: str) -> Code:
+def verify(line: Line, codes: Codes, certificate: bytes, name: str) -> Code:
     """Return the code that a machine that joins knows.
 
     Args:
         line: the connection.
-        verdicts: says of a number whether there is a code with it, and which.
+        codes: decides which code is good.
         certificate: what this machine has shown.
         name: what messages call the other end.
 
@@ -101,18 +88,23 @@ def verify(line: Line, verdicts: Callable[[int], tuple[Verdict, Code | None]], c
     """
     number = _number(line.receive_json())
     message = line.receive()
-    verdict, code = verdicts(number)
+    verdict, code = codes.look_up(number)
     line.send(bytes([verdict]))
     if code is None:
         raise PeerRefused(f"{name} gave code {number}-...: {verdict.name.lower().replace('_', ' ')}")
     side = package().SPAKE2_B(code.words.encode(), idA=JOINS, idB=sha256(certificate).digest())
     line.send(side.start())
     key = _key(side, message, name)
-    right = hmac.compare_digest(line.receive(), _proof(key, JOINS))
-    line.send(bytes([Verdict.RIGHT if right else Verdict.WRONG]))
-    if not right:
-        raise WrongCode(f"{name} gave a wrong code")
-    line.send(_proof(key, TRAINS))
+    verdict = codes.judge(code, hmac.compare_digest(line.receive(), _proof(key, JOINS)))
+    if verdict is not Verdict.RIGHT:
+        line.send(bytes([verdict]))
+        raise (WrongCode if verdict is Verdict.WRONG else PeerRefused)(f"{name} gave a wrong code")
+    try:
+        line.send(bytes([verdict]))
+        line.send(_proof(key, TRAINS))
+    except PeerLost:
+        codes.settle(joined=False)
+        raise
     return code
 
 

@@ -17,8 +17,10 @@ REACH = 10.0  # seconds in which a machine has to accept a connection, and to pr
 
 
 @contextmanager
-def visit(door: Address, code: Code) -> Iterator[tuple[Line, str]]:
+def visit(door: Address, code: Code, source: str = "") -> Iterator[tuple[Line, str]]:
     """Yield the connection to the machine that has printed the code, and the address by which this machine reaches it.
+
+    `source` is the address of this machine to go from, if it matters.
 
     Raises:
         UsageError: spake2 is not installed.
@@ -27,7 +29,7 @@ def visit(door: Address, code: Code) -> Iterator[tuple[Line, str]]:
         PeerLost: it does not answer.
     """
     package()
-    raw = _connected(door)
+    raw = _connected(door, source)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # `prove` says whose certificate it is
@@ -35,16 +37,19 @@ def visit(door: Address, code: Code) -> Iterator[tuple[Line, str]]:
         tls = context.wrap_socket(raw)
     except OSError as error:
         raw.close()
-        raise MachineError(f"what listens at {door} is no run of `paceline train --open`: {error}") from error
+        raise MachineError(
+            f"what listens at {door} is no run of `paceline train --open`, or does not look at this machine for up to half "
+            f"a minute, since wrong codes came from its address: {error}"
+        ) from error
     with closing(tls):
         line = Line(tls, str(door), REACH)
         prove(line, code, tls.getpeercert(binary_form=True) or b"", str(door))
         yield line, str(tls.getpeername()[0])
 
 
-def _connected(door: Address) -> socket.socket:
+def _connected(door: Address, source: str) -> socket.socket:
     try:
-        return socket.create_connection(door, REACH)
+        return socket.create_connection(door, REACH, (source, 0))
     except TimeoutError as error:
         raise MachineError(
             f"{door} does not answer within {REACH:g} s: a firewall on that machine drops what arrives (open port "

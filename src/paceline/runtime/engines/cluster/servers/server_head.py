@@ -88,7 +88,8 @@ class ServerHead:
         rank_config = agent.config
         listener = listen(Address(rank_config.host, 0), rank_config.credentials)
         config = ServerConfig.of(rank_config, Address(rank_config.host, listener.getsockname()[1]))
-        self.placement = placement = self._placed(rank_config.rank, 1 + backups, begins=succeeds is None)
+        self._rank = rank_config.rank
+        self.placement = placement = self._placed(1 + backups, succeeds)
         self.collector = self._collector(config, term)
         self.desk_supervisor = DeskSupervisor(
             agent.children,
@@ -114,11 +115,12 @@ class ServerHead:
         else:
             self._snapshot_at = max(second_home.known, default=0) + setup.snapshots_every
 
-    def _placed(self, rank: int, copies: int, begins: bool) -> Placement:
+    def _placed(self, copies: int, succeeds: Succeeds | None) -> Placement:
         """Place the servers on the nodes with which the run begins; the others count as lost until they join."""
-        absent = set(range(self.nodes)) - {rank, *self.workers.nodes} if begins else set[int]()
-        self.workers.dead |= absent
-        shards, present = len(self.setup.layout.shards), self.nodes - len(absent)
+        self.workers.dead |= self.absent
+        shards, present = len(self.setup.layout.shards), self.nodes - len(self.absent)
+        if succeeds is not None and self.replaces:
+            present = 1  # every node that joins gets a server for each shard, as under the head before
         return Placement(self.nodes, shards, min(self.nodes, copies), present)
 
     def _collector(self, config: ServerConfig, term: int) -> Collector:
@@ -158,7 +160,7 @@ class ServerHead:
     @property
     def absent(self) -> frozenset[int]:
         """The ranks that no node has had."""
-        return frozenset(rank for rank in range(self.placement.present, self.nodes) if not self.lives[rank])
+        return frozenset(range(self.nodes)) - {self._rank, *self.workers.nodes}
 
     @property
     def done(self) -> bool:
