@@ -229,9 +229,11 @@ class Exited:
 
 
 class NodeFacts(NamedTuple):
-    """What every node is to know of a rank, should it lead."""
+    """What every node is to know of the newest node of a rank, should it lead."""
 
     rank: int
+    #: Among all nodes that there have been.
+    number: int
     #: Where its agent listens.
     address: Address
     #: Nanoseconds by which the run's clock, which is the first head's, is ahead of the node's.

@@ -127,7 +127,7 @@ class HeadNode:
             continue_records(successor, self.workers, self.processes, self.snapshots)
             announce(successor, self.life.place.path)
             servers = partial(self.processes.numbers, ProcessKind.SERVER)
-            succeeds = Succeeds(successor.seat.machine.roll.term, successor.seat.machine.roll.ranks, servers)
+            succeeds = Succeeds(successor.seat.machine.roll.term, successor.seat.ranks, servers)
         seat = successor.seat if successor else None
         if seat is None and part.roster.moves:
             seat = first_seat(part, self._peers, self.registry.nodes)

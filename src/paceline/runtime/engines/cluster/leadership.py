@@ -59,7 +59,7 @@ class Leadership:
         self.following, self.to_rank = following, to_rank
         #: Whether it has taken over just now: the ranks whose answers are not complete, and those to request one from.
         self._begins = took_over
-        self._unanswered = set(seat.machine.roll.ranks) if took_over else set()
+        self._unanswered = set(seat.ranks) if took_over else set()
         self._unrequested = self._unanswered - {part.roster.rank}
         #: Whether a majority has agreed that this node gives the run its result.
         self._final = False
@@ -87,9 +87,13 @@ class Leadership:
 
     def joined(self, node: Node) -> None:
         """Let a node that takes the place of another one belong to the run."""
-        seat = self.seat
-        seat.standing = seat.standing.with_facts(facts_of(node, seat.ahead))
-        self._act(seat.perform(seat.machine.join(time.monotonic(), node.peer.number)))
+        seat, rank = self.seat, node.peer.number
+        before = seat.standing.facts(rank)
+        number = before.number + seat.machine.nodes if before is not None else rank
+        seat.standing = seat.standing.with_facts(facts_of(node, number, seat.ahead))
+        self._unanswered.discard(rank)  # which the node before it was to answer
+        self._unrequested.discard(rank)
+        self._act(seat.perform(seat.machine.join(time.monotonic(), number)))
 
     def poll(self, movable: bool) -> None:
         """Do what is due, and tell the others what they are to know. Another may lead from here if it is `movable`."""
@@ -119,7 +123,7 @@ class Leadership:
         return Resend(self.workers.numbered.counts.get(writer, 0), tuple(self.second_home.known))
 
     def _complete_if_answered(self) -> None:
-        if self._begins and not self._unanswered & set(self.seat.machine.roll.ranks):
+        if self._begins and not self._unanswered & set(self.seat.ranks):
             self._begins = False
             self.following.complete()
 
@@ -143,8 +147,8 @@ class Leadership:
 def first_seat(part: NodePart, peers: dict[int, Peer], nodes: dict[int, Node]) -> Seat:
     """Return the seat of the first head, and tell all nodes of each other. Ranks that no node has yet may come later."""
     me, rank = part.hub.me.peer, part.roster.rank
-    own = NodeFacts(rank, part.hub.address, 0, me.incarnation, boot(), os.getpid())
-    everyone = tuple(sorted([own, *(facts_of(node, 0) for node in nodes.values())]))
+    own = NodeFacts(rank, rank, part.hub.address, 0, me.incarnation, boot(), os.getpid())
+    everyone = tuple(sorted([own, *(facts_of(node, other, 0) for other, node in nodes.items())]))
     standing = Standing(first_roll([each.rank for each in everyone]), everyone)
     seat = Seat(part.hub, rank, part.roster.nodes, standing, part.timing.silence * HEAD_PATIENCE)
     seat.peers = peers
@@ -152,10 +156,11 @@ def first_seat(part: NodePart, peers: dict[int, Peer], nodes: dict[int, Node]) -
     return seat
 
 
-def facts_of(node: Node, ahead: int) -> NodeFacts:
+def facts_of(node: Node, number: int, ahead: int) -> NodeFacts:
     """Return what all nodes are to know of one; the run's clock is so far `ahead` of this process's."""
     register, peer = node.register, node.peer
     assert register.address is not None, "it would lead, if it had to"
+    ahead += node.ahead
     return NodeFacts(
-        peer.number, register.address, ahead + node.ahead, peer.incarnation, register.boot, register.process
+        peer.number, number, register.address, ahead, peer.incarnation, register.boot, register.process
     )

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from paceline.algorithms.cluster.group import Release
-from paceline.algorithms.cluster.succession import Accepted, Alone, Deposed, Later, Lead, Output, Roll, Vote
+from paceline.algorithms.cluster.succession import NO_ROLL, Accepted, Alone, Deposed, Later, Lead, Output, Vote
 from paceline.errors import DeathWarning, RunFailed, RunOver
 from paceline.runtime.engines.checkpoints import resume_line
 from paceline.runtime.engines.cluster import rendezvous
@@ -170,9 +170,11 @@ class OtherNode:
         if self.seat is None:
             if not isinstance(message, Standing) or peer != self.head:
                 return
-            patience, roster = self.part.timing.silence * rendezvous.HEAD_PATIENCE, self.part.roster
-            start = replace(message, roll=Roll(0, -1, (), ()))  # older than any
-            self.seat = Seat(self.hub, roster.rank, roster.nodes, start, patience)
+            own = message.facts(self.part.roster.rank)
+            if own is None or own.incarnation != self.hub.me.peer.incarnation:
+                return  # it tells of the node that had this rank before
+            patience, start = self.part.timing.silence * rendezvous.HEAD_PATIENCE, replace(message, roll=NO_ROLL)
+            self.seat = Seat(self.hub, own.number, self.part.roster.nodes, start, patience)
         self._act(self.seat.take(peer, message))
         self._show_head()
         if self.seat.is_head(peer) and peer != self.head:

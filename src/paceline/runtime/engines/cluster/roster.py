@@ -48,7 +48,7 @@ class Roster:
     head_rank: int = 0
     #: Where the head says which port it has taken; None where every rank knows it.
     store: AgentStore | None = None
-    #: Which agent of its rank this is, as the head numbers them; 0 where a launcher starts them.
+    #: Which agent of its rank this is, counted from 1 by a driver; 0 where a launcher starts them.
     attempt: int = 0
     #: Whether machines join by a code, and may leave.
     open: bool = False

@@ -25,10 +25,10 @@ DIALLING = 60.0  # seconds for which a head dials a node that it has lost
 class Seat:
     """One node's part in who leads."""
 
-    def __init__(self, hub: Hub, rank: int, nodes: int, standing: Standing, patience: float) -> None:
-        """`nodes` are the ranks that there may be."""
+    def __init__(self, hub: Hub, number: int, ranks: int, standing: Standing, patience: float) -> None:
+        """`number` is that of this node, and `ranks` how many there may be."""
         self.hub, self.standing = hub, standing
-        self.machine = Succession(rank, nodes, patience, standing.roll)
+        self.machine = Succession(number, ranks, patience, standing.roll)
         #: The agents that are connected.
         self.peers: dict[int, Peer] = {}
         #: What is to be sent to a rank as soon as it is connected.
@@ -38,6 +38,11 @@ class Seat:
     def can_move(self) -> bool:
         """Whether another rank may lead from here: the training has begun."""
         return self.standing.origin > 0
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks whose nodes belong to the run."""
+        return tuple(sorted(number % self.machine.nodes for number in self.machine.roll.members))
 
     @property
     def ahead(self) -> int:
@@ -59,10 +64,13 @@ class Seat:
 
     def take(self, peer: Peer, message: Standing | Vote | Accepted | Later) -> list[Output]:
         """Take a message of another node's seat."""
-        facts = self.standing.facts(peer.number)
-        if peer.role != AGENT or (facts is not None and peer.incarnation < facts.incarnation):
-            return []  # another node has its rank now, so its vote would be one of that node
-        self.peers[peer.number] = peer
+        if peer.role != AGENT:
+            return []
+        if (number := _sender(peer, message)) is not None:
+            known = self.standing.facts(peer.number)
+            if known is not None and number < known.number:
+                return []  # another node has its rank by now
+            self.peers[peer.number] = peer
         before = self.machine.roll
         content: Message = message.roll if isinstance(message, Standing) else message
         outputs = self.machine.handle(time.monotonic(), peer.number, content)
@@ -94,7 +102,7 @@ class Seat:
 
     def lost(self, rank: int, dead: bool = False) -> list[Output]:
         """Take note of a rank that is not reached."""
-        return self.perform(self.machine.lost(time.monotonic(), rank, dead))
+        return self.perform(self.machine.lost(time.monotonic(), self.facts(rank).number, dead))
 
     def unreached(self, event: Unreached) -> list[Output]:
         """Take note of an address that was dialled in vain."""
@@ -124,7 +132,7 @@ class Seat:
     def publish(self, **changes: object) -> None:
         """Tell all of what every node is to know, which has changed."""
         self.standing = replace(self.standing, **changes)  # type: ignore[arg-type]
-        for rank in self.machine.roll.ranks:
+        for rank in self.ranks:
             if (peer := self.peers.get(rank)) is not None:
                 self._post(peer, self.machine.roll)
 
@@ -134,6 +142,14 @@ class Seat:
             self.hub.post(peer, *pack(replace(self.standing, roll=message)))
         else:
             self.hub.post(peer, *pack(message))
+
+
+def _sender(peer: Peer, message: Standing | Vote | Accepted | Later) -> int | None:
+    """Return the number of the node that has sent a message, if that says it."""
+    if isinstance(message, Standing):
+        facts = message.facts(peer.number)
+        return facts.number if facts is not None else None
+    return None if isinstance(message, Later) else message.voter
 
 
 def is_deserted(address: Address) -> bool:

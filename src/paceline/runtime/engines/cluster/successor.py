@@ -55,8 +55,7 @@ def dismissed(part: NodePart, seat: Seat | None, why: str) -> Dismissed:
     roster = part.roster
     if part.setup.plan.method.server is None or roster.apart:
         return Dismissed(why, None)
-    # As an agent that is later than this one: the others forget this one's messages then.
-    roster = replace(roster, attempt=roster.attempt and roster.attempt + 1, store=None)
+    roster = replace(roster, store=None)
     if seat is not None:
         others = {each.rank: each.address for each in seat.standing.nodes if each.rank != roster.rank}
         head = seat.machine.head if seat.machine.head in others else min(others, default=roster.head_rank)

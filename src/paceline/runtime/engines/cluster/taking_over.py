@@ -46,7 +46,7 @@ def continue_records(
     known = {death.worker for death in seat.standing.deaths}
     if workers.setup.plan.method.server is None:  # whose workers are not replaced
         workers.dead |= known
-    for rank in sorted(set(range(workers.count)) - set(seat.machine.roll.ranks)):
+    for rank in sorted(set(range(workers.count)) - set(seat.ranks)):
         workers.dead.add(rank)
         if rank not in known and seat.standing.facts(rank) is not None:
             processes.node_lost(rank, "cannot be reached any longer")
@@ -55,7 +55,7 @@ def continue_records(
 
 def announce(successor: Successor, folder: Path | None) -> None:
     """Say that this node leads now."""
-    ranks = ", ".join(map(str, successor.seat.machine.roll.ranks))
+    ranks = ", ".join(map(str, successor.seat.ranks))
     where = f"; the run's folder is {folder} from now on" if folder is not None else ""
     what = f"the head is lost: rank {successor.part.roster.rank} leads from now on, of ranks {ranks}{where}"
     warnings.warn(what, DeathWarning, stacklevel=2)

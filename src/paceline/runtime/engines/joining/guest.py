@@ -108,11 +108,11 @@ def visit_run(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
         with visit(door, code) as (line, reached):
             offer = _offer(line, consents, reached, report)
-            place = line.receive_json()
-            if int(place["rank"]) < 0:
+            rank = int(line.receive_json()["rank"])
+            if rank < 0:
                 raise MachineError(f"all places of the run on {offer.host} are taken; --workers there gives more")
             job = receive_parcel(line, folder, progress)
-        guest = Guest(offer, int(place["rank"]), int(place["attempt"]), job, folder, stack.pop_all())
+        guest = Guest(offer, rank, job, folder, stack.pop_all())
     return closing(guest)
 
 
@@ -122,8 +122,6 @@ class Guest:
 
     offer: Offer
     rank: int
-    #: The number of this machine's agent.
-    attempt: int
     job: bytes
     folder: Path
     _stack: ExitStack
@@ -139,9 +137,7 @@ class Guest:
         from paceline.training.gradients.pickling import unpack_program
 
         spec: RunSpec = unpack_program(self.job)  # of the machine to which the person here has said yes
-        roster = replace(
-            spec.roster, rank=self.rank, head=self.offer.head, head_rank=self.offer.head_rank, attempt=self.attempt
-        )
+        roster = replace(spec.roster, rank=self.rank, head=self.offer.head, head_rank=self.offer.head_rank)
         files = {place: self.folder / place for place in self.offer.files}
         parcel = Parcel(files, list(self.offer.elsewhere), self.job)
         return spec, self._stack.enter_context(with_keys(roster, spec.keys)), parcel

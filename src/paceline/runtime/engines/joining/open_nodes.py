@@ -43,7 +43,6 @@ from paceline.runtime.links.tcp.tls import MutualTls
 from paceline.runtime.runs.record import CheckpointInterval
 
 RANKS = 8  # machines that may take part at the same time, if no number is given
-ATTEMPTS = 1 << 10  # agents that a machine that has joined may have, one after another, as it comes back
 BACK = 2.0  # seconds in which a machine that joins has to accept a connection from this one
 
 
@@ -132,12 +131,9 @@ class OpenNodes:
         }
         self._lock = threading.Lock()
         self._seats: dict[int, _Seat] = {}
-        #: Above the numbers of all agents that there have been.
-        self._attempt = int(time.time() * 1000)
         if seat is not None:
             self._roster = replace(roster, head_rank=seat.machine.rank)
-            self._seats = {rank: _Seat("", 0.0, joined=True) for rank in seat.machine.roll.ranks}
-            self._attempt = max(self._attempt, *(each.incarnation + ATTEMPTS for each in seat.standing.nodes))
+            self._seats = {rank: _Seat("", 0.0, joined=True) for rank in seat.ranks}
         #: The ranks that some machine has had.
         self._known = {each.rank for each in seat.standing.nodes} if seat is not None else set[int]()
         self._door: Door | None = None
@@ -192,8 +188,8 @@ class OpenNodes:
         answer = line.receive_json()
         if answer.get("answer") != "yes":
             raise PeerLost(name, f"said: {answer.get('why', 'nothing')}")
-        rank, attempt = self._take_seat(name)
-        line.send_json({"rank": rank, "attempt": attempt})
+        rank = self._take_seat(name)
+        line.send_json({"rank": rank})
         if rank < 0:
             raise PeerLost(
                 name, f"has not joined, since all {self._roster.nodes} places are taken; --workers gives more"
@@ -205,20 +201,16 @@ class OpenNodes:
             raise
         return name
 
-    def _take_seat(self, name: str) -> tuple[int, int]:
-        """Return a rank that no machine has, and the number of its agent, which is above that of any earlier one.
-
-        The rank is -1 if none is free. A machine that never came does not keep its rank.
-        """
+    def _take_seat(self, name: str) -> int:
+        """Return a rank that no machine has; -1 if there is none. One that never came does not keep its rank."""
         with self._lock:
             now = time.monotonic()
             for rank in sorted(self._roster.followers, key=self._known.__contains__):  # whose machines may come back
                 seat = self._seats.get(rank)
                 if seat is None or (not seat.joined and now - seat.since > self._deadline):
-                    self._attempt = max(self._attempt + ATTEMPTS, int(time.time() * 1000))
                     self._seats[rank] = _Seat(name, now)
-                    return rank, self._attempt
-        return -1, 0
+                    return rank
+        return -1
 
 
 def _reaches(host: str, port: int) -> bool:
