@@ -36,27 +36,27 @@ def test_no_history_breaks_a_promise(seeds: range) -> None:
 class ForgetsLastRows(Node):
     """A head that takes over does not ask for the rows that its copy lacks."""
 
-    def request_rows(self, rank: int, first: int) -> None:
-        self.unanswered.discard(rank)
+    def request_rows(self, number: int, first: int) -> None:
+        self.unanswered.discard(number)
 
 
 class MergesTwice(Node):
     """Rows that come again are added again."""
 
-    def request_rows(self, rank: int, first: int) -> None:
-        super().request_rows(rank, 0)
+    def request_rows(self, number: int, first: int) -> None:
+        super().request_rows(number, 0)
 
-    def take_rows(self, rank: int, rows: Rows) -> None:
-        if self.trace is not None and rank in self.machine_.roll.ranks:
+    def take_rows(self, number: int, rows: Rows) -> None:
+        if self.trace is not None and number in self.machine_.roll.members:
             self.trace.numbered.counts.clear()
-            super().take_rows(rank, rows._replace(first=0))
+            super().take_rows(number, rows._replace(first=0))
 
 
 class LeasesTwice(Node):
     """A head that takes over does not care for what nodes compute."""
 
-    def take_rows(self, rank: int, rows: Rows) -> None:
-        super().take_rows(rank, rows._replace(doing=None))
+    def take_rows(self, number: int, rows: Rows) -> None:
+        super().take_rows(number, rows._replace(doing=None))
 
 
 class FollowsAnybody(Node):
@@ -69,8 +69,8 @@ class FollowsAnybody(Node):
 class CountsHalf(Succession):
     """Half of the ranks are enough for any of them."""
 
-    def _is_majority(self, votes: Any, ranks: Any, head: int) -> bool:
-        counted = set(ranks) - self.dead
+    def _is_majority(self, votes: Any, members: Any, head: int) -> bool:
+        counted = set(members) - self.dead
         return 2 * len(counted & set(votes)) >= len(counted)
 
 
@@ -109,7 +109,7 @@ def test_two_of_two_go_on_where_the_other_is_known_to_be_dead() -> None:
 def test_a_head_that_was_replaced_is_told_of_the_later_term() -> None:
     head, other = Succession(0, 3, 10.0, first_roll(range(3))), Succession(1, 3, 10.0, first_roll(3))
     other.lost(3.0, 0)
-    assert "Lead(term=1)" in str(other.handle(3.0, 2, Vote(1, first_roll(range(3)))))
+    assert "Lead(term=1)" in str(other.handle(3.0, 2, Vote(2, 1, first_roll(range(3)))))
     (told,) = head.reconnected(1)
     (answer,) = other.handle(30.0, 0, told.message)
     assert "Deposed(term=1)" in str(head.handle(30.0, 1, answer.message))
@@ -117,8 +117,8 @@ def test_a_head_that_was_replaced_is_told_of_the_later_term() -> None:
 
 def test_a_vote_of_one_rank_with_a_bad_link_deposes_no_one() -> None:
     candidate = Succession(1, 3, 10.0, first_roll(range(3)))
-    assert candidate.handle(0.0, 2, Vote(1, first_roll(range(3)))) == []
-    assert candidate.handle(0.0, 0, Roll(0, 1, (0, 1), (0, 1, 2)))[0].message == Accepted(0, 1)
+    assert candidate.handle(0.0, 2, Vote(2, 1, first_roll(range(3)))) == []
+    assert candidate.handle(0.0, 0, Roll(0, 1, (0, 1), (0, 1, 2)))[0].message == Accepted(1, 0, 1)
 
 
 def test_the_deputy_is_the_next_rank() -> None:

@@ -38,6 +38,8 @@ class Roll(NamedTuple):
     before: tuple[int, ...]
     #: Whether every update is made, so that the run may be given its result.
     final: bool = False
+    #: The term and number of the roll that the head of this term was elected by.
+    base: tuple[int, int] = (0, 0)
 
     @property
     def confirmed(self) -> bool:
@@ -157,11 +159,19 @@ class Succession:
         self.accepted: set[int] = set()
         #: Since when this node waits for a majority or its candidate; None if it does not.
         self.since: float | None = None
+        #: Of a head that has taken over: since when, and the members of which it has heard nothing yet.
+        self.leads_since, self.unheard = 0.0, set[int]()
 
     @property
     def head(self) -> int:
         """The rank of the head, or of the one that this node votes for."""
         return self.term % self.nodes
+
+    @property
+    def deputy(self) -> int | None:
+        """The rank that is to have what this head has: the next one whose node follows it already."""
+        following = tuple(number for number in self.roll.members if number not in self.unheard)
+        return deputy(self.roll._replace(members=following), self.nodes)
 
     def handle(self, now: float, sender: int, message: Message) -> list[Output]:
         """Take a message of the node of a rank."""
@@ -170,8 +180,10 @@ class Succession:
         if isinstance(message, Vote):
             return self._take_vote(now, sender, message)
         if isinstance(message, Accepted):
-            if self.leads and message[1:] == (self.roll.term, self.roll.number):
-                self.accepted.add(message.voter)
+            if self.leads and message.term == self.term:
+                self.unheard.discard(message.voter)
+                if message.number == self.roll.number:
+                    self.accepted.add(message.voter)
             return self._confirm_if_accepted()
         return self._deposed(message.term) if message.term > self.term or self.seeks else []
 
@@ -181,11 +193,12 @@ class Succession:
             self.dead.add(number)
         if self.leads:
             return self._remove(now, number) if number in self.roll.members else self._confirm_if_accepted()
+        for votes in self.votes.values():
+            votes.pop(number, None)
         leads = number % self.nodes == self.head
         if not leads and not self.seeks:
             return []
         self.unreached.add(number)
-        self.votes.get(self.term, {}).pop(number, None)
         return self._seek(now) if leads else self._lead_if_elected(now)
 
     def reconnected(self, rank: int) -> list[Output]:
@@ -194,6 +207,9 @@ class Succession:
 
     def tick(self, now: float) -> list[Output]:
         """Give up whom was waited for."""
+        if self.leads and self.unheard and now - self.leads_since >= self.patience:
+            away, self.unheard = self.unheard, set()
+            return [output for number in sorted(away) for output in self.lost(now, number)]
         if self.since is None or now - self.since < self.patience:
             return []
         if self.leads or self.head == self.rank:
@@ -224,7 +240,8 @@ class Succession:
         """Make the next roll, and ask its members to accept it."""
         before = tuple(number for number in self.roll.before if number not in self.dead)
         number = self.roll.number + 1 if self.roll.term == self.term else 1
-        self.roll = Roll(self.term, number, members, before, final)
+        base = self.roll.base if self.roll.term == self.term else (self.roll.term, self.roll.number)
+        self.roll = Roll(self.term, number, members, before, final, base)
         self.accepted, self.since = {self.number}, now
         return self._broadcast()
 
@@ -249,6 +266,8 @@ class Succession:
             return []
         if self.leads:
             return self._deposed(roll.term) if roll.term > self.term else []
+        if roll.term > self.roll.term and (self.roll.term, self.roll.number) > roll.base:
+            return self._deposed(roll.term)  # it has gone on with an earlier head, of which this one does not know
         self.term, self.roll, self.seeks, self.since, self.unreached = roll.term, roll, False, None, set()
         return [Send(sender, Accepted(self.number, roll.term, roll.number))]
 
@@ -284,10 +303,10 @@ class Succession:
         newest = max(votes.values(), key=lambda roll: roll.age)
         if self.number not in newest.members or not self._have_majority(votes, newest):
             return []
-        self.leads, self.seeks = True, False
+        self.leads, self.seeks, self.leads_since = True, False, now
         away = self.unreached | self.dead
         members = tuple(number for number in newest.members if number in votes or number not in away)
-        self.roll = newest
+        self.roll, self.unheard = newest, set(members) - votes.keys()
         return [*self._propose(now, members, False), Lead(self.term), *self._confirm_if_accepted()]
 
     def _have_majority(self, votes: Collection[int], roll: Roll) -> bool:

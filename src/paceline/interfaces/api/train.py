@@ -234,7 +234,7 @@ def _take_part(request: Request, job: Job, setup: Setup, interval: CheckpointInt
             warnings.warn(f"{error}. This machine comes back as one of the others", DeathWarning, stacklevel=2)
             before, request = error, replace(request, node=error.roster, successor=None)
         except PeerLost as error:
-            raise before or error
+            raise (before or error) from error
     raise AssertionError
 
 

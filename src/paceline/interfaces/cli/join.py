@@ -21,8 +21,8 @@ def join(
     """Let this machine take part in a training on another one, which shows CODE.
 
     The job, the modules beside it and small files that it reads come from there, and are run here as this user: you are
-    asked once. Ctrl-C leaves the run, which goes on without this machine. If the machine that leads is lost, another one
-    leads: then the run's folder is made in --runs here, and others join here.
+    asked once. Ctrl-C leaves the run, which goes on without this machine. If the machine that leads is lost, another
+    one leads; if it is this one, the run's folder is made in --runs, and others join here.
     """
     from paceline.runtime.engines.joining import guest
 

@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +140,23 @@ def test_a_machine_that_leaves_costs_no_update(alice: Path) -> None:
     assert sorted(rows[rows["kind"] == Kind.APPLY]["update"]) == list(range(60))
 
 
+def processes_of(folder: Path) -> list[int]:
+    """Return the processes of the first machine."""
+    (run,) = (folder / "runs").iterdir()
+    return [
+        each["process"]["pid"] for each in json.loads((run / "live.json").read_text())["processes"] if not each["rank"]
+    ]
+
+
+@pytest.fixture
+def scratch() -> Iterator[None]:
+    """What a killed machine leaves behind is removed."""
+    before = set(Path(tempfile.gettempdir()).glob("paceline-*"))
+    yield
+    for folder in set(Path(tempfile.gettempdir()).glob("paceline-*")) - before:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 def door_of(running: Running) -> list[str]:
     """Return how to join a run that this machine leads by now."""
     found: list[tuple[str, str]] = []
@@ -151,6 +170,7 @@ def door_of(running: Running) -> list[str]:
     return list(found[-1])
 
 
+@pytest.mark.usefixtures("scratch")
 def test_a_machine_that_has_joined_leads_and_lets_others_in_when_the_first_one_is_killed(alice: Path) -> None:
     home = alice.parent
     (home / "carol").mkdir()
@@ -160,7 +180,8 @@ def test_a_machine_that_has_joined_leads_and_lets_others_in_when_the_first_one_i
         wait_for(lambda: (home / "computes-0").exists(), first)
         running.append(bob := typed(home / "bob", "join", *where, "--yes", "--quiet"))
         wait_for(lambda: len(list(home.glob("at-*"))) == 2, *running)
-        first.process.kill()
+        for pid in processes_of(alice):
+            os.kill(pid, signal.SIGKILL)
         where = door_of(bob)
         running.append(carol := typed(home / "carol", "join", *where, "--yes", "--quiet"))
         wait_for(lambda: len(list(home.glob("at-*"))) == 3, *running)
@@ -191,9 +212,7 @@ def test_a_head_that_wakes_comes_back_to_the_run_that_another_one_leads(alice: P
         code = re.findall(r"the next machine: paceline join (\S+)", first.err.read_text())[-1]
         running.append(carol := typed(home / "carol", "join", where[0], code, "--yes", "--quiet"))
         wait_for(lambda: len(list(home.glob("at-*"))) == 3, *running)
-        (run,) = (alice / "runs").iterdir()
-        live = json.loads((run / "live.json").read_text())
-        stopped = [first.process.pid, *(p["process"]["pid"] for p in live["processes"] if p["rank"] == 0)]
+        stopped = processes_of(alice)
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         door_of(bob)

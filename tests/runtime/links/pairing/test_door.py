@@ -140,7 +140,9 @@ def test_an_honest_machine_is_let_in_while_others_try_codes_at_full_speed(tmp_pa
         while host.door.codes.wrong < 2 and time.monotonic() < until:
             time.sleep(0.01)
         content = b""
-        while not content and time.monotonic() < until:  # a code that is guessed at five times gives way to a longer one
+        while (
+            not content and time.monotonic() < until
+        ):  # a code that is guessed at five times gives way to a longer one
             with suppress(PeerRefused):
                 content = joins("127.0.0.1", host.door.code)
         assert content == b"the job"

@@ -264,6 +264,20 @@ class Standing:
         others = [each for each in self.nodes if each.rank != facts.rank]
         return replace(self, nodes=tuple(sorted([*others, facts])))
 
+    def with_later(self, other: Standing) -> Standing:
+        """Return this with what another node knows that is later."""
+        nodes = {each.rank: each for each in sorted([*self.nodes, *other.nodes])}  # of a rank, the greatest number
+        deaths = max(self.deaths, other.deaths, key=len)
+        return replace(self, nodes=tuple(nodes.values()), origin=self.origin or other.origin, deaths=deaths)
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """A vote, with what the voter knows: it may have accepted a later roll than the one for whom it votes."""
+
+    vote: Vote
+    standing: Standing
+
 
 @dataclass(frozen=True)
 class Resend:
@@ -313,7 +327,7 @@ class Over:
 Message: TypeAlias = (
     Register | Welcome | Refused | Clock | Reported | Regrouped | AbortFlag | Accuse | Release | Rows | Ended | Failed
     | ServerFailed | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited | State | Wanted
-    | Asked | Standing | Vote | Accepted | Later | Resend | Resent | CopiedRows | Noted | DeskMoved
+    | Asked | Standing | Ballot | Accepted | Later | Resend | Resent | CopiedRows | Noted | DeskMoved
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = get_args(Message)
 _KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}

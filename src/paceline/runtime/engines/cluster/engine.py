@@ -53,9 +53,7 @@ def train(life: Life, roster: Roster, backups: int = 1, nodes: ManagedNodes | No
 
 
 @contextlib.contextmanager
-def lead(
-    life: Life, successor: Successor, backups: int = 1, nodes: ManagedNodes | None = None
-) -> Iterator[Outcome]:
+def lead(life: Life, successor: Successor, backups: int = 1, nodes: ManagedNodes | None = None) -> Iterator[Outcome]:
     """Lead a run from now on, whose head is lost."""
     part = replace(
         successor.part, setup=life.setup, roster=replace(successor.part.roster, head_rank=successor.part.roster.rank)

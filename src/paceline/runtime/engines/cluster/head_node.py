@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from paceline.algorithms.cluster.succession import Accepted, Later, Vote
+from paceline.algorithms.cluster.succession import Accepted, Later
 from paceline.errors import RunFailed, UsageError
 from paceline.runtime.engines.checkpoint_manager import CheckpointManager
 from paceline.runtime.engines.checkpoints import resume_line
@@ -20,6 +20,7 @@ from paceline.runtime.engines.cluster.agent import Agent
 from paceline.runtime.engines.cluster.checkpointing import state_for
 from paceline.runtime.engines.cluster.children import Children
 from paceline.runtime.engines.cluster.control import (
+    Ballot,
     Began,
     Clock,
     Exited,
@@ -280,7 +281,7 @@ class HeadNode:
         message, content = unpack(event.kind, event.ints, event.body)
         if isinstance(message, Register | Clock):
             self._late(event.peer, message)
-        elif isinstance(message, Standing | Vote | Accepted | Later):
+        elif isinstance(message, Standing | Ballot | Accepted | Later):
             if self.leadership is not None:
                 self.leadership.take(event.peer, message)
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from paceline.algorithms.cluster.numbered_rows import Writer
@@ -16,11 +15,9 @@ from paceline.algorithms.cluster.succession import (
     Deposed,
     Later,
     Output,
-    Vote,
-    deputy,
     first_roll,
 )
-from paceline.runtime.engines.cluster.control import NodeFacts, Resend, Standing
+from paceline.runtime.engines.cluster.control import Ballot, NodeFacts, Resend, Standing
 from paceline.runtime.engines.cluster.node import NodePart
 from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import HEAD_PATIENCE, Node, boot
@@ -64,7 +61,7 @@ class Leadership:
         #: Whether a majority has agreed that this node gives the run its result.
         self._final = False
 
-    def take(self, peer: Peer, message: Standing | Vote | Accepted | Later) -> None:
+    def take(self, peer: Peer, message: Standing | Ballot | Accepted | Later) -> None:
         """Take a message about who leads."""
         self._act(self.seat.take(peer, message))
         rank = peer.number
@@ -108,7 +105,7 @@ class Leadership:
     def assign_deputy(self) -> None:
         """Let the next rank have a copy of the records, when every row that has come is in the trace."""
         if self.seat.can_move:
-            self.second_home.move(deputy(self.seat.machine.roll, self.seat.machine.nodes))
+            self.second_home.move(self.seat.machine.deputy)
 
     @property
     def confirmed(self) -> bool:
@@ -145,7 +142,7 @@ class Leadership:
 
 
 def first_seat(part: NodePart, peers: dict[int, Peer], nodes: dict[int, Node]) -> Seat:
-    """Return the seat of the first head, and tell all nodes of each other. Ranks that no node has yet may come later."""
+    """Return the seat of the first head, and tell all nodes of each other. Other ranks may come later."""
     me, rank = part.hub.me.peer, part.roster.rank
     own = NodeFacts(rank, rank, part.hub.address, 0, me.incarnation, boot(), os.getpid())
     everyone = tuple(sorted([own, *(facts_of(node, other, 0) for other, node in nodes.items())]))
@@ -161,6 +158,4 @@ def facts_of(node: Node, number: int, ahead: int) -> NodeFacts:
     register, peer = node.register, node.peer
     assert register.address is not None, "it would lead, if it had to"
     ahead += node.ahead
-    return NodeFacts(
-        peer.number, number, register.address, ahead, peer.incarnation, register.boot, register.process
-    )
+    return NodeFacts(peer.number, number, register.address, ahead, peer.incarnation, register.boot, register.process)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from paceline.algorithms.cluster.group import Release
-from paceline.algorithms.cluster.succession import NO_ROLL, Accepted, Alone, Deposed, Later, Lead, Output, Vote
+from paceline.algorithms.cluster.succession import NO_ROLL, Accepted, Alone, Deposed, Later, Lead, Output
 from paceline.errors import DeathWarning, RunFailed, RunOver
 from paceline.runtime.engines.checkpoints import resume_line
 from paceline.runtime.engines.cluster import rendezvous
@@ -20,6 +20,7 @@ from paceline.runtime.engines.cluster.agent import Agent
 from paceline.runtime.engines.cluster.children import Children
 from paceline.runtime.engines.cluster.control import (
     Asked,
+    Ballot,
     CopiedRows,
     Message,
     Noted,
@@ -156,7 +157,7 @@ class OtherNode:
 
     def _receive(self, event: Received) -> memoryview | None:
         message, content = unpack(event.kind, event.ints, event.body)
-        if isinstance(message, Standing | Vote | Accepted | Later):
+        if isinstance(message, Standing | Ballot | Accepted | Later):
             self._seat(event.peer, message)
         elif isinstance(message, Register):  # of a node that comes back, and knows an earlier head
             self._returning[event.peer] = event
@@ -165,7 +166,7 @@ class OtherNode:
             return self._execute(message, content)
         return None
 
-    def _seat(self, peer: Peer, message: Standing | Vote | Accepted | Later) -> None:
+    def _seat(self, peer: Peer, message: Standing | Ballot | Accepted | Later) -> None:
         """Take a message about who leads."""
         if self.seat is None:
             if not isinstance(message, Standing) or peer != self.head:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.algorithms.cluster.succession import Accepted, Later, Message, Output, Roll, Send, Succession, Vote
-from paceline.runtime.engines.cluster.control import AGENT, NodeFacts, Standing, pack
+from paceline.runtime.engines.cluster.control import AGENT, Ballot, NodeFacts, Standing, pack
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.events import Arrived, Gone, Unreached
 from paceline.runtime.links.tcp.handshake import Peer
@@ -62,7 +62,7 @@ class Seat:
 
     # --- what has happened; each returns what the engine is to do ---
 
-    def take(self, peer: Peer, message: Standing | Vote | Accepted | Later) -> list[Output]:
+    def take(self, peer: Peer, message: Standing | Ballot | Accepted | Later) -> list[Output]:
         """Take a message of another node's seat."""
         if peer.role != AGENT:
             return []
@@ -72,7 +72,11 @@ class Seat:
                 return []  # another node has its rank by now
             self.peers[peer.number] = peer
         before = self.machine.roll
-        content: Message = message.roll if isinstance(message, Standing) else message
+        content: Message
+        if isinstance(message, Ballot):
+            content, self.standing = message.vote, self.standing.with_later(message.standing)
+        else:
+            content = message.roll if isinstance(message, Standing) else message
         outputs = self.machine.handle(time.monotonic(), peer.number, content)
         if isinstance(message, Standing) and (self.machine.roll != before or message.roll == before):
             self.standing = message
@@ -140,16 +144,20 @@ class Seat:
         if isinstance(message, Roll):
             self.standing = replace(self.standing, roll=message) if self.machine.leads else self.standing
             self.hub.post(peer, *pack(replace(self.standing, roll=message)))
+        elif isinstance(message, Vote):
+            self.hub.post(peer, *pack(Ballot(message, self.standing)))
         else:
             self.hub.post(peer, *pack(message))
 
 
-def _sender(peer: Peer, message: Standing | Vote | Accepted | Later) -> int | None:
+def _sender(peer: Peer, message: Standing | Ballot | Accepted | Later) -> int | None:
     """Return the number of the node that has sent a message, if that says it."""
     if isinstance(message, Standing):
         facts = message.facts(peer.number)
         return facts.number if facts is not None else None
-    return None if isinstance(message, Later) else message.voter
+    if isinstance(message, Ballot):
+        return message.vote.voter
+    return message.voter if isinstance(message, Accepted) else None
 
 
 def is_deserted(address: Address) -> bool:

@@ -1,4 +1,4 @@
-"""How a node's part in a run changes while it goes on: it leads from now on, or comes back as a node like all others."""
+"""How a node's part in a run changes while it goes on: it leads, or comes back as one that follows."""
 
 from __future__ import annotations
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import MachineError, UsageError
-from paceline.runtime.engines.joining.packages import Package, different, lacking
 from paceline.runtime.engines.cluster.roster import Roster
 from paceline.runtime.engines.cluster.run_spec import RunSpec, with_keys
+from paceline.runtime.engines.joining.packages import Package, different, lacking
 from paceline.runtime.engines.joining.parcel import Parcel, Progress, receive_parcel
 from paceline.runtime.engines.workers.forkserver import fork_early
 from paceline.runtime.links.pairing.code import Code

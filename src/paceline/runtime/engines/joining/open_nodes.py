@@ -184,7 +184,9 @@ class OpenNodes:
         facts = line.receive_json()
         name = f"{str(facts.get('host', '?'))[:64]} ({host})"
         back = _reaches(host, int(facts.get("port", 0)))
-        line.send_json({**self._offer, "head": list(self._roster.head), "head_rank": self._roster.head_rank, "back": back})
+        line.send_json(
+            {**self._offer, "head": list(self._roster.head), "head_rank": self._roster.head_rank, "back": back}
+        )
         answer = line.receive_json()
         if answer.get("answer") != "yes":
             raise PeerLost(name, f"said: {answer.get('why', 'nothing')}")

@@ -1,6 +1,6 @@
 """Pairing: a machine that is told a short code becomes one of a run, without keys that were copied before.
 
-    code.py       codes such as 7-lantern-osprey, of the words in words.txt; which is good, and how many guesses it bears
+    code.py       codes such as 7-lantern-osprey, of the words in words.txt; how many guesses one bears
     line.py       messages between two machines, each within a deadline
     exchange.py   by which both ends prove that they know a code, without saying it (SPAKE2, within TLS)
     visit.py      the other side of it

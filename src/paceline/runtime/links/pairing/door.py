@@ -1,8 +1,8 @@
 """The door of a run: where other machines prove that they know the code on the screen, and are let in.
 
-Strangers may knock, too. Each connection is one guess at most, a code that was guessed at five times gives way to one of
-four words, which no number of guesses finds, and a machine that was refused is looked at again only after a while, which
-doubles each time. So who knocks without end neither gets in nor keeps others out: docs/internals/pairing.md has the sums.
+Strangers may knock, too. Each connection is one guess at most. A code that was guessed at five times gives way to one of
+four words, which no number of guesses finds. A machine that was refused is looked at again only after a while, which
+doubles each time. So who knocks without end neither gets in nor keeps others out (docs/internals/pairing.md).
 """
 
 from __future__ import annotations
@@ -133,7 +133,9 @@ class Door:
             tls, pause = self._admitted(raw, str(where[0])), HURRY
             if tls is not None:
                 pause = SPACING
-                thread = threading.Thread(target=self._serve, args=(tls, str(where[0])), name="paceline-door", daemon=True)
+                thread = threading.Thread(
+                    target=self._serve, args=(tls, str(where[0])), name="paceline-door", daemon=True
+                )
                 thread.start()
 
     def _admitted(self, raw: socket.socket, host: str) -> ssl.SSLSocket | None:
@@ -199,8 +201,8 @@ class Door:
         elif wrong == GUESSES:
             self._announcement.tell(self.code.number)
             self._report(
-                f"a machine at {host} gave a wrong code, the {GUESSES}th: from now on codes are longer, and no number of "
-                f"guesses finds them. The next machine: paceline join {self.code}"
+                f"a machine at {host} gave a wrong code, the {GUESSES}th: from now on codes are longer, and cannot be "
+                f"guessed. The next machine: paceline join {self.code}"
             )
 
 

@@ -38,8 +38,8 @@ def visit(door: Address, code: Code, source: str = "") -> Iterator[tuple[Line, s
     except OSError as error:
         raw.close()
         raise MachineError(
-            f"what listens at {door} is no run of `paceline train --open`, or does not look at this machine for up to half "
-            f"a minute, since wrong codes came from its address: {error}"
+            f"what listens at {door} is no run of `paceline train --open`, or wrong codes came from this machine's address "
+            f"and it waits for up to half a minute: {error}"
         ) from error
     with closing(tls):
         line = Line(tls, str(door), REACH)
