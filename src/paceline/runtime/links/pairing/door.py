@@ -1,7 +1,7 @@
 """The door of a run: where other machines prove that they know the code on the screen, and are let in.
 
-Strangers may knock, too. Each connection is one guess at most. A code that was guessed at five times gives way to one of
-four words, which no number of guesses finds. A machine that was refused is looked at again only after a while, which
+Strangers may knock, too. Each connection is one guess at most. A code that was guessed at five times gives way to one
+of four words, which no number of guesses finds. A machine that was refused is looked at again only after a while, which
 doubles each time. So who knocks without end neither gets in nor keeps others out (docs/internals/pairing.md).
 """
 

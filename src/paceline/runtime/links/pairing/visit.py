@@ -38,8 +38,8 @@ def visit(door: Address, code: Code, source: str = "") -> Iterator[tuple[Line, s
     except OSError as error:
         raw.close()
         raise MachineError(
-            f"what listens at {door} is no run of `paceline train --open`, or wrong codes came from this machine's address "
-            f"and it waits for up to half a minute: {error}"
+            f"what listens at {door} is no run of `paceline train --open`, or wrong codes came from this machine, which "
+            f"it does not look at for up to half a minute then: {error}"
         ) from error
     with closing(tls):
         line = Line(tls, str(door), REACH)
