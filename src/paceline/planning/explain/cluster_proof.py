@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from paceline.algorithms.cluster.explore import explore
-from paceline.algorithms.cluster.machines import Machines
-from paceline.algorithms.cluster.small_cluster import SmallCluster
+from paceline.algorithms.cluster.explore import Machines, SmallCluster, explore
 from paceline.errors import PlanError
 from paceline.planning.explain.proving import Proved
 from paceline.plans.plan import Plan

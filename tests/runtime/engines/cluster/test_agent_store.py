@@ -13,7 +13,7 @@ import torch.distributed
 
 from paceline.errors import RunFailed
 from paceline.runtime.engines import cluster
-from paceline.runtime.engines.cluster import agent_store
+from paceline.runtime.engines.cluster import roster as agent_store
 from tests.runtime.engines.cluster.nodes import nodes, told
 
 

@@ -16,7 +16,7 @@ from paceline.errors import FrameError, JobError
 from paceline.runtime.engines.joining import parcel as parcel_module
 from paceline.runtime.engines.joining.packages import Package, different, imported_packages, lacking, python
 from paceline.runtime.engines.joining.parcel import Parcel, receive_parcel
-from paceline.runtime.links.pairing.line import Line
+from paceline.runtime.links.pairing.exchange import Line
 
 #: Opens files in several ways, and says what would travel.
 PROGRAM = """

@@ -16,8 +16,7 @@ from paceline.errors import MachineError, PeerLost, PeerRefused
 from paceline.runtime.links.pairing import door as door_module
 from paceline.runtime.links.pairing.code import GUESSES, LONG, WORDS, Code
 from paceline.runtime.links.pairing.door import FREE, LONGEST_PAUSE, REMEMBERED, Door, Refused, listen_anywhere
-from paceline.runtime.links.pairing.line import Line
-from paceline.runtime.links.pairing.visit import visit
+from paceline.runtime.links.pairing.exchange import Line, visit
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.keys import make_keys
 

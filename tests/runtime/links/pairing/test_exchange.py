@@ -12,8 +12,7 @@ import pytest
 
 from paceline.errors import ConnectionFailed, FrameError, PeerLost, PeerRefused, UsageError
 from paceline.runtime.links.pairing.code import GUESSES, LONG, NUMBERS, WORDS, Code, Codes, Verdict, make_code
-from paceline.runtime.links.pairing.exchange import WrongCode, prove, verify
-from paceline.runtime.links.pairing.line import Line
+from paceline.runtime.links.pairing.exchange import Line, WrongCode, prove, verify
 
 pytest.importorskip("spake2")
 

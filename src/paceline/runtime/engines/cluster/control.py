@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, Protocol, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -376,3 +376,12 @@ def state_of(message: State, content: memoryview) -> WorkerState:
     """Return the state that a message holds."""
     raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if len(content) else torch.empty(0, dtype=torch.uint8)
     return WorkerState(unpacked(raw, message.where), message.facts)
+
+
+# --- How the head's parts send to nodes -------------------------------------------------------------------------------
+
+
+class ToRank(Protocol):
+    """Sends a message to the agent of a rank."""
+
+    def __call__(self, rank: int, message: Message, content: Sequence[Buffer] = ()) -> None: ...

@@ -17,7 +17,6 @@ from paceline.runtime.engines.checkpoint_manager import CheckpointManager
 from paceline.runtime.engines.checkpoints import resume_line
 from paceline.runtime.engines.cluster import rendezvous
 from paceline.runtime.engines.cluster.agent import Agent
-from paceline.runtime.engines.cluster.checkpointing import state_for
 from paceline.runtime.engines.cluster.children import Children
 from paceline.runtime.engines.cluster.control import (
     Ballot,
@@ -36,16 +35,14 @@ from paceline.runtime.engines.cluster.control import (
     state_message,
     unpack,
 )
-from paceline.runtime.engines.cluster.group_head import GroupHead
+from paceline.runtime.engines.cluster.group_head import GroupHead, state_for
 from paceline.runtime.engines.cluster.leadership import Leadership, first_seat
 from paceline.runtime.engines.cluster.node import POLL, ManagedNodes, NodePart, joined, resume_point
-from paceline.runtime.engines.cluster.process_log import ProcessLog
-from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
+from paceline.runtime.engines.cluster.remote_workers import ProcessLog, RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import Node, Registry
 from paceline.runtime.engines.cluster.second_home import RunCopy, SecondHome, Succeeds
 from paceline.runtime.engines.cluster.servers.server_head import ServerHead
-from paceline.runtime.engines.cluster.successor import Dismissed, Successor
-from paceline.runtime.engines.cluster.taking_over import announce, continue_records, nodes_of
+from paceline.runtime.engines.cluster.successor import Dismissed, Successor, announce, continue_records, nodes_of
 from paceline.runtime.engines.life import Life
 from paceline.runtime.engines.outcome import Outcome
 from paceline.runtime.engines.signals import INTERRUPTED, termination

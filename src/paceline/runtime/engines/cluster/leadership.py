@@ -17,14 +17,13 @@ from paceline.algorithms.cluster.succession import (
     Output,
     first_roll,
 )
-from paceline.runtime.engines.cluster.control import Ballot, NodeFacts, Resend, Standing
+from paceline.runtime.engines.cluster.control import Ballot, NodeFacts, Resend, Standing, ToRank
 from paceline.runtime.engines.cluster.node import NodePart
 from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import HEAD_PATIENCE, Node, boot
 from paceline.runtime.engines.cluster.seat import Seat
 from paceline.runtime.engines.cluster.second_home import SecondHome
 from paceline.runtime.engines.cluster.successor import dismissed
-from paceline.runtime.engines.cluster.to_rank import ToRank
 from paceline.runtime.links.tcp.events import Arrived, Gone, Unreached
 from paceline.runtime.links.tcp.handshake import Peer
 

@@ -20,8 +20,7 @@ from paceline.runtime.engines.joining.parcel import Parcel, Progress, receive_pa
 from paceline.runtime.engines.workers.forkserver import fork_early
 from paceline.runtime.links.pairing.code import Code
 from paceline.runtime.links.pairing.discovery import discover
-from paceline.runtime.links.pairing.line import Line
-from paceline.runtime.links.pairing.visit import visit
+from paceline.runtime.links.pairing.exchange import Line, visit
 from paceline.runtime.links.tcp.address import Address
 
 #: Called with lines for the person here.

@@ -33,8 +33,7 @@ from paceline.runtime.engines.life import Life
 from paceline.runtime.engines.outcome import Outcome
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.links.pairing.door import Door, listen_anywhere
-from paceline.runtime.links.pairing.exchange import package
-from paceline.runtime.links.pairing.line import Line
+from paceline.runtime.links.pairing.exchange import Line, package
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK
 from paceline.runtime.links.tcp.handshake import RUN_BYTES

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from paceline.errors import FrameError, JobError
 from paceline.runtime.engines.own_files import own_files
-from paceline.runtime.links.pairing.line import Line
+from paceline.runtime.links.pairing.exchange import Line
 
 MOST = 256 << 20  # bytes that are sent to a machine that joins
 CHUNK = 1 << 20

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.algorithms.cluster.epochs import Epoch, Epochs
+from paceline.algorithms.cluster.shares import Epoch, Epochs
 from paceline.errors import UsageError
 from paceline.plans.methods import Synchronous
 from paceline.plans.methods.program import Gradient, all_of, effects

@@ -20,8 +20,7 @@ from pathlib import Path
 from paceline.errors import ConnectionFailed, SecurityError
 from paceline.runtime.links.pairing.code import GUESSES, Code, Codes
 from paceline.runtime.links.pairing.discovery import Announcement
-from paceline.runtime.links.pairing.exchange import WrongCode, package, verify
-from paceline.runtime.links.pairing.line import Line
+from paceline.runtime.links.pairing.exchange import Line, WrongCode, package, verify
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.tls import CERTIFICATE, KEY
 

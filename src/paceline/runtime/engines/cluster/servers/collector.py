@@ -15,8 +15,7 @@ from paceline.algorithms.cluster.messages import NONE, Message, Process, Pull, P
 from paceline.algorithms.cluster.outputs import Adopt, Output, Timing
 from paceline.errors import RunFailed
 from paceline.runtime.engines.cluster.servers.history import KnownHistory
-from paceline.runtime.engines.cluster.servers.loop import MachineLoop
-from paceline.runtime.engines.cluster.servers.wire import Other, peer_of
+from paceline.runtime.engines.cluster.servers.loop import MachineLoop, Other, peer_of
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.hub import Hub, Received

@@ -9,8 +9,8 @@ from time import monotonic, time
 from paceline.algorithms.cluster.desk import DeskMachine, Phase
 from paceline.algorithms.cluster.messages import NONE, Message, Process, Role
 from paceline.algorithms.cluster.outputs import Again, Changed, Finished, Lost, Output
-from paceline.runtime.engines.cluster.servers.loop import MachineLoop
-from paceline.runtime.engines.cluster.servers.wire import (
+from paceline.runtime.engines.cluster.servers.loop import (
+    MachineLoop,
     Other,
     addresses_from_bytes,
     addresses_to_bytes,

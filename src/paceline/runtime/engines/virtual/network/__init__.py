@@ -11,7 +11,7 @@ promises    what is checked after every step, and at the end
 Everything is drawn from the seed, so a history that breaks a promise can be told again, step by step.
 """
 
-from paceline.algorithms.cluster.machines import Machines
+from paceline.algorithms.cluster.explore import Machines
 from paceline.runtime.engines.virtual.network.history import History, first_fault
 from paceline.runtime.engines.virtual.network.scenario import Scenario
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable
 from typing import Any
 
-from paceline.algorithms.cluster.machines import Machines
+from paceline.algorithms.cluster.explore import Machines
 from paceline.algorithms.cluster.messages import Role
 from paceline.algorithms.cluster.worker import Stage
 from paceline.narrative import Scene, format_story
