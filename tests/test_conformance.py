@@ -15,8 +15,8 @@ from paceline.interfaces.api.train import train
 from paceline.interfaces.testing.conformance import ENGINES, PLANS, check_run, difference, replays, same_numbers
 from paceline.interfaces.testing.jobs import DEEP_JOBS, JOBS, OPTIMIZERS
 from paceline.plans.methods.all_reduce import AllReduce
-from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.split_layers import Dataflow
 from paceline.plans.plan import Plan, make
 from paceline.training.jobs.job import Job
 

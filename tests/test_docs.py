@@ -24,8 +24,8 @@ from paceline.concurrency.check.rules import RULES as CHECKED
 from paceline.interfaces.cli import app, register
 from paceline.interfaces.cli.environment import VARIABLES
 from paceline.planning.explain.drawing import draw
-from paceline.plans.aliases import canonical
 from paceline.plans.plan import RECIPES, Plan
+from paceline.plans.recipe import canonical
 from tests.interfaces.adapters.test_adapters import EXAMPLES as ADAPTED
 from tests.runtime.engines.cluster.nodes import free_port
 from tests.scripts import finish, start, world

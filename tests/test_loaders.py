@@ -74,22 +74,22 @@ WRITTEN_BY = {
     "concurrency/explore/ranks/process_group.py:recv_anysource:recv": "a rank of this process, as a tensor",
     "concurrency/explore/session.py:explore:pickle.load": f"{PIPE}; it runs the program that the user names",
     "concurrency/explore/worker.py:main:pickle.load": PARENT,
-    "training/gradients/pickling.py:unpack:_Unpacker.load": "its callers, which are in this table",
-    "training/gradients/pickling.py:unpack_program:pickle.load": "its callers, which are in this table",
+    "training/jobs/pickling.py:unpack:_Unpacker.load": "its callers, which are in this table",
+    "training/jobs/pickling.py:unpack_program:pickle.load": "its callers, which are in this table",
     "training/jobs/loading.py:_module:exec_module": USER,
     "kernels/printers/numpy.py:run:exec": "the package itself, from its own statements",
-    "runtime/links/tcp/same_user.py:_by_diag:recv": f"the kernel: {NO_CODE}",
+    "runtime/links/tcp/credentials.py:_by_diag:recv": f"the kernel: {NO_CODE}",
     "training/preparation/recipe.py:load_recipe:runpy.run_path": USER,
-    "planning/tuner/best.py:tuned_job:unpack": OWN,
+    "planning/tuner/varied.py:tuned_job:unpack": OWN,
     "planning/tuner/space.py:read_space:exec": f"{USER}; on resuming, {OWN}",
     "planning/tuner/trials/processes.py:receive:recv": PIPE,
     "planning/tuner/trials/worker.py:_unpacked:pickle.loads": PARENT,
     "planning/tuner/trials/worker.py:_unpacked:unpack": PARENT,
     "planning/tuner/trials/worker.py:report:recv": PARENT,
     "planning/tuner/trials/worker.py:work:recv": PARENT,
-    "concurrency/watcher/processes/attach.py:ask:recv": f"bytes of a Java process, as text: {NO_CODE}",
+    "concurrency/watcher/processes/java.py:ask:recv": f"bytes of a Java process, as text: {NO_CODE}",
     "concurrency/watcher/processes/inject/sitecustomize.py:_run_the_next:exec_module": "Python's file, or the user's",
-    "concurrency/watcher/processes/sockets.py:_unix_peers:recv": f"the kernel: {NO_CODE}",
+    "concurrency/watcher/processes/holders.py:_unix_peers:recv": f"the kernel: {NO_CODE}",
 }
 
 
@@ -100,7 +100,7 @@ def loaders(file: Path) -> Iterator[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Unpickler") for base in node.bases)
     }
-    unpicks = "from paceline.training.gradients.pickling import" in file.read_text(encoding="utf-8")
+    unpicks = "from paceline.training.jobs.pickling import" in file.read_text(encoding="utf-8")
     name = file.relative_to(SOURCE).as_posix()
     for inside, node in _with_function(tree, "<module>"):
         if not isinstance(node, ast.Call):
@@ -130,7 +130,7 @@ def test_every_loader_stands_in_the_table_with_who_writes_what_it_reads() -> Non
 
 def test_the_wire_knows_no_pickle() -> None:
     """Nor does what speaks over it: neither frames nor the messages of a tuning."""
-    tuning = (SOURCE / f"planning/tuner/{name}.py" for name in ("trials/peers", "trials/messages", "state_file"))
+    tuning = (SOURCE / f"planning/tuner/{name}.py" for name in ("trials/peers", "state_file"))
     for file in (*(SOURCE / "runtime/links").rglob("*.py"), *tuning):
         imported = {
             name.name.partition(".")[0]

@@ -20,7 +20,7 @@ from job import job
 
 from paceline.algorithms.cluster.messages import DESK, Process, Propose, Push, Pushed, Role, pack
 from paceline.algorithms.cluster.outputs import TIMING
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.runtime.engines.cluster.servers.shard_process import ShardProcess
 from paceline.runtime.engines.cluster.servers.shard_state import GradientVector, ShardState
 from paceline.runtime.engines.cluster.servers.loop import MESSAGES, kind_of, peer_of
@@ -28,7 +28,7 @@ from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
 from paceline.runtime.links.tcp.handshake import Identity, Peer
 from paceline.runtime.links.tcp.hub import Hub, PeerPlace, Received
-from paceline.runtime.links.tcp.pump import Pump
+from paceline.runtime.links.tcp.waiting import Pump
 from paceline.training.parameters.layout import Layout, lay_out
 
 SERVER, WORKER, VIEW = Process(Role.SERVER, 0), Process(Role.WORKER, 0), 1 << 20

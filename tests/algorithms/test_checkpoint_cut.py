@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from paceline.algorithms.exploration import Walker
-from paceline.algorithms.server.actions import Apply, Lease, Wait
 from paceline.algorithms.server.checkpoint_cut import Cut, UnderWay, take_cut
 from paceline.algorithms.server.desk import Desk
-from paceline.algorithms.server.events import Ask, Command, Compute, Death, Finish, Pull, Push
-from paceline.algorithms.server.gates.backup import Backup
-from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.server.gates import Backup, StaleSynchronous
+from paceline.algorithms.server.messages import Apply, Ask, Command, Compute, Death, Finish, Lease, Pull, Push, Wait
 from paceline.algorithms.server.worker import Client
 from paceline.plans.methods import Server
 from paceline.plans.methods.server import GatheringServer, ParameterServer

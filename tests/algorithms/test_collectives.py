@@ -10,18 +10,15 @@ import torch
 
 from paceline.algorithms.agenda import Agenda
 from paceline.algorithms.collectives import Collective, Part, Step, advance, table_seconds
-from paceline.algorithms.collectives.central import Central
 from paceline.algorithms.collectives.halving_doubling import HalvingDoubling
-from paceline.algorithms.collectives.hierarchical import Hierarchical
-from paceline.algorithms.collectives.neighbours import GRAPHS, Neighbours
 from paceline.algorithms.collectives.proof import has_its_rounds, prove, prove_mixing
-from paceline.algorithms.collectives.ring import Ring
-from paceline.algorithms.collectives.tree import Tree
+from paceline.algorithms.collectives.rings import Hierarchical, Ring
+from paceline.algorithms.collectives.trees import Central, Tree
+from paceline.algorithms.collectives.whole_vectors import GRAPHS, Neighbours
 from paceline.errors import PlanError
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.virtual.exchange import Exchanged, exchange
 from paceline.runtime.engines.virtual.simulate import simulate
-from paceline.runtime.engines.virtual.world import World
+from paceline.runtime.engines.virtual.world import Exchanged, World, exchange
 from paceline.runtime.runs.trace import Kind
 
 COLLECTIVES = [Ring(), Tree(), HalvingDoubling(), Hierarchical(2), Hierarchical(3), Central()]

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.algorithms.collectives.neighbours import GRAPHS
-from paceline.algorithms.rules.ad_psgd import AdPsgd
+from paceline.algorithms.collectives.whole_vectors import GRAPHS
+from paceline.algorithms.rules.averaging import AdPsgd
 from paceline.errors import PlanError
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.virtual import World
 from paceline.runtime.runs.trace import Kind
-from paceline.training.data.order import Order
+from paceline.training.data.source import Order
 
 Vector = npt.NDArray[np.float64]
 SAMPLES, SIZE, BATCH, RATE, UPDATES = 60, 7, 12, 0.05, 23

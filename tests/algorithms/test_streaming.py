@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from paceline.algorithms.streaming import Streaming
+from paceline.algorithms.rules.averaging import Streaming
 
 SCHEDULES = [(every, fragments) for every in (1, 2, 3, 5, 8, 50) for fragments in range(1, min(every, 7) + 1)]
 

@@ -15,7 +15,7 @@ from torch import nn
 
 import paceline
 from paceline.errors import UsageError
-from paceline.errors.numbers import plain
+from paceline.errors.arguments import plain
 from paceline.planning.tuner.space import Space
 
 NUMBERS = [np.int64(3), np.int32(3), np.uint8(3)]

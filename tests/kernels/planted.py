@@ -23,15 +23,13 @@ import paceline.kernels.printers.cpp as cpp
 import paceline.kernels.printers.nests as nests
 from paceline.kernels import build
 from paceline.kernels.comparison import WrongCode
-from paceline.kernels.cpu import Cpu, Form
 from paceline.kernels.fused import Fused
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.memory import Memory, Target
-from paceline.kernels.printers.nests import RegisterNests
-from paceline.kernels.printers.others import Others
-from paceline.kernels.printers.pixels import PixelNests
-from paceline.kernels.printers.threads import OneThread
-from paceline.kernels.runner import Runner
+from paceline.kernels.printers.access import OneThread
+from paceline.kernels.printers.nests import PixelNests, RegisterNests
+from paceline.kernels.printers.printer import Others
+from paceline.kernels.processors import Cpu, Form, Runner
 from paceline.kernels.weights import OneModel
 from tests.kernels.conftest import precompiled, unoptimised
 from tests.kernels.networks import Case, Last

@@ -23,13 +23,12 @@ from torch import nn
 
 from paceline.kernels import CannotFuse, build, fuse_replicas
 from paceline.kernels.comparison import _Rounded
-from paceline.kernels.cpu import Cpu, Form
-from paceline.kernels.forward import Forward
 from paceline.kernels.fused import Fused
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.memory import Target
 from paceline.kernels.plan import Plan
-from paceline.kernels.runner import Runner
+from paceline.kernels.processors import Cpu, Form, Runner
+from paceline.kernels.replicas import Forward
 from paceline.kernels.weights import OneModel
 from tests.kernels.conftest import precompiled, unoptimised
 from tests.kernels.networks import Case, drawn, encoders, images, operations, sequences

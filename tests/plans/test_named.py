@@ -10,10 +10,10 @@ import pytest
 
 import paceline
 from paceline.errors import PlanError
-from paceline.plans.aliases import ALIASES, NEAREST
 from paceline.plans.groups import OTHERS, described, grouped
 from paceline.plans.named import class_name, constructors
 from paceline.plans.plan import RECIPES, Plan
+from paceline.plans.recipe import ALIASES, NEAREST
 
 ROOT = Path(__file__).parents[2]
 

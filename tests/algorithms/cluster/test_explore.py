@@ -9,7 +9,7 @@ import pytest
 from paceline.algorithms.cluster.explore import Machines, SmallCluster, TooManyWorlds, explore
 from paceline.algorithms.cluster.messages import Role
 from paceline.algorithms.cluster.worker import WorkerMachine
-from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.server.gates import StaleSynchronous
 from tests.algorithms.cluster.planted_faults import PLANTED
 
 SERVERS = (Role.SERVER, Role.WORKER)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.algorithms.cluster.messages import KINDS, Acknowledged, Start, View, Views, pack, unpack
-from paceline.algorithms.server.gates.backup import Backup
+from paceline.algorithms.server.gates import Backup
 from paceline.errors import ProtocolError
 from paceline.runtime.engines.virtual.network import History, Scenario, first_fault
 from tests.algorithms.cluster.planted_faults import PLANTED

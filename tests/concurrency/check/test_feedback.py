@@ -10,8 +10,7 @@ import pytest
 
 from paceline.concurrency.check.engine import check_text
 from paceline.concurrency.check.options import Options
-from paceline.concurrency.check.ranking.feedback import Verdict, weigh
-from paceline.concurrency.check.ranking.ranker import features, fit, probability, shipped
+from paceline.concurrency.check.ranking import Verdict, features, fit, probability, shipped, weigh
 from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.rules import RULES
 from paceline.concurrency.check.run import UNLIKELY, worth_showing

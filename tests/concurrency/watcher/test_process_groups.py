@@ -16,9 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.processes import proc
-from paceline.concurrency.watcher.processes.interpreter import read_interpreter
-from paceline.concurrency.watcher.processes.layouts import LAYOUTS
-from paceline.concurrency.watcher.processes.process_groups import Standing
+from paceline.concurrency.watcher.processes.interpreter import Standing, read_interpreter
+from paceline.concurrency.watcher.processes.objects import LAYOUTS
 from paceline.concurrency.watcher.ranks import find_divergence, ranks_of
 from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Wait
 
@@ -116,7 +115,7 @@ def test_a_rank_of_the_backend_waits_as_long_as_its_wait_is_the_same(began: int,
     history = History()
     snapshot = Snapshot(0.0, ())
     for at in (0.0, 3.0, 7.0):  # rank 0 is at other lines each time, and runs
-        nap = Frame("/paceline/runtime/links/doorbell.py", int(at), "nap")
+        nap = Frame("/paceline/runtime/links/waiting.py", int(at), "nap")
         stack = (nap, Frame("/torch/distributed/distributed_c10d.py", 9, "all_reduce"), Frame("/a.py", 1, "main"))
         runs = (Thread(10, Wait("running")),)
         first = Process(10, 1, "a.py", runs, rank=0, world_size=2, stacks=(stack,), began=began)

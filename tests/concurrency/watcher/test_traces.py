@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.concurrency.watcher.trace import FILE, Trace
+from paceline.concurrency.watcher.files import FILE, Trace
 from paceline.errors import UsageError
 
 TRACES = Path(__file__).parent / "traces"

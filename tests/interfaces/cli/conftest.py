@@ -52,7 +52,7 @@ def command(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     """Run a command in this process and folder."""
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # `main` replaces it
     monkeypatch.setattr(sys, "path", sys.path[:])  # a job file's folder is put first
-    monkeypatch.setattr("paceline.interfaces.cli.output.reserve_stdout", lambda: None)  # for good
+    monkeypatch.setattr("paceline.interfaces.cli.terminal.reserve_stdout", lambda: None)  # for good
 
     def run(*words: str) -> Done:
         monkeypatch.setattr(sys, "argv", ["paceline", *words])

@@ -16,14 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import PacelineError, PlanError, UsageError
-from paceline.interfaces.emit import names
+from paceline.interfaces.emit import training as names
 from paceline.interfaces.emit.docker import dockerfile
-from paceline.interfaces.emit.kubernetes import manifest
+from paceline.interfaces.emit.kubernetes import documents, manifest
 from paceline.interfaces.emit.slurm import batch_script
 from paceline.interfaces.emit.training import ROSTERS, training
-from paceline.interfaces.emit.yaml_text import documents
-from paceline.plans.clusters import check_method
-from paceline.plans.plan import RECIPES, Plan
+from paceline.plans.plan import RECIPES, Plan, check_method
 from tests.interfaces.emit.test_docker import VERSIONS, instructions
 from tests.test_names import HOSTILE
 

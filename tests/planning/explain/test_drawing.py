@@ -6,12 +6,11 @@ import re
 
 import pytest
 
-from paceline.algorithms.collectives.ring import Ring
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
+from paceline.algorithms.collectives.rings import Ring
+from paceline.algorithms.server.gates import Asynchronous
 from paceline.errors import PlanError
-from paceline.planning.explain.cluster_proof import FAULTS, prove_cluster
 from paceline.planning.explain.drawing import draw
-from paceline.planning.explain.proving import prove_plan
+from paceline.planning.explain.proving import FAULTS, prove_cluster, prove_plan
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.server import ParameterServer
 from paceline.plans.plan import RECIPES, Plan

@@ -9,7 +9,7 @@ from torch import nn
 import paceline as pl
 from paceline.algorithms.cluster.outputs import Apply
 from paceline.algorithms.codecs.catalogue import CODECS, parse
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.errors import FrameError, PlanError
 from paceline.interfaces.testing.conformance import check_run, difference, replays
 from paceline.interfaces.testing.jobs import JOBS

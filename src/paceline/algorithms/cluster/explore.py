@@ -26,8 +26,7 @@ from paceline.algorithms.cluster.outputs import Timing, describe
 from paceline.algorithms.cluster.shard import ShardMachine
 from paceline.algorithms.cluster.steps import DEAD, Begin, Computed, Event, Local, Noticed, Step, Steps, Tick
 from paceline.algorithms.cluster.worker import Stage, WorkerMachine
-from paceline.algorithms.server.gates import Gate
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
+from paceline.algorithms.server.gates import Asynchronous, Gate
 from paceline.narrative import Scene, format_story
 
 # A small cluster on a network on which a few things go wrong: the worlds that it can be in, and what may happen next.

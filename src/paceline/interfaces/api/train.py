@@ -35,14 +35,12 @@ from paceline.interfaces.api.engines import ENGINES, KEEPING, Request
 from paceline.interfaces.api.hooks import Hooks, ProgressFunction, stopped_run
 from paceline.interfaces.callbacks import check
 from paceline.interfaces.callbacks.loggers import named
-from paceline.plans.clusters import check_method
-from paceline.plans.plan import Plan
+from paceline.plans.plan import Plan, check_method
 from paceline.runtime.engines import checkpoints, cluster, mpi
 from paceline.runtime.engines.checkpoints import CheckpointRequest
 from paceline.runtime.engines.cluster.successor import Dismissed, Promoted
 from paceline.runtime.engines.job_file import save_job_file
-from paceline.runtime.engines.life import Life
-from paceline.runtime.engines.outcome import finish
+from paceline.runtime.engines.outcome import Life, finish
 from paceline.runtime.engines.record import first_record, life_record
 from paceline.runtime.engines.resuming import check_end, check_same, for_plan, next_plan, open_run
 from paceline.runtime.engines.setup import Setup, set_up
@@ -151,9 +149,9 @@ def _node(
     """Return this process's place among the nodes of its run."""
     if not joinable:
         return cluster.roster(keys=keys, trusted_network=trusted_network)
-    from paceline.runtime.engines.joining import open_nodes, opened_files
+    from paceline.runtime.engines.joining import open_nodes, parcel
 
-    opened_files.watch_files()
+    parcel.watch_files()
     return open_nodes.open_roster(plan, workers, address)
 
 

@@ -12,11 +12,10 @@ import typer
 
 from paceline.errors import UsageError, suggest
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import saying
 from paceline.interfaces.cli.options import writable
-from paceline.interfaces.cli.output import print_json
+from paceline.interfaces.cli.terminal import print_json, saying
 
-# --- The arguments and options of `paceline bench` --------------------------------------------------------------------
+# The arguments and options of `paceline bench`.
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The benchmark to run: kernels or null.")]
 Parts = Annotated[
@@ -74,25 +73,25 @@ def _kernels(
     parts: str | None, seconds: float, threads: tuple[int, ...], picture: Path | None, quiet: bool, json: bool
 ) -> None:
     from paceline.kernels.measure import bench as measuring
-    from paceline.kernels.measure import tables
+    from paceline.kernels.measure import figures
 
     part_names = _parts(parts, "kernels", tuple(measuring.PARTS))
     if picture is not None and "layers" not in part_names:
         raise UsageError("--picture draws the steps of part layers, which is not among --parts")
     benchmark = measuring.bench(part_names, seconds, threads, saying(quiet))
     if picture is not None:
-        picture.write_text(tables.picture(benchmark), encoding="utf-8")
+        picture.write_text(figures.picture(benchmark), encoding="utf-8")
     if json:
         print_json(benchmark.as_dict())
         return
-    print(tables.tables(benchmark))
+    print(figures.tables(benchmark))
 
 
 def _null(
     parts: str | None, seconds: float, workers: Sequence[int], picture: Path | None, quiet: bool, json: bool
 ) -> None:
     from paceline.interfaces.api.planning import null_model
-    from paceline.interfaces.cli.null_table import table
+    from paceline.interfaces.cli.tables import table
 
     if picture is not None:
         raise UsageError("--picture draws the roofline of `paceline bench kernels`; leave it out")

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import console
-from paceline.interfaces.cli.output import print_json
+from paceline.interfaces.cli.terminal import console, print_json
 
 if TYPE_CHECKING:
     from paceline.runtime.runs.run import Run
@@ -55,8 +54,8 @@ def train(
     from paceline.concurrency.watcher.around import watched_run
     from paceline.interfaces.api.engines import KEEPING
     from paceline.interfaces.api.train import train as run_training
-    from paceline.runtime.engines.joining.opened_files import watch_files
-    from paceline.runtime.engines.launched import engine_of, rank_of
+    from paceline.runtime.engines.joining.parcel import watch_files
+    from paceline.runtime.engines.mpi import engine_of, rank_of
 
     watch_files(joinable)
     changes = {"compute": compute, "device": device, "batch_size": batch_size, "seed": seed}
@@ -76,7 +75,7 @@ def train(
 
 
 def _callbacks(early_stopping: str | None, best_checkpoint: str | None, title: str, quiet: bool) -> list[Any]:
-    from paceline.interfaces.callbacks.parsing import named_callbacks
+    from paceline.interfaces.callbacks.loggers import named_callbacks
     from paceline.interfaces.callbacks.progress_bar import ProgressBar
 
     return [*named_callbacks(early_stopping, best_checkpoint), ProgressBar(title, quiet, console)]

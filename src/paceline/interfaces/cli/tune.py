@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.output import print_json
+from paceline.interfaces.cli.terminal import print_json
 
-# --- The options of `paceline tune` -----------------------------------------------------------------------------------
+# The options of `paceline tune`.
 
 SpaceFile = Annotated[
     Path | None,

@@ -13,10 +13,9 @@ from torch import nn
 
 from paceline.algorithms.cluster.shares import Epochs
 from paceline.errors import JobWarning, NotFinite
-from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.all_reduce import Alone
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.arithmetic.fused_team import Team
-from paceline.runtime.engines.arithmetic.synchronous import SharedParameters
+from paceline.runtime.engines.arithmetic.synchronous import SharedParameters, Team
 from paceline.runtime.engines.setup import Setup, set_up
 from paceline.training.gradients.evaluate import evaluate
 from paceline.training.gradients.fused_replica import by_one

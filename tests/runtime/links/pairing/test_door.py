@@ -18,7 +18,7 @@ from paceline.runtime.links.pairing.code import GUESSES, LONG, WORDS, Code
 from paceline.runtime.links.pairing.door import FREE, LONGEST_PAUSE, REMEMBERED, Door, Refused, listen_anywhere
 from paceline.runtime.links.pairing.exchange import Line, visit
 from paceline.runtime.links.tcp.address import Address
-from paceline.runtime.links.tcp.keys import make_keys
+from paceline.runtime.links.tcp.tls import make_keys
 
 pytest.importorskip("spake2")
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from paceline.algorithms.codecs.sizes import most_gathered
+from paceline.algorithms.codecs.catalogue import most_gathered
 from paceline.errors import PlanError
 from paceline.interfaces.api.comparing.overhead import Case, step, verdict
 from paceline.interfaces.api.comparing.progress import Course
@@ -32,14 +32,13 @@ from paceline.interfaces.api.planning.measuring import Measured, measure_for
 from paceline.interfaces.api.train import train
 from paceline.planning.planner.cluster import COPIES, links_of
 from paceline.planning.planner.facts import reads
-from paceline.plans.clusters import check_method
 from paceline.plans.methods.prediction import Coding
-from paceline.plans.plan import Plan, make
+from paceline.plans.plan import Plan, check_method, make
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.engines.virtual import World, simulate_totals
 from paceline.runtime.runs.comparison import CodecRow, ComparisonRecord, Row, Timing
-from paceline.runtime.runs.figures import common_level, seconds_to_hold, steady, wilson
 from paceline.runtime.runs.run import Run
+from paceline.runtime.runs.verdict import common_level, seconds_to_hold, steady, wilson
 from paceline.training.gradients.payload import Payload
 from paceline.training.jobs.job import Job
 

@@ -13,11 +13,9 @@ from paceline.algorithms.cluster.numbered_rows import NumberedRows, Writer
 from paceline.runtime.engines.checkpoint_manager import CheckpointManager
 from paceline.runtime.engines.cluster.control import Began, Exited, Finished, Rows
 from paceline.runtime.engines.cluster.rendezvous import Node, boot
-from paceline.runtime.engines.diagnosis import Diagnosis
-from paceline.runtime.engines.life import Life
-from paceline.runtime.engines.observer import Observer
-from paceline.runtime.runs.events import Event, EventKind, EventLog, ProcessKind, wall_time
-from paceline.runtime.runs.live import NodeProcess, ProcessRecord
+from paceline.runtime.engines.observer import Diagnosis, Observer
+from paceline.runtime.engines.outcome import Life
+from paceline.runtime.runs.live import Event, EventKind, EventLog, NodeProcess, ProcessKind, ProcessRecord, wall_time
 from paceline.runtime.runs.record import DeathRecord
 from paceline.runtime.runs.trace import DTYPE, Columns, Kind, Row, Trace
 

@@ -22,8 +22,7 @@ from typing import Any
 
 from paceline.algorithms.cluster.launchers import JOB_NAMES, from_environment
 from paceline.errors import PlanError, RunFailed, UsageError
-from paceline.plans.clusters import check_method
-from paceline.plans.plan import Plan
+from paceline.plans.plan import Plan, check_method
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import Credentials, credentials_of
 from paceline.runtime.links.tcp.handshake import RUN_BYTES

@@ -15,7 +15,7 @@ from paceline.runtime.engines.cluster.remote_workers import ProcessLog, RemoteWo
 from paceline.runtime.engines.cluster.rendezvous import CLOCKS, Node
 from paceline.runtime.engines.cluster.roster import Roster
 from paceline.runtime.engines.cluster.second_home import RunCopy
-from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
+from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.handshake import Peer
 from paceline.runtime.runs.trace import Columns, Kind
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from paceline.runtime.engines.cluster.agent import Agent
     from paceline.runtime.engines.cluster.node import NodePart
     from paceline.runtime.engines.cluster.seat import Seat
-    from paceline.runtime.links.tcp.events import Event
+    from paceline.runtime.links.tcp.hub import Event
 
 
 @dataclass(frozen=True)

@@ -12,20 +12,21 @@ from paceline.algorithms.cluster.group import Regroup
 from paceline.algorithms.cluster.shares import fitting, most_lanes
 from paceline.algorithms.collectives import Collective
 from paceline.algorithms.collectives.canonical import Canonical, spare_lanes
-from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.errors import PeerLost
 from paceline.plans.plan import Plan, program_of
 from paceline.runtime.engines.cluster.group_client import GroupClient
-from paceline.runtime.engines.workers.coded_sums import CodedSums, frames_of
 from paceline.runtime.engines.workers.collectives import (
+    CodedSums,
     FragmentSums,
     Means,
     NeighbourMixing,
     Sums,
+    frames_of,
     payloads_of,
     reduction_of,
 )
-from paceline.runtime.engines.workers.measured import MeasuredSums
+from paceline.runtime.engines.workers.group import MeasuredSums
 from paceline.runtime.links import TURNS
 from paceline.runtime.links.tcp.link import TcpLink
 from paceline.runtime.links.waiting import Cancelled

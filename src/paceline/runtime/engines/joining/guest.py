@@ -15,8 +15,7 @@ from typing import Any
 from paceline.errors import MachineError, UsageError
 from paceline.runtime.engines.cluster.roster import Roster
 from paceline.runtime.engines.cluster.run_spec import RunSpec, with_keys
-from paceline.runtime.engines.joining.packages import Package, different, lacking
-from paceline.runtime.engines.joining.parcel import Parcel, Progress, receive_parcel
+from paceline.runtime.engines.joining.parcel import Package, Parcel, Progress, different, lacking, receive_parcel
 from paceline.runtime.engines.workers.forkserver import fork_early
 from paceline.runtime.links.pairing.code import Code
 from paceline.runtime.links.pairing.discovery import discover
@@ -133,7 +132,7 @@ class Guest:
         os.chdir(self.folder)
         sys.path.insert(0, str(self.folder))
         fork_early()
-        from paceline.training.gradients.pickling import unpack_program
+        from paceline.training.jobs.pickling import unpack_program
 
         spec: RunSpec = unpack_program(self.job)  # of the machine to which the person here has said yes
         roster = replace(spec.roster, rank=self.rank, head=self.offer.head, head_rank=self.offer.head_rank)

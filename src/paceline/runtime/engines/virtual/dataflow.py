@@ -11,21 +11,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.dataflow import FORWARD, VALUE, Graph, Message, Work
-from paceline.algorithms.dataflow.example import example_graph
+from paceline.algorithms.dataflow import FORWARD, VALUE, Graph, Instances, Message, Work, example_graph
 from paceline.algorithms.dataflow.holder import Holder, Outcome, Step
-from paceline.algorithms.dataflow.instances import Instances
 from paceline.algorithms.dataflow.worker import Client, Compute, Drain, Forget, Record, Send, Take, Update
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
-from paceline.plans.methods.dataflow import Dataflow
+from paceline.plans.methods.split_layers import Dataflow
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.arithmetic.dataflow import DataflowArithmetic
-from paceline.runtime.engines.virtual.clock import Clock
 from paceline.runtime.engines.virtual.rows import Rows
-from paceline.runtime.engines.virtual.world import ComputeTimes, World, nanoseconds
+from paceline.runtime.engines.virtual.world import Clock, ComputeTimes, World, nanoseconds
 from paceline.runtime.runs.trace import Kind, Row
-from paceline.training.operators.held import Gradients
+from paceline.training.operators.planning import Gradients
 from paceline.training.operators.worker import Applied, Computed, OperatorWorker
 
 ON = 1 / 3  # of a call's seconds, on the way forward

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.codecs.sizes import exchanged
+from paceline.algorithms.codecs.catalogue import exchanged
 from paceline.algorithms.coordinators import Dot
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
@@ -37,9 +37,8 @@ from paceline.plans.methods.program import (
 )
 from paceline.plans.plan import Plan, program_of
 from paceline.runtime.engines.arithmetic.synchronous import Numbers
-from paceline.runtime.engines.virtual.exchange import exchange_all
 from paceline.runtime.engines.virtual.rows import Rows
-from paceline.runtime.engines.virtual.world import ComputeTimes, World
+from paceline.runtime.engines.virtual.world import ComputeTimes, World, exchange_all
 from paceline.runtime.runs.trace import Kind
 
 Times = npt.NDArray[np.float64]

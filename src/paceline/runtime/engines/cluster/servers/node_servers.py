@@ -10,7 +10,7 @@ from paceline.algorithms.cluster.messages import NONE
 from paceline.runtime.engines.cluster.children import Child, Children, ProcessName
 from paceline.runtime.engines.cluster.control import ShardStart
 from paceline.runtime.engines.cluster.servers.processes import ServerConfig, run_desk, run_server
-from paceline.runtime.runs.events import ProcessKind
+from paceline.runtime.runs.live import ProcessKind
 from paceline.training.parameters.layout import Layout
 
 # --- Which node runs which shard servers ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.algorithms.cluster.group import Release
 from paceline.algorithms.cluster.messages import Applied, Process, Role
 from paceline.algorithms.server.checkpoint_cut import Cut, UnderWay
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
+from paceline.algorithms.server.gates import Asynchronous
 from paceline.errors import DeathWarning, RunFailed
 from paceline.plans.plan import server_of
 from paceline.runtime.engines.checkpoint_manager import CheckpointManager
@@ -44,14 +44,14 @@ from paceline.runtime.engines.cluster.second_home import SecondHome, Succeeds
 from paceline.runtime.engines.cluster.servers.collector import Collector, ShardsCut
 from paceline.runtime.engines.cluster.servers.node_servers import DeskSupervisor, Placement
 from paceline.runtime.engines.cluster.servers.processes import ServerConfig
-from paceline.runtime.engines.servers.open_ports import version_shapes
+from paceline.runtime.engines.servers.ports import version_shapes
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.workers.messages import Failed
-from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
+from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import listen
 from paceline.runtime.links.tcp.link import raw
-from paceline.runtime.runs.events import Event, EventKind, ProcessKind
+from paceline.runtime.runs.live import Event, EventKind, ProcessKind
 from paceline.runtime.runs.trace import Columns, Kind, Row, Trace
 from paceline.training.parameters.layout import trainable
 from paceline.training.parameters.shard_version import ShardVersion, VersionShape
