@@ -215,7 +215,7 @@ class Succession:
         if self.leads or self.head == self.rank:
             self.since = None
             ranks = _listed(number % self.nodes for number in self.roll.before)
-            return [Alone(f"no majority of ranks {ranks} could be reached for {self.patience:g} s")]
+            return [Alone(f"no majority of ranks {ranks} could be reached for {self.patience:.3g} s")]
         self.unreached |= {number for number in self.roll.members if number % self.nodes == self.head}
         return self._seek(now)
 

@@ -16,6 +16,7 @@ from paceline.runtime.engines.cluster.control import AGENT, Ballot, NodeFacts, S
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.handshake import Peer
 from paceline.runtime.links.tcp.hub import Arrived, Gone, Hub, Unreached
+from paceline.runtime.links.tcp.waiting import DELAYS
 
 ASKING = 0.5  # seconds that a machine may take to say that no process listens
 DIALLING = 60.0  # seconds for which a head dials a node that it has lost
@@ -26,7 +27,7 @@ class Seat:
 
     def __init__(self, hub: Hub, number: int, ranks: int, standing: Standing, patience: float) -> None:
         """`number` is that of this node, and `ranks` how many there may be."""
-        self.hub, self.standing = hub, standing
+        self.hub, self.standing, self._patience = hub, standing, patience
         self.machine = Succession(number, ranks, patience, standing.roll)
         #: The agents that are connected.
         self.peers: dict[int, Peer] = {}
@@ -116,7 +117,11 @@ class Seat:
         return outputs
 
     def tick(self) -> list[Output]:
-        """Do what is due; called several times a second."""
+        """Do what is due; called several times a second.
+
+        On a busy machine others may lose the same head later by some times its delay.
+        """
+        self.machine.patience = self._patience + DELAYS * self.hub.delay
         return self.perform(self.machine.tick(time.monotonic()))
 
     def perform(self, outputs: Sequence[Output]) -> list[Output]:
