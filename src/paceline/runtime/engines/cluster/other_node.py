@@ -104,15 +104,15 @@ class OtherNode:
         self._events: deque[Event] = deque()
         #: Nodes that come back and ask who leads, with what they have sent.
         self._returning: dict[Peer, Received] = {}
-        self._notified, self._looked = False, time.monotonic()
+        self._notified, self._turn_at = False, time.monotonic()
         #: When this process could go on, after it had been stopped for too long.
         self._woke = -math.inf
 
     def follow(self, events: list[Event]) -> memoryview:
         """Pass messages between the head and the worker until the result arrives."""
         while True:
-            slept, self._looked = time.monotonic() - self._looked, time.monotonic()
-            self._woke = self._looked if slept > self.part.timing.silence else self._woke
+            slept, self._turn_at = time.monotonic() - self._turn_at, time.monotonic()
+            self._woke = self._turn_at if slept > self.part.timing.silence else self._woke
             self._events = deque(events)
             while self._events:
                 content = self._take(self._events.popleft())
@@ -140,7 +140,7 @@ class OtherNode:
         if isinstance(event, Received):
             return self._receive(event)
         if isinstance(event, Gone) and event.peer == self.head:
-            if self._looked - self._woke < self.part.timing.silence:
+            if self._turn_at - self._woke < self.part.timing.silence:
                 raise dismissed(self.part, self.seat, _gone_on(self.part, ""))
             if self.seat is None or not self.seat.can_move:
                 raise RunFailed(_head_lost(self.part, event.why, self.welcome.folder))

@@ -48,10 +48,10 @@ class Offer:
     back: bool
 
     @classmethod
-    def of(cls, said: dict[str, Any]) -> Offer:
-        packages, head = tuple(Package(*each) for each in said["packages"]), Address(*said["head"])
-        files, elsewhere = tuple(said["files"]), tuple(said["elsewhere"])
-        return cls(**{**said, "packages": packages, "head": head, "files": files, "elsewhere": elsewhere})
+    def of(cls, terms: dict[str, Any]) -> Offer:
+        packages, head = tuple(Package(*each) for each in terms["packages"]), Address(*terms["head"])
+        files, elsewhere = tuple(terms["files"]), tuple(terms["elsewhere"])
+        return cls(**{**terms, "packages": packages, "head": head, "files": files, "elsewhere": elsewhere})
 
     def objections(self, reached: str) -> list[str]:
         """Return why this machine cannot take part, a line each; `reached` is where it reaches the other one."""
@@ -151,9 +151,9 @@ def _offer(line: Line, consents: Callable[[Offer], bool], reached: str, report: 
     line.allow(ANSWER)
     with socket.create_server(("", 0)) as listener:
         line.send_json({"host": socket.gethostname(), "port": listener.getsockname()[1]})
-        said = line.receive_json()
+        terms = line.receive_json()
     try:
-        offer = Offer.of(said)
+        offer = Offer.of(terms)
     except (TypeError, KeyError) as error:
         raise MachineError("the other machine has another version of Paceline: install the same one on both") from error
     if objections := offer.objections(reached):

@@ -122,7 +122,7 @@ class Door:
         self._announcement.close()
 
     def _run(self) -> None:
-        self._announcement.tell(self.code.number)
+        self._announcement.announce(self.code.number)
         pause = 0.0
         while not self._closed.wait(pause):
             try:
@@ -190,7 +190,7 @@ class Door:
         finally:
             self.codes.settle(bool(name))
         if name and not self._closed.is_set():
-            self._announcement.tell(self.code.number)
+            self._announcement.announce(self.code.number)
             self._report(f"{name} has joined; the next machine: paceline join {self.code}")
 
     def _warn_of_guess(self, host: str) -> None:
@@ -198,7 +198,7 @@ class Door:
         if wrong < GUESSES:
             self._report(f"a machine at {host} gave a wrong code ({wrong} of {GUESSES} before it is replaced)")
         elif wrong == GUESSES:
-            self._announcement.tell(self.code.number)
+            self._announcement.announce(self.code.number)
             self._report(
                 f"a machine at {host} gave a wrong code, the {GUESSES}th: from now on codes are longer, and cannot be "
                 f"guessed. The next machine: paceline join {self.code}"

@@ -80,7 +80,7 @@ class ServerCheckpoints:
         #: Called with the updates of a checkpoint for which all workers leave what is their own.
         self.ask: Callable[[int], None] = lambda updates: None
         #: Called with the rows of pushes that led to a checkpoint; returns when the last of them ended, in nanoseconds.
-        self.tell: Callable[[Columns], int] = lambda rows: 0
+        self.record: Callable[[Columns], int] = lambda rows: 0
         #: What workers owe, by update and rank.
         self._owed: dict[int, dict[int, WorkerState]] = {}
         #: Since when the workers were asked for that, and for which checkpoint.
@@ -137,7 +137,7 @@ class ServerCheckpoints:
 
     def _checkpoint(self, cut: ShardsCut) -> Checkpoint:
         updates = self.setup.agenda.done_by(cut.batches)
-        ended = self.tell(cut.pushes)
+        ended = self.record(cut.pushes)
         holders: dict[str, WorkerState] = {}
         for number, (body, shape) in enumerate(zip(cut.whole, self._shapes, strict=True)):
             content = torch.frombuffer(bytearray(body[: shape.size]), dtype=torch.uint8)
@@ -238,7 +238,7 @@ class ServerHead:
         self.collector.meanwhile = agent.poll
         self.checkpoints = ServerCheckpoints(manager, self.collector, READ_SECONDS) if manager is not None else None
         if self.checkpoints is not None:
-            self.checkpoints.ask, self.checkpoints.tell = self._ask_workers, self._notify
+            self.checkpoints.ask, self.checkpoints.record = self._ask_workers, self._notify
         if succeeds is None:
             self._start_nodes(manager.request.start if manager is not None else None)
         else:
