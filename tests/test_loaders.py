@@ -60,7 +60,7 @@ WRITTEN_BY = {
     "runtime/engines/cluster/servers/processes.py:run_worker:pickle.loads": PARENT,
     "runtime/engines/cluster/worker.py:main:pickle.loads": PARENT,
     "runtime/engines/job_file.py:_read:pickle.load": OWN,
-    "runtime/engines/joining/guest.py:train:unpack_program": JOINED,
+    "runtime/engines/joining/guest.py:settle:unpack_program": JOINED,
     "runtime/engines/local/worker_pool.py:_messages:recv": PIPE,
     "runtime/engines/workers/arena.py:_arena:pickle.loads": PARENT,
     "runtime/engines/workers/process_main.py:main:pickle.loads": PARENT,

@@ -39,29 +39,33 @@ Receive = Callable[[Line, str], str]
 
 @dataclass
 class Refused:
-    """How often machines were refused, and until when each is not looked at; times are handed in."""
+    """How often machines were refused, and until when each is not looked at; times are handed in. Threads share it."""
 
     counts: Counter[str] = field(default_factory=Counter)
     until: dict[str, float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def wait(self, now: float, host: str) -> float:
         """Return for how many seconds a machine is not looked at."""
-        return max(0.0, self.until.get(host, now) - now)
+        with self._lock:
+            return max(0.0, self.until.get(host, now) - now)
 
     def add(self, now: float, host: str) -> None:
         """Take note that a machine was refused."""
-        self.counts[host] += 1
-        self.until.pop(host, None)
-        pause = FIRST_PAUSE * 2.0 ** (self.counts[host] - FREE - 1) if self.counts[host] > FREE else 0.0
-        self.until[host] = now + min(pause, LONGEST_PAUSE)
-        if len(self.until) > REMEMBERED:
-            oldest = next(iter(self.until))
-            del self.until[oldest], self.counts[oldest]
+        with self._lock:
+            self.counts[host] += 1
+            pause = FIRST_PAUSE * 2.0 ** (self.counts[host] - FREE - 1) if self.counts[host] > FREE else 0.0
+            self.until.pop(host, None)
+            self.until[host] = now + min(pause, LONGEST_PAUSE)
+            if len(self.until) > REMEMBERED:
+                oldest = next(iter(self.until))
+                del self.until[oldest], self.counts[oldest]
 
     def forget(self, host: str) -> None:
         """Take note that a machine was let in."""
-        self.counts.pop(host, None)
-        self.until.pop(host, None)
+        with self._lock:
+            self.counts.pop(host, None)
+            self.until.pop(host, None)
 
 
 class Door:

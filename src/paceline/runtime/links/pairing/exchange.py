@@ -56,8 +56,7 @@ class Line:
         """
         try:
             self._wait_at_most_until_deadline()
-            self._raw.sendall(len(content).to_bytes(4, "big"))
-            self._raw.sendall(content)
+            self._raw.sendall(b"".join((len(content).to_bytes(4, "big"), content)))
         except OSError as error:
             raise PeerLost(self._name, f"takes no more: {error.strerror or error}") from error
         self.sent += 4 + len(content)
