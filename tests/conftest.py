@@ -17,7 +17,7 @@ import torch._dynamo  # which every optimizer's step imports
 from hypothesis import HealthCheck, settings
 
 from paceline.interfaces.testing.leaks import nothing_left_behind
-from paceline.runtime.engines.workers.forkserver import PRELOAD
+from paceline.runtime.engines.workers.process import PRELOAD
 from paceline.training.gradients import choice
 from paceline.training.jobs import built_ins
 

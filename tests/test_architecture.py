@@ -114,7 +114,7 @@ RULES: list[tuple[str, str, set[str]]] = [
     ("runtime.backend", "runtime.backend algorithms runtime.links errors", {"numpy", "multiprocessing"}),
     (
         "planning.tuner",
-        "planning.tuner algorithms training runtime.engines.workers.forkserver runtime.engines.workers.process "
+        "planning.tuner algorithms training runtime.engines.workers.process "
         "runtime.engines.workers.process_main errors kernels runtime.links.memory runtime.links.tcp runtime.report "
         "runtime.runs text_table",
         {"torch.distributed", "ray"},

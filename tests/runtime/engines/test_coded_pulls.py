@@ -16,9 +16,8 @@ from paceline.interfaces.testing.jobs import JOBS
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.cluster.servers.shard_state import CodedVector, Pushes, ShardState
 from paceline.runtime.runs.trace import Kind
-from paceline.training.gradients.encoder import GradientEncoder
+from paceline.training.gradients.encoder import HEAD, GradientEncoder, PulledReader, PulledView
 from paceline.training.gradients.message import MessageShape
-from paceline.training.gradients.pulled import HEAD, PulledReader, PulledView
 from paceline.training.parameters.layout import lay_out
 from tests.runtime.engines.cluster.stubs import layout_of, small_job
 

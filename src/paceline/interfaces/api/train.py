@@ -44,10 +44,18 @@ from paceline.runtime.engines.outcome import Life, finish
 from paceline.runtime.engines.record import first_record, life_record
 from paceline.runtime.engines.resuming import check_end, check_same, for_plan, next_plan, open_run
 from paceline.runtime.engines.setup import Setup, set_up
-from paceline.runtime.runs.folder import RunFolder, new_folder, unless_begun
 from paceline.runtime.runs.live import Heartbeat
 from paceline.runtime.runs.progress import ProgressCallback
-from paceline.runtime.runs.record import CheckpointInterval, Evaluation, FailureRecord, RunRecord, Status
+from paceline.runtime.runs.record import (
+    CheckpointInterval,
+    Evaluation,
+    FailureRecord,
+    RunFolder,
+    RunRecord,
+    Status,
+    new_folder,
+    unless_begun,
+)
 from paceline.runtime.runs.run import Run
 from paceline.training.jobs.job import Job, checked
 from paceline.training.jobs.loading import own_arguments

@@ -58,7 +58,7 @@ def compare(
         return
     if job is None:
         raise UsageError("give a JOB, or --script 'train.py ...' for a script that uses torch.distributed")
-    from paceline.runtime.engines.workers.forkserver import fork_early
+    from paceline.runtime.engines.workers.process import fork_early
 
     fork_early()
     from paceline.interfaces.api.comparing.compare import compare as run_comparison

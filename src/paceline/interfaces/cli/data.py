@@ -139,8 +139,8 @@ def ingest(
     command continues after the last shard that it sealed.
     """
     from paceline.interfaces.cli.data_tables import event_line
+    from paceline.training.preparation.ingest import STANDARD_INPUT
     from paceline.training.preparation.ingest import ingest as run
-    from paceline.training.preparation.inputs import STANDARD_INPUT
     from paceline.training.preparation.recipe import load_recipe
     from paceline.training.shards.sealed import Note, Sealed
 

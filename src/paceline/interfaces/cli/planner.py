@@ -33,7 +33,7 @@ def choose(
     calibrated the machine's card decides alone. Both give the seconds of an update with a 90% interval. The page has
     speed-up against workers, cost against time and the roofline of the model's layers.
     """
-    from paceline.runtime.engines.workers.forkserver import fork_early
+    from paceline.runtime.engines.workers.process import fork_early
 
     fork_early()
     from paceline.interfaces.api.planning.choose import choose as run_choice
@@ -74,7 +74,7 @@ def calibrate(
     The card holds the seconds of operations with 1 to n busy cores, of exchanges between workers, and of Python in each
     update. `choose`, `validate` and --plan auto read it. It is a JSON file that can be carried to another machine.
     """
-    from paceline.runtime.engines.workers.forkserver import fork_early
+    from paceline.runtime.engines.workers.process import fork_early
 
     fork_early()
     from paceline.interfaces.api.planning.calibrate import calibrate as measure
@@ -113,7 +113,7 @@ def validate(
     card, and intervals of later predictions follow them. The page also has the predicted and the measured timeline of
     the fastest plans, one above the other.
     """
-    from paceline.runtime.engines.workers.forkserver import fork_early
+    from paceline.runtime.engines.workers.process import fork_early
 
     fork_early()
     from paceline.interfaces.api.planning.validate import validate as run_validation

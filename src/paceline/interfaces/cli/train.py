@@ -47,7 +47,7 @@ def train(
     and trains on. With --checkpoint-every even a run that was killed can be resumed. A second Ctrl-C stops at once.
     A run that is done continues with more epochs: --resume RUN --epochs N, in all.
     """
-    from paceline.runtime.engines.workers.forkserver import fork_early
+    from paceline.runtime.engines.workers.process import fork_early
 
     if engine not in ("virtual", "mpi"):
         fork_early()

@@ -23,7 +23,7 @@ from paceline.planning.tuner.trials.choice import EXECUTORS
 from paceline.planning.tuner.varied import NamedArguments, VariedJob, maker_of, suggested_space
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.stepping import SteppedTraining
-from paceline.runtime.runs.folder import new_folder
+from paceline.runtime.runs.record import new_folder
 from paceline.training.data.opening import open_source
 from paceline.training.gradients.evaluate import rehearse
 from paceline.training.jobs.job import Job

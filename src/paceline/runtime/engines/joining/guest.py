@@ -16,7 +16,7 @@ from paceline.errors import MachineError, UsageError
 from paceline.runtime.engines.cluster.roster import Roster
 from paceline.runtime.engines.cluster.run_spec import RunSpec, with_keys
 from paceline.runtime.engines.joining.parcel import Package, Parcel, Progress, different, lacking, receive_parcel
-from paceline.runtime.engines.workers.forkserver import fork_early
+from paceline.runtime.engines.workers.process import fork_early
 from paceline.runtime.links.pairing.code import Code
 from paceline.runtime.links.pairing.discovery import discover
 from paceline.runtime.links.pairing.exchange import Line, visit

@@ -13,10 +13,10 @@ from paceline.algorithms.server.messages import Push
 from paceline.algorithms.server.shard import Gathering
 from paceline.algorithms.server.version_slots import VersionSlots
 from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory, ShardPort, WorkerSide
+from paceline.training.gradients.encoder import PulledView
 from paceline.training.gradients.message import MessageShape
 from paceline.training.gradients.native_step import native_versions
 from paceline.training.gradients.payload import GradientSum, Payload
-from paceline.training.gradients.pulled import PulledView
 from paceline.training.parameters.layout import Layout
 from paceline.training.parameters.optimizers import optimizer_over
 from paceline.training.parameters.replicas import weighted_sum

@@ -1,6 +1,7 @@
 """A simulated world: its clock, the speeds of workers, the network between them and collectives on it, deaths.
 
-All randomness is seeded."""
+All randomness is seeded.
+"""
 
 from __future__ import annotations
 
