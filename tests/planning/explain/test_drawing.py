@@ -15,6 +15,7 @@ from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.server import ParameterServer
 from paceline.plans.plan import RECIPES, Plan
 from tests.algorithms.cluster.planted_faults import PLANTED
+from tests.each import each
 
 # --- `prove --machines` says what was walked, tells the story of a fault, and refuses plans without shard servers -----
 
@@ -74,8 +75,8 @@ def test_the_ring_is_the_table_of_its_docstring() -> None:
     assert draw(Plan.parse("ring", 3)) == RING
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("name", RECIPES)
+@each("workers", [1, 2, 4])
+@each("name", RECIPES)
 def test_every_plan_has_a_picture_that_fits_on_a_page(name: str, workers: int) -> None:
     if (name, workers) in (("hierarchical", 1), ("cannon", 2)):
         return

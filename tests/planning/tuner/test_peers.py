@@ -42,6 +42,7 @@ from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
 from paceline.runtime.links.tcp.handshake import JOB_BYTES, Identity, Peer
 from paceline.runtime.links.tcp.hub import Arrived, Gone, Hub, Received
+from tests.each import each
 
 MEETING = bytes(16)
 SPACE = Space({"x": Float(0, 1, count=5)})
@@ -185,7 +186,7 @@ def test_what_a_head_says_is_never_unpickled(kind: int, tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-@pytest.mark.parametrize(
+@each(
     "said",
     [
         b"",

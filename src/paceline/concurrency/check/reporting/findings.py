@@ -125,14 +125,6 @@ class Finding:
         }
 
 
-# Comments about findings, at the end of the line of the finding.
-#     # paceline: ignore[PC101]        it is not reported
-#     # paceline: not a bug [PC101]    it is not reported, and this verdict moves the confidence of others like it
-#     # paceline: bug [PC101]          it is reported, and this verdict moves the confidence of others like it
-#
-# Without brackets the comment is about every finding on its line. A comment that is about no finding is itself
-# reported.
-
 _COMMENT = re.compile(r"#\s*paceline:\s*(ignore|not a bug|bug)\b\s*(?:\[([\w\s,]*)\])?")
 #: What a comment says of its findings; "ignore" takes them away.
 _VERDICTS = {"bug": True, "not a bug": False}
@@ -140,7 +132,15 @@ UNUSED = "PC002"
 
 
 class Comment(NamedTuple):
-    """What is said about the findings of a line."""
+    """What is said about the findings of a line, by a comment at its end.
+
+        # paceline: ignore[PC101]        it is not reported
+        # paceline: not a bug [PC101]    it is not reported, and this verdict moves the confidence of others like it
+        # paceline: bug [PC101]          it is reported, and this verdict moves the confidence of others like it
+
+    Without brackets the comment is about every finding on its line. A comment that is about no finding is itself
+    reported.
+    """
 
     what: str
     codes: frozenset[str]  # none stands for all
