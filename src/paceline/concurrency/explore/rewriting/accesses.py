@@ -14,7 +14,7 @@ The access itself stays as it is, so that descriptors, private names and
 from __future__ import annotations
 
 import ast
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,6 +27,15 @@ READERS = {
     "len", "list", "tuple", "set", "frozenset", "dict", "sorted", "sum", "min", "max", "any", "all", "iter",
     "enumerate", "reversed", "map", "filter", "zip", "str", "repr", "bool",
 }  # fmt: skip
+#: Names of functions that access what their arguments say, and of methods of containers.
+INDIRECT = {
+    "getattr", "setattr", "delattr", "hasattr", "vars", "globals", "exec", "eval", "attrgetter", "itemgetter", "getitem",
+    "setitem", "delitem", "replace", "asdict", "astuple", "copy", "deepcopy", "heappush", "heappop", "heapreplace",
+    "heappushpop", "insort", "insort_left", "insort_right", "__getattribute__", "__setattr__", "__delattr__",
+    "__getitem__", "__setitem__", "__delitem__",
+}  # fmt: skip
+METHODS = {name for kind in (list, dict, set, deque) for name in dir(kind) if not name.startswith("__")}
+CLASSES = {"list", "dict", "set", "deque", "copy"}  # and a module, of which `list.append(items, x)` may be called
 
 
 def rewritten(source: str | bytes, file: str) -> ast.Module:
@@ -81,7 +90,7 @@ class _Accesses(ast.NodeTransformer):
         node.value = self.visit(node.value)
         mode = "read" if isinstance(node.ctx, ast.Load) else "write"
         node.value = self._call("at", node, node.value, node.attr, node.lineno, mode)
-        return node
+        return self._call("indirect", node, node) if node.attr in INDIRECT | METHODS and mode == "read" else node
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
         if isinstance(node.slice, ast.Slice) or any(isinstance(each, ast.Slice) for each in ast.walk(node.slice)):
@@ -106,7 +115,10 @@ class _Accesses(ast.NodeTransformer):
         elif function.attr == "get" and node.args and not isinstance(node.args[0], ast.Starred):
             function.value, *key = self._keyed(function, function.value, node.args.pop(0), "read")
         else:
+            is_bound = function.attr in METHODS and getattr(function.value, "id", None) not in CLASSES
             function.value = self._call("method", function, self.visit(function.value), function.attr, function.lineno)
+            if function.attr in INDIRECT | METHODS and not is_bound:
+                node.func = self._call("indirect", function, function)
         node.args = key + [self.visit(each) for each in node.args]
         node.keywords = [self.visit(each) for each in node.keywords]
         if isinstance(function, ast.Name) and function.id in READERS:
@@ -156,7 +168,8 @@ class _Accesses(ast.NodeTransformer):
     def visit_Name(self, node: ast.Name) -> Any:
         owner = self._shared.owner(node.id, self._around) if isinstance(node.ctx, ast.Load) else None
         if owner is None:
-            return node
+            is_indirect = isinstance(node.ctx, ast.Load) and node.id in self._shared.indirect
+            return self._call("indirect", node, node) if is_indirect else node
         before = self._call("name", node, node.id, owner, node.lineno, "read")  # which returns None
         return ast.copy_location(ast.BoolOp(ast.Or(), [before, node]), node)
 
@@ -211,8 +224,16 @@ class SharedNames:
     """The variables that threads can share: globals that functions rebind, and variables of an enclosing function."""
 
     def __init__(self, tree: ast.Module) -> None:
+        self.indirect = INDIRECT | {
+            each.asname or each.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom)
+            for each in node.names
+            if each.name in INDIRECT
+        }
         declared = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-        rebound = {name for name, count in Counter(_bound(tree.body)).items() if count > 1}
+        has_globals = any(isinstance(node, ast.Name) and node.id == "globals" for node in ast.walk(tree))
+        rebound = {name for name, count in Counter(_bound(tree.body)).items() if count > 1 or has_globals}
         self._globals = declared | rebound
         self._enclosing: dict[ast.AST, set[str]] = {}
         self._find(tree, [])

@@ -9,7 +9,15 @@ import sys
 import threading
 import weakref
 from collections.abc import Hashable, Iterator
-from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodDescriptorType,
+    MethodWrapperType,
+    ModuleType,
+    WrapperDescriptorType,
+)
 from typing import Any
 
 from paceline.concurrency.explore.interpose import control
@@ -21,7 +29,22 @@ READING = {
     "get", "keys", "values", "items", "copy", "count", "index", "union", "intersection", "difference", "issubset",
     "issuperset", "isdisjoint", "most_common", "elements",
 }  # fmt: skip
+#: What functions do to the attribute, or item, that their second argument names.
+ATTRIBUTES = {
+    "getattr": "read", "hasattr": "read", "__getattribute__": "read",
+    "setattr": "write", "delattr": "write", "__setattr__": "write", "__delattr__": "write",
+}  # fmt: skip
+ITEMS = {
+    "getitem": "read", "__getitem__": "read",
+    "setitem": "write", "delitem": "write", "__setitem__": "write", "__delitem__": "write",
+}  # fmt: skip
+GETTERS = {"attrgetter": "getattr", "itemgetter": "getitem"}
+UNSEEN = {"exec", "eval"}  # run code that is not rewritten
+#: Modules whose functions read, or change, all of their first argument.
+LIBRARIES = {"builtins", "operator", "_operator", "copy", "dataclasses", "heapq", "_heapq", "_bisect", "bisect", None}
 CODE = (FunctionType, BuiltinFunctionType, classmethod, staticmethod, property, functools.cached_property, type)
+INDIRECT = (BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType, type)
+UNBOUND = (MethodDescriptorType, WrapperDescriptorType)
 _ABSENT = object()
 
 
@@ -43,6 +66,8 @@ class Points:
     # ---- attributes
 
     def at(self, owner: Any, name: str, line: int, mode: str, number: int = 0) -> Any:
+        if name == "__dict__":
+            _note_owner(owner)
         if self._is_alone():
             return owner
         location = _attribute(owner, name, mode == "read")
@@ -54,17 +79,54 @@ class Points:
         return owner
 
     def method(self, owner: Any, name: str, line: int) -> Any:
-        if isinstance(owner, CONTAINERS):
-            mode: Mode = "read" if name in READING else "write"
-            self.whole(owner, line, mode)
+        if _is_container(_itself(owner)):
+            self.whole(_itself(owner), line, "read" if name in READING else "write")
             return owner
         return self.at(owner, name, line, "read")
+
+    # ---- functions that are told what to access
+
+    def indirect(self, function: Any) -> Any:
+        """Return a function that announces what its arguments name; other values as they are."""
+        if type(function) not in INDIRECT or not (isinstance(function, UNBOUND) or _library(function) in LIBRARIES):
+            return function
+        name, owner = function.__name__, getattr(function, "__self__", None)
+        if name in UNSEEN and not self._is_alone():
+            control.this()[0].outside[f"code that `{name}` runs in {self._file.rpartition('/')[2]}"] = None
+        if name in UNSEEN:
+            return function  # it uses the frame that calls it
+        if name in GETTERS:
+            return functools.partial(_Getter, self, function)
+        bound = () if owner is None or isinstance(owner, ModuleType) else (owner,)
+
+        def announced(*args: Any, **settings: Any) -> Any:
+            if name == "globals":
+                return _note_owner(sys.modules[sys._getframe(1).f_globals["__name__"]])
+            if name == "vars":
+                return _note_owner(*args) if args else sys._getframe(1).f_locals
+            self.announce(name, *bound, *args)
+            return function(*args, **settings)
+
+        return announced
+
+    def announce(self, name: str, owner: Any = None, key: Any = None, *_: Any) -> None:
+        """Announce the access that a function makes with these arguments."""
+        line = control.place().line
+        if name in ATTRIBUTES and isinstance(key, str):
+            self.at(owner, key, line, ATTRIBUTES[name])
+        elif name in ITEMS:
+            self.hold(owner, 0)
+            self.item(key, line, 0, ITEMS[name])
+        elif hasattr(owner, "__dict__"):
+            self.whole(_note_owner(owner), line, "read")
+        else:
+            self.whole(owner, line, "read" if name in READING else "write")
 
     # ---- items and elements
 
     def hold(self, container: Any, number: int) -> Any:
-        if not self._is_alone() and _is_container(container):
-            self._open.containers.append((number, container))
+        if not self._is_alone() and _is_container(_itself(container)):
+            self._open.containers.append((number, _itself(container)))
         return container
 
     def item(self, key: Any, line: int, number: int, mode: str) -> Any:
@@ -78,6 +140,8 @@ class Points:
         if not self._is_alone() and _is_container(container):
             shape, elements = (id(container), "shape"), (id(container), "elements")
             touches = (Touch(shape, _mode(mode)), Touch(elements, "read"))
+            if id(container) in _owners:
+                touches += tuple(Touch(_of_owner(container, name), _mode(mode)) for name in container)
             self._announce(container, f"the elements of a {_label(container)}", touches, line, mode, is_access=False)
         return container
 
@@ -155,9 +219,16 @@ class Points:
 
 def _is_container(thing: Any) -> bool:
     """Whether it has items that no method of the program stores: a list, or an array."""
+    if id(thing) in _owners:
+        return True
     if isinstance(thing, CONTAINERS) or not hasattr(type(thing), "__setitem__"):
         return isinstance(thing, CONTAINERS)
     return control.MARK not in getattr(sys.modules.get(type(thing).__module__), "__dict__", {})
+
+
+def _itself(thing: Any) -> Any:
+    """Return the object whose inherited methods `super()` gives."""
+    return thing.__self__ if type(thing) is super else thing
 
 
 def _pop(entries: list[Any], number: int) -> Any:
@@ -176,6 +247,8 @@ def _item_touches(container: Any, key: Any, mode: str) -> tuple[Touch, ...]:
         is_new = isinstance(container, dict) and key not in container
     except TypeError:
         return (Touch(shape, _mode(mode)),)
+    if id(container) in _owners:
+        return Touch(_of_owner(container, key), _mode(mode)), Touch(shape, _mode(mode) if is_new else "read")
     if mode == "read":
         return Touch(item, "read"), Touch(shape, "read")
     return Touch(item, "write"), Touch(shape, "write" if is_new else "read"), Touch(elements, "mark")
@@ -201,7 +274,45 @@ def _attribute(owner: Any, name: str, is_read: bool) -> Hashable | None:
         pass
     if isinstance(value, MemberDescriptorType):
         return (id(owner), name)
-    return None if value is _ABSENT or hasattr(value, "__get__") else (id(each), name)
+    if value is _ABSENT:
+        return (id(owner), name)  # which another thread may add
+    return None if hasattr(value, "__get__") else (id(each), name)
+
+
+class _Getter:
+    """`operator.attrgetter` and `itemgetter` as they are called by the program."""
+
+    def __init__(self, points: Points, real: Any, *names: Any) -> None:
+        self._points, self._names, self._get = points, names, real(*names)
+        self._name = GETTERS[real.__name__]
+
+    def __call__(self, thing: Any) -> Any:
+        for name in self._names:
+            self._points.announce(self._name, thing, name)
+        return self._get(thing)
+
+    def __reduce__(self) -> Any:
+        return self._get.__reduce__()
+
+
+def _library(function: Any) -> Any:
+    return getattr(function, "__module__", None)
+
+
+#: The dictionaries of attributes that the program has got, and the objects that they belong to.
+_owners: dict[int, tuple[Any, Any]] = {}
+
+
+def _note_owner(owner: Any) -> Any:
+    data = vars(owner)
+    _owners[id(data)] = owner, data
+    return data
+
+
+def _of_owner(data: Any, name: Any) -> Hashable:
+    """Return the location of an attribute that is accessed as an item."""
+    owner = _owners[id(data)][0]
+    return (owner.__file__, "", name) if isinstance(owner, ModuleType) else (id(owner), name)
 
 
 #: Objects whose number must not be used again for another object in the same run.

@@ -1,0 +1,99 @@
+"""Accesses by functions that are told what to access: none is left out, or no program is called dismissed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.concurrency.explore.session import Session, Settings, Target
+
+PROGRAM = """
+import copy, dataclasses, functools, heapq, operator, sys, threading
+from operator import attrgetter as reader, setitem as put
+
+guard, total = threading.Lock(), 0
+
+class Counter:
+    def __init__(self):
+        self.n, self.items = 0, {{"n": 0}}
+
+class Frozen:
+    def __init__(self):
+        object.__setattr__(self, "n", 0)
+
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+
+class Counts(dict):
+    def get(self, key):
+        return super().get(key)
+
+    def set(self, key, value):
+        super().__setitem__(key, value)
+
+@dataclasses.dataclass
+class State:
+    n: int = 0
+
+c, frozen, counts, state = Counter(), Frozen(), Counts(n=0), State()
+fields = c.__dict__
+
+def add():
+    global state
+    if "repaired" in sys.argv:
+        with guard:
+            step()
+    else:
+        step()
+
+def step():
+    global state
+    {step}
+
+threads = [threading.Thread(target=add) for _ in range(2)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+result = {result}
+assert result == 2, result
+"""
+STEPS = {
+    "setattr": 'old = getattr(c, "n"); setattr(c, "n", old + 1)',
+    "an alias": 'get, store = getattr, setattr; old = get(c, "n"); store(c, "n", old + 1)',
+    "partial": 'old = functools.partial(getattr, c)("n"); functools.partial(setattr, c, "n")(old + 1)',
+    "attrgetter": 'old = reader("n")(c); c.n = old + 1',
+    "vars": 'old = vars(c)["n"]; c.n = old + 1',
+    "__dict__": 'old = c.n; c.__dict__["n"] = old + 1',
+    "a name of __dict__": 'old = fields["n"]; fields.update(n=old + 1)',
+    "object.__setattr__": 'old = frozen.n; object.__setattr__(frozen, "n", old + 1)',
+    "operator.setitem": 'old = operator.itemgetter("n")(c.items); put(c.items, "n", old + 1)',
+    "dict.__setitem__": 'old = dict.get(c.items, "n"); dict.__setitem__(c.items, "n", old + 1)',
+    "bound methods": 'get, store = c.items.get, c.items.__setitem__; old = get("n"); store("n", old + 1)',
+    "super": 'old = counts.get("n"); counts.set("n", old + 1)',
+    "replace": "new = dataclasses.replace(state, n=state.n + 1); state = new",
+    "copy": "new = copy.copy(state); new.n += 1; state = new",
+    "globals": 'old = total; globals()["total"] = old + 1',
+    "hasattr": 'new = 2 if hasattr(c, "m") else 1; setattr(c, "m", new)',
+}
+RESULTS = {"object": "frozen.n", "super": 'counts["n"]', "replace": "state.n", "copy": "state.n", "globals": "total"}
+RESULTS |= dict.fromkeys(("operator", "dict", "bound"), 'c.items["n"]') | {"hasattr": "c.m"}
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    with Session() as session:
+        yield session
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_an_update_is_lost_by_whatever_function_makes_it(session: Session, tmp_path: Path, name: str) -> None:
+    file, result = tmp_path / "app.py", RESULTS.get(name.partition(" ")[0].partition(".")[0], "c.n")
+    file.write_text(PROGRAM.format(step=STEPS[name], result=result))
+    settings = Settings(seconds=60, schedules=60, first=True)
+    answer = session.explore(Target(str(file)), settings)
+    assert answer.report["verdict"] == "found", answer.text
+    twin = session.explore(Target(str(file), arguments=("repaired",)), settings)
+    assert twin.report["verdict"] == "dismissed within bounds", twin.text
