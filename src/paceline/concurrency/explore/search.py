@@ -237,8 +237,9 @@ def _lines(output: bytes) -> list[str]:
 
 
 def _results(output: bytes) -> list[str]:
-    """Return what is printed but for the order of the lines, and times."""
-    return sorted(re.sub(r"\d+\.\d+", "#", line) for line in _lines(output))
+    """Return what is printed but for times, and for the order of lines and of what stands in brackets."""
+    lines = (re.sub(r"\d+\.\d+", "#", line) for line in _lines(output))
+    return sorted(" ".join(sorted(re.split(r"[][(){},]\s*", line))).strip() for line in lines)
 
 
 def _difference(plain: Sequence[str], other: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.concurrency.explore.finding import Finding, exception_in
-from paceline.concurrency.explore.interpose import control
+from paceline.concurrency.explore.interpose import chance, control
 from paceline.concurrency.explore.interpose.control import here, step
 from paceline.concurrency.explore.operation import Place
 from paceline.concurrency.explore.scheduler import real_monotonic, real_sleep
@@ -26,6 +26,7 @@ from paceline.concurrency.explore.scheduler import real_monotonic, real_sleep
 TICK = 0.001
 EPOCH = 1_700_000_000.0  # the virtual time of day at the virtual second 0
 RealLoop = asyncio.SelectorEventLoop
+_sleep = asyncio.sleep
 _acquire, _release = asyncio.Lock.acquire, asyncio.Lock.release
 
 
@@ -50,6 +51,12 @@ def sleep(seconds: float, /) -> None:
         step("yields to", "other threads", "clock", mode="read")
     else:
         step("sleeps", f"for {seconds:g} s", "clock", ready=lambda: False, timeout=seconds)
+
+
+async def _sleep_in_loop(delay: float, result: Any = None) -> Any:
+    for _ in range(chance.turns() - 1 if delay <= 0 and here() is not None else 0):
+        await _sleep(0)
+    return await _sleep(delay, result)
 
 
 class Loop(RealLoop):
@@ -165,6 +172,7 @@ def _release_and_note(self: asyncio.Lock) -> None:
 
 
 def install() -> None:
+    asyncio.sleep = _sleep_in_loop
     time.sleep = sleep  # type: ignore[assignment]
     threading._time = monotonic  # type: ignore[attr-defined]  # of conditions
     for name, epoch in (("monotonic", 0.0), ("perf_counter", 0.0), ("time", EPOCH)):
