@@ -3,7 +3,8 @@
     self.n += 1             __explore__.at(self, "n", 12, "both", 5).n += __explore__.store(1, 5)
     if key in cache:        if key in __explore__.whole(cache, 7, "read"):
     cache[key] = value      __explore__.hold(cache, 3)[__explore__.item(key, 8, 3, "write")] = value
-    items.append(x)         __explore__.method(items, "append", 9).append(x)
+    items.append(x)         __explore__.indirect(__explore__.at(items, "append", 9, "read").append)(x)
+    len(items)              __explore__.indirect(len)(items)
     for x in items:         for x in __explore__.elements(items, 10):
     total += 1              __explore__.name("total", "", 11, "read"); total += __explore__.stored(1, "total", "", 11)
 
@@ -19,23 +20,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.concurrency.explore.finding import MARK
+from paceline.concurrency.explore.rewriting.points import READERS
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-#: Built-in functions that read all elements of their first argument.
-READERS = {
-    "len", "list", "tuple", "set", "frozenset", "dict", "sorted", "sum", "min", "max", "any", "all", "iter",
-    "enumerate", "reversed", "map", "filter", "zip", "str", "repr", "bool",
-}  # fmt: skip
-#: Names of functions that access what their arguments say, and of methods of containers.
+#: Functions that access what their arguments say, and methods of containers: they announce that when they are called.
 INDIRECT = {
-    "getattr", "setattr", "delattr", "hasattr", "vars", "globals", "exec", "eval", "attrgetter", "itemgetter", "getitem",
-    "setitem", "delitem", "replace", "asdict", "astuple", "copy", "deepcopy", "heappush", "heappop", "heapreplace",
-    "heappushpop", "insort", "insort_left", "insort_right", "__getattribute__", "__setattr__", "__delattr__",
-    "__getitem__", "__setitem__", "__delitem__",
+    "getattr", "setattr", "delattr", "hasattr", "vars", "globals", "exec", "eval", "attrgetter", "itemgetter",
+    "getitem", "setitem", "delitem", "replace", "asdict", "astuple", "copy", "deepcopy", "heappush", "heappop",
+    "heapreplace", "heappushpop", "insort", "insort_left", "insort_right", "shuffle", "__getattribute__",
+    "__setattr__", "__delattr__", "__getitem__", "__setitem__", "__delitem__",
 }  # fmt: skip
-METHODS = {name for kind in (list, dict, set, deque) for name in dir(kind) if not name.startswith("__")}
-CLASSES = {"list", "dict", "set", "deque", "copy"}  # and a module, of which `list.append(items, x)` may be called
+METHODS = {name for kind in (list, dict, set, deque, Counter) for name in dir(kind) if not name.startswith("__")}
 
 
 def rewritten(source: str | bytes, file: str) -> ast.Module:
@@ -96,36 +92,17 @@ class _Accesses(ast.NodeTransformer):
         if isinstance(node.slice, ast.Slice) or any(isinstance(each, ast.Slice) for each in ast.walk(node.slice)):
             node.slice = self.visit(node.slice)
             node.value = self._call("whole", node, self.visit(node.value), node.lineno, _mode(node.ctx))
-        else:
-            node.value, node.slice = self._keyed(node, node.value, node.slice, _mode(node.ctx))
+            return node
+        container, key = self.visit(node.value), self.visit(node.slice)
+        self._numbers += 1
+        node.value = self._call("hold", node, container, self._numbers)
+        node.slice = self._call("item", node, key, node.lineno, self._numbers, _mode(node.ctx))
         return node
 
-    def _keyed(self, node: Any, container: ast.expr, key: ast.expr, mode: str) -> tuple[ast.Call, ast.Call]:
-        """Return a container and the key of an item, within the calls that announce its access."""
-        container, key = self.visit(container), self.visit(key)
-        self._numbers += 1
-        held = self._call("hold", node, container, self._numbers)
-        return held, self._call("item", node, key, node.lineno, self._numbers, mode)
-
     def visit_Call(self, node: ast.Call) -> Any:
-        function = node.func
-        key: list[ast.expr] = []
-        if not isinstance(function, ast.Attribute):
-            node.func = self.visit(function)
-        elif function.attr == "get" and node.args and not isinstance(node.args[0], ast.Starred):
-            function.value, *key = self._keyed(function, function.value, node.args.pop(0), "read")
-        else:
-            is_bound = function.attr in METHODS and getattr(function.value, "id", None) not in CLASSES
-            function.value = self._call("method", function, self.visit(function.value), function.attr, function.lineno)
-            if function.attr in INDIRECT | METHODS and not is_bound:
-                node.func = self._call("indirect", function, function)
-        node.args = key + [self.visit(each) for each in node.args]
-        node.keywords = [self.visit(each) for each in node.keywords]
-        if isinstance(function, ast.Name) and function.id in READERS:
-            node.args = [
-                each if isinstance(each, ast.Starred) else self._call("whole", each, each, node.lineno, "read")
-                for each in node.args
-            ]
+        is_reader = isinstance(node.func, ast.Name) and node.func.id in READERS
+        self.generic_visit(node)
+        node.func = self._call("indirect", node.func, node.func) if is_reader else node.func
         return node
 
     # ---- elements

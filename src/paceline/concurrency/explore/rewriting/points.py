@@ -9,15 +9,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Hashable, Iterator
-from types import (
-    BuiltinFunctionType,
-    FunctionType,
-    MemberDescriptorType,
-    MethodDescriptorType,
-    MethodWrapperType,
-    ModuleType,
-    WrapperDescriptorType,
-)
+from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, MethodDescriptorType, MethodType, ModuleType
+from types import MethodWrapperType as BoundSlot
+from types import WrapperDescriptorType as Slot
 from typing import Any
 
 from paceline.concurrency.explore.interpose import control
@@ -29,22 +23,20 @@ READING = {
     "get", "keys", "values", "items", "copy", "count", "index", "union", "intersection", "difference", "issubset",
     "issuperset", "isdisjoint", "most_common", "elements",
 }  # fmt: skip
-#: What functions do to the attribute, or item, that their second argument names.
-ATTRIBUTES = {
-    "getattr": "read", "hasattr": "read", "__getattribute__": "read",
-    "setattr": "write", "delattr": "write", "__setattr__": "write", "__delattr__": "write",
+#: Built-in functions that read all elements of their arguments.
+READERS = {
+    "len", "list", "tuple", "set", "frozenset", "dict", "sorted", "sum", "min", "max", "any", "all", "iter",
+    "enumerate", "reversed", "map", "filter", "zip", "str", "repr", "bool",
 }  # fmt: skip
-ITEMS = {
-    "getitem": "read", "__getitem__": "read",
-    "setitem": "write", "delitem": "write", "__setitem__": "write", "__delitem__": "write",
-}  # fmt: skip
+#: Functions that access the attribute, or item, that their second argument names; some have underscores around.
+ATTRIBUTE, ITEM = {"getattr", "hasattr", "getattribute", "setattr", "delattr"}, {"getitem", "setitem", "delitem", "get"}
 GETTERS = {"attrgetter": "getattr", "itemgetter": "getitem"}
-UNSEEN = {"exec", "eval"}  # run code that is not rewritten
-#: Modules whose functions read, or change, all of their first argument.
-LIBRARIES = {"builtins", "operator", "_operator", "copy", "dataclasses", "heapq", "_heapq", "_bisect", "bisect", None}
+COPYING = {"copy", "deepcopy", "replace", "asdict", "astuple"}
+UNSEEN = {"exec", "eval"}  # run code that is not rewritten, in the frame that calls them
+LIBRARIES = {"builtins", "_operator", "copy", "dataclasses", "_heapq", "_bisect", "random", None}
 CODE = (FunctionType, BuiltinFunctionType, classmethod, staticmethod, property, functools.cached_property, type)
-INDIRECT = (BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodWrapperType, WrapperDescriptorType, type)
-UNBOUND = (MethodDescriptorType, WrapperDescriptorType)
+UNBOUND = (MethodDescriptorType, Slot)
+CALLS = (BuiltinFunctionType, FunctionType, MethodType, BoundSlot, type, *UNBOUND)
 _ABSENT = object()
 
 
@@ -78,26 +70,23 @@ class Points:
             self._announce(owner, f"{_label(owner)}.{name}", touches, line, mode, number)
         return owner
 
-    def method(self, owner: Any, name: str, line: int) -> Any:
-        if _is_container(_itself(owner)):
-            self.whole(_itself(owner), line, "read" if name in READING else "write")
-            return owner
-        return self.at(owner, name, line, "read")
-
     # ---- functions that are told what to access
 
     def indirect(self, function: Any) -> Any:
-        """Return a function that announces what its arguments name; other values as they are."""
-        if type(function) not in INDIRECT or not (isinstance(function, UNBOUND) or _library(function) in LIBRARIES):
+        """Return a function that announces what its arguments say; what is no such function as it is."""
+        if type(function) not in CALLS:
             return function
         name, owner = function.__name__, getattr(function, "__self__", None)
-        if name in UNSEEN and not self._is_alone():
-            control.this()[0].outside[f"code that `{name}` runs in {self._file.rpartition('/')[2]}"] = None
+        bound = () if owner is None or isinstance(owner, ModuleType) else (owner,)
+        is_method = isinstance(function, UNBOUND) or _is_container(owner) or isinstance(function, BoundSlot)
+        if not is_method and getattr(function, "__module__", None) not in LIBRARIES:
+            return function
         if name in UNSEEN:
-            return function  # it uses the frame that calls it
+            if not self._is_alone():
+                control.this()[0].outside[f"code that `{name}` runs in {self._file.rpartition('/')[2]}"] = None
+            return function
         if name in GETTERS:
             return functools.partial(_Getter, self, function)
-        bound = () if owner is None or isinstance(owner, ModuleType) else (owner,)
 
         def announced(*args: Any, **settings: Any) -> Any:
             if name == "globals":
@@ -109,24 +98,30 @@ class Points:
 
         return announced
 
-    def announce(self, name: str, owner: Any = None, key: Any = None, *_: Any) -> None:
+    def announce(self, name: str, owner: Any = None, *args: Any) -> None:
         """Announce the access that a function makes with these arguments."""
-        line = control.place().line
-        if name in ATTRIBUTES and isinstance(key, str):
-            self.at(owner, key, line, ATTRIBUTES[name])
-        elif name in ITEMS:
+        if self._is_alone():
+            return
+        line, kind = control.place().line, name.strip("_")
+        mode = "write" if kind.startswith(("set", "del")) else "read"
+        if kind in ATTRIBUTE and args and isinstance(args[0], str):
+            self.at(owner, args[0], line, mode)
+        elif kind in ITEM and args:
             self.hold(owner, 0)
-            self.item(key, line, 0, ITEMS[name])
-        elif hasattr(owner, "__dict__"):
+            self.item(args[0], line, 0, mode)
+        elif name in READERS:
+            for each in (owner, *args):
+                self.whole(each, line, "read")
+        elif name in COPYING and hasattr(owner, "__dict__"):
             self.whole(_note_owner(owner), line, "read")
         else:
-            self.whole(owner, line, "read" if name in READING else "write")
+            self.whole(owner, line, "read" if name in READING | COPYING else "write")
 
     # ---- items and elements
 
     def hold(self, container: Any, number: int) -> Any:
-        if not self._is_alone() and _is_container(_itself(container)):
-            self._open.containers.append((number, _itself(container)))
+        if not self._is_alone() and _is_container(container):
+            self._open.containers.append((number, container))
         return container
 
     def item(self, key: Any, line: int, number: int, mode: str) -> Any:
@@ -226,11 +221,6 @@ def _is_container(thing: Any) -> bool:
     return control.MARK not in getattr(sys.modules.get(type(thing).__module__), "__dict__", {})
 
 
-def _itself(thing: Any) -> Any:
-    """Return the object whose inherited methods `super()` gives."""
-    return thing.__self__ if type(thing) is super else thing
-
-
 def _pop(entries: list[Any], number: int) -> Any:
     """Remove and return the last entry with a number; None if there is none: it was begun before the first thread."""
     for at in range(len(entries) - 1, -1, -1):
@@ -293,10 +283,6 @@ class _Getter:
 
     def __reduce__(self) -> Any:
         return self._get.__reduce__()
-
-
-def _library(function: Any) -> Any:
-    return getattr(function, "__module__", None)
 
 
 #: The dictionaries of attributes that the program has got, and the objects that they belong to.
