@@ -11,6 +11,10 @@ from typing import Any, Literal, NamedTuple
 Mode = Literal["read", "mark", "write"]
 
 
+def conflict(one: Mode, other: Mode) -> bool:
+    return one != other or one == "write"
+
+
 class Touch(NamedTuple):
     """A location that an operation reads or changes."""
 
@@ -56,11 +60,8 @@ class Operation:
 
     def conflicts(self, other: Operation) -> bool:
         """Whether the order of the two matters."""
-        return any(
-            mine.location == theirs.location and (mine.mode != theirs.mode or mine.mode == "write")
-            for mine in self.touches
-            for theirs in other.touches
-        )
+        pairs = ((mine, theirs) for mine in self.touches for theirs in other.touches)
+        return any(mine.location == theirs.location and conflict(mine.mode, theirs.mode) for mine, theirs in pairs)
 
 
 def _without_place(verb: str, touches: tuple[Touch, ...]) -> Operation:

@@ -27,9 +27,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
     if pyfuncitem.cls is not None or pyfuncitem.funcargs:
         pytest.fail("a test with the mark explore is a function without fixtures: make what it needs inside")
     with Session() as session:
-        answer = session.explore(
-            Target(str(pyfuncitem.path), function=pyfuncitem.name), Settings(first=True, **mark.kwargs)
-        )
+        target = Target(str(pyfuncitem.path), function=pyfuncitem.name)
+        answer = session.explore(target, Settings(first=True, **mark.kwargs))
     if answer.code:
         pytest.fail(answer.text, pytrace=False)
     return True

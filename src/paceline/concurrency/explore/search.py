@@ -105,7 +105,7 @@ class Explorer:
                 continue
             strategy = search.next()
             if strategy is None:
-                report.dismissed_after = 0 if report.lost else dpor.runs
+                report.dismissed_after = 0 if report.lost or report.outside else dpor.runs
                 has_destructor = any("__del__" in Path(file).read_text(errors="replace") for file in self._plain.files)
                 report.is_partial = dpor.has_timeouts or self._plain.draws > 0 or has_destructor
                 if not report.is_partial or len(searches) == 1:

@@ -15,6 +15,7 @@ from paceline.concurrency.explore.oracles import Suspect
 from paceline.concurrency.explore.report import Report
 from paceline.errors import UsageError
 
+FORMS = "FILE.py, FILE.py:FUNCTION or MODULE:FUNCTION"
 DRILLS = ("exception", "short", "nan", "sigterm", "disk")
 STRATEGIES = ("auto", "random", "pos", "dpor", "directed")
 
@@ -65,9 +66,7 @@ def parse_target(text: str, arguments: tuple[str, ...] = ()) -> Target:
     if name.endswith(".py"):
         return Target(file=name, function=function, arguments=arguments)
     if not function:
-        raise UsageError(
-            f"{text!r} is neither a script nor a function; write FILE.py, FILE.py:FUNCTION or MODULE:FUNCTION"
-        )
+        raise UsageError(f"{text!r} is neither a script nor a function; write {FORMS}")
     return Target(module=name, function=function, arguments=arguments)
 
 
@@ -120,9 +119,7 @@ class Session:
     ) -> Answer:
         """Explore a target, whose own folder and the current one are the program's in any case."""
         if target.file and not Path(target.file).is_file():
-            raise UsageError(
-                f"{target.file}: there is no such file; give a script, FILE.py:FUNCTION or MODULE:FUNCTION"
-            )
+            raise UsageError(f"{target.file}: there is no such file; give {FORMS}")
         if settings.strategy not in STRATEGIES:
             raise UsageError(f"--strategy {settings.strategy}: not known; choose one of {', '.join(STRATEGIES)}")
         assert self._process.stdin is not None

@@ -44,9 +44,9 @@ def _explore(request: Request) -> Report:
     folders = [Path.cwd(), *([Path(target.file).resolve().parent] if target.file else []), *request.scope]
     source = Path(target.file).read_text(encoding="utf-8", errors="replace") if target.file else ""
     if settings.ranks or "torch.distributed" in source:
-        from paceline.concurrency.explore.ranks import install as install_ranks
+        from paceline.concurrency.explore.ranks import launch  # which imports PyTorch
 
-        install_ranks()
+        launch.install()
         if "multiprocessing" in source and ("spawn(" in source or "Process(" in source):
             settings = replace(settings, ranks=0)  # the script starts its ranks itself
     compiled.clear()  # a file may have changed since the last request

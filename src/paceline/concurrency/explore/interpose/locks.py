@@ -151,12 +151,12 @@ class Semaphore(Controlled):
     """A number of slots."""
 
     real: Any = threading.Semaphore
-    bound: int | None = None
+    is_bounded = False  # so that it never has more slots than at its beginning
 
     def __init__(self, value: int = 1) -> None:
         if value < 0:
             raise ValueError("semaphore initial value must be >= 0")
-        self.name, self.value = control.name_of_new(type(self).__name__), value
+        self.name, self.value, self.bound = control.name_of_new(type(self).__name__), value, value
 
     def __str__(self) -> str:
         return f"a slot of {self.name}"
@@ -169,19 +169,15 @@ class Semaphore(Controlled):
 
     def release(self, n: int = 1) -> None:
         step("releases", self, id(self), releases=True)
-        if self.bound is not None and self.value + n > self.bound:
+        if self.is_bounded and self.value + n > self.bound:
             raise ValueError("Semaphore released too many times")
         self.value += n
 
 
 class BoundedSemaphore(Semaphore):
-    """A number of slots that never has more than at its beginning."""
+    """A number of slots with a bound."""
 
-    real = threading.BoundedSemaphore
-
-    def __init__(self, value: int = 1) -> None:
-        super().__init__(value)
-        self.bound = value
+    real, is_bounded = threading.BoundedSemaphore, True
 
 
 class Event(Controlled):

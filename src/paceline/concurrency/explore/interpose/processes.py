@@ -199,11 +199,8 @@ class Process(Shared):
     ) -> None:
         self._target, self._args, self._kwargs = target, args, kwargs or {}
         Process.made += 1
-        self.name, self.daemon, self._identity = (
-            name or f"Process-{Process.made}",
-            bool(rest.get("daemon")),
-            (Process.made,),
-        )
+        self.name, self._identity = name or f"Process-{Process.made}", (Process.made,)
+        self.daemon = bool(rest.get("daemon"))
 
     def run(self) -> None:
         if self._target is not None:

@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.nn.modules import module as modules
@@ -32,30 +32,16 @@ _first: dict[int, str] = {}  # by rank, at its first step
 _used: dict[int, list[torch.optim.Optimizer]] = {}
 
 
-class Replicas(NamedTuple):
-    """The parameters of all ranks, compared."""
-
-    were_equal: bool
-    are_equal: bool
-    finite: bool
-
-
-def compare() -> Replicas:
-    """Compare the parameters that optimizers of the ranks have stepped."""
+def differ() -> bool:
+    """Whether parameters that the ranks had in common at their first step are different ones now."""
     last = {_digest(used) for used in _used.values()}
-    finite = all(bool(torch.isfinite(each).all()) for used in _used.values() for each in _parameters(used))
-    return Replicas(len(_first) > 1 and len(set(_first.values())) == 1, len(last) <= 1, finite)
+    return len(_first) > 1 and len(set(_first.values())) == 1 and len(last) > 1
 
 
 def diverged() -> Finding | None:
-    result = compare()
-    if not result.were_equal or result.are_equal:
-        return None
-    return Finding(
-        "ranks diverge",
-        "the ranks had the same parameters at their first step, and have different ones at the end",
-        conclusion="no rank notices: let every rank apply the same gradients, in the same number of steps",
-    )
+    message = "the ranks had the same parameters at their first step, and have different ones at the end"
+    advice = "no rank notices: let every rank apply the same gradients, in the same number of steps"
+    return Finding("ranks diverge", message, conclusion=advice) if differ() else None
 
 
 def _note(optimizer: Any, *_: Any) -> None:
@@ -110,13 +96,13 @@ class Fault:
 
     def is_due(self) -> bool:
         """Count a step of the rank; whether it is the one."""
-        if self.done or not self._is_here():
+        if self.done or not self.is_here():
             return False
         self.count += 1
         self.done = self.count == self.step
         return self.done
 
-    def _is_here(self) -> bool:
+    def is_here(self) -> bool:
         return control.rank() == self.rank
 
 
@@ -135,10 +121,9 @@ def outcome(fault: Fault, finding: Finding | None) -> dict[str, str]:
     if not fault.done:
         row["outcome"] = "not reached"
     elif finding is None:
-        compared = compare()
-        same = compared.finite and (compared.are_equal or not compared.were_equal)
-        row["outcome"] = "continued" if same else "silently diverged"
-        row["message"] = "" if compared.finite else "parameters are not finite"
+        finite = all(bool(torch.isfinite(each).all()) for used in _used.values() for each in _parameters(used))
+        row["outcome"] = "continued" if finite and not differ() else "silently diverged"
+        row["message"] = "" if finite else "parameters are not finite"
     elif finding.kind in ("exception", "exit"):
         row["outcome"] = "ended with a clear error"
     else:
@@ -184,14 +169,13 @@ def _in_output(fault: Fault) -> None:
     """Make the output of the outermost module NaN."""
 
     def before(*_: Any) -> None:
-        fault.depth += fault._is_here()
+        fault.depth += fault.is_here()
 
     def after(module: Any, inputs: Any, output: Any) -> Any:
-        fault.depth -= fault._is_here()
+        fault.depth -= fault.is_here()
         if fault.depth == 0 and module.training and fault.is_due():
-            return tree_map_only(
-                torch.Tensor, lambda each: each * math.nan if each.is_floating_point() else each, output
-            )
+            nan: Any = lambda each: each * math.nan if each.is_floating_point() else each  # noqa: E731
+            return tree_map_only(torch.Tensor, nan, output)
         return None
 
     modules.register_module_forward_pre_hook(before)
@@ -204,7 +188,7 @@ def _in_loader(fault: Fault) -> None:
 
     def shorter(self: Any) -> Iterator[Any]:
         batches = iterate(self)
-        if not fault._is_here():
+        if not fault.is_here():
             yield from batches
             return
         following = next(batches, None)

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader
 from paceline.concurrency.explore.interpose import control, threads
 from paceline.concurrency.explore.interpose.memory import Context
 from paceline.concurrency.explore.interpose.processes import Process, afresh, present
+from paceline.concurrency.explore.ranks import drills, process_group
 from paceline.concurrency.explore.scheduler import Task
 
 _signal, _getsignal = signal.signal, signal.getsignal
@@ -120,7 +122,11 @@ def _loader_without_processes(self: Any, *args: Any, **settings: Any) -> None:
     _loader_init(self, *args, **settings)
 
 
+@cache
 def install() -> None:
+    """Put the modelled backend and launchers in place."""
+    process_group.install()
+    drills.install()
     modules: tuple[Any, ...] = (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"])
     for module in modules:
         module.spawn = _spawn

@@ -79,9 +79,8 @@ class Parcel:
     met: Parcel | None = None
 
     def fits(self, other: Parcel) -> bool:
-        return self.is_request != other.is_request and (
-            None in (self.sender, other.sender) or self.sender == other.sender
-        )
+        is_between = None in (self.sender, other.sender) or self.sender == other.sender
+        return is_between and self.is_request != other.is_request
 
 
 @dataclass(slots=True)

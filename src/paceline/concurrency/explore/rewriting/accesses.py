@@ -136,7 +136,7 @@ class _Accesses(ast.NodeTransformer):
             test.operand = self._truth(test.operand)
         elif isinstance(test, ast.BoolOp):
             test.values = [self._truth(each) for each in test.values]
-        elif isinstance(test, ast.Name | ast.Attribute):
+        elif isinstance(test, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
             return self._call("whole", test, test, test.lineno, "read")
         return test
 

@@ -17,6 +17,7 @@ from typing import Any
 from paceline.concurrency.explore.interpose import control
 from paceline.concurrency.explore.operation import Mode, Operation, Place, Touch
 
+Touches = tuple[Touch, ...]
 CONTAINERS = (list, dict, set, collections.deque, bytearray)
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 READING = {
@@ -45,7 +46,7 @@ class _Open(threading.local):
 
     def __init__(self) -> None:
         self.containers: list[tuple[int, Any]] = []  # whose index is being computed
-        self.writes: list[tuple[int, str, tuple[Touch, ...], int]] = []  # of `target += value`
+        self.writes: list[tuple[int, str, Touches, int]] = []  # of `target += value`
 
 
 class Points:
@@ -179,14 +180,7 @@ class Points:
         return where is None or len(where[0].tasks) == 1 or getattr(where[1].context, "rank", None) is not None
 
     def _announce(
-        self,
-        owner: Any,
-        subject: str,
-        touches: tuple[Touch, ...],
-        line: int,
-        mode: str,
-        number: int = 0,
-        is_access: bool = True,
+        self, owner: Any, subject: str, touches: Touches, line: int, mode: str, number: int = 0, is_access: bool = True
     ) -> None:
         if self._is_alone():
             return
@@ -202,7 +196,7 @@ class Points:
         else:
             self._perform(subject, touches, line, "reads" if mode == "read" else "writes", is_access)
 
-    def _perform(self, subject: str, touches: tuple[Touch, ...], line: int, verb: str, is_access: bool = True) -> None:
+    def _perform(self, subject: str, touches: Touches, line: int, verb: str, is_access: bool = True) -> None:
         where = control.here()
         if where is not None:
             run, task = where
@@ -229,7 +223,7 @@ def _pop(entries: list[Any], number: int) -> Any:
     return None
 
 
-def _item_touches(container: Any, key: Any, mode: str) -> tuple[Touch, ...]:
+def _item_touches(container: Any, key: Any, mode: str) -> Touches:
     """Return what an item's access touches: storing a new key changes the shape, an old one marks the elements."""
     shape, elements = (id(container), "shape"), (id(container), "elements")
     try:

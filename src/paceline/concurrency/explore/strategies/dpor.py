@@ -20,15 +20,10 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.concurrency.explore.operation import Mode, Operation, Option
+from paceline.concurrency.explore.operation import Mode, Operation, Option, conflict
 from paceline.concurrency.explore.strategies import Decision, Executed, Strategy
 
 Clock = dict[int, int]  # thread -> how many of its steps are known to have happened
-CONFLICTING: dict[Mode, tuple[Mode, ...]] = {
-    "read": ("mark", "write"),
-    "mark": ("read", "write"),
-    "write": ("read", "mark", "write"),
-}
 
 
 @dataclass(slots=True)
@@ -221,5 +216,5 @@ class _Orders:
         """Yield conflicting steps; those of a thread before its last one are ordered by that."""
         for touch in operation.touches:
             for (_, mode, _), at in self._last.get(touch.location, {}).items():
-                if mode in CONFLICTING[touch.mode]:
+                if conflict(mode, touch.mode):
                     yield at
