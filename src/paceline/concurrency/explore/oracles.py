@@ -4,7 +4,8 @@ A *data race* is two accesses of one location, one of them a write, that no lock
 Vector clocks as in Pozniansky and Schuster, "Efficient on-the-fly data race detection in multithreaded C++ programs",
 PPoPP 2003 (DJIT+), without the epochs of FastTrack, since programs under exploration are short.
 
-A *lost update* is a write over what another thread has written since the writer read it, in one line: `n += 1`.
+A *lost update* is a write over what another thread or task has written since the writer read it: in one line, as in
+`n += 1`, or of a value that comes from what it read.
 
 The story of a *suspected race* is that one thread reads, another one changes what was read, and the first acts on what
 it has read, each at a line that the checker's finding names. A loop that reads again, or a second test under a lock, is
@@ -13,6 +14,7 @@ no such story.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -22,7 +24,7 @@ from paceline.concurrency.explore.strategies import Executed
 
 Run: TypeAlias = Any  # of the scheduler, which imports this module
 Clock = dict[int, int]
-Access = tuple[int, Operation]  # of which thread
+Access = tuple[int | str, Operation]  # of which thread, or task of asyncio
 MOST = 50  # races of one run that are told apart
 LOOKS = 200  # changes of one run at which a suspicion is tested
 
@@ -37,7 +39,7 @@ class Races:
         self._reads: dict[Hashable, dict[int, tuple[int, Operation]]] = {}  # by location and thread: when, and what
         self._writes: dict[Hashable, dict[int, tuple[int, Operation]]] = {}
         self._latest: dict[Hashable, Access] = {}  # write of a location
-        self._base: dict[tuple[int, Hashable], tuple[Operation, Access | None]] = {}  # a thread's read, and of what
+        self._base: dict[tuple[int | str, Hashable], tuple[Operation, Access | None]] = {}  # what one has read last
 
     def step(self, thread: int, clock: Clock, operation: Operation) -> None:
         """Take note of a step, and change the thread's clock."""
@@ -65,15 +67,21 @@ class Races:
                     race = ((other, access), (thread, operation))
                     self.all.setdefault((access.place, operation.place), race)
         (reads if mode == "read" else writes)[thread] = (clock.get(thread, 0), operation)
-        latest = self._latest.get(location)
+        latest, who = self._latest.get(location), _task() or thread
         if mode == "read":
-            self._base[thread, location] = operation, latest
+            self._base[who, location] = operation, latest
             return
-        read, base = self._base.pop((thread, location), (operation, latest))
-        is_update = read.place == operation.place and operation.verb == "writes"
-        if is_update and latest is not None and latest is not base and latest[0] != thread:
-            self.lost = self.lost or ((thread, read), latest, (thread, operation))
-        self._latest[location] = thread, operation
+        read, base = self._base.pop((who, location), (operation, latest))
+        is_update = operation.verb == "updates" or (read.place == operation.place and operation.verb == "writes")
+        if is_update and latest is not None and latest is not base and latest[0] != who:
+            self.lost = self.lost or ((who, read), latest, (who, operation))
+        self._latest[location] = who, operation
+
+
+def _task() -> str:
+    """Return the task of asyncio that runs, if one does."""
+    task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
+    return f"task {task.get_name()}" if task is not None else ""
 
 
 def _race(one: Access, other: Access, names: list[str]) -> Finding:
@@ -83,8 +91,11 @@ def _race(one: Access, other: Access, names: list[str]) -> Finding:
     return Finding("data race", message, scenes, f"hold one lock at both accesses of {subject}", scenes[1][2])
 
 
-def _scenes(accesses: Iterable[Access], names: Sequence[str]) -> tuple[tuple[str, str, Place], ...]:
-    return tuple((names[thread], f"{each.verb} {each.subject}", each.place) for thread, each in accesses)
+def _scenes(accesses: Sequence[Access], names: Sequence[str]) -> tuple[tuple[str, str, Place], ...]:
+    whos = (who if isinstance(who, str) else names[who] for who, _ in accesses)
+    return tuple(
+        (who, f"{each.verb} {each.subject}", each.place) for who, (_, each) in zip(whos, accesses, strict=True)
+    )
 
 
 def join(clock: Clock, other: Clock) -> None:

@@ -6,7 +6,7 @@
     items.append(x)         __explore__.indirect(__explore__.at(items, "append", 9, "read").append)(x)
     len(items)              __explore__.indirect(len)(items)
     for x in items:         for x in __explore__.elements(items, 10):
-    total += 1              __explore__.name("total", "", 11, "read"); total += __explore__.stored(1, "total", "", 11)
+    total = total + 1       total = __explore__.stored(... + 1, "total", "", 11, "update")
 
 The access itself stays as it is, so that descriptors, private names and
 `super()` mean what they did. The calls keep Python's order of evaluation.
@@ -47,16 +47,19 @@ class _Accesses(ast.NodeTransformer):
         self._shared = shared
         self._around: list[Scope] = []
         self._numbers = 0
+        self._sources: dict[str, set[str]] = {}  # of a local variable: the shared data that its value comes from
 
     # ---- scopes
 
     def _function(self, node: Any) -> Any:
         node.args.defaults = [self.visit(each) for each in node.args.defaults]
         self._around.append(node)
+        outer, self._sources = self._sources, {}
         if isinstance(node, ast.Lambda):
             node.body = self.visit(node.body)
         else:
             node.body = self._statements(node.body)
+        self._sources = outer
         self._around.pop()
         return node
 
@@ -151,12 +154,29 @@ class _Accesses(ast.NodeTransformer):
         return ast.copy_location(ast.BoolOp(ast.Or(), [before, node]), node)
 
     def visit_Assign(self, node: ast.Assign) -> Any:
+        """Let a value that comes from the target, also by a variable, be an update of what was read."""
+        sources = self._sources_of(node.value)
         node.value = self.visit(node.value)
         for target in node.targets:
+            mode = "update" if ast.unparse(target) in sources else "write"
             if isinstance(target, ast.Name):
-                node.value = self._stored(target, node.value)
-        node.targets = [self.visit(each) for each in node.targets]
+                node.value = self._stored(target, node.value, mode)
+                self._sources[target.id] = sources
+            self.visit(target)
+            call = getattr(target, "value" if isinstance(target, ast.Attribute) else "slice", None)
+            if isinstance(call, ast.Call) and mode == "update":
+                call.args[-1] = ast.copy_location(ast.Constant(mode), call)
         return node
+
+    def _sources_of(self, value: ast.expr) -> set[str]:
+        """Return the attributes, items and variables that an expression reads, as they are written."""
+        sources: set[str] = set()
+        for node in ast.walk(value):
+            if isinstance(node, ast.Attribute | ast.Subscript | ast.Name):
+                sources |= {ast.unparse(node), *self._sources.get(getattr(node, "id", ""), ())}
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
+                sources |= {f"{ast.unparse(node.func.value)}[{ast.unparse(each)}]" for each in node.args[:1]}
+        return sources
 
     def visit_AugAssign(self, node: ast.AugAssign) -> Any:
         """Split `target += value` into a read, the value, and a write, between which other threads can come."""
@@ -166,7 +186,7 @@ class _Accesses(ast.NodeTransformer):
             if owner is None:
                 return node
             before = ast.Expr(self._call("name", node, target.id, owner, node.lineno, "read"))
-            node.value = self._stored(target, node.value)
+            node.value = self._stored(target, node.value, "write")
             return [ast.copy_location(before, node), node]
         self.visit(target)
         call = target.value if isinstance(target, ast.Attribute) else target.slice
@@ -178,11 +198,11 @@ class _Accesses(ast.NodeTransformer):
             node.value = self._call("store", node, node.value, self._numbers)
         return node
 
-    def _stored(self, target: ast.Name, value: ast.expr) -> ast.expr:
+    def _stored(self, target: ast.Name, value: ast.expr, mode: str) -> ast.expr:
         owner = self._shared.owner(target.id, self._around)
         if owner is None:
             return value
-        return self._call("stored", target, value, target.id, owner, target.lineno)
+        return self._call("stored", target, value, target.id, owner, target.lineno, mode)
 
     def _call(self, name: str, like: ast.AST, *arguments: Any) -> ast.Call:
         function = ast.Attribute(ast.Name(MARK, ast.Load()), name, ast.Load())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import collections
 import functools
 import gc
@@ -33,6 +34,7 @@ READERS = {
 ATTRIBUTE, ITEM = {"getattr", "hasattr", "getattribute", "setattr", "delattr"}, {"getitem", "setitem", "delitem", "get"}
 GETTERS = {"attrgetter": "getattr", "itemgetter": "getitem"}
 COPYING = {"copy", "deepcopy", "replace", "asdict", "astuple"}
+VERBS = {"read": "reads", "write": "writes", "update": "updates"}
 UNSEEN = {"exec", "eval"}  # run code that is not rewritten, in the frame that calls them
 LIBRARIES = {"builtins", "_operator", "copy", "dataclasses", "_heapq", "_bisect", "random", None}
 CODE = (FunctionType, BuiltinFunctionType, classmethod, staticmethod, property, functools.cached_property, type)
@@ -158,8 +160,8 @@ class Points:
         location = (self._file, owner, name)
         self._announce(None, name, (Touch(location, _mode(mode)),), line, mode)
 
-    def stored(self, value: Any, name: str, owner: str, line: int) -> Any:
-        self.name(name, owner, line, "write")
+    def stored(self, value: Any, name: str, owner: str, line: int, mode: str) -> Any:
+        self.name(name, owner, line, mode)
         return value
 
     def store(self, value: Any, number: int) -> Any:
@@ -176,8 +178,9 @@ class Points:
 
     def _is_alone(self) -> bool:
         where = control.here()
-        # Ranks share nothing.
-        return where is None or len(where[0].tasks) == 1 or getattr(where[1].context, "rank", None) is not None
+        if where is None or getattr(where[1].context, "rank", None) is not None:
+            return True  # ranks share nothing
+        return len(where[0].tasks) == 1 and asyncio._get_running_loop() is None
 
     def _announce(
         self, owner: Any, subject: str, touches: Touches, line: int, mode: str, number: int = 0, is_access: bool = True
@@ -194,16 +197,15 @@ class Points:
             self._perform(subject, tuple(Touch(each.location, "read") for each in touches), line, "reads")
             self._open.writes.append((number, subject, touches, line))
         else:
-            self._perform(subject, touches, line, "reads" if mode == "read" else "writes", is_access)
+            self._perform(subject, touches, line, VERBS[mode], is_access)
 
     def _perform(self, subject: str, touches: Touches, line: int, verb: str, is_access: bool = True) -> None:
-        where = control.here()
-        if where is not None:
-            run, task = where
-            place = Place(self._file, line, "")
-            if run.is_one_of_many(task, verb, place):
-                return
-            run.perform(task, Operation(verb, subject, touches, place, is_data=True, is_access=is_access))
+        (run, task), place = control.this(), Place(self._file, line, "")
+        operation = Operation(verb, subject, touches, place, is_data=True, is_access=is_access)
+        if len(run.tasks) == 1:  # tasks of a loop cannot be interrupted here, but lose updates too
+            run.races.step(task.number, task.clock, operation)
+        elif not run.is_one_of_many(task, verb, place):
+            run.perform(task, operation)
 
 
 def _is_container(thing: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Accesses by functions that are told what to access: none is left out, or no program is called dismissed."""
+"""Accesses in whatever form: none is left out, or the program is not called dismissed; updates that tasks lose."""
 
 from __future__ import annotations
 
@@ -97,3 +97,89 @@ def test_an_update_is_lost_by_whatever_function_makes_it(session: Session, tmp_p
     assert answer.report["verdict"] == "found", answer.text
     twin = session.explore(Target(str(file), arguments=("repaired",)), settings)
     assert twin.report["verdict"] == "dismissed within bounds", twin.text
+
+
+def test_code_that_is_not_rewritten_is_named_and_nothing_is_dismissed(session: Session, tmp_path: Path) -> None:
+    file = tmp_path / "app.py"
+    file.write_text(PROGRAM.format(step='exec("c.n = c.n + 1")', result="c.n"))
+    report = session.explore(Target(str(file)), Settings(seconds=60, schedules=60)).report
+    assert report["verdict"] == "not found"
+    assert "`exec`" in report["outside"][0]
+
+
+TASKS = """
+import asyncio, sys
+
+class Account:
+    def __init__(self):
+        self.n, self.items, self.lock = 0, {{}}, asyncio.Lock()
+
+    async def add(self):
+        if "repaired" in sys.argv:
+            async with self.lock:
+                await self.step()
+        else:
+            await self.step()
+
+    async def get(self):
+        await asyncio.sleep(0.1)
+        return 1
+
+    async def step(self):
+        {step}
+
+async def main():
+    account = Account()
+    await asyncio.gather(account.add(), account.add())
+    print(account.n, account.items)
+
+asyncio.run(main())
+"""
+UPDATES = {
+    "a variable": "old = self.n; await self.get(); new = old + 1; self.n = new",
+    "an item": 'old = self.items.get("k", 0); await self.get(); self.items["k"] = old + 1',
+    "one statement": "self.n += await self.get()",
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_an_update_that_a_task_loses_is_found_without_an_assertion(session: Session, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "app.py"
+    file.write_text(TASKS.format(step=UPDATES[name]))
+    answer = session.explore(Target(str(file)), Settings(seconds=60, schedules=60))
+    assert answer.report["finding"]["kind"] == "lost update", answer.text
+    twin = session.explore(Target(str(file), arguments=("repaired",)), Settings(seconds=60, schedules=60))
+    assert twin.report["verdict"] == "dismissed within bounds", twin.text
+
+
+def test_what_was_read_again_before_it_is_written_is_not_lost(session: Session, tmp_path: Path) -> None:
+    file = tmp_path / "app.py"
+    file.write_text(TASKS.format(step="old = self.n; await self.get(); self.n = old + 1 if self.n == old else self.n"))
+    assert not session.explore(Target(str(file)), Settings(seconds=60, schedules=60)).report["findings"]
+
+
+def test_a_yield_may_take_longer_than_the_work_of_another_task(session: Session, tmp_path: Path) -> None:
+    file = tmp_path / "app.py"
+    file.write_text(
+        """
+import asyncio, sys
+
+async def main():
+    done = []
+    async def work():
+        await asyncio.sleep(0)
+        done.append(1)
+    task = asyncio.create_task(work())
+    if "repaired" in sys.argv:
+        await task
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert done
+
+asyncio.run(main())
+"""
+    )
+    found = session.explore(Target(str(file)), Settings(seconds=60, schedules=100, first=True)).report
+    assert (found["verdict"], found["without_a_switch"]) == ("found", False)
+    twin = session.explore(Target(str(file), arguments=("repaired",)), Settings(seconds=60, schedules=60)).report
+    assert not twin["findings"]
