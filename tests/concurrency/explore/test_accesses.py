@@ -183,3 +183,35 @@ asyncio.run(main())
     assert (found["verdict"], found["without_a_switch"]) == ("found", False)
     twin = session.explore(Target(str(file), arguments=("repaired",)), Settings(seconds=60, schedules=60)).report
     assert not twin["findings"]
+
+
+CLAIM = """
+import pathlib, sys, tempfile, threading
+
+def claim(marker):
+    try:
+        if "repaired" not in sys.argv and marker.exists():
+            return
+        marker.open("x" if "repaired" in sys.argv else "w").close()
+        done.append(1)
+    except FileExistsError:
+        pass
+
+done = []
+with tempfile.TemporaryDirectory() as folder:
+    threads = [threading.Thread(target=claim, args=(pathlib.Path(folder, "claim"),)) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+assert len(done) == 1
+"""
+
+
+def test_a_file_that_two_threads_look_for_before_they_make_it(session: Session, tmp_path: Path) -> None:
+    file = tmp_path / "app.py"
+    file.write_text(CLAIM)
+    found = session.explore(Target(str(file)), Settings(seconds=60, schedules=60, first=True)).report
+    assert (found["verdict"], found["finding"]["kind"]) == ("found", "exception")
+    twin = session.explore(Target(str(file), arguments=("repaired",)), Settings(seconds=60, schedules=60)).report
+    assert not twin["findings"]

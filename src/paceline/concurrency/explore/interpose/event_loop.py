@@ -64,6 +64,15 @@ class Loop(RealLoop):
 
     _unnoticed = 0  # callbacks that were added without waking it
 
+    def __str__(self) -> str:
+        return "its loop"
+
+    @property
+    def scenes(self) -> list[tuple[str, str, Place | None]]:
+        """What the tasks wait for, where the loop has nothing to do."""
+        tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
+        return [_scene(task) for task in tasks if not task.done()]
+
     def time(self) -> float:
         where = here()
         return where[0].now if where else real_monotonic()
@@ -102,7 +111,7 @@ class Loop(RealLoop):
         """Wait until a callback is ready or a timer is due; the loop may be late, so that the next one is due too."""
         due = self._next_timer(0.0)
         while not self._has_work() and (due is None or due > self.time()):
-            step("waits in", Waiting(self), id(self), ready=self._has_work, deadline=due, acquires=True)
+            step("waits in", self, id(self), ready=self._has_work, deadline=due, acquires=True)
             due = self._next_timer(0.0)
         later = self._next_timer(self.time())
         if later is not None:
@@ -118,21 +127,6 @@ class Loop(RealLoop):
     def _next_timer(self, after: float) -> float | None:
         times = (each._when for each in self._scheduled if not each._cancelled)  # type: ignore[attr-defined]
         return min((each for each in times if each > after), default=None)
-
-
-class Waiting:
-    """What a loop waits for: an answer for each of its tasks."""
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-
-    def __str__(self) -> str:
-        return "its loop"
-
-    @property
-    def scenes(self) -> list[tuple[str, str, Place | None]]:
-        tasks = sorted(asyncio.all_tasks(self._loop), key=lambda task: task.get_name())
-        return [_scene(task) for task in tasks if not task.done()]
 
 
 def _scene(task: asyncio.Task[Any]) -> tuple[str, str, Place | None]:

@@ -169,15 +169,23 @@ def _numbered_init(self: Future[Any]) -> None:
     self.explored_order = next(_orders)  # type: ignore[attr-defined]
 
 
-_signal = signal.signal
+_signal, _getsignal = signal.signal, signal.getsignal
 
 
-def _deferred(number: int, handler: Any) -> Any:
-    """Let a handler of the program run at the next step of its thread, which may wait to be chosen now."""
+def _signal_under_control(number: int, handler: Any) -> Any:
+    """Let a handler of the program run at the next step of its thread; keep that of a rank, as of its main thread."""
+    if control.rank() is not None:
+        handlers = control.context().handlers
+        before, handlers[number] = handlers.get(number, signal.SIG_DFL), handler
+        return before
     if not callable(handler) or not control.is_controlled():
         return _signal(number, handler)
     task = control.this()[1]
     return _signal(number, lambda *details: task.signals.append(lambda: handler(*details)))
+
+
+def _getsignal_under_control(number: int) -> Any:
+    return _getsignal(number) if control.rank() is None else control.context().handlers.get(number, signal.SIG_DFL)
 
 
 def begin() -> None:
@@ -193,7 +201,7 @@ def end() -> None:
 
 
 def install() -> None:
-    signal.signal = _deferred  # type: ignore[assignment]
+    signal.signal, signal.getsignal = _signal_under_control, _getsignal_under_control  # type: ignore[assignment]
     Future.__init__ = _numbered_init  # type: ignore[method-assign, assignment]
     # A set of futures has the same order in every run, which by their addresses it would not have.
     Future.__hash__ = lambda self: self.explored_order  # type: ignore[method-assign, attr-defined]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -16,13 +15,11 @@ from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import _World
 from torch.utils.data import DataLoader
 
-from paceline.concurrency.explore.interpose import control, threads
+from paceline.concurrency.explore.interpose import threads
 from paceline.concurrency.explore.interpose.memory import Context
 from paceline.concurrency.explore.interpose.processes import Process, afresh, present
 from paceline.concurrency.explore.ranks import drills, process_group
 from paceline.concurrency.explore.scheduler import Task
-
-_signal, _getsignal = signal.signal, signal.getsignal
 
 
 class TorchState:
@@ -94,24 +91,6 @@ def _spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = Tr
     return None if join and joined() else SimpleNamespace(join=joined)
 
 
-def _rank_signal(number: int, handler: Any) -> Any:
-    """Keep a rank's handler: Python allows handlers in the main thread only, and a rank takes its thread for that."""
-    handlers = _handlers()
-    if handlers is None:
-        return _signal(number, handler)
-    before, handlers[number] = handlers.get(number, signal.SIG_DFL), handler
-    return before
-
-
-def _rank_getsignal(number: int) -> Any:
-    handlers = _handlers()
-    return _getsignal(number) if handlers is None else handlers.get(number, signal.SIG_DFL)
-
-
-def _handlers() -> dict[int, Any] | None:
-    return None if control.rank() is None else control.context().handlers
-
-
 _loader_init = DataLoader.__init__
 
 
@@ -132,6 +111,5 @@ def install() -> None:
         module.spawn = _spawn
     Context.parts.append(TorchState)
     Process.are_ranks = True
-    signal.signal, signal.getsignal = _rank_signal, _rank_getsignal  # type: ignore[assignment]
     DataLoader.__init__ = _loader_without_processes  # type: ignore[method-assign]
     torch.set_num_threads(1)

@@ -55,10 +55,7 @@ class _Accesses(ast.NodeTransformer):
         node.args.defaults = [self.visit(each) for each in node.args.defaults]
         self._around.append(node)
         outer, self._sources = self._sources, {}
-        if isinstance(node, ast.Lambda):
-            node.body = self.visit(node.body)
-        else:
-            node.body = self._statements(node.body)
+        node.body = self.visit(node.body) if isinstance(node, ast.Lambda) else self._statements(node.body)
         self._sources = outer
         self._around.pop()
         return node
@@ -66,11 +63,7 @@ class _Accesses(ast.NodeTransformer):
     visit_FunctionDef = visit_AsyncFunctionDef = visit_Lambda = _function  # noqa: N815
 
     def _statements(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        result: list[ast.stmt] = []
-        for each in body:
-            new = self.visit(each)
-            result += new if isinstance(new, list) else [new]
-        return result
+        return self.generic_visit(ast.Module(body, [])).body  # type: ignore[attr-defined, no-any-return]
 
     def visit_match_case(self, node: ast.match_case) -> Any:
         node.guard = self.visit(node.guard) if node.guard is not None else None
@@ -221,13 +214,8 @@ class SharedNames:
     """The variables that threads can share: globals that functions rebind, and variables of an enclosing function."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self.indirect = INDIRECT | {
-            each.asname or each.name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.ImportFrom)
-            for each in node.names
-            if each.name in INDIRECT
-        }
+        imported = [each for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for each in node.names]
+        self.indirect = INDIRECT | {each.asname or each.name for each in imported if each.name in INDIRECT}
         declared = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
         has_globals = any(isinstance(node, ast.Name) and node.id == "globals" for node in ast.walk(tree))
         rebound = {name for name, count in Counter(_bound(tree.body)).items() if count > 1 or has_globals}
