@@ -215,3 +215,14 @@ def test_a_file_that_two_threads_look_for_before_they_make_it(session: Session, 
     assert (found["verdict"], found["finding"]["kind"]) == ("found", "exception")
     twin = session.explore(Target(str(file), arguments=("repaired",)), Settings(seconds=60, schedules=60)).report
     assert not twin["findings"]
+
+
+def test_a_global_that_only_another_module_assigns(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "state.py").write_text("count = 0\ndef get():\n    return count\n")
+    file = tmp_path / "app.py"
+    text = PROGRAM.format(step="old = state.get(); state.count = old + 1", result="state.count")
+    file.write_text("import state\n" + text.replace("c, frozen, counts, state =", "c, frozen, counts, _ ="))
+    settings = Settings(seconds=60, schedules=60, first=True)
+    assert session.explore(Target(str(file)), settings).report["verdict"] == "found"
+    twin = session.explore(Target(str(file), arguments=("repaired",)), settings)
+    assert twin.report["verdict"] == "dismissed within bounds", twin.text

@@ -211,7 +211,7 @@ def _mode(context: ast.expr_context) -> str:
 
 
 class SharedNames:
-    """The variables that threads can share: globals that functions rebind, and variables of an enclosing function."""
+    """The variables that threads can share: globals that functions or other modules rebind, and enclosing variables."""
 
     def __init__(self, tree: ast.Module) -> None:
         imported = [each for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for each in node.names]
@@ -219,7 +219,10 @@ class SharedNames:
         declared = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
         has_globals = any(isinstance(node, ast.Name) and node.id == "globals" for node in ast.walk(tree))
         rebound = {name for name, count in Counter(_bound(tree.body)).items() if count > 1 or has_globals}
-        self._globals = declared | rebound
+        literals = (each for each in tree.body if isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant))
+        # Another module may assign these; one in capitals is a constant.
+        assigned = {name for each in literals for name in _bound([each]) if not name.isupper()}
+        self._globals = declared | rebound | assigned
         self._enclosing: dict[ast.AST, set[str]] = {}
         self._find(tree, [])
 
