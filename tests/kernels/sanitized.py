@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import cloudpickle
 import torch
 from torch import nn
 
@@ -133,10 +134,16 @@ def form(number: int) -> Printed:
 
 
 def networks(count: int) -> list[Case]:
-    """So many networks of all layers, each kind in turn."""
-    each = math.ceil(count / 4)
-    by_kind = [drawn(strategy(), each) for strategy in (images, sequences, encoders, operations)]
-    return [case for row in zip(*by_kind, strict=False) for case in row][:count]
+    """So many networks of all layers, each kind in turn; drawn once for all processes of a cache."""
+    file = build.folder() / f"networks-{count}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(file.with_suffix(".lock")):
+        if not file.exists():
+            each = math.ceil(count / 4)
+            by_kind = [drawn(strategy(), each) for strategy in (images, sequences, encoders, operations)]
+            file.write_bytes(cloudpickle.dumps([case for row in zip(*by_kind, strict=True) for case in row]))
+    cases: list[Case] = cloudpickle.loads(file.read_bytes())
+    return cases[:count]
 
 
 def written() -> list[Case]:
@@ -221,8 +228,9 @@ class Trial:
 
 def numbers_of(fused: Fused, x: torch.Tensor, y: torch.Tensor) -> list[Numbers]:
     """Loss, gradients and statistics of each module, without dropout."""
-    fused.compiled(x)
-    return fused._numbers(fused._twin(), x, y)
+    with torch.no_grad():
+        fused.compiled(x)
+        return fused._numbers(fused._twin(), x, y)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,10 @@ import pytest
 from paceline.kernels import build
 from tests.kernels.sanitized import WATCHED, in_child, networks, sweep
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers' libraries are Linux's")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers' libraries are Linux's"),
+    pytest.mark.timeout(3600),
+]
 CLANG = next(filter(shutil.which, ("clang++", "clang++-14")), "")
 #: Sets of flags that make the same numbers: of what gcc concludes from the bounds of arrays nothing may depend.
 SETS = [
@@ -82,7 +85,13 @@ def test_every_compiler_makes_the_numbers_of_pytorch(
 #: What a way cannot find, and why.
 UNSEEN: dict[str, dict[str, str]] = {
     "sanitizers": {"team.hpp, groups": "a group of samples too many lies in memory that there is, and counts nothing"},
-    "numbers": {},
+    "numbers": {
+        "others.py, causal": "the last place of a mask is nought, as is memory that nobody has written",
+        **dict.fromkeys(
+            ("study.py, outputs", "study.py, inputs", "dealt.py, parts"),
+            "the published forms are measured, and train nothing of a user's: the guard leaves them out",
+        ),
+    },
 }
 
 
