@@ -186,7 +186,7 @@ def reworded(file: str, text: str, bound: str) -> None:
         if name != file:
             return text_of
         assert text in text_of
-        step = " + LANES" if "+= LANES" in text else " + 1"
+        step = " + LANES" if "+= LANES" in text else " + sizeof(R)" if "sizeof(R)" in text else " + 1"
         return text_of.replace(text, text.replace(bound, bound + (step if rounds > 0 else step.replace("+", "-"))))
 
     cpp.part = part
@@ -281,7 +281,7 @@ PARTS = (
     ),
     ("group.hpp, errors", errors, VECTORS, "group", "for (int k = 0; k < count; k++)", "k < count"),
     ("functions.hpp, lanes", causal, VECTORS, "functions", "l < LANES; l++) set_lane(y", "l < LANES"),
-    ("wide.hpp, numbers", images, NUMBERS, "wide", "std::memcpy(&x, from, N", "N"),
+    ("wide.hpp, numbers", images, NUMBERS, "wide", "std::memcpy(&x, from, N * sizeof(R))", "N * sizeof(R)"),
     ("team.hpp, groups", images, VECTORS, "team", "k < (chunk + 1) * groups / chunks; k++", "/ chunks"),
 )
 
