@@ -1,7 +1,7 @@
 """Faults that are planted in what prints a text, to show that each way to try texts out finds them.
 
-`python -m tests.kernels.planted sanitizers|numbers [PART...]` prints which faults a way finds, of all or of those whose
-name begins so. Each is tried in a process of its own, since a text that leaves its memory may end it.
+`python -m tests.kernels.planted sanitizers,numbers [PART...]` prints which faults these ways find, of all or of those
+whose name begins so. Each is tried in a process of its own, since a text that leaves its memory may end it.
 """
 
 from __future__ import annotations
@@ -318,19 +318,23 @@ def _fused(fault: Fault) -> tuple[Fused, Case]:
 WAYS: dict[str, Callable[[Fault], dict[str, bool]]] = {"sanitizers": sanitizers, "numbers": numbers}
 
 
-def main(way: str, parts: Iterable[str]) -> None:
-    global rounds
-    rounds = 1 if way == "sanitizers" else -1
+def main(ways: Iterable[str], parts: Iterable[str]) -> None:
     torch.set_num_threads(1)
     faults = {NONE: Fault(images, SAMPLES, lambda: None), **dict(_faults())}
     chosen = [name for name in faults if name.startswith((NONE, *parts)) or not parts]
     if any(name.startswith("layers") for name in chosen):
         _by_kind()
-    print(json.dumps({name: _tried(faults[name], way) for name in chosen}))
+    found: dict[str, dict[str, bool | str]] = {name: {} for name in chosen}
+    for way in ways:
+        for name in chosen:
+            found[name] |= _tried(faults[name], way)
+    print(json.dumps(found))
 
 
-def _tried(fault: Fault, way: str) -> dict[str, bool] | str:
+def _tried(fault: Fault, way: str) -> dict[str, bool | str]:
     """Try a fault in a process of its own: what it shows, or how it ended."""
+    global rounds
+    rounds = 1 if way == "sanitizers" else -1
     end, write_end = os.pipe()
     if (child := os.fork()) == 0:
         try:
@@ -344,12 +348,12 @@ def _tried(fault: Fault, way: str) -> dict[str, bool] | str:
         shown = said.read()
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status == ENDED:
-        found: dict[str, bool] = json.loads(shown)
+        found: dict[str, bool | str] = json.loads(shown)
         return found
     if way == "sanitizers" and status in (1, -signal.SIGABRT):  # by a sanitizer, or by a buffer
         return {way: True}
-    return f"ended with {status}"
+    return {way: f"ended with {status}"}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    main(sys.argv[1].split(","), sys.argv[2:])
