@@ -77,11 +77,10 @@ RULES: list[tuple[str, str, set[str]]] = [
         ONE_PROCESS,
     ),
     ("runtime.links.ring_buffer", "", NO_TORCH),
-    ("runtime.links.tcp.seal", "", PURE_NEVER | NO_OBJECTS),
-    ("runtime.links.tcp.frame", "runtime.links.tcp.seal errors", PURE_NEVER | NO_OBJECTS),
+    ("runtime.links.tcp.frame", "errors", PURE_NEVER | NO_OBJECTS),
     (
         "runtime.links.tcp.handshake",
-        "runtime.links.tcp.frame runtime.links.tcp.seal errors",
+        "runtime.links.tcp.frame errors",
         PURE_NEVER | NO_OBJECTS,
     ),
     (
@@ -94,7 +93,7 @@ RULES: list[tuple[str, str, set[str]]] = [
     (
         "runtime.engines",
         "runtime.engines runtime.links runtime.runs algorithms training plans kernels.exchange kernels.serve "
-        "kernels.served_steps kernels.stream narrative text_table names version errors",
+        "kernels.one_pass narrative text_table names version errors",
         set(),
     ),
     (
@@ -102,8 +101,8 @@ RULES: list[tuple[str, str, set[str]]] = [
         "runtime.doctor runtime.links.tcp kernels.build algorithms.cluster.launchers version errors",
         NO_TORCH,
     ),
-    ("runtime.runs.live_status", "runtime.runs errors", PURE_NEVER | {"torch"}),
-    *((f"runtime.runs.{name}", "runtime.runs", PURE_NEVER | {"torch"}) for name in ("verdict", "figures")),
+    ("runtime.runs.progress", "runtime.runs errors", PURE_NEVER | {"torch"}),
+    ("runtime.runs.verdict", "runtime.runs", PURE_NEVER | {"torch"}),
     ("runtime.runs.time_accounting", "runtime.runs errors", {"torch"}),
     ("runtime.runs.trace", "runtime.runs.schema runtime.links.ring_buffer errors", {"torch"}),
     ("runtime.runs", "runtime.runs errors training.jobs names text_table version", set()),
@@ -144,7 +143,7 @@ RULES: list[tuple[str, str, set[str]]] = [
     ),
     (
         "concurrency.watcher",
-        "concurrency.watcher concurrency.check narrative runtime.runs.live runtime.runs.events errors",
+        "concurrency.watcher concurrency.check narrative runtime.runs.live errors",
         NO_TORCH,
     ),
     ("concurrency.explore.ranks", "concurrency.explore errors", {"numpy"}),

@@ -74,11 +74,11 @@ WRITTEN_BY = {
     "concurrency/explore/ranks/process_group.py:recv_anysource:recv": "a rank of this process, as a tensor",
     "concurrency/explore/session.py:explore:pickle.load": f"{PIPE}; it runs the program that the user names",
     "concurrency/explore/worker.py:main:pickle.load": PARENT,
-    "training/gradients/pickling.py:unpack:_Unpacker.load": "its callers, which are in this table",
-    "training/gradients/pickling.py:unpack_program:pickle.load": "its callers, which are in this table",
+    "training/jobs/pickling.py:unpack:_Unpacker.load": "its callers, which are in this table",
+    "training/jobs/pickling.py:unpack_program:pickle.load": "its callers, which are in this table",
     "training/jobs/loading.py:_module:exec_module": USER,
     "kernels/printers/numpy.py:run:exec": "the package itself, from its own statements",
-    "runtime/links/tcp/same_user.py:_by_diag:recv": f"the kernel: {NO_CODE}",
+    "runtime/links/tcp/credentials.py:_by_diag:recv": f"the kernel: {NO_CODE}",
     "training/preparation/recipe.py:load_recipe:runpy.run_path": USER,
     "planning/tuner/best.py:tuned_job:unpack": OWN,
     "planning/tuner/space.py:read_space:exec": f"{USER}; on resuming, {OWN}",
@@ -100,7 +100,7 @@ def loaders(file: Path) -> Iterator[str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith("Unpickler") for base in node.bases)
     }
-    unpicks = "from paceline.training.gradients.pickling import" in file.read_text(encoding="utf-8")
+    unpicks = "from paceline.training.jobs.pickling import" in file.read_text(encoding="utf-8")
     name = file.relative_to(SOURCE).as_posix()
     for inside, node in _with_function(tree, "<module>"):
         if not isinstance(node, ast.Call):

@@ -28,7 +28,7 @@ from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
 from paceline.runtime.links.tcp.handshake import Identity, Peer
 from paceline.runtime.links.tcp.hub import Hub, PeerPlace, Received
-from paceline.runtime.links.tcp.pump import Pump
+from paceline.runtime.links.tcp.waiting import Pump
 from paceline.training.parameters.layout import Layout, lay_out
 
 SERVER, WORKER, VIEW = Process(Role.SERVER, 0), Process(Role.WORKER, 0), 1 << 20

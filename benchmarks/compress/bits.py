@@ -25,9 +25,8 @@ from tests.compression.networks import drawn
 from paceline.compression.building import Built
 from paceline.compression.emission.c_file import integer_file
 from paceline.compression.emission.kernels import CORTEX, PLAIN, SMALL, WIDE
-from paceline.compression.integers import IntegerModel, Precision, integers
+from paceline.compression.integers import IntegerModel, Precision, integers, ranges
 from paceline.compression.reading import read as read_network
-from paceline.compression.values import ranges
 
 PRECISIONS = (Precision(8), Precision(4), Precision(8, True), Precision(4, True))
 #: What is written for a Cortex-M4 is compiled for this machine here: its loops without SMLAD.

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from paceline.compression.integers import IntegerModel, Precision, integers
+from paceline.compression.integers import IntegerModel, Precision, integers, ranges
 from paceline.compression.reading import read
 from paceline.compression.search import Candidate, Made
 from paceline.compression.targets import CortexM4
-from paceline.compression.values import ranges
 from paceline.kernels.measure.networks import lenet
 from paceline.training.jobs.built_ins import built_in
 

@@ -28,11 +28,10 @@ from torch import nn
 from paceline.compression.building import Built
 from paceline.compression.emission.c_file import float_file, integer_file
 from paceline.compression.emission.kernels import WIDE
-from paceline.compression.integers import Precision, integers
+from paceline.compression.integers import Precision, integers, ranges
 from paceline.compression.network import Network
 from paceline.compression.onnx_file import onnx_model
 from paceline.compression.reading import read
-from paceline.compression.values import ranges
 from paceline.kernels.measure.networks import lenet
 from paceline.training.jobs.built_ins import built_in
 

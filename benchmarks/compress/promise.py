@@ -17,8 +17,8 @@ from harness import read, write
 from run import WITHIN, job_of
 
 import paceline as pl
-from paceline.compression.points import CONFIDENCE
-from paceline.compression.scores import loss_between, score_of
+from paceline.compression.result import CONFIDENCE
+from paceline.compression.samples import loss_between, score_of
 from paceline.interfaces.api.compress import test_samples
 
 NETWORKS = ("digits", "tabular", "mnist-dnn", "mnist-cnn")

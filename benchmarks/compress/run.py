@@ -23,10 +23,9 @@ import paceline as pl
 from paceline.compression.building import STRICT, Built, compiler, libraries
 from paceline.compression.emission.c_file import CFile, integer_file
 from paceline.compression.emission.kernels import PLAIN, SMALL, WIDE
-from paceline.compression.integers import IntegerModel, Precision, integers
+from paceline.compression.integers import IntegerModel, Precision, integers, ranges
 from paceline.compression.reading import read
 from paceline.compression.search import WIDTHS
-from paceline.compression.values import ranges
 from paceline.kernels.measure.networks import lenet, tabular
 from paceline.training.jobs.built_ins import built_in, mnist
 from paceline.training.jobs.job import Job

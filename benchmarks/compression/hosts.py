@@ -22,8 +22,8 @@ from typing import Any
 
 from paceline.testing.survival.hosts import Host, possible, slow_hosts
 
-from paceline.runtime.runs.figures import seconds_to_hold
 from paceline.runtime.runs.record import Evaluation
+from paceline.runtime.runs.verdict import seconds_to_hold
 
 FOLDER = Path(__file__).parent
 sys.path[:0] = [str(FOLDER.parent / "four_hosts"), str(FOLDER.parent)]

@@ -21,9 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import write
 
 from paceline.algorithms.codecs.catalogue import parse
-from paceline.kernels.codecs.native import native
-from paceline.training.gradients.encoder import GradientEncoder, PushedMessage
-from paceline.training.gradients.loops import Loops
+from paceline.kernels.codecs import native
+from paceline.training.gradients.encoder import GradientEncoder, Loops, PushedMessage
 from paceline.training.gradients.message import matrix
 from paceline.training.parameters.layout import lay_out
 

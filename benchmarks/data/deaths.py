@@ -21,8 +21,8 @@ import paceline
 from paceline.errors import WorkerDied
 from paceline.plans.plan import Plan
 from paceline.runtime.runs.trace import Kind
-from paceline.training.data.order import Order
 from paceline.training.data.shards import Shards
+from paceline.training.data.source import Order
 from paceline.training.preparation.prepare import prepare
 from paceline.training.preparation.recipe import Recipe
 from paceline.training.preparation.sources import Csv

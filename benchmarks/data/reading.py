@@ -16,8 +16,8 @@ from harness import in_turn, median
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline
-from paceline.training.data.order import Order
 from paceline.training.data.shards import Shards
+from paceline.training.data.source import Order
 from paceline.training.jobs.built_ins import BUILT_IN
 from paceline.training.preparation.prepare import prepare
 from paceline.training.preparation.recipe import Recipe

@@ -27,8 +27,7 @@ from torch import nn
 import paceline as pl
 from paceline.errors import JobWarning
 from paceline.kernels import fuse
-from paceline.kernels.measure.networks import NETWORKS, RATE, Network
-from paceline.kernels.measure.opponents import best_pytorch
+from paceline.kernels.measure.networks import NETWORKS, RATE, Network, best_pytorch
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.plan import Plan
 from paceline.runtime.runs.trace import Kind, Trace

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import read, write
 
 from paceline.kernels.measure.bench import PARTS, bench
-from paceline.kernels.measure.tables import picture, tables
+from paceline.kernels.measure.figures import picture, tables
 
 HERE = Path(__file__).parent
 

@@ -18,7 +18,7 @@ sys.path.insert(0, ".")
 from tests.kernels.networks import Case, encoders, images, operations, sequences
 from tests.kernels.test_gradients import check
 
-from paceline.kernels import build, cpu
+from paceline.kernels import build, processors
 
 FAMILIES = {"images": images, "sequences": sequences, "encoders": encoders, "operations": operations}
 WAYS = ((False, 0), (False, 1000), (True, 0), (True, 1000))
@@ -27,7 +27,7 @@ WAYS = ((False, 0), (False, 1000), (True, 0), (True, 1000))
 def sweep(strategy: SearchStrategy[Case], single: bool, few: int, examples: int) -> int:
     """Try so many networks, batches of up to `few` samples one by one; how many were tried."""
     tried = []
-    cpu.FEW = few
+    processors.FEW = few
 
     @seed(2026)
     @settings(max_examples=examples, deadline=None, database=None)

@@ -25,12 +25,11 @@ from harness import in_turn, write
 
 from paceline.kernels import build, fuse
 from paceline.kernels.comparison import _note
-from paceline.kernels.cpu import Cpu, Form
 from paceline.kernels.fused import FEW, Fused
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.measure.networks import NETWORKS, SGD, Network
 from paceline.kernels.memory import Target
-from paceline.kernels.runner import Runner
+from paceline.kernels.processors import Cpu, Form, Runner
 from paceline.kernels.weights import OneModel
 
 ROUNDS, LEAST = 7, 0.1  # rounds, and seconds of an epoch

@@ -17,9 +17,9 @@ from torch.nn import functional
 
 import paceline as pl
 from paceline.kernels.library import ALGORITHMS, Lstm, Shape, fixed
+from paceline.kernels.library.convolution import measured, timed
 from paceline.kernels.library.native import long, native, pointer
 from paceline.kernels.library.recurrent import ORDERS, Stack
-from paceline.kernels.library.tuner import measured, timed
 from paceline.training.jobs.job import Job
 from paceline.training.jobs.loading import load_job
 

@@ -21,8 +21,8 @@ from paceline.interfaces.api.planning.choose import open_card, planner_for
 from paceline.interfaces.api.planning.measuring import traced
 from paceline.planning.planner.simulating import timeline
 from paceline.plans.plan import make
-from paceline.runtime.runs.figures import steady
 from paceline.runtime.runs.trace import Kind, Trace
+from paceline.runtime.runs.verdict import steady
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import table, write

@@ -23,7 +23,7 @@ import paceline as pl
 from paceline.algorithms.agenda import Agenda
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.virtual import simulate
-from paceline.runtime.links.locks import Locks, RecordLock
+from paceline.runtime.links.membership import Locks, RecordLock
 from paceline.runtime.links.waiting import Waiter
 from paceline.runtime.runs.trace import Kind
 from paceline.training.jobs.loading import load_job

@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from paceline.errors import PlanError
 from paceline.interfaces.api.train import train
 from paceline.plans.plan import Plan, make
-from paceline.training.jobs.experts import Experts, balance_loss
 from paceline.training.jobs.job import Job
+from paceline.training.jobs.modules import Experts, balance_loss
 
 UPDATES = 20
 WORLDS = range(2, 9)

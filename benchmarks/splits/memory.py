@@ -15,10 +15,10 @@ from torch.nn import functional as F
 
 import paceline
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.memory_check import chunks_each
+from paceline.runtime.engines.dividing import chunks_each
 from paceline.runtime.engines.setup import set_up
 from paceline.training.splits.planning import peaks_of_parts
-from paceline.training.stages.rehearsal import examples_of
+from paceline.training.stages.planning import examples_of
 
 MIB = 1 << 20
 WIDTH, LAYERS, BATCH = 1024, 4, 64

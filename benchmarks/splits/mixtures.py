@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 import paceline
 from paceline.runtime.runs.run import Run
-from paceline.training.jobs.experts import Experts, balance_loss
+from paceline.training.jobs.modules import Experts, balance_loss
 
 RUNS = Path(tempfile.gettempdir()) / "paceline-splits"
 SEEN, WIDTH, HIDDEN, EXPERTS, BATCH, SAMPLES = 16, 192, 768, 8, 512, 102_400

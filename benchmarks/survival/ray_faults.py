@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 from paceline.testing.survival.proofs import applied_once, replayed
 
-from paceline.runtime.runs.events import Event, EventKind, ProcessKind, read_events
+from paceline.runtime.runs.live import Event, EventKind, ProcessKind, read_events
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))

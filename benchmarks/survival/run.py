@@ -40,7 +40,7 @@ from paceline.testing.survival.hosts import hosts, possible
 from paceline.testing.survival.nodes import NodeProgram, Nodes, started
 from paceline.testing.survival.proofs import applied_once, ended_well, left_behind, replayed
 
-from paceline.runtime.runs.events import Event, EventKind, read_events
+from paceline.runtime.runs.live import Event, EventKind, read_events
 from paceline.runtime.runs.record import read_record
 from paceline.runtime.runs.schema import from_dict, to_dict
 

@@ -19,7 +19,7 @@ from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
 from paceline.runtime.links.tcp.handshake import Identity, Peer
 from paceline.runtime.links.tcp.hub import Arrived, Gone, Hub, Received
-from paceline.runtime.links.tcp.pump import Pump
+from paceline.runtime.links.tcp.waiting import Pump
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]

@@ -22,14 +22,13 @@ from typing import Any
 import torch
 
 from paceline.runtime.links.tcp.address import Address
-from paceline.runtime.links.tcp.blocking import BlockingConnection
+from paceline.runtime.links.tcp.channel import BlockingConnection
 from paceline.runtime.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork, listen
 from paceline.runtime.links.tcp.handshake import Identity, Peer
 from paceline.runtime.links.tcp.hub import Arrived, Hub, Received
-from paceline.runtime.links.tcp.keys import make_keys
 from paceline.runtime.links.tcp.link import raw
 from paceline.runtime.links.tcp.meeting import connect
-from paceline.runtime.links.tcp.tls import MutualTls
+from paceline.runtime.links.tcp.tls import MutualTls, make_keys
 from paceline.runtime.links.tcp.waiting import SocketWaiter
 
 sys.path.insert(0, str(Path(__file__).parents[1]))

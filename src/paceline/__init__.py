@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from paceline.runtime.engines.virtual import World as World
     from paceline.runtime.runs.progress import Progress as Progress
     from paceline.runtime.runs.run import Run as Run
-    from paceline.training.data.mix import Mix as Mix
-    from paceline.training.data.shard_stream import Stream as Stream
+    from paceline.training.data.opening import Mix as Mix
     from paceline.training.data.shards import Shards as Shards
+    from paceline.training.data.shards import Stream as Stream
     from paceline.training.jobs.job import Job as Job
     from paceline.training.preparation.ingest import ingest as ingest
     from paceline.training.preparation.prepare import prepare as prepare
@@ -97,8 +97,8 @@ _FACE = {
     "Choice": "paceline.planning.tuner.space",
     "Trial": "paceline.planning.tuner.trial",
     "Shards": "paceline.training.data.shards",
-    "Mix": "paceline.training.data.mix",
-    "Stream": "paceline.training.data.shard_stream",
+    "Mix": "paceline.training.data.opening",
+    "Stream": "paceline.training.data.shards",
     "ingest": "paceline.training.preparation.ingest",
     "prepare": "paceline.training.preparation.prepare",
     "Recipe": "paceline.training.preparation.recipe",

@@ -25,6 +25,11 @@ MOVED = {
     "callbacks.early_stopping": "interfaces.callbacks.watching",
     "callbacks.best_checkpoint": "interfaces.callbacks.watching",
     "testing.survival.timing": "interfaces.testing.survival.faults",
+    "training.data.mix": "training.data.opening",
+    "training.data.shard_stream": "training.data.shards",
+    "training.gradients.pickling": "training.jobs.pickling",
+    "training.jobs.experts": "training.jobs.modules",
+    "training.jobs.toml_file": "training.jobs.loading",
     **{part: f"{wing}.{part}" for wing, parts in _PARTS.items() for part in parts.split()},
     "job": "training.jobs.job",
     "modules": "training.jobs.modules",
@@ -37,8 +42,9 @@ def name_now(module: str) -> str | None:
     if not module.startswith("paceline."):  # asked for every module that any program imports
         return None
     name = module.removeprefix("paceline.")
-    part = next((part for part in MOVED if f"{name}.".startswith(f"{part}.")), None)
-    return None if part is None else f"paceline.{MOVED[part]}{name[len(part) :]}"
+    while part := next((part for part in MOVED if f"{name}.".startswith(f"{part}.")), None):
+        name = f"{MOVED[part]}{name[len(part) :]}"  # a module may have moved more than once
+    return None if name == module.removeprefix("paceline.") else f"paceline.{name}"
 
 
 class Forwarding(MetaPathFinder, Loader):

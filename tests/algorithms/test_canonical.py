@@ -19,7 +19,7 @@ from paceline.algorithms.collectives.proof import has_its_rounds, prove
 from paceline.algorithms.collectives.ring import Ring
 from paceline.algorithms.collectives.tree import Tree
 from paceline.errors import PlanError
-from paceline.runtime.engines.arithmetic.execute import execute
+from paceline.runtime.engines.arithmetic.common import execute
 
 ROUTES = [Ring(), Tree(), HalvingDoubling(), Hierarchical(2), Central()]
 

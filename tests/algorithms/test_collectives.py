@@ -19,9 +19,8 @@ from paceline.algorithms.collectives.ring import Ring
 from paceline.algorithms.collectives.tree import Tree
 from paceline.errors import PlanError
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.virtual.exchange import Exchanged, exchange
 from paceline.runtime.engines.virtual.simulate import simulate
-from paceline.runtime.engines.virtual.world import World
+from paceline.runtime.engines.virtual.world import Exchanged, World, exchange
 from paceline.runtime.runs.trace import Kind
 
 COLLECTIVES = [Ring(), Tree(), HalvingDoubling(), Hierarchical(2), Hierarchical(3), Central()]

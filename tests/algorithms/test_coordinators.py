@@ -24,7 +24,7 @@ from paceline.interfaces.testing.jobs import JOBS
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.virtual import World, simulate
 from paceline.runtime.runs.trace import Kind
-from paceline.training.data.order import Order
+from paceline.training.data.source import Order
 
 pytestmark = pytest.mark.filterwarnings("ignore:plan sandblaster:paceline.errors.JobWarning")
 

@@ -19,7 +19,7 @@ from paceline.errors import PlanError
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.virtual import World
 from paceline.runtime.runs.trace import Kind
-from paceline.training.data.order import Order
+from paceline.training.data.source import Order
 
 Vector = npt.NDArray[np.float64]
 SAMPLES, SIZE, BATCH, RATE, UPDATES = 60, 7, 12, 0.05, 23

@@ -15,11 +15,9 @@ from torch import nn
 from paceline.compression.building import STRICT, Built, compiler, libraries
 from paceline.compression.emission.c_file import CFile, float_file, integer_file
 from paceline.compression.emission.kernels import PLAIN, SMALL, WIDE, Kernel
-from paceline.compression.integers import IntegerModel, IntegerNetwork, Precision, integers
-from paceline.compression.network import CannotEmit, Network
-from paceline.compression.programs import ENDS
+from paceline.compression.integers import IntegerModel, IntegerNetwork, Precision, compute, integers, ranges
+from paceline.compression.network import ENDS, CannotEmit, Network
 from paceline.compression.reading import read
-from paceline.compression.values import compute, ranges
 from tests.compression.networks import Case, drawn
 
 PRECISIONS = (Precision(8), Precision(4), Precision(8, True), Precision(4, True))

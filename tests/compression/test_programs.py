@@ -13,8 +13,7 @@ from torch import Tensor, nn
 import paceline as pl
 from paceline.compression.building import STRICT, Built, compiler, libraries
 from paceline.compression.emission.c_file import program_file
-from paceline.compression.network import CannotEmit
-from paceline.compression.programs import ENDS, LayerProgram
+from paceline.compression.network import ENDS, CannotEmit, LayerProgram
 from paceline.compression.reading import network_of
 from paceline.errors import UsageError
 

@@ -8,17 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.compression.integers import IntegerModel, Precision, integers
+from paceline.compression.integers import IntegerModel, Precision, integers, ranges
 from paceline.compression.network import Network
 from paceline.compression.onnx_file import check, onnx_model
-from paceline.compression.points import Bounds
 from paceline.compression.precision import precisions
 from paceline.compression.reading import read
-from paceline.compression.samples import Samples
-from paceline.compression.scores import score_of
+from paceline.compression.result import Bounds
+from paceline.compression.samples import Samples, score_of
 from paceline.compression.search import Candidate, Made
 from paceline.compression.targets import GCC, QEMU, CortexM4
-from paceline.compression.values import ranges
 from paceline.errors import MachineError, RunFailed
 from tests.compression.networks import drawn
 

@@ -26,7 +26,7 @@ from paceline.kernels.losses import loss_kind
 from paceline.kernels.measure.networks import CNN, LastState, Network
 from paceline.kernels.measure.rank import study_by_ranks
 from paceline.kernels.measure.study import study_network
-from paceline.kernels.runner import Nodes, OneProcess, Runner
+from paceline.kernels.processors import Nodes, OneProcess, Runner
 from paceline.kernels.weights import OneModel
 from paceline.training.parameters import optimizers  # noqa: F401  so that no rank imports the compiler of PyTorch
 from tests.kernels.networks import Case

@@ -26,13 +26,11 @@ import cloudpickle
 import torch
 from torch import nn
 
-import paceline.kernels.cpu as cpu
-import paceline.kernels.forward as forward
 import paceline.kernels.machine as machine
+import paceline.kernels.processors as processors
+import paceline.kernels.replicas as replicas
 from paceline.kernels import CannotFuse, build, fuse_replicas
 from paceline.kernels.comparison import Numbers, _Rounded, by_autograd, without_dropout
-from paceline.kernels.cpu import Cpu, Form
-from paceline.kernels.forward import Forward
 from paceline.kernels.fused import Fused
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.memory import Target
@@ -40,8 +38,8 @@ from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers import cpp
 from paceline.kernels.printers.study import published
-from paceline.kernels.replicas import Replicas
-from paceline.kernels.runner import Runner
+from paceline.kernels.processors import Cpu, Form, Runner
+from paceline.kernels.replicas import Forward, Replicas
 from paceline.kernels.weights import OneModel
 from tests.kernels.conftest import one_at_a_time, precompiled
 from tests.kernels.networks import Case, drawn, encoders, images, operations, sequences
@@ -327,7 +325,7 @@ def together(texts: Sequence[str]) -> str:
 @contextlib.contextmanager
 def _compiled_by(library: Callable[[str], Any]) -> Iterator[None]:
     """A context in which texts become libraries so."""
-    with mock.patch.object(cpu, "library", library), mock.patch.object(forward, "library", library):
+    with mock.patch.object(processors, "library", library), mock.patch.object(replicas, "library", library):
         yield
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from paceline.errors import JobError, JobWarning
 from paceline.interfaces.api.train import train
-from paceline.kernels import build, comparison, cpu, fuse, fuse_replicas
+from paceline.kernels import build, comparison, fuse, fuse_replicas, processors
 from paceline.kernels.comparison import WrongCode, compared
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
@@ -21,8 +21,8 @@ from paceline.kernels.printers import cpp
 from paceline.kernels.weights import REALS
 from paceline.training.data.opening import open_source
 from paceline.training.gradients import choice
-from paceline.training.gradients.stacks.fastest_stack import Forms
-from paceline.training.gradients.stacks.vmap_stack import VmapStack
+from paceline.training.gradients.fastest_stack import Forms
+from paceline.training.gradients.vmap_stack import VmapStack
 from paceline.training.jobs.job import Job
 
 SGD = partial(torch.optim.SGD, lr=0.1)
@@ -59,10 +59,10 @@ def short(plan: Plan, rule: Rule) -> str:
 
 @pytest.fixture
 def wrong(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu.Form, "__init__", lambda self, **given: self.__dict__.update(WRONG | given))
+    monkeypatch.setattr(processors.Form, "__init__", lambda self, **given: self.__dict__.update(WRONG | given))
 
 
-WRONG: dict[str, Callable[..., object]] = {"target": cpu.vector_target, "text": short, "load": cpu.load}
+WRONG: dict[str, Callable[..., object]] = {"target": processors.vector_target, "text": short, "load": processors.load}
 
 
 def notes(folder: Path) -> list[int]:
@@ -129,7 +129,7 @@ def test_pytorch_trains_where_the_code_is_wrong_under_auto(monkeypatch: pytest.M
 @pytest.mark.usefixtures("wrong")
 def test_a_stack_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     (x, y), models = samples(), [network() for _ in range(3)]
-    monkeypatch.setitem(WRONG, "target", cpu.replica_target)
+    monkeypatch.setitem(WRONG, "target", processors.replica_target)
     with pytest.raises(WrongCode, match="in a batch of 2"):
         fuse_replicas(models, nn.CrossEntropyLoss(), [SGD], 10).train_epochs(x, y, torch.stack([torch.arange(60)] * 3))
 
@@ -152,7 +152,7 @@ def test_statistics_that_move_are_compared(fresh: Path, monkeypatch: pytest.Monk
         return whole.replace("R(0.1) *", "R(0.2) *")
 
     monkeypatch.setattr(
-        cpu.Form, "__init__", lambda self, **given: self.__dict__.update(WRONG | {"text": faster} | given)
+        processors.Form, "__init__", lambda self, **given: self.__dict__.update(WRONG | {"text": faster} | given)
     )
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 4))
     x, y = samples()

@@ -15,7 +15,7 @@ from paceline.kernels import build
 from paceline.kernels.fused import Fused
 from paceline.plans.plan import Plan
 from paceline.runtime.engines import setup
-from paceline.runtime.engines.devices import Placement
+from paceline.runtime.engines.setup import Placement
 from paceline.training.gradients import fused_replica as compute
 from paceline.training.gradients.replica import CPU
 from paceline.training.jobs.job import Job

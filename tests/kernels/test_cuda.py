@@ -27,13 +27,13 @@ from paceline.kernels.cuda.device import Launch, lacking, nvidia
 from paceline.kernels.cuda.gpu import Gpu, SampleKernels
 from paceline.kernels.fused import Fused
 from paceline.kernels.losses import loss_kind
-from paceline.kernels.measure.gpu import LayerKernels, barriers, many_barriers
+from paceline.kernels.measure.bench import LayerKernels, barriers, many_barriers
 from paceline.kernels.measure.networks import CNN, NETWORKS, LastState, Network
 from paceline.kernels.measure.study import study_on
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.block import Own
-from paceline.kernels.runner import Runner
+from paceline.kernels.processors import Runner
 from paceline.kernels.weights import OneModel
 from tests.kernels.networks import Case, drawn, encoders, examples, images, sequences
 from tests.kernels.played import NARROW, Optimizer, Played, fused_on, played

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from paceline.kernels import CannotFuse
-from paceline.kernels.forward import Forward
+from paceline.kernels.replicas import Forward
 from tests.kernels.networks import Case, drawn, encoders, images, sequences
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")

@@ -13,7 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.kernels import Fused, cpu, fuse
+from paceline.kernels import Fused, fuse, processors
 from tests.kernels.networks import Case, drawn, encoders, examples, images, operations, sequences
 
 
@@ -225,7 +225,7 @@ def test_many_networks(strategy: Callable[[], SearchStrategy[Case]]) -> None:
 def check_one_by_one(case: Case, tolerance: float) -> None:
     """In vectors of a sample's own pixels and channels, as where a batch has one or two."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "FEW", 1000)
+        patch.setattr(processors, "FEW", 1000)
         check(case, tolerance)
 
 

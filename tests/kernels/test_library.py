@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.errors import JobError
-from paceline.kernels.library import ALGORITHMS, Lstm, Shape, choose, conv2d, fixed, tuner
+from paceline.kernels.library import ALGORITHMS, Lstm, Shape, choose, conv2d, convolution, fixed
 from paceline.kernels.library.recurrent import ORDERS
 
 # Of the largest output: rounding of float32 over sums of some hundred products. F(4 x 4) and spectra lose more.
@@ -22,7 +22,7 @@ TOLERANCE = {"direct": 2e-6, "unrolled": 2e-6, "winograd2": 2e-6, "winograd4": 3
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     choose.cache_clear()
-    monkeypatch.setattr(tuner, "folder", lambda: tmp_path)
+    monkeypatch.setattr(convolution, "folder", lambda: tmp_path)
 
 
 @st.composite
@@ -90,17 +90,17 @@ def test_a_choice_is_made_once_and_heeds_the_limit(monkeypatch: pytest.MonkeyPat
     assert set(first.seconds) == set(ALGORITHMS)
     assert first.algorithm == min(first.seconds, key=lambda name: first.seconds[name])
     choose.cache_clear()
-    monkeypatch.setattr(tuner, "measured", lambda *_: pytest.fail("it was measured again"))
+    monkeypatch.setattr(convolution, "measured", lambda *_: pytest.fail("it was measured again"))
     assert choose(shape) == first  # another process finds it on the disk
     monkeypatch.undo()
     needs = {name: 4 * algorithm.workspace(shape, 1) for name, algorithm in ALGORITHMS.items()}
     least = min(needs.values())
-    tight = tuner.measured(shape, memory=least)
+    tight = convolution.measured(shape, memory=least)
     assert {name for name in tight.seconds if needs[name] > least} == set()
     assert "MB beside" in "".join(tight.left_out.values())
     assert tight.algorithm in tight.table(shape)
     with pytest.raises(JobError, match="no way to convolve"):
-        tuner.measured(shape, memory=16)
+        convolution.measured(shape, memory=16)
 
 
 @pytest.mark.parametrize(
@@ -136,11 +136,11 @@ def test_what_the_text_could_not_read_is_refused(change: dict[str, object], mess
 )
 def test_a_choice_that_was_spoilt_is_made_anew(content: str) -> None:
     shape = Shape(1, 2, 9, 9, 3, 3, 3)
-    file = tuner._file(shape, None, 1)
+    file = convolution._file(shape, None, 1)
     file.parent.mkdir(parents=True)
     file.write_text(content)
     assert choose(shape).algorithm in ALGORITHMS
-    assert tuner._read(file) == choose(shape)
+    assert convolution._read(file) == choose(shape)
 
 
 def test_a_bias_and_a_chosen_way() -> None:

@@ -11,14 +11,13 @@ from torch import nn
 from typer.testing import CliRunner
 
 from paceline.interfaces.cli import app, register
+from paceline.kernels.machine import Peak
 from paceline.kernels.measure import bench as measuring
 from paceline.kernels.measure.bench import PARTS, bench
-from paceline.kernels.measure.figures import SEQUENTIAL, Bench, EpochRow, Meter, Shaped
+from paceline.kernels.measure.figures import SEQUENTIAL, Bench, EpochRow, Meter, Shaped, by_layer, picture, tables
 from paceline.kernels.measure.networks import CNN
-from paceline.kernels.measure.peak import Peak
 from paceline.kernels.measure.picture import Point, roofline
 from paceline.kernels.measure.study import StepTime, study_network
-from paceline.kernels.measure.tables import by_layer, picture, tables
 
 
 @pytest.mark.parametrize(("keeps", "threads"), [("outputs", 1), ("outputs", 4), ("inputs", 2)])

@@ -13,10 +13,9 @@ from torch import nn
 from paceline.compression.building import compiled
 from paceline.compression.emission.c_file import float_file, integer_file, program_file
 from paceline.compression.emission.kernels import PLAIN
-from paceline.compression.integers import Precision, integers
-from paceline.compression.programs import LayerProgram
+from paceline.compression.integers import Precision, integers, ranges
+from paceline.compression.network import LayerProgram
 from paceline.compression.reading import network_of, read
-from paceline.compression.values import ranges
 from paceline.kernels import CannotFuse, fuse
 from tests.test_names import HOSTILE
 

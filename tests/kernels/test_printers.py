@@ -17,18 +17,16 @@ from torch import nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels import fuse
-from paceline.kernels.compiled import canonical, tensors_of
-from paceline.kernels.cpu import Cpu, Form
+from paceline.kernels.compiled import canonical, lower, tensors_of
 from paceline.kernels.fused import Fused
 from paceline.kernels.graph import describe
 from paceline.kernels.ir import Index, Loop
 from paceline.kernels.losses import loss_kind
-from paceline.kernels.lower import lower
 from paceline.kernels.measure.networks import CNN
 from paceline.kernels.measure.study import study_network
 from paceline.kernels.printers import numpy as slow
-from paceline.kernels.printers.dealt import Parts, parts
-from paceline.kernels.runner import Runner
+from paceline.kernels.printers.study import Parts, parts
+from paceline.kernels.processors import Cpu, Form, Runner
 from paceline.kernels.weights import OneModel
 from tests.kernels.networks import Case, encoders, examples, sequences
 

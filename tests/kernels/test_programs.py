@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from paceline.kernels import CannotFuse, cpu, fuse, machine
+from paceline.kernels import CannotFuse, fuse, machine, processors
 from tests.kernels.networks import Case
 from tests.kernels.programs import PROGRAMS
 from tests.kernels.test_gradients import check
@@ -59,7 +59,7 @@ def test_gradients_are_those_of_pytorch(name: str) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_gradients_of_samples_one_by_one(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "FEW", 1000)
+    monkeypatch.setattr(processors, "FEW", 1000)
     check(_drawn(name).double(), 1e-10)
     check(_drawn(name), 1e-3)
 

@@ -1,11 +1,10 @@
 """A trained network, small and fast enough: searched for by measurements, written as one C99 file.
 
-network.py  reading.py    the network for inference as data, and how it is read from a module
-programs.py               networks with layers that have no form in whole numbers, as statements of `kernels`
-values.py  integers.py    its ranges, its form in whole numbers, the module that computes them
-pruning.py                narrower models; samples.py: which data the search sees; scores.py: how good it is on them
+network.py  reading.py    the network for inference as data or as statements of `kernels`; how a module is read
+integers.py               its ranges, its form in whole numbers, the module that computes them
+pruning.py                narrower models; samples.py: which data the search sees, and how good a network is on them
 emission/                 C files; building.py compiles, loads, sizes and times them
 targets.py                the machines that networks are made for
 onnx_file.py  precision.py    the same network as ONNX; any model in PyTorch's own precisions
-search.py  points.py  result.py  page.py     the search, its frontier and bounds, what `compress` returns, its page
+search.py  result.py  page.py    the search; its frontier and bounds, which `compress` returns; its page
 """

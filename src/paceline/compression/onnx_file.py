@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from paceline.compression.integers import BYTE, IntegerNetwork, IntegerStep, Scale
 from paceline.compression.network import INPUT, Affine, Geometry, MaxPooling, Network, Step, Sum, Window
 from paceline.errors import MachineError, RunFailed
-from paceline.kernels.formulas import is_formula, numbers_of
+from paceline.kernels.functions import is_formula, numbers_of
 
 OPSET = 20
 ZERO = 128  # what stands for a weight of 0

@@ -7,8 +7,7 @@ from html import escape
 
 import numpy as np
 
-from paceline.compression.points import Point
-from paceline.compression.result import Compression
+from paceline.compression.result import Compression, Point
 from paceline.runtime.report.charts import Scale
 from paceline.runtime.report.overview import section
 from paceline.runtime.report.page import document

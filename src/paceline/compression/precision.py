@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.compression.building import Latency
-from paceline.compression.points import Bounds
-from paceline.compression.samples import Samples
-from paceline.compression.scores import Loss, Score, loss_between
+from paceline.compression.result import Bounds
+from paceline.compression.samples import Loss, Samples, Score, loss_between
 
 CALLS, WARM, BATCH = 300, 30, 250
 

@@ -11,22 +11,26 @@ import torch
 from torch import Tensor, nn
 
 from paceline.compression.network import (
+    ENDS,
     INPUT,
     Affine,
     CannotEmit,
     Function,
     Geometry,
     Image,
+    LayerProgram,
     MaxPooling,
     Network,
     Pair,
     Step,
     Sum,
     Window,
+    moments,
+    program_of,
+    refuse_within,
     with_functions,
 )
-from paceline.compression.programs import ENDS, LayerProgram, moments, program_of, refuse_within
-from paceline.kernels.formulas import applied
+from paceline.kernels.functions import applied
 from paceline.kernels.graph import describe
 from paceline.kernels.ir import Expression, FunctionCall, Number, Op, Ref
 from paceline.kernels.layers.base import CannotFuse, Graph, Layer

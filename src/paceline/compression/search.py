@@ -17,15 +17,12 @@ from torch import Tensor, nn
 
 from paceline.compression.building import Latency
 from paceline.compression.emission.c_file import CFile
-from paceline.compression.integers import IntegerModel, IntegerNetwork, Precision, integers
-from paceline.compression.network import Network
-from paceline.compression.points import Point
-from paceline.compression.programs import LayerProgram
+from paceline.compression.integers import IntegerModel, IntegerNetwork, Precision, integers, ranges
+from paceline.compression.network import LayerProgram, Network
 from paceline.compression.pruning import narrowed, prunable
 from paceline.compression.reading import graph_of, network_of
-from paceline.compression.samples import Division
-from paceline.compression.scores import Loss, Score, loss_between
-from paceline.compression.values import ranges
+from paceline.compression.result import Point
+from paceline.compression.samples import Division, Loss, Score, loss_between
 
 WIDTHS = (1.0, 0.75, 0.55, 0.42, 0.32, 0.24, 0.18)
 PRECISIONS = (Precision(8), Precision(4), Precision(8, True), Precision(4, True))

@@ -19,14 +19,13 @@ from paceline.compression.building import LIBRARY, PATIENCE, STRICT, Built, Late
 from paceline.compression.emission.c_file import TOLERANCE, CFile, float_file, integer_file, program_file
 from paceline.compression.emission.kernels import CORTEX, CORTEX_SMALL, PLAIN, SMALL, WIDE
 from paceline.compression.emission.writer import text
-from paceline.compression.network import CannotEmit, Network
-from paceline.compression.programs import ENDS, LayerProgram
+from paceline.compression.network import ENDS, CannotEmit, LayerProgram, Network
 from paceline.compression.search import FLOAT32, Candidate, Made, Measurement
 from paceline.errors import MachineError, RunFailed
 from paceline.kernels.build import abilities
 from paceline.kernels.machine import cores
 
-# --- This machine as a target: the time of a call is measured ---------------------------------------------------------
+# This machine as a target: the time of a call is measured.
 
 ROUNDS = 3
 CALLS = 1000
@@ -96,7 +95,8 @@ def _in_turns(measures: Sequence[Callable[[], Latency]]) -> list[Latency]:
     ]
 
 
-# --- A Cortex-M4 as a target: cross-compiled, run in QEMU, its instructions and its stack counted ---------------------
+# A Cortex-M4 as a target: cross-compiled, run in QEMU, its instructions and its stack counted.
+#
 # QEMU's clock advances one nanosecond with each instruction (`-icount shift=0`), so the system timer counts them.
 # Neither wait states nor the pipeline are modelled: the figure is of instructions, not of cycles.
 

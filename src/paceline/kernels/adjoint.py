@@ -38,8 +38,8 @@ from paceline.kernels.ir import (
     Tokens,
     at,
     leaves,
+    mistaken,
 )
-from paceline.kernels.refusal import mistaken
 
 
 def derive(program: Program, trained: set[str]) -> None:

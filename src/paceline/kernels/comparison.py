@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from paceline import user_cache
-from paceline.kernels.refusal import CannotFuse
+from paceline.kernels.ir import CannotFuse
 
 FEW = 2  # samples of the smaller batch, of which batch-norm needs as many
 MOST = 10**9  # floating-point operations of the larger one, which PyTorch computes within a second
@@ -47,7 +47,7 @@ class Twin(Protocol):
 AnyTwin = TypeVar("AnyTwin", bound=Twin)
 
 
-# --- notes beside the library ---
+# notes beside the library.
 
 
 def compared(file: Path) -> int:
@@ -68,7 +68,7 @@ def _note(file: Path) -> Path:
     return file.with_suffix(".compared")
 
 
-# --- PyTorch's numbers ---
+# PyTorch's numbers.
 
 
 def _as_it_is(saved: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def by_autograd(
     return {"the loss": loss.detach(), **gradients, **moved}
 
 
-# --- the comparison ---
+# the comparison.
 
 
 def fault(

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from paceline.kernels.ir import FORBIDDEN
+from paceline.kernels.ir import FORBIDDEN, RESERVED
 from paceline.kernels.layers import COMPARISONS, MODULES, of_function
 from paceline.kernels.layers.base import (
     BATCH,
@@ -27,12 +27,11 @@ from paceline.kernels.layers.base import (
     Shape,
     kind_of,
 )
-from paceline.kernels.layers.combined import EXPRESSIONS, materialised
-from paceline.kernels.layers.expansions import allowed
+from paceline.kernels.layers.elementwise import EXPRESSIONS, materialised
 from paceline.kernels.layers.shapes import pieces
-from paceline.kernels.refusal import RESERVED
 from paceline.kernels.tracing import (
     States,
+    allowed,
     as_numbers,
     called,
     depends,
@@ -43,7 +42,7 @@ from paceline.kernels.tracing import (
     without_samples,
 )
 
-# --- Parameters that a forward takes in another shape or order, or by their first rows --------------------------------
+# Parameters that a forward takes in another shape or order, or by their first rows.
 
 
 def changed(parameter: HeldTensor, target: Any, args: list[Any]) -> HeldTensor | None:

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from paceline.kernels.formulas import applied
-from paceline.kernels.functions import partials
+from paceline.kernels.functions import applied, partials
 from paceline.kernels.ir import Expression, Number, Op, Ref
 from paceline.kernels.layers.base import CannotFuse, is_hooked, kind_of
-from paceline.kernels.layers.combined import EXPRESSIONS
+from paceline.kernels.layers.elementwise import EXPRESSIONS
 
 IGNORED = -100  # the class that PyTorch's losses leave out
 SCORE, TARGET = Ref("score", ()), Ref("target", ())
@@ -131,7 +130,7 @@ def _weighed_entropy(more: float) -> Expression:
     return Op("+", rest, Op("*", counts, applied("softplus", Op("*", SCORE, Number(-1.0)))))
 
 
-# --- functions of (output, target) ----------------------------------------------------------------------------------
+# functions of (output, target).
 
 
 class _Tracer(fx.Tracer):

@@ -200,7 +200,7 @@ def contractions(statement: Statement | Transpose) -> Iterator[Contract]:
 
 
 def _blocks(plan: Plan, statement: Statement | Transpose) -> Iterator[Block]:
-    """The register blocks of a statement; those of single samples are chosen where their vectors are (pixels.py)."""
+    """The register blocks of a statement; of single samples, printers/nests.py chooses them."""
     for contract in contractions(statement):
         yield Block(()) if plan.target.lanes == 1 else choose(plan.nest(contract), plan.target.registers - 3)
 

@@ -24,14 +24,12 @@ import torch
 from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
-from paceline.kernels.checks import device_of
-from paceline.kernels.cpu import Cpu
 from paceline.kernels.cuda.device import nvidia
 from paceline.kernels.cuda.gpu import Gpu
-from paceline.kernels.fused import Fused
+from paceline.kernels.fused import Fused, device_of
 from paceline.kernels.layers.base import CannotFuse
 from paceline.kernels.losses import loss_kind
-from paceline.kernels.runner import Nodes, OneProcess, Runner, Sizes
+from paceline.kernels.processors import Cpu, Nodes, OneProcess, Runner, Sizes
 from paceline.kernels.weights import OneModel
 
 DONE = 15  # the number of the row of work that says that the leading rank is done

@@ -22,10 +22,8 @@ from torch import Tensor
 from paceline.kernels.build import library
 from paceline.kernels.compiled import CompiledCall
 from paceline.kernels.fused import TEAM
-from paceline.kernels.one_pass import FLAGS, use_torchs_roots
+from paceline.kernels.one_pass import FLAGS, ServedRule, ServedStep, step_text, use_torchs_roots
 from paceline.kernels.printers.cpp import part
-from paceline.kernels.printers.step import step_text
-from paceline.kernels.served_steps import ServedRule, ServedStep
 from paceline.kernels.weights import REALS
 
 SPAN = np.dtype(

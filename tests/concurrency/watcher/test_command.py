@@ -20,8 +20,7 @@ from paceline.concurrency.check.run import check_paths
 from paceline.concurrency.watcher.report import HangReport, Span, Waiting
 from paceline.concurrency.watcher.samples import Frame
 from paceline.concurrency.watcher.session import add_verdicts, record_in_run, with_findings
-from paceline.runtime.runs.events import EventKind, read_events
-from paceline.runtime.runs.live import HANG
+from paceline.runtime.runs.live import HANG, EventKind, read_events
 
 # The watcher quotes what the checker says of the lines that hang, and what it saw moves the checker's confidence.
 

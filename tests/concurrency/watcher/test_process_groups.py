@@ -116,7 +116,7 @@ def test_a_rank_of_the_backend_waits_as_long_as_its_wait_is_the_same(began: int,
     history = History()
     snapshot = Snapshot(0.0, ())
     for at in (0.0, 3.0, 7.0):  # rank 0 is at other lines each time, and runs
-        nap = Frame("/paceline/runtime/links/doorbell.py", int(at), "nap")
+        nap = Frame("/paceline/runtime/links/waiting.py", int(at), "nap")
         stack = (nap, Frame("/torch/distributed/distributed_c10d.py", 9, "all_reduce"), Frame("/a.py", 1, "main"))
         runs = (Thread(10, Wait("running")),)
         first = Process(10, 1, "a.py", runs, rank=0, world_size=2, stacks=(stack,), began=began)

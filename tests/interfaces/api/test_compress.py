@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.compression import points
+from paceline.compression import result
 from paceline.compression.building import Latency
 from paceline.compression.emission.c_file import CFile
 from paceline.compression.page import page_of
-from paceline.compression.points import Bounds, Point, choose, frontier
-from paceline.compression.result import Compression
-from paceline.compression.scores import Loss, loss_between, score_of
+from paceline.compression.result import Bounds, Compression, Point, choose, frontier
+from paceline.compression.samples import Loss, loss_between, score_of
 from paceline.errors import PlanError, RunFolderError, UsageError
 
 FILE = CFile("", (), 0, True)
@@ -88,17 +87,17 @@ def test_the_frontier_holds_what_nothing_beats() -> None:
 
 def test_the_fastest_point_within_the_bounds_is_chosen() -> None:
     accurate, fast, wrong = point(0.9, 900, 9.0), point(0.896, 900, 2.0), point(0.89, 100, 1.0)
-    points = [accurate, fast, wrong]
-    assert choose(points, Bounds(within=0.5)) is fast
-    assert choose(points, Bounds(within=0.1)) is accurate
-    assert choose(points, Bounds(within=0.1, latency=5.0)) is None
-    assert choose(points, Bounds(within=5.0, size=500)) is wrong
+    result = [accurate, fast, wrong]
+    assert choose(result, Bounds(within=0.5)) is fast
+    assert choose(result, Bounds(within=0.1)) is accurate
+    assert choose(result, Bounds(within=0.1, latency=5.0)) is None
+    assert choose(result, Bounds(within=5.0, size=500)) is wrong
 
 
 def test_the_page_shows_every_point_and_marks_the_chosen_one() -> None:
-    points = (point(0.9, 900, 9.0), point(0.898, 100, 9.0), point(0.8, 900, 1.0))
-    page = page_of(Compression("digits", "here", Bounds(), points, points[1], 0.9))
-    assert page.count("<title>int8, width 1, small: ") == len(points)
+    result = (point(0.9, 900, 9.0), point(0.898, 100, 9.0), point(0.8, 900, 1.0))
+    page = page_of(Compression("digits", "here", Bounds(), result, result[1], 0.9))
+    assert page.count("<title>int8, width 1, small: ") == len(result)
     assert page.count('r="8"') == 1
     assert page.count("<tr class=chosen>") == 2, "among the frontier and among all points"
 
@@ -129,17 +128,17 @@ def test_an_interval_holds_as_often_as_it_says() -> None:
 
 @pytest.mark.parametrize(("given", "found"), [("5us", 5.0), ("0.2ms", 200.0), ("900 ns", 0.9), (3, 3.0), (None, None)])
 def test_a_latency_is_read(given: str | float | None, found: float | None) -> None:
-    assert points.latency(given) == pytest.approx(found)
+    assert result.latency(given) == pytest.approx(found)
 
 
 def test_a_size_is_read() -> None:
-    assert [points.size(given) for given in ("16KB", "16KiB", "900", 12, None)] == [16_000, 16_384, 900, 12, None]
+    assert [result.size(given) for given in ("16KB", "16KiB", "900", 12, None)] == [16_000, 16_384, 900, 12, None]
 
 
 @pytest.mark.parametrize("given", ["5", "5 parsecs", "fast", "-1us"])
 def test_a_latency_that_says_nothing_is_refused(given: str) -> None:
     with pytest.raises(UsageError, match="write it as in 5us"):
-        points.latency(given)
+        result.latency(given)
 
 
 def test_wrong_use_is_refused_before_the_search(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from functools import partial
 from torch import nn
 import paceline as pl
 from paceline.algorithms.agenda import Agenda
-from paceline.training.data.order import Order
+from paceline.training.data.source import Order
 
 RANK, RANKS, UPDATES, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), 24, 32
 chance = torch.Generator().manual_seed(0)

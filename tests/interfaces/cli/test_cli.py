@@ -19,8 +19,7 @@ from paceline.interfaces.cli.comparison import show_comparison
 from paceline.interfaces.cli.draw import memory_for
 from paceline.interfaces.cli.tables import show_summary
 from paceline.plans.plan import Plan
-from paceline.runtime.report.reading import open_all
-from paceline.runtime.report.run_stats import lanes_of, run_stats
+from paceline.runtime.report.reading import lanes_of, open_all, run_stats
 from paceline.runtime.runs.comparison import read_comparison
 from paceline.runtime.runs.verdict import decided
 from paceline.training.jobs.built_ins import built_in

@@ -16,8 +16,7 @@ from paceline.interfaces.cli import comparison
 from paceline.interfaces.cli.comparison import progress_shown, show_comparison
 from paceline.interfaces.cli.console import saying
 from paceline.runtime.runs.comparison import ComparisonRecord, FailedPlan, Row, StepTimes
-from paceline.runtime.runs.figures import median_interval, wilson
-from paceline.runtime.runs.verdict import decided
+from paceline.runtime.runs.verdict import decided, median_interval, wilson
 from tests.interfaces.cli.conftest import Command
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +11,9 @@ import pytest
 
 import paceline as pl
 from paceline.interfaces.testing.jobs import JOBS
-from paceline.runtime.runs.json_files import write_json
-from paceline.runtime.runs.live import Heartbeat
+from paceline.runtime.runs.live import ABSENT, FILE, Heartbeat, LiveRecord, Phase, ProcessRecord
 from paceline.runtime.runs.record import Status, read_record
+from paceline.runtime.runs.schema import to_dict, write_json
 from tests.interfaces.cli.conftest import Command
 
 
@@ -53,3 +54,19 @@ def test_what_a_filter_selects_is_deleted_and_nothing_that_goes_on(stored: Path,
     assert not ring.exists()
     assert len([*stored.iterdir()]) == 2
     assert command("runs", str(stored), "--filter", "killed").code == 2
+
+
+def test_a_run_of_another_machine_goes_on_while_its_heartbeat_is_new(stored: Path, command: Command) -> None:
+    ring = running(stored)
+
+    def status(age: float) -> str:
+        elsewhere = ProcessRecord(2**22 + 1, 0.0)  # above the largest number that a process can have here
+        write_json(
+            ring / FILE, to_dict(LiveRecord(Phase.TRAINING, time.time() - age, elsewhere, 1, 10, machine="another"))
+        )
+        (run,) = json.loads(command("runs", str(stored), "--filter", "ring", "--json").out)["runs"]
+        return str(run["status"])
+
+    assert status(2.0) == "running"
+    assert "goes on" in command("runs", str(stored), "--filter", "ring", "--delete", "--yes").err
+    assert status(2 * ABSENT) == "killed"

@@ -16,7 +16,7 @@ from rich.table import Table
 from paceline.interfaces.cli.console import PlainConsole
 from paceline.names import visible
 from paceline.text_table import TextList, TextTable
-from paceline.training.jobs.trust import announce_code
+from paceline.training.jobs.pickling import announce_code
 from tests.hostile_texts import NASTY, TERMINAL, shown_safely, spoiled
 from tests.interfaces.cli.conftest import Command
 

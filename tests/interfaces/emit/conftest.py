@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runtime.runs.json_files import write_json
 from paceline.runtime.runs.record import RunRecord, Status
+from paceline.runtime.runs.schema import write_json
 
 DEADLINE = 120.0
 

@@ -18,7 +18,7 @@ from paceline.kernels.cuda.device import Launch
 from paceline.kernels.cuda.gpu import Gpu, Kernels, SampleKernels
 from paceline.kernels.fused import Fused
 from paceline.kernels.losses import loss_kind
-from paceline.kernels.runner import Runner
+from paceline.kernels.processors import Runner
 from paceline.kernels.weights import OneModel
 
 HERE = Path(__file__).parent

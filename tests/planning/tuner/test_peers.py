@@ -27,9 +27,8 @@ from paceline.planning.tuner.trials.peers import OVER, RANK, SAID, TERMS, TUNER,
 from paceline.planning.tuner.trials.processes import Processes
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
-from paceline.runtime.links.tcp.events import Arrived, Gone, Received
 from paceline.runtime.links.tcp.handshake import JOB_BYTES, Identity, Peer
-from paceline.runtime.links.tcp.hub import Hub
+from paceline.runtime.links.tcp.hub import Arrived, Gone, Hub, Received
 
 MEETING = bytes(16)
 SPACE = Space({"x": Float(0, 1, count=5)})

@@ -22,8 +22,8 @@ from paceline.planning.tuner.trials import Terms
 from paceline.planning.tuner.trials.choice import Here
 from paceline.planning.tuner.trials.stacked import Stacked
 from paceline.runtime.engines.stepping import SteppedTraining
-from paceline.training.gradients.stacks.fastest_stack import CoreStack, Forms, LaneStack
-from paceline.training.gradients.stacks.stacking import CannotStack, shape_of
+from paceline.training.gradients.fastest_stack import CoreStack, Forms, LaneStack
+from paceline.training.gradients.vmap_stack import CannotStack, shape_of
 from paceline.training.jobs.job import Job
 
 pytestmark = pytest.mark.usefixtures("quickly_compiled")

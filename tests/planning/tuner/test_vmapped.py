@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from paceline.algorithms.agenda import Agenda
 from paceline.runtime.engines.stepping import SteppedTraining
-from paceline.training.gradients.stacks.stacking import CannotStack, shape_of
-from paceline.training.gradients.stacks.vmap_stack import VmapStack
+from paceline.training.gradients.vmap_stack import CannotStack, VmapStack, shape_of
 from paceline.training.jobs.job import Job
 
 EPOCHS = 3

@@ -478,9 +478,9 @@ def child() -> None:
 
 def leaks_nothing() -> None:
     """Neither descriptors nor memory are left, however many groups and operations there were."""
-    from paceline.runtime.backend import background
+    from paceline.runtime.backend import progress
 
-    background.IDLE_SECONDS = 0.01
+    progress.IDLE_SECONDS = 0.01
 
     def state() -> tuple[int, int]:
         maps = Path("/proc/self/maps").read_text()

@@ -18,8 +18,7 @@ import pytest
 from paceline.algorithms.cluster.launchers import HEAD_PORT
 from paceline.interfaces.testing.survival.hosts import Host, hosts, possible
 from paceline.runtime.doctor import Finding, Grade, machine, way
-from paceline.runtime.links.tcp.address import Address
-from paceline.runtime.links.tcp.interfaces import Interface, interfaces
+from paceline.runtime.links.tcp.address import Address, Interface, interfaces
 
 CABLE = Interface("eth0", "192.0.2.7", "cable", 1500)
 

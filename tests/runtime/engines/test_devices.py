@@ -20,7 +20,7 @@ from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
 from paceline.runtime.engines import setup
-from paceline.runtime.engines.devices import CPU, Placement, place
+from paceline.runtime.engines.setup import CPU, Placement, place
 from paceline.training.gradients.device_gradients import DeviceGradients, HostDeviceCopy
 from paceline.training.gradients.replica import Replica
 from paceline.training.jobs.job import Job

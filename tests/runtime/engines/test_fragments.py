@@ -16,9 +16,8 @@ from paceline.interfaces.testing.conformance import check_run
 from paceline.interfaces.testing.jobs import JOBS
 from paceline.plans.plan import Plan
 from paceline.runtime.runs.trace import Kind
-from paceline.training.gradients.message import MessageShape
+from paceline.training.gradients.message import MessageShape, segments_of
 from paceline.training.gradients.payload import Payload
-from paceline.training.gradients.segments import segments_of
 from paceline.training.parameters.layout import Fragments, lay_out
 
 PLANS = (

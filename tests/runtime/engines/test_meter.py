@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.runtime.engines.workers import meter
+from paceline.runtime.engines.workers import worker_context
 from paceline.runtime.runs.trace import Kind
 
 G = torch.Generator().manual_seed(0)
@@ -77,8 +77,8 @@ def test_measurements_take_a_small_share_of_a_workers_time(monkeypatch: pytest.M
             now[0] += 10_000_000  # a slow machine: 10 ms a row
             rows.append(row)
 
-    monkeypatch.setattr(meter, "now", lambda: now[0])
-    made = meter.Meter(Context(), torch.optim.SGD([torch.zeros(1)], lr=0.1))  # type: ignore[arg-type]
+    monkeypatch.setattr(worker_context, "now", lambda: now[0])
+    made = worker_context.Meter(Context(), torch.optim.SGD([torch.zeros(1)], lr=0.1))  # type: ignore[arg-type]
     for update in range(100_000):
         made.before_step([torch.ones(3)], update)
         now[0] += 1_000_000

@@ -22,14 +22,14 @@ from paceline.errors import RunFailed
 from paceline.interfaces.testing.conformance import no_update_lost, replays, staleness_identity
 from paceline.interfaces.testing.killing import worker_processes
 from paceline.runtime.engines.arithmetic.servers import ServerArithmetic
-from paceline.runtime.engines.servers.port import ShardPort
+from paceline.runtime.engines.servers.shard_memory import ShardPort
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.engines.workers.methods import native_pushes
 from paceline.runtime.engines.workers.worker_context import WorkerContext
 from paceline.runtime.runs.progress import Progress
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.trace import Kind, TraceRing
-from paceline.training.data.order import Order
+from paceline.training.data.source import Order
 from paceline.training.gradients.fused_replica import FusedGradients
 from tests.runtime.engines.test_native_updates import (
     ADAM,

@@ -25,15 +25,14 @@ from paceline.errors import ProtocolError
 from paceline.kernels.build import library
 from paceline.kernels.compiled import CompiledCall
 from paceline.kernels.exchange import Ended
-from paceline.kernels.one_pass import FLAGS
+from paceline.kernels.one_pass import FLAGS, served_step
 from paceline.kernels.serve import SPAN, Served, text
-from paceline.kernels.served_steps import served_step
 from paceline.runtime.engines.servers.shard_memory import ShardMemory
-from paceline.runtime.engines.workers.native_server import bound_of, desk_in_memory, shard_in_memory
-from paceline.runtime.links import futex
-from paceline.runtime.links.doorbell import Doorbell
-from paceline.runtime.links.double_buffer import DoubleBuffer
-from paceline.runtime.links.locks import Locks
+from paceline.runtime.engines.workers.arena import DoubleBuffer
+from paceline.runtime.engines.workers.methods.native_pushes import bound_of, desk_in_memory, shard_in_memory
+from paceline.runtime.links import waiting
+from paceline.runtime.links.membership import Locks
+from paceline.runtime.links.waiting import Doorbell
 from paceline.runtime.runs.trace import ROW, Kind, TraceRing
 from paceline.training.gradients.native_step import PLAIN
 from tests.runtime.links.conftest import MakeMemory, make_memory  # noqa: F401
@@ -109,7 +108,7 @@ def test_the_desk_answers_as_the_machine_does_or_leaves_it_to_python(
             worker=worker,
             locks=locks.descriptor,
             batch=batch,
-            cancelled=futex.address_of(cancelled),
+            cancelled=waiting.address_of(cancelled),
             ended=Ended.MADE,
         )
         if native.one_finish(ctypes.byref(served)):
@@ -135,7 +134,7 @@ def test_what_is_due_is_left_to_python(locks: Locks, make_memory: MakeMemory) ->
         doorbells=addresses.ctypes.data,
         workers=1,
         locks=locks.descriptor,
-        cancelled=futex.address_of(cancelled),
+        cancelled=waiting.address_of(cancelled),
         snapshots=7,
         checkpoints=10,
     )
@@ -165,7 +164,7 @@ def test_a_shard_counts_as_the_machine_does(locks: Locks, make_memory: MakeMemor
     shared = ShardMemory(machine, slots, integers, [version] * slots.count, None)  # type: ignore[arg-type, list-item]
     cancelled, slot_addresses = memory.ints(1), np.zeros(slots.count, np.int64)
     shard = shard_in_memory(0, shared, slot_addresses, np.zeros(0, SPAN))
-    sent, taken, rows = map(futex.address_of, ring.memory)
+    sent, taken, rows = map(waiting.address_of, ring.memory)
     settings = np.zeros(1)
     served = Served(
         shards=ctypes.addressof(shard),
@@ -175,7 +174,7 @@ def test_a_shard_counts_as_the_machine_does(locks: Locks, make_memory: MakeMemor
         taken=taken,
         rows=rows,
         room=TraceRing.ROWS,
-        cancelled=futex.address_of(cancelled),
+        cancelled=waiting.address_of(cancelled),
         settings=settings.ctypes.data,
     )
     for order in itertools.product(range(WORKERS), repeat=5):

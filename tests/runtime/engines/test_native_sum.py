@@ -24,10 +24,9 @@ from paceline.kernels.exchange import Ended
 from paceline.kernels.printers.cpp import part
 from paceline.kernels.resident import NOTE
 from paceline.runtime.engines.workers.collectives import PayloadReduction, Reduction, payloads_of
-from paceline.runtime.engines.workers.native_sum import NativeSum, native_sum
-from paceline.runtime.links.doorbell import Doorbell
-from paceline.runtime.links.shared_memory_link import SharedMemoryLink, SharedVectors
-from paceline.runtime.links.waiting import Cancelled, Waiter
+from paceline.runtime.engines.workers.methods.native_updates import NativeSum, native_sum
+from paceline.runtime.links.shared_memory import SharedMemoryLink, SharedVectors
+from paceline.runtime.links.waiting import Cancelled, Doorbell, Waiter
 from paceline.training.gradients.payload import GradientSum, Payload
 from paceline.training.parameters.layout import lay_out, trainable
 from tests.runtime.links.conftest import MakeMemory, make_memory  # noqa: F401

@@ -18,7 +18,7 @@ from paceline.runtime.engines.workers.methods import native_updates
 from paceline.runtime.runs.progress import Progress
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.trace import Kind, Trace
-from paceline.training.data.order import Order
+from paceline.training.data.source import Order
 
 SAMPLES, BATCH = 500, 12  # the last batch of an epoch has 8
 

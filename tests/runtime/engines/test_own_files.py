@@ -10,7 +10,7 @@ import pytest
 
 import paceline as pl
 from paceline.errors import JobWarning, ReplayDiverged
-from paceline.runtime.engines.own_files import own_files
+from paceline.runtime.engines.job_file import own_files
 from paceline.runtime.runs.record import read_record
 from paceline.training.jobs.loading import load_job
 

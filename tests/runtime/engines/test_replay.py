@@ -18,7 +18,7 @@ from paceline.runtime.engines.arithmetic.synchronous import AveragedReplicas
 from paceline.runtime.engines.replay.from_plan import SynchronousReplayer
 from paceline.runtime.engines.replay.replay import servers_apart
 from paceline.runtime.engines.setup import set_up
-from paceline.runtime.runs.events import Event, EventKind, EventLog
+from paceline.runtime.runs.live import Event, EventKind, EventLog
 from paceline.runtime.runs.record import AttemptRecord, RunRecord
 from paceline.runtime.runs.trace import Kind
 from paceline.training.jobs.built_ins import TinyTransformer, cifar_resnet, digits_net, mnist_dnn

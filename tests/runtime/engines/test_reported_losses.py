@@ -16,8 +16,7 @@ from torch.nn import functional as F
 import paceline as pl
 from paceline.runtime.report.curves import loss_curve
 from paceline.runtime.report.reading import open_all
-from paceline.runtime.runs.live_status import LiveStatus
-from paceline.runtime.runs.progress import Progress
+from paceline.runtime.runs.progress import LiveStatus, Progress
 from paceline.runtime.runs.trace import Kind, Row, Trace
 from paceline.training.jobs.job import Job
 

@@ -14,7 +14,7 @@ from paceline.algorithms.agenda import Agenda
 from paceline.algorithms.collectives.ring import Ring
 from paceline.errors import UsageError
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.virtual import World, exchange, simulate, simulate_totals
+from paceline.runtime.engines.virtual import World, simulate, simulate_totals, world
 from paceline.runtime.engines.virtual.rows import Totals
 from paceline.runtime.runs.trace import Kind
 
@@ -29,9 +29,9 @@ def _agenda(plan: Plan, updates: int, batch: int = 100) -> Agenda:
 def test_a_large_ring_in_closed_form_is_the_one_step_by_step(spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(1)
     came = [chance.uniform(0, spread) for _ in range(600)]
-    closed = exchange.exchange(Ring(), came, 1e6, World())
-    monkeypatch.setattr(exchange, "LARGE", 10**9)
-    steps = exchange.exchange(Ring(), came, 1e6, World())
+    closed = world.exchange(Ring(), came, 1e6, World())
+    monkeypatch.setattr(world, "LARGE", 10**9)
+    steps = world.exchange(Ring(), came, 1e6, World())
     assert closed.ends == pytest.approx(steps.ends, rel=1e-9)
     assert closed.sent == steps.sent
 
@@ -90,8 +90,8 @@ def test_racks_share_their_link() -> None:
 
 
 def test_a_ring_crosses_racks_at_their_borders_only() -> None:
-    flat = exchange.exchange(Ring(), [0.0] * 8, 8e6, World())
-    racks = exchange.exchange(Ring(), [0.0] * 8, 8e6, replace(World(), rack=4, uplink=1e9))
+    flat = world.exchange(Ring(), [0.0] * 8, 8e6, World())
+    racks = world.exchange(Ring(), [0.0] * 8, 8e6, replace(World(), rack=4, uplink=1e9))
     assert 14 * 1e-3 <= max(racks.ends) <= 14 * (1e-3 + 1e-4)
     assert max(flat.ends) < max(racks.ends)
 

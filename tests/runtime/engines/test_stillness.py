@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from paceline.runtime.engines.local.stillness import Stillness, is_stopped
+from paceline.runtime.engines.local.worker_pool import Stillness, is_stopped
 
 
 class Clock:

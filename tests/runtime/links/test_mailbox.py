@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from paceline.errors import JobError, WaitedTooLong
-from paceline.runtime.links.doorbell import Doorbell
-from paceline.runtime.links.mailbox import TYPES, Mailbox, MailShape, MailSlots
 from paceline.runtime.links.ring_buffer import Ring
-from paceline.runtime.links.waiting import Waiter
+from paceline.runtime.links.shared_memory import TYPES, Mailbox, MailShape, MailSlots
+from paceline.runtime.links.waiting import Doorbell, Waiter
 from tests.runtime.links.conftest import MakeMemory
 
 SHAPE = MailShape((0, 1), 2, 1000, 3)

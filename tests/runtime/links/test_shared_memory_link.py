@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from paceline.errors import WaitedTooLong
-from paceline.kernels.stream import stream_copy
+from paceline.kernels.exchange import stream_copy
 from paceline.runtime.links import TURNS, Span
-from paceline.runtime.links.doorbell import Doorbell
 from paceline.runtime.links.memory import Memory
-from paceline.runtime.links.shared_memory_link import SharedMemoryLink, SharedVectors
-from paceline.runtime.links.waiting import Cancelled, Waiter
+from paceline.runtime.links.shared_memory import SharedMemoryLink, SharedVectors
+from paceline.runtime.links.waiting import Cancelled, Doorbell, Waiter
 from tests.runtime.links.conftest import MakeMemory
 
 NUMBERS, SIZE = 100, 1 << 16

@@ -14,7 +14,7 @@ from paceline.interfaces.testing.jobs import JOBS
 from paceline.plans.plan import Plan
 from paceline.runtime.backend import group
 from paceline.runtime.engines.workers.arena import Arena, ArenaShape
-from paceline.runtime.links.store_order import require_store_order
+from paceline.runtime.links.memory import require_store_order
 from paceline.training.parameters.layout import lay_out
 
 

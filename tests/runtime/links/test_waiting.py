@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from paceline.errors import WaitedTooLong
-from paceline.runtime.links import futex
-from paceline.runtime.links.doorbell import ASLEEP, RINGS, Doorbell
-from paceline.runtime.links.double_buffer import DoubleBuffer
-from paceline.runtime.links.locks import Locks, RecordLock
+from paceline.runtime.engines.workers.arena import DoubleBuffer
+from paceline.runtime.links import waiting
+from paceline.runtime.links.membership import Locks, RecordLock
 from paceline.runtime.links.memory import Memory, SharedTensors
-from paceline.runtime.links.waiting import Cancelled, Spin, Waiter, wait
+from paceline.runtime.links.waiting import ASLEEP, RINGS, Cancelled, Doorbell, Spin, Waiter, wait
 from tests.runtime.links.conftest import MakeMemory
 
 
@@ -48,7 +47,7 @@ def test_a_ring_between_the_flag_and_the_sleep_is_not_lost(make_memory: MakeMemo
 def test_ringing_an_awake_owner_does_nothing(monkeypatch: pytest.MonkeyPatch, make_memory: MakeMemory) -> None:
     cell = make_memory().ints(2)
     doorbell = Doorbell(cell)
-    monkeypatch.setattr(futex, "wake", lambda address: pytest.fail("a system call for nothing"))
+    monkeypatch.setattr(waiting, "wake", lambda address: pytest.fail("a system call for nothing"))
     doorbell.ring()
     assert cell.tolist() == [0, 0]
     with pytest.raises(ZeroDivisionError):
@@ -57,7 +56,7 @@ def test_ringing_an_awake_owner_does_nothing(monkeypatch: pytest.MonkeyPatch, ma
 
 
 def test_without_a_futex_a_sleeper_looks_again(monkeypatch: pytest.MonkeyPatch, make_memory: MakeMemory) -> None:
-    monkeypatch.setattr(futex, "SYSCALL", None)
+    monkeypatch.setattr(waiting, "SYSCALL", None)
     cell = make_memory().ints(2)
     Doorbell(cell).nap(1000.0, lambda: False)
     Doorbell(cell).wake()

@@ -10,8 +10,7 @@ from torch import nn
 
 import paceline
 from paceline.runtime.report import write
-from paceline.training.data.shard_stream import Stream
-from paceline.training.data.shards import Shards
+from paceline.training.data.shards import Shards, Stream
 from paceline.training.preparation.ingest import ingest
 from paceline.training.preparation.prepare import prepare
 from paceline.training.preparation.recipe import Recipe

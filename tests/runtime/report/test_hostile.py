@@ -20,8 +20,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.compression.page import page_of
-from paceline.compression.points import Bounds
-from paceline.compression.result import Compression
+from paceline.compression.result import Bounds, Compression
 from paceline.errors import PacelineError, RunFolderError
 from paceline.interfaces.api.planning.planner_page import choice_page, validation_page
 from paceline.planning.explain.drawing import draw_page
@@ -36,9 +35,8 @@ from paceline.runtime.report import FORMATS, write
 from paceline.runtime.report.page import page
 from paceline.runtime.report.reading import open_all
 from paceline.runtime.runs.comparison import ComparisonRecord, Row
-from paceline.runtime.runs.events import Event, EventKind
-from paceline.runtime.runs.json_files import write_json
-from paceline.runtime.runs.schema import to_dict
+from paceline.runtime.runs.live import Event, EventKind
+from paceline.runtime.runs.schema import to_dict, write_json
 from paceline.runtime.runs.trace import Kind, Trace, TraceWriter
 from paceline.runtime.runs.trace import Row as TraceRow
 from paceline.runtime.runs.verdict import decided

@@ -20,10 +20,9 @@ import paceline as pl
 from paceline.errors import RunFolderError, UsageError
 from paceline.interfaces.cli.live_page import server
 from paceline.interfaces.cli.report import report
-from paceline.runtime.report.live import LivePage
-from paceline.runtime.runs.json_files import write_json
+from paceline.runtime.report.page import LivePage
 from paceline.runtime.runs.live import FILE, Heartbeat, Phase, ProcessRecord, WorkerLive, WorkerStatus, read_live
-from paceline.runtime.runs.schema import to_dict
+from paceline.runtime.runs.schema import to_dict, write_json
 from tests.runtime.report.test_report import NASTY, job
 
 

@@ -30,25 +30,21 @@ from torch import nn
 import paceline as pl
 from paceline.errors import RunFolderError, UsageError
 from paceline.interfaces.testing.jobs import JOBS
-from paceline.runtime.engines.outline import outline
-from paceline.runtime.report import charts, exports, formatting, perfetto, tensorboard, write
+from paceline.runtime.engines.record import outline
+from paceline.runtime.report import charts, exports, formatting, write
 from paceline.runtime.report.curves import AXES, envelope, evaluation_curve, histogram, loss_curve
-from paceline.runtime.report.lanes import Lane, binned, lanes, merged, packed
 from paceline.runtime.report.overview import speeds
 from paceline.runtime.report.page import page
-from paceline.runtime.report.reading import Reading, open_all
-from paceline.runtime.report.run_stats import lanes_of, run_stats
+from paceline.runtime.report.reading import Lane, Reading, binned, lanes, lanes_of, merged, open_all, packed, run_stats
 from paceline.runtime.report.sections import cluster_events
 from paceline.runtime.runs.comparison import ComparisonRecord, FailedPlan, read_comparison
 from paceline.runtime.runs.comparison import Row as ComparisonRow
-from paceline.runtime.runs.events import Event, EventKind
-from paceline.runtime.runs.figures import difference_of_accuracies, median_interval
-from paceline.runtime.runs.json_files import write_json
+from paceline.runtime.runs.live import Event, EventKind
 from paceline.runtime.runs.record import Evaluation, RunRecord, Summary
-from paceline.runtime.runs.schema import to_dict
+from paceline.runtime.runs.schema import to_dict, write_json
 from paceline.runtime.runs.time_accounting import Time
 from paceline.runtime.runs.trace import Kind, Row, Trace
-from paceline.runtime.runs.verdict import decided
+from paceline.runtime.runs.verdict import decided, difference_of_accuracies, median_interval
 from paceline.training.data.opening import open_source
 from paceline.training.jobs.built_ins import built_in
 
@@ -554,21 +550,21 @@ def records(raw: bytes) -> list[bytes]:
         (length,) = struct.unpack_from("<Q", raw, at)
         message = raw[at + 12 : at + 12 + length]
         sums = struct.unpack_from("<I", raw, at + 8)[0], struct.unpack_from("<I", raw, at + 12 + length)[0]
-        assert sums == (tensorboard.masked_crc(raw[at : at + 8]), tensorboard.masked_crc(message))
+        assert sums == (exports.masked_crc(raw[at : at + 8]), exports.masked_crc(message))
         found.append(message)
         at += 16 + length
     return found
 
 
 def test_event_files_are_as_tensorboard_writes_them(runs: Path, tmp_path: Path) -> None:
-    crc = (tensorboard.masked_crc(b"123456789") - 0xA282EAD8) & 0xFFFFFFFF
+    crc = (exports.masked_crc(b"123456789") - 0xA282EAD8) & 0xFFFFFFFF
     assert (crc >> 17 | crc << 15) & 0xFFFFFFFF == 0xE3069283  # CRC-32C's own check value
     # What the writer of TensorBoard 2.21 makes of this scalar.
     golden = "1b000000000000001a0d9e1309000000000000f83f10ac022a0d0a0b0a046c6f7373150000003f69f9315b"
-    made = tensorboard.events([("loss", 300, 0.5, 0.5)], 1.0)
+    made = exports.tensorboard_events([("loss", 300, 0.5, 0.5)], 1.0)
     assert made.endswith(bytes.fromhex(golden))
     assert records(made)[0] == b"\x09\0\0\0\0\0\0\xf0\x3f\x1a\x0dbrain.Event:2"
-    files = tensorboard.write_events(open_all([runs]), tmp_path)
+    files = exports.write_events(open_all([runs]), tmp_path)
     assert len(files) == 3
     for file in files:
         assert len(records(file.read_bytes())) > 30
@@ -576,7 +572,7 @@ def test_event_files_are_as_tensorboard_writes_them(runs: Path, tmp_path: Path) 
 
 def test_a_perfetto_trace_holds_every_row_on_one_clock(runs: Path, tmp_path: Path) -> None:
     opened = open_all([runs])
-    (file,) = perfetto.write_trace(opened, tmp_path / "t.json")
+    (file,) = exports.write_trace(opened, tmp_path / "t.json")
     told = json.loads(file.read_text())["traceEvents"]
     slices = [event for event in told if event["ph"] == "X" and event["name"] != "wait"]
     assert len(slices) == sum(len(r.trace) for r in opened)
@@ -598,14 +594,14 @@ def test_a_perfetto_trace_has_an_event_for_a_row_of_every_kind(runs: Path) -> No
     whole = open_all([runs])[0]
     for kind in Kind:
         row = Row(kind, 0, 1, shard=0, base=0, version=1, samples=1, start=5_000, end=9_000, value=0.5)
-        told = list(perfetto.events(replace(whole, trace=Trace.of([row])), 0))
+        told = list(exports.trace_events(replace(whole, trace=Trace.of([row])), 0))
         assert any(event.get("ts") == pytest.approx(5) for event in told), kind.name
 
 
 def test_the_stages_of_a_pipeline_have_slices(tmp_path: Path) -> None:
     run = pl.train(job(), "gpipe:workers=2", engine="virtual", folder=tmp_path)
     assert run.path is not None
-    (file,) = perfetto.write_trace(open_all([run.path]), tmp_path / "t.json")
+    (file,) = exports.write_trace(open_all([run.path]), tmp_path / "t.json")
     assert "stage" in {event["name"] for event in json.loads(file.read_text())["traceEvents"]}
 
 

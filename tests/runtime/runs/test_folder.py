@@ -16,10 +16,10 @@ import paceline as pl
 from paceline.errors import JobError, RunFailed, RunFolderError
 from paceline.interfaces.testing.jobs import JOBS
 from paceline.runtime.engines import checkpoints
-from paceline.runtime.runs.events import FILE, Event, EventKind, EventLog, ProcessKind, read_events
 from paceline.runtime.runs.folder import RunFolder, new_folder
-from paceline.runtime.runs.json_files import read_json, write_json
+from paceline.runtime.runs.live import EVENTS_FILE, Event, EventKind, EventLog, ProcessKind, read_events
 from paceline.runtime.runs.record import RunRecord, Status, read_record
+from paceline.runtime.runs.schema import read_json, write_json
 
 # --- events.jsonl is read as it was written, also where the run was killed in the middle of a line --------------------
 
@@ -44,8 +44,8 @@ def test_half_a_line_is_left_out(tmp_path: Path) -> None:
     for event in EVENTS:
         log.add(event)
     log.close()
-    text = (tmp_path / FILE).read_text()
-    (tmp_path / FILE).write_text(text[:-5])
+    text = (tmp_path / EVENTS_FILE).read_text()
+    (tmp_path / EVENTS_FILE).write_text(text[:-5])
     assert read_events(tmp_path) == EVENTS[:-1]
 
 
@@ -54,8 +54,8 @@ def test_a_run_on_one_machine_has_none(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text("{}\n")
-    with pytest.raises(RunFolderError, match=FILE):
+    (tmp_path / EVENTS_FILE).write_text("{}\n")
+    with pytest.raises(RunFolderError, match=EVENTS_FILE):
         read_events(tmp_path)
 
 

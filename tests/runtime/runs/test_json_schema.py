@@ -12,10 +12,9 @@ import pytest
 import paceline as pl
 from paceline.interfaces.testing.jobs import JOBS
 from paceline.runtime.runs.comparison import ComparisonRecord, FailedPlan, Row
-from paceline.runtime.runs.json_files import write_json
 from paceline.runtime.runs.json_schema import FILES, json_schema
 from paceline.runtime.runs.live import Heartbeat, Phase, ProcessRecord, WorkerLive, WorkerStatus
-from paceline.runtime.runs.schema import to_dict
+from paceline.runtime.runs.schema import to_dict, write_json
 
 
 def check(file: Path) -> dict[str, Any]:

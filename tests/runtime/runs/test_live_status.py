@@ -22,8 +22,7 @@ from paceline.interfaces.callbacks.progress_bar import ProgressBar
 from paceline.interfaces.testing.killing import worker_processes
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.virtual import World, simulate
-from paceline.runtime.runs.live_status import LiveStatus
-from paceline.runtime.runs.progress import Progress
+from paceline.runtime.runs.progress import LiveStatus, Progress
 from paceline.runtime.runs.time_accounting import Time, idling, spans
 from paceline.runtime.runs.trace import Kind, Row, Trace
 

@@ -15,7 +15,7 @@ from paceline.planning.tuner.space import Float
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.replay.replay import Replay
 from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonKind, ComparisonRecord, FailedPlan, Row
-from paceline.runtime.runs.tables import comparison_table, summary_lines
+from paceline.runtime.runs.run import comparison_table, summary_lines
 from paceline.training.jobs.job import Job
 
 ROWS = (Row("sequential", 1, 1000.0, (1000.0,), 1.0, 1.0), Row("ring:workers=2", 2, 1500.0, (1500.0,), 1.5, 0.75))

@@ -12,9 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonKind, ComparisonRecord, FailedPlan, Row
-from paceline.runtime.runs.figures import common_level, median_interval, seconds_to_hold, wilson
 from paceline.runtime.runs.record import Evaluation
-from paceline.runtime.runs.verdict import CROWDED, MOST_LOST, PAYS, SETTLED, decide, decided, disagreement
+from paceline.runtime.runs.verdict import (
+    CROWDED,
+    MOST_LOST,
+    PAYS,
+    SETTLED,
+    common_level,
+    decide,
+    decided,
+    disagreement,
+    median_interval,
+    seconds_to_hold,
+    wilson,
+)
 
 # --- Time to a target is the time from which on it was held -----------------------------------------------------------
 

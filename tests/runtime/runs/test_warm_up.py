@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.runtime.runs.figures import steady
 from paceline.runtime.runs.trace import Kind, Row, Trace
+from paceline.runtime.runs.verdict import steady
 
 MS = 10**6
 

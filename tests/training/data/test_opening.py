@@ -26,8 +26,8 @@ from torch.utils.data import (
 import paceline as pl
 from paceline.errors import JobError, JobWarning, PlanError
 from paceline.interfaces.testing.conformance import difference
+from paceline.training.data.loader_sources import StreamSource
 from paceline.training.data.opening import open_source
-from paceline.training.data.stream import StreamSource
 
 X = torch.randn(40, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
@@ -193,13 +193,13 @@ def test_what_cannot_be_read_says_so(data: Any, message: str) -> None:
 
 
 def test_a_stream_without_an_end_says_how_to_give_it_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.training.data.stream.MOST", 100)
+    monkeypatch.setattr("paceline.training.data.loader_sources.MOST", 100)
     with pytest.raises(JobError, match=r"states no length and has not ended after 100 samples; .*max_updates="):
         virtual(job(Stream(given=1000)))
 
 
 def test_counting_that_takes_long_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.training.data.stream.PATIENCE", 0.0)
+    monkeypatch.setattr("paceline.training.data.loader_sources.PATIENCE", 0.0)
     with pytest.warns(JobWarning, match=r"is a stream that states no length: its samples are counted first, .*__len__"):
         assert len(open_source(job(Stream()).data, 0)) == 40
 

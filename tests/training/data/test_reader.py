@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from paceline.algorithms.agenda import Agenda, Chunk
-from paceline.training.data.order import Order
-from paceline.training.data.source import DatasetSource, Reader
+from paceline.training.data.source import DatasetSource, Order, Reader
 
 BAD = 5
 

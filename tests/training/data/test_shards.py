@@ -17,11 +17,11 @@ import paceline
 from paceline.errors import DataError
 from paceline.interfaces.testing.conformance import no_update_lost
 from paceline.interfaces.testing.killing import DiesInMidUpdate
-from paceline.training.data.mix import Mix, schedule
-from paceline.training.data.order import Order
+from paceline.training.data.opening import Mix, schedule
 from paceline.training.data.shards import Shards
+from paceline.training.data.source import Order
+from paceline.training.shards.files import damaged
 from paceline.training.shards.manifest import Account, Column, Manifest, Split
-from paceline.training.shards.verify import damaged
 from paceline.training.shards.writing import ShardWriter
 
 

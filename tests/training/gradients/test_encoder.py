@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from paceline.algorithms.codecs import Codec
 from paceline.algorithms.codecs.catalogue import CODECS, parse
 from paceline.errors import FrameError
-from paceline.kernels.codecs import native
-from paceline.training.gradients.encoder import GradientEncoder, PushedMessage
-from paceline.training.gradients.loops import Loops
+from paceline.kernels import codecs
+from paceline.training.gradients.encoder import GradientEncoder, Loops, PushedMessage
 from paceline.training.gradients.message import GradientMessage
 from paceline.training.parameters.layout import lay_out
 from tests.training.gradients.error_feedback import drift, owing
@@ -57,7 +56,7 @@ def room(codec: Codec, shape: tuple[int, int]) -> list[Tensor]:
     return [torch.zeros(f.length, dtype=torch.float32 if f.dtype == "own" else getattr(torch, f.dtype)) for f in fields]
 
 
-@pytest.mark.skipif(native.native() is None, reason="there is no compiler")
+@pytest.mark.skipif(codecs.native() is None, reason="there is no compiler")
 @pytest.mark.parametrize("text", TEXTS)
 def test_native_loops_have_the_bits_of_the_codec(text: str) -> None:
     codec = parse(text)

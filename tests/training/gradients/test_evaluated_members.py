@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from paceline.errors import RunFailed
 from paceline.training.data.opening import open_source
+from paceline.training.gradients import fastest_stack as fastest_stack
 from paceline.training.gradients.evaluate import evaluate
-from paceline.training.gradients.stacks import evaluated_members
-from paceline.training.gradients.stacks.evaluated_members import Evaluation
+from paceline.training.gradients.fastest_stack import Evaluation
 from paceline.training.jobs.job import Job
 
 
@@ -43,7 +43,7 @@ def alone(job: Job, module: nn.Module) -> dict[str, float]:
 @pytest.mark.parametrize("norm", [False, True])
 def test_generated_code_gives_the_figures_of_pytorch(norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batch norm computes something else in evaluation mode, so PyTorch goes on with it."""
-    monkeypatch.setattr(evaluated_members, "COMPILING", 0.0)
+    monkeypatch.setattr(fastest_stack, "COMPILING", 0.0)
     jobs, modules = made(norm)
     evaluation = Evaluation()
     for _ in range(2):

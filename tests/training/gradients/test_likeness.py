@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.training.gradients.stacks.stacking import canonical, of_module, shape_of
+from paceline.training.gradients.vmap_stack import canonical, of_module, shape_of
 from paceline.training.jobs.job import Job
 
 

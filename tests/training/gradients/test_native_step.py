@@ -13,14 +13,13 @@ from torch import nn
 
 import paceline as pl
 from paceline.algorithms.rules.plain import Plain
-from paceline.kernels.clipping import norm, ways
 from paceline.kernels.exchange import PLACE
-from paceline.kernels.served_steps import served_step
+from paceline.kernels.one_pass import served_step
+from paceline.kernels.resident import norm, ways
 from paceline.runtime.engines.servers import gradient
 from paceline.training.gradients import replica
 from paceline.training.gradients.fused_replica import COUNTS, native_clipping
-from paceline.training.gradients.native_step import PLAIN, NativeStep, agrees, native_step
-from paceline.training.gradients.native_versions import NativeVersions
+from paceline.training.gradients.native_step import PLAIN, NativeStep, NativeVersions, agrees, native_step
 from paceline.training.gradients.replica import clipped
 from paceline.training.parameters.optimizers import bare_step
 
@@ -251,5 +250,5 @@ def test_a_training_has_the_same_bits_with_and_without(
     assert passes
     monkeypatch.setattr(replica, "native_step", lambda optimizer: None)
     monkeypatch.setattr(gradient, "native_versions", lambda *_: None)
-    monkeypatch.setattr("paceline.runtime.engines.servers.port.native_step", lambda optimizer: None)
+    monkeypatch.setattr("paceline.runtime.engines.servers.shard_memory.native_step", lambda optimizer: None)
     assert trained(plan, optimizer) == found

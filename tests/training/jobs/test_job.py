@@ -21,10 +21,10 @@ import paceline as pl
 from paceline.errors import JobError, JobWarning, PacelineError, PlanError
 from paceline.interfaces.testing.conformance import difference
 from paceline.runtime.runs.record import read_record
-from paceline.training.data.order import Order
-from paceline.training.gradients.pickling import pack_program, unpack_program
-from paceline.training.gradients.randomness import Chance
+from paceline.training.data.source import Order
+from paceline.training.gradients.replica import Chance
 from paceline.training.jobs.loading import load_job
+from paceline.training.jobs.pickling import pack_program, unpack_program
 from tests.scripts import finish, typed
 
 # --- Every process that loads a user's file has the command line of that file's program -------------------------------

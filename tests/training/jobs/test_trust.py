@@ -20,7 +20,7 @@ from paceline.planning.tuner.best import tuned_job
 from paceline.planning.tuner.journal import SCHEMA
 from paceline.runtime.engines.job_file import load_job_file
 from paceline.training.jobs.loading import load_job
-from paceline.training.jobs.trust import announce_code
+from paceline.training.jobs.pickling import announce_code
 
 # --- Job files in TOML ------------------------------------------------------------------------------------------------
 

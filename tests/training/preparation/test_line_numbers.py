@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.training.preparation.line_numbers import Skipped, blank_lines, count_lines, lines_at, lines_of
+from paceline.training.preparation.text import Skipped, blank_lines, count_lines, lines_at, lines_of
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -13,7 +13,7 @@ from paceline.errors import UsageError
 from paceline.training.preparation.prepare import prepare
 from paceline.training.preparation.recipe import Expression, Recipe, Words
 from paceline.training.preparation.sources import Parquet
-from paceline.training.shards.export import export
+from paceline.training.shards.files import export
 
 pytest.importorskip("duckdb")
 

@@ -25,7 +25,7 @@ from paceline.training.parameters.layout import trainable
 from paceline.training.splits.gradients import SplitBlueprint, SplitReplica
 from paceline.training.splits.planning import run_together, split_blueprint
 from paceline.training.splits.slicing import assembled, sliced, stored_by
-from paceline.training.stages.rehearsal import Example, fresh
+from paceline.training.stages.planning import Example, fresh
 
 
 @dataclass(frozen=True)

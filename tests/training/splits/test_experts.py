@@ -14,8 +14,8 @@ from paceline.interfaces.testing.conformance import same_numbers
 from paceline.interfaces.testing.jobs import JOBS, OPTIMIZERS, SAMPLES
 from paceline.plans.plan import Plan, make
 from paceline.runtime.engines.setup import set_up
-from paceline.training.jobs.experts import Experts, balance_loss, bounds_of, capacity_of, dropped, route
 from paceline.training.jobs.job import Job
+from paceline.training.jobs.modules import Experts, balance_loss, bounds_of, capacity_of, dropped, route
 
 #: Which tokens are dropped, and the even load, are of a chunk: the loss of a batch is not the mean of its halves'.
 pytestmark = pytest.mark.filterwarnings("ignore:the loss is not a mean over samples")

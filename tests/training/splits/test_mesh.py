@@ -15,7 +15,7 @@ from paceline.interfaces.testing.jobs import DEEP_JOBS, JOBS, SAMPLES
 from paceline.interfaces.testing.killing import kill_one
 from paceline.plans.plan import Plan, make
 from paceline.runtime.engines.setup import set_up
-from paceline.training.stages.blueprint import Blueprint
+from paceline.training.stages.cutting import Blueprint
 
 
 @pytest.mark.parametrize("job", ["transformer", "tied"])

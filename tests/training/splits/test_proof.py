@@ -14,9 +14,9 @@ from paceline.algorithms.splits.proof import prove_program
 from paceline.errors import PlanError
 from paceline.interfaces.testing.jobs import JOBS
 from paceline.training.data.opening import open_source
-from paceline.training.data.order import Order
+from paceline.training.data.source import Order
 from paceline.training.jobs.job import Job
-from paceline.training.stages.rehearsal import Example
+from paceline.training.stages.planning import Example
 from tests.training.splits.mutations import Case, cases, computes_right, mutate
 from tests.training.splits.test_experts import job as mixture
 

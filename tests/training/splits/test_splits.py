@@ -18,13 +18,13 @@ from paceline.interfaces.testing.jobs import JOBS, OPTIMIZERS
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan, make
 from paceline.runtime.engines.arithmetic.splits import SplitArithmetic
-from paceline.runtime.engines.memory_check import chunks_each
+from paceline.runtime.engines.dividing import chunks_each
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.runs.trace import Kind
 from paceline.training.jobs.job import Job
 from paceline.training.splits.planning import peaks_of_parts
 from paceline.training.splits.slicing import sliced
-from paceline.training.stages.rehearsal import examples_of
+from paceline.training.stages.planning import examples_of
 from tests.training.splits.networks import random_job, random_plan
 
 # --- The memory of workers with parts of layers: derived before the start, and what processes take in fact ------------

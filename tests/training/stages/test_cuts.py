@@ -24,8 +24,8 @@ from paceline.runtime.engines.setup import set_up
 from paceline.training.jobs.job import Job
 from paceline.training.stages import planning
 from paceline.training.stages.cutting import Code
+from paceline.training.stages.exporting import one_layer
 from paceline.training.stages.tracing import Traced
-from paceline.training.stages.unfolding import one_layer
 from tests.training.stages.cuttable import SGD, data, job_of
 
 call = Code.__call__

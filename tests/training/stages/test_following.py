@@ -17,7 +17,7 @@ from paceline.errors import JobError
 from paceline.interfaces.testing.conformance import same_numbers
 from paceline.plans.plan import make
 from paceline.runtime.engines.setup import set_up
-from paceline.training.stages.blueprint import Blueprint
+from paceline.training.stages.cutting import Blueprint
 from tests.training.stages.cuttable import job_of
 
 pytestmark = pytest.mark.filterwarnings(

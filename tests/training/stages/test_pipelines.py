@@ -25,9 +25,8 @@ from paceline.planning.explain.proving import prove_plan
 from paceline.planning.explain.timetable import MOVES, measured, summary_line
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan, make
-from paceline.runtime.engines.memory_line import memory_line
 from paceline.runtime.engines.replay.replay import replay
-from paceline.runtime.engines.setup import set_up
+from paceline.runtime.engines.setup import memory_line, set_up
 from paceline.training.data.source import Reader
 from paceline.training.stages import memory_estimate
 from paceline.training.stages.memory_estimate import OPERATION, Live, weigh_all

@@ -18,8 +18,8 @@ from paceline.interfaces.api.train import train
 from paceline.interfaces.testing.jobs import JOBS
 from paceline.plans.plan import Plan
 from paceline.training.data.opening import open_source
-from paceline.training.data.order import Order
-from paceline.training.gradients.randomness import Chance
+from paceline.training.data.source import Order
+from paceline.training.gradients.replica import Chance
 from paceline.training.jobs.job import Job
 
 Versions = Callable[[int, int, int], tuple[int, int]]  # (stages, stage, batch) -> what a forward reads; is applied to

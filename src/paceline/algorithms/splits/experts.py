@@ -26,7 +26,7 @@ class Experts:
 
     def refusal(self, node: SplitNode, workers: int) -> str:
         if node.kind not in ("experts", *KINDS):
-            return "only paceline.training.jobs.experts.Experts has experts"
+            return "only paceline.training.jobs.modules.Experts has experts"
         experts, groups = _slots(node)[:2]
         return few(experts, "experts", workers) or few(groups, "groups of samples", workers)
 

@@ -9,13 +9,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from paceline.compression.emission import bytes_steps, floats_steps, loops
+from paceline.compression.emission import loops, steps
 from paceline.compression.emission.kernels import Kernel
 from paceline.compression.emission.writer import FileWriter, array, floating, text
-from paceline.compression.integers import IntegerModel, IntegerNetwork
-from paceline.compression.network import INPUT, Image, Network
-from paceline.compression.programs import LayerProgram
-from paceline.compression.values import compute
+from paceline.compression.integers import IntegerModel, IntegerNetwork, compute
+from paceline.compression.network import INPUT, Image, LayerProgram, Network
 from paceline.kernels.build import KEEPS_CALLS
 
 TESTS = 8  # samples that a file keeps to check itself
@@ -38,7 +36,7 @@ class CFile:
 def integer_file(network: IntegerNetwork, kernel: Kernel, samples: Tensor) -> CFile:
     """Write an integer network; `samples` are some inputs, of which the file keeps the first ones as tests."""
     writer = FileWriter(network.network)
-    bytes_steps.write_steps(writer, network, kernel)
+    steps.write_byte_steps(writer, network, kernel)
     input_scale, result = network.scales[INPUT], network.result
     shape, last = network.network.inputs, network.steps[-1]
     numbers = _numbers(network.network)
@@ -68,7 +66,7 @@ def integer_file(network: IntegerNetwork, kernel: Kernel, samples: Tensor) -> CF
 def float_file(network: Network, samples: Tensor) -> CFile:
     """Write a network in float32."""
     writer = FileWriter(network)
-    floats_steps.write_steps(writer, network)
+    steps.write_float_steps(writer, network)
     shape = network.last.shape
     tests = samples[:TESTS].float()
     expected = compute(network, tests).reshape(len(tests), -1)
@@ -81,7 +79,7 @@ def float_file(network: Network, samples: Tensor) -> CFile:
     )
     body = [
         _defines(numbers, {"NET_TOLERANCE": tolerance}),
-        floats_steps.functions(network),
+        steps.functions(network),
         *writer.functions,
         f"\nstatic float arena[{writer.arena.size}];\n",
         *writer.arrays,
@@ -92,7 +90,7 @@ def float_file(network: Network, samples: Tensor) -> CFile:
         "#endif\n",
         text("main_floats.c"),
     ]
-    return _whole(body, floats_steps.FLAGS, 4 * writer.arena.size)
+    return _whole(body, steps.FLAGS, 4 * writer.arena.size)
 
 
 def program_file(it: LayerProgram, model: Callable[[Tensor], Tensor], samples: Tensor) -> CFile:

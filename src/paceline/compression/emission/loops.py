@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from paceline.compression.emission.writer import Arena, array, floating, text
-from paceline.compression.programs import LayerProgram
+from paceline.compression.network import LayerProgram
 from paceline.kernels.adjoint import touches
 from paceline.kernels.functions import functions_of
 from paceline.kernels.ir import (

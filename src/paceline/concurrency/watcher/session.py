@@ -28,10 +28,9 @@ from paceline.concurrency.watcher.share import Share
 from paceline.concurrency.watcher.trace import BLOCK, Trace
 from paceline.concurrency.watcher.watch import Watch, pace
 from paceline.errors import UsageError
-from paceline.runtime.runs.events import Event, EventKind, EventLog
-from paceline.runtime.runs.live import HANG, read_live
+from paceline.runtime.runs.live import HANG, Event, EventKind, EventLog, read_live
 
-# --- What `paceline check` says of the lines at which a program hangs, and what the hang says to the checker ----------
+# What `paceline check` says of the lines at which a program hangs, and what the hang says to the checker.
 
 FILE = "findings.json"  # of a snapshot
 _RANKS = re.compile(r"of (\d+) ranks\b")

@@ -13,14 +13,12 @@ from torch import nn
 from torch.nn.utils import parametrize
 from torch.optim.lr_scheduler import LinearLR
 
-from paceline.compression import points
+from paceline.compression import result
 from paceline.compression.onnx_file import check
-from paceline.compression.points import CONFIDENCE, Bounds, choose
 from paceline.compression.precision import Precisions, precisions
 from paceline.compression.reading import network_of
-from paceline.compression.result import Compression
-from paceline.compression.samples import Samples, divide, test_samples
-from paceline.compression.scores import Score, score_of
+from paceline.compression.result import CONFIDENCE, Bounds, Compression, choose
+from paceline.compression.samples import Samples, Score, divide, score_of, test_samples
 from paceline.compression.search import WIDTHS, SearchResult, Target, search
 from paceline.compression.targets import CortexM4, Here
 from paceline.errors import JobWarning, UsageError, suggest
@@ -29,8 +27,7 @@ from paceline.interfaces.api.loading import load_run
 from paceline.interfaces.api.train import AUTO, plan_of, train
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.runs.run import Run
-from paceline.training.jobs.job import Job
-from paceline.training.jobs.threads import threads
+from paceline.training.jobs.job import Job, threads
 
 TARGETS: dict[str, Callable[[], Target]] = {"here": Here, "cortex-m4": CortexM4}
 EPOCHS = 5  # of retraining, at least
@@ -76,7 +73,7 @@ def compress(
     check_arguments(compress, locals())
     begun = time.monotonic()
     platform = _target(target)
-    bounds = Bounds(within, points.latency(latency, target != "here"), points.size(size), confidence)
+    bounds = Bounds(within, result.latency(latency, target != "here"), result.size(size), confidence)
     if not within >= 0 or not widths or not all(0 < width <= 1 for width in widths):
         raise UsageError(
             f"within={within} and widths={list(widths)}: give points from 0 on, and widths above 0, up to 1"
@@ -194,7 +191,7 @@ def compare_precisions(
     say: Callable[[str], None] = lambda line: None,
 ) -> Precisions:
     """Measure a trained model of any kind in float32, bfloat16 and int8, by PyTorch's own means."""
-    bounds = Bounds(within, points.latency(latency), points.size(size), confidence)
+    bounds = Bounds(within, result.latency(latency), result.size(size), confidence)
     job, module = _opened(run, job, say)
     division = divide(job, seed)
     validation, calibration = division.validation, division.ranges.x

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.life import Life
-from paceline.runtime.engines.outcome import Outcome
+from paceline.runtime.engines.outcome import Life, Outcome
 from paceline.runtime.runs.live import Phase
 from paceline.runtime.runs.record import CheckpointInterval
 from paceline.training.jobs.job import Job

@@ -31,15 +31,13 @@ from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.interfaces.api.parallel_world import meet, plan_here, refuse
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.servers.open_ports import version_shapes
+from paceline.runtime.engines.servers.ports import version_shapes
 from paceline.runtime.engines.workers.arena import Arena, ArenaShape
 from paceline.runtime.engines.workers.loop_worker import LoopWorker, copy_values, endless, statistics, tables
 from paceline.runtime.engines.workers.process import tune_for_speed
-from paceline.runtime.links.locks import Locks
-from paceline.runtime.links.membership import LocalProcesses
-from paceline.runtime.links.memory import Memory, SharedTensors
+from paceline.runtime.links.membership import LocalProcesses, Locks
+from paceline.runtime.links.memory import Memory, SharedTensors, require_store_order
 from paceline.runtime.links.rendezvous import Rendezvous
-from paceline.runtime.links.store_order import require_store_order
 from paceline.runtime.runs.folder import RunFolder, emptied, new_folder
 from paceline.runtime.runs.record import JobRecord, RunRecord, Status, this_machine
 from paceline.runtime.runs.schema import from_dict, to_dict

@@ -15,7 +15,7 @@ from paceline.plans.codecs import refuse_tables
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.workers.loop_worker import tables
 from paceline.training.jobs.several import refuse_closures
-from paceline.training.parameters.sparse_tables import check_optimizer
+from paceline.training.parameters.rows import check_optimizer
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

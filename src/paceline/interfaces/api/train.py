@@ -38,8 +38,7 @@ from paceline.runtime.engines import checkpoints, cluster, mpi
 from paceline.runtime.engines.checkpoints import CheckpointRequest
 from paceline.runtime.engines.cluster.successor import Promoted
 from paceline.runtime.engines.job_file import save_job_file
-from paceline.runtime.engines.life import Life
-from paceline.runtime.engines.outcome import finish
+from paceline.runtime.engines.outcome import Life, finish
 from paceline.runtime.engines.record import first_record, life_record
 from paceline.runtime.engines.resuming import check_end, check_same, for_plan, next_plan, open_run
 from paceline.runtime.engines.setup import Setup, set_up
@@ -146,9 +145,9 @@ def _node(
     """Return this process's place among the nodes of its run."""
     if not joinable:
         return cluster.roster(keys=keys, trusted_network=trusted_network)
-    from paceline.runtime.engines.joining import open_nodes, opened_files
+    from paceline.runtime.engines.joining import open_nodes, parcel
 
-    opened_files.watch_files()
+    parcel.watch_files()
     return open_nodes.open_roster(plan, workers, address)
 
 

@@ -21,8 +21,8 @@ from typing import IO, Any, Protocol, final
 from paceline.errors import UsageError, suggest
 from paceline.interfaces.callbacks import Training
 from paceline.interfaces.callbacks.parsing import parsed, require
+from paceline.runtime.report.exports import tensorboard_events
 from paceline.runtime.report.formatting import cell
-from paceline.runtime.report.tensorboard import events
 from paceline.runtime.runs.progress import Progress
 from paceline.runtime.runs.record import Evaluation, RunRecord, read_record
 from paceline.runtime.runs.run import Run
@@ -68,7 +68,7 @@ class WandbRun:
         self._run.finish(exit_code=int(failed))
 
 
-# --- `mlflow`: a run of MLflow, on the server of MLFLOW_TRACKING_URI, or in `mlruns/` beside the run's folder ---------
+# `mlflow`: a run of MLflow, on the server of MLFLOW_TRACKING_URI, or in `mlruns/` beside the run's folder.
 
 TAG = "paceline.run"  # holds the name of the run's folder, by which a resumed run finds its run of MLflow
 
@@ -132,13 +132,13 @@ class EventFile:
         place.mkdir(exist_ok=True)
         self._started = time.time()
         self._file = (place / f"events.out.tfevents.{self._started:.6f}.paceline").open("wb")
-        self._file.write(events([], self._started, head=True))
+        self._file.write(tensorboard_events([], self._started, head=True))
         self._file.flush()
 
     def write(self, updates: int, seconds: float, figures: Mapping[str, float]) -> None:
         assert self._file is not None
         scalars = [(name, updates, value, seconds) for name, value in figures.items()]
-        self._file.write(events(scalars, self._started, head=False))
+        self._file.write(tensorboard_events(scalars, self._started, head=False))
         self._file.flush()
 
     def close(self, failed: bool) -> None:
@@ -146,7 +146,7 @@ class EventFile:
             self._file.close()
 
 
-# --- `csv`: `metrics.csv` in the run's folder, a row per figure -------------------------------------------------------
+# `csv`: `metrics.csv` in the run's folder, a row per figure.
 
 
 @final

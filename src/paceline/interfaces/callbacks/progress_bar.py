@@ -16,8 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.interfaces.callbacks import Training
-from paceline.runtime.runs.live_status import LiveStatus, WorkerLine
-from paceline.runtime.runs.progress import Progress
+from paceline.runtime.runs.progress import LiveStatus, Progress, WorkerLine
 from paceline.runtime.runs.record import Evaluation
 from paceline.runtime.runs.run import Run
 

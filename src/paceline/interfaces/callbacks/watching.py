@@ -9,8 +9,8 @@ from typing import Any, final
 from paceline.errors import UsageError, suggest, whole
 from paceline.errors.arguments import check_arguments
 from paceline.interfaces.callbacks import Training, require_figure
-from paceline.runtime.runs.json_files import draft_of
 from paceline.runtime.runs.record import Evaluation
+from paceline.runtime.runs.schema import draft_of
 
 MODES = ("max", "min")
 
@@ -44,7 +44,7 @@ class Best:
         return better
 
 
-# --- EarlyStopping: end a run whose evaluations do not improve any more -----------------------------------------------
+# EarlyStopping: end a run whose evaluations do not improve any more.
 
 
 @final
@@ -79,7 +79,7 @@ class EarlyStopping:
             training.stop(f"{metric} has not improved on {value:.4g} for {self.waited} evaluations")
 
 
-# --- BestCheckpoint: keep the model of the best evaluation ------------------------------------------------------------
+# BestCheckpoint: keep the model of the best evaluation.
 
 
 @final

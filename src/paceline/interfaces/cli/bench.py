@@ -16,7 +16,7 @@ from paceline.interfaces.cli.console import saying
 from paceline.interfaces.cli.options import writable
 from paceline.interfaces.cli.output import print_json
 
-# --- The arguments and options of `paceline bench` --------------------------------------------------------------------
+# The arguments and options of `paceline bench`.
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The benchmark to run: kernels or null.")]
 Parts = Annotated[
@@ -74,18 +74,18 @@ def _kernels(
     parts: str | None, seconds: float, threads: tuple[int, ...], picture: Path | None, quiet: bool, json: bool
 ) -> None:
     from paceline.kernels.measure import bench as measuring
-    from paceline.kernels.measure import tables
+    from paceline.kernels.measure import figures
 
     part_names = _parts(parts, "kernels", tuple(measuring.PARTS))
     if picture is not None and "layers" not in part_names:
         raise UsageError("--picture draws the steps of part layers, which is not among --parts")
     benchmark = measuring.bench(part_names, seconds, threads, saying(quiet))
     if picture is not None:
-        picture.write_text(tables.picture(benchmark), encoding="utf-8")
+        picture.write_text(figures.picture(benchmark), encoding="utf-8")
     if json:
         print_json(benchmark.as_dict())
         return
-    print(tables.tables(benchmark))
+    print(figures.tables(benchmark))
 
 
 def _null(

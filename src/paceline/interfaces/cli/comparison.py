@@ -12,8 +12,8 @@ from rich.table import Table
 from paceline.interfaces.cli.console import console, saying
 from paceline.interfaces.cli.tables import rich_table
 from paceline.runtime.runs.comparison import ComparisonKind, ComparisonRecord
-from paceline.runtime.runs.figures import CONFIDENCE
-from paceline.runtime.runs.tables import comparison_table
+from paceline.runtime.runs.run import comparison_table
+from paceline.runtime.runs.verdict import CONFIDENCE
 
 Progress = Callable[[float, str], None]
 COLOURS = {

@@ -10,9 +10,8 @@ from rich.table import Table
 from paceline.interfaces.cli.console import console
 
 if TYPE_CHECKING:
-    from paceline.compression.points import Point
     from paceline.compression.precision import Precisions
-    from paceline.compression.result import Compression
+    from paceline.compression.result import Compression, Point
 
 
 def show_compression(compression: Compression, output: Path | None) -> None:

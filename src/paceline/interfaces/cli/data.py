@@ -25,10 +25,10 @@ def data(
     With --verify every file is read and compared with what was written; exit code 1 if one differs.
     """
     from paceline.interfaces.cli.stream_table import described, show_stream
-    from paceline.training.shards.export import export as write_export
+    from paceline.training.shards.files import damaged, damaged_stream
+    from paceline.training.shards.files import export as write_export
     from paceline.training.shards.manifest import read_manifest
     from paceline.training.shards.sealed import SealedList, is_stream
-    from paceline.training.shards.verify import damaged, damaged_stream
 
     if export is not None:
         rows = write_export(folder, read_manifest(folder), export, split)

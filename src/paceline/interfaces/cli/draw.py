@@ -44,8 +44,7 @@ def draw(
 
 
 def memory_for(job: Job, plan: Plan) -> str:
-    from paceline.runtime.engines.memory_line import memory_line
-    from paceline.runtime.engines.setup import set_up
+    from paceline.runtime.engines.setup import memory_line, set_up
 
     if not plan.traits.divided:
         raise UsageError(

@@ -13,7 +13,7 @@ def keys(folder: options.KeyFolder, hosts: options.Hosts = None, days: options.D
     can only answer by its own name; run the command again for machines that come later. The key of the authority,
     FOLDER/ca.key, stays here.
     """
-    from paceline.runtime.links.tcp.keys import make_keys
+    from paceline.runtime.links.tcp.tls import make_keys
 
     folders = make_keys(folder, hosts.split(",") if hosts else (), days)
     for each in folders:

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from paceline.errors import UsageError
-from paceline.runtime.report.live import LivePage
+from paceline.runtime.report.page import LivePage
 from paceline.runtime.report.reading import run_folders
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.runtime.runs.json_files import strict
+from paceline.runtime.runs.schema import strict
 
 #: A duplicate of the original standard output, once it is reserved.
 _json_output: int | None = None

@@ -91,7 +91,7 @@ def _listed(folder: Path) -> _ListedRun:
     record, live = read_record(folder), read_live(folder)
     summary = record.summary
     status = str(record.status)
-    if status == "running" and not (live and live.process.alive):
+    if status == "running" and not (live and live.active):
         status = "killed"
     accuracy = record.history[-1].metrics.get("test_accuracy") if record.history else None
     return _ListedRun(

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.interfaces.cli.console import PlainConsole, console
-from paceline.runtime.runs.tables import summary_lines
+from paceline.runtime.runs.run import summary_lines
 from paceline.text_table import TextList, TextTable
 
 if TYPE_CHECKING:

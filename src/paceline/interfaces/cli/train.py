@@ -55,8 +55,8 @@ def train(
     from paceline.concurrency.watcher.around import watched_run
     from paceline.interfaces.api.engines import KEEPING
     from paceline.interfaces.api.train import train as run_training
-    from paceline.runtime.engines.joining.opened_files import watch_files
-    from paceline.runtime.engines.launched import engine_of, rank_of
+    from paceline.runtime.engines.joining.parcel import watch_files
+    from paceline.runtime.engines.mpi import engine_of, rank_of
 
     watch_files(joinable)
     changes = {"compute": compute, "device": device, "batch_size": batch_size, "seed": seed}

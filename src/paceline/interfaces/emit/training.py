@@ -128,7 +128,7 @@ def _check_nodes(chosen: Training) -> None:
 
 # --- The lines of shell that begin a run, or resume the one that a killed or stopped process left ---------------------
 
-#: The beginning of `"status": "done"` as `runs.json_files` writes it, at the top level of run.json.
+#: The beginning of `"status": "done"` as `runs.schema` writes it, at the top level of run.json.
 DONE = '^ "status": "done"'
 
 

@@ -13,39 +13,32 @@ from torch.nn import functional as F
 from paceline.kernels.ir import Program
 from paceline.kernels.layers import (
     attention,
-    combined,
-    convolution,
-    dense,
     elementwise,
-    embedding,
-    layer_norm,
-    normalisation,
-    pooling,
+    images,
+    norms,
     products,
     recurrent,
     shapes,
-    softmax,
-    transposed,
 )
 from paceline.kernels.layers.base import CallSite, HeldTensor, Layer, LayerSpec
 from paceline.training.jobs.modules import NarrowAttention, Subsampling
 
 MODULES: dict[type[nn.Module], Callable[[Any, CallSite], LayerSpec | None]] = {
-    nn.Conv1d: convolution.recognise,
-    nn.Conv2d: convolution.recognise,
-    nn.ConvTranspose1d: transposed.recognise,
-    nn.ConvTranspose2d: transposed.recognise,
-    nn.Upsample: transposed.upsampled,
-    nn.Linear: dense.recognise,
-    nn.MaxPool1d: pooling.fixed("highest", 1),
-    nn.MaxPool2d: pooling.fixed("highest", 2),
-    nn.AvgPool1d: pooling.fixed("average", 1),
-    nn.AvgPool2d: pooling.fixed("average", 2),
-    nn.AdaptiveAvgPool1d: pooling.adaptive("average", 1),
-    nn.AdaptiveAvgPool2d: pooling.adaptive("average", 2),
-    nn.AdaptiveMaxPool1d: pooling.adaptive("highest", 1),
-    nn.AdaptiveMaxPool2d: pooling.adaptive("highest", 2),
-    Subsampling: pooling.trainable,
+    nn.Conv1d: images.recognise_convolution,
+    nn.Conv2d: images.recognise_convolution,
+    nn.ConvTranspose1d: images.recognise_transposed,
+    nn.ConvTranspose2d: images.recognise_transposed,
+    nn.Upsample: images.upsampled,
+    nn.Linear: products.recognise_linear,
+    nn.MaxPool1d: images.fixed("highest", 1),
+    nn.MaxPool2d: images.fixed("highest", 2),
+    nn.AvgPool1d: images.fixed("average", 1),
+    nn.AvgPool2d: images.fixed("average", 2),
+    nn.AdaptiveAvgPool1d: images.adaptive("average", 1),
+    nn.AdaptiveAvgPool2d: images.adaptive("average", 2),
+    nn.AdaptiveMaxPool1d: images.adaptive("highest", 1),
+    nn.AdaptiveMaxPool2d: images.adaptive("highest", 2),
+    Subsampling: images.trainable,
     nn.Sigmoid: elementwise.function("sigmoid"),
     nn.Tanh: elementwise.function("tanh"),
     nn.ReLU: elementwise.function("relu"),
@@ -67,23 +60,23 @@ MODULES: dict[type[nn.Module], Callable[[Any, CallSite], LayerSpec | None]] = {
     nn.Softshrink: elementwise.formula("softshrink", "lambd"),
     nn.Hardshrink: elementwise.formula("hardshrink", "lambd"),
     nn.Threshold: elementwise.formula("threshold", "threshold", "value"),
-    nn.PReLU: combined.prelu_module,
-    nn.LogSoftmax: lambda part, seen: softmax.recognise("log_softmax", part.dim, seen),
-    nn.Softmax: lambda part, seen: softmax.recognise("softmax", part.dim, seen),
-    nn.BatchNorm1d: normalisation.recognise(0),
-    nn.BatchNorm2d: normalisation.recognise(2),
-    nn.LayerNorm: layer_norm.recognise,
-    nn.RMSNorm: layer_norm.recognise,
-    nn.GroupNorm: layer_norm.grouped,
-    nn.InstanceNorm1d: layer_norm.instances(1),
-    nn.InstanceNorm2d: layer_norm.instances(2),
+    nn.PReLU: elementwise.prelu_module,
+    nn.LogSoftmax: lambda part, seen: attention.recognise_softmax("log_softmax", part.dim, seen),
+    nn.Softmax: lambda part, seen: attention.recognise_softmax("softmax", part.dim, seen),
+    nn.BatchNorm1d: norms.recognise_batch_norm(0),
+    nn.BatchNorm2d: norms.recognise_batch_norm(2),
+    nn.LayerNorm: norms.recognise_layer_norm,
+    nn.RMSNorm: norms.recognise_layer_norm,
+    nn.GroupNorm: norms.grouped,
+    nn.InstanceNorm1d: norms.instances(1),
+    nn.InstanceNorm2d: norms.instances(2),
     nn.Dropout: elementwise.dropout,
     nn.Dropout1d: elementwise.dropout_of_channels,
     nn.Dropout2d: elementwise.dropout_of_channels,
     nn.AlphaDropout: elementwise.no_dropout,
     nn.MultiheadAttention: attention.recognise,
     NarrowAttention: attention.recognise,
-    nn.Embedding: embedding.recognise,
+    nn.Embedding: products.recognise_embedding,
     nn.LSTM: recurrent.recognise("lstm"),
     nn.GRU: recurrent.recognise("gru"),
     nn.RNN: recurrent.recognise("rnn"),
@@ -132,13 +125,13 @@ SIGNS: dict[Any, str] = {
 COMPARISONS = ("gt", "lt", "ge", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "invert", "and_", "or_")
 
 LOWER: dict[str, Callable[[Program, Layer, list[str], int], str]] = {
-    "convolution": convolution.lower,
-    "transposed_convolution": transposed.lower,
-    "upsampling": transposed.lower_upsampled,
-    "linear": dense.lower,
-    "subsampling": pooling.lower_trainable,
-    "average_pooling": pooling.lower_average,
-    "highest_pooling": pooling.lower_highest,
+    "convolution": images.lower_convolution,
+    "transposed_convolution": images.lower_transposed,
+    "upsampling": images.lower_upsampled,
+    "linear": products.lower_linear,
+    "subsampling": images.lower_trainable,
+    "average_pooling": images.lower_average,
+    "highest_pooling": images.lower_highest,
     "activation": elementwise.lower_activation,
     "add": elementwise.lower_pair("+"),
     "difference": elementwise.lower_pair("-"),
@@ -146,18 +139,18 @@ LOWER: dict[str, Callable[[Program, Layer, list[str], int], str]] = {
     "reshape": elementwise.lower_reshape,
     "step": elementwise.lower_step,
     "dropout": elementwise.lower_dropout,
-    "batch_norm": normalisation.lower,
-    "embedding": embedding.lower,
-    "layer_norm": layer_norm.lower,
+    "batch_norm": norms.lower_batch_norm,
+    "embedding": products.lower_embedding,
+    "layer_norm": norms.lower_layer_norm,
     "attention": attention.lower,
     "lstm": recurrent.lower(recurrent.lstm),
     "gru": recurrent.lower(recurrent.gru),
     "rnn": recurrent.lower(recurrent.rnn),
     "state": recurrent.lower_state,
-    "combined": combined.lower,
-    "matrix_product": products.lower,
-    "softmax": softmax.lower,
-    "log_softmax": softmax.lower_logarithm,
+    "combined": elementwise.lower_combined,
+    "matrix_product": products.lower_product,
+    "softmax": attention.lower_softmax,
+    "log_softmax": attention.lower_logarithm,
     "mean": shapes.lower_mean,
     "highest": shapes.lower_highest,
     "slice": shapes.lower_sliced,
@@ -203,8 +196,8 @@ def of_function(target: Any, args: list[Any], site: CallSite) -> LayerSpec | Non
     """What a traced function of these arguments is, or None if it has no kernel."""
     if target in SIGNS and (spec := elementwise.operation(SIGNS[target], args, site)) is not None:
         return spec
-    if target in combined.EXPRESSIONS:
-        return combined.expressed(combined.EXPRESSIONS[target], args, site, **site.given)
+    if target in elementwise.EXPRESSIONS:
+        return elementwise.expressed(elementwise.EXPRESSIONS[target], args, site, **site.given)
     if target in ROWS:
         return ROWS[target](args, site)
     kwargs, others = site.given, args[1:]
@@ -238,7 +231,7 @@ def _reduced(average: bool) -> Callable[[list[Any], CallSite], LayerSpec | None]
 
 def _highest(args: list[Any], site: CallSite) -> LayerSpec | None:
     if len(args) == 2 and isinstance(args[1], str | HeldTensor):
-        return combined.expressed(combined.EXPRESSIONS[torch.maximum], args, site)
+        return elementwise.expressed(elementwise.EXPRESSIONS[torch.maximum], args, site)
     return shapes.highest(site, _option(args, site, "dim"), bool(_option(args, site, "keepdim", False, 2)))
 
 
@@ -281,21 +274,21 @@ def _row(make: Callable[[list[Any], CallSite], LayerSpec | None], *targets: Any)
 ROWS: dict[Any, Callable[[list[Any], CallSite], LayerSpec | None]] = {
     **_row(lambda args, seen: elementwise.dropout_function(seen, *args[1:], **seen.given), F.dropout, "dropout"),
     **_row(
-        lambda args, seen: softmax.recognise("softmax", _option(args, seen, "dim"), seen),
+        lambda args, seen: attention.recognise_softmax("softmax", _option(args, seen, "dim"), seen),
         F.softmax,
         torch.softmax,
         "softmax",
     ),
     **_row(
-        lambda args, seen: softmax.recognise("log_softmax", _option(args, seen, "dim"), seen),
+        lambda args, seen: attention.recognise_softmax("log_softmax", _option(args, seen, "dim"), seen),
         F.log_softmax,
         torch.log_softmax,
         "log_softmax",
     ),
     **_row(products.product, operator.matmul, torch.matmul, "matmul", torch.bmm, "bmm", torch.mm, "mm"),
     **_row(products.linear, F.linear),
-    **_row(layer_norm.function, F.layer_norm, F.rms_norm),
-    **_row(convolution.function, F.conv1d, F.conv2d),
+    **_row(norms.layer_norm_function, F.layer_norm, F.rms_norm),
+    **_row(images.convolution_function, F.conv1d, F.conv2d),
     **_row(_flattened, torch.flatten, "flatten"),
     **_row(lambda args, seen: shapes.squeezed(seen, _option(args, seen, "dim")), "squeeze", torch.squeeze),
     **_row(lambda args, seen: shapes.unsqueezed(seen, _option(args, seen, "dim")), "unsqueeze", torch.unsqueeze),
@@ -310,7 +303,7 @@ ROWS: dict[Any, Callable[[list[Any], CallSite], LayerSpec | None]] = {
     **_row(_narrowed, torch.narrow, "narrow"),
     **_row(_chosen, torch.select, "select"),
     **_row(_padded, F.pad),
-    **_row(lambda args, seen: combined.expanded(seen, _spread(args)), "expand"),
+    **_row(lambda args, seen: elementwise.expanded(seen, _spread(args)), "expand"),
     **_row(_same, "contiguous", "float", "double", "to", "type", "type_as", "clone", torch.clone, "long", "int"),
     **_row(_highest, torch.amax, "amax", torch.max, "max"),
     operator.getitem: lambda args, seen: shapes.sliced(seen, args[1]),

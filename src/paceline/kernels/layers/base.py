@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.kernels.ir import Apply, DropoutMask, Index, Loop, Loops, Op, Program, Ref, at
-from paceline.kernels.refusal import CannotFuse as CannotFuse
+from paceline.kernels.ir import CannotFuse as CannotFuse
 
 Shape = tuple[int, ...]
 
@@ -109,7 +109,7 @@ def trains(part: nn.Module, site: CallSite) -> None:
 LayerSpec = tuple[str, Shape, dict[str, Any], tuple[str, ...] | dict[str, str]]
 
 
-# --- recognising ----------------------------------------------------------------------------------------------------
+# recognising.
 
 
 def pair(value: Any, count: int) -> tuple[int, ...]:
@@ -164,7 +164,7 @@ def kind_of(part: nn.Module, kinds: Iterable[type[nn.Module]]) -> type[nn.Module
     )
 
 
-# --- lowering -------------------------------------------------------------------------------------------------------
+# lowering.
 
 
 def loops_of(names: str, extents: Shape) -> Loops:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from paceline.errors import JobError
+from paceline.kernels.library.convolution import Shape, check_numbers
 from paceline.kernels.library.native import long, native, pointer
-from paceline.kernels.library.shapes import Shape, check_numbers
 
 FEW = 1 << 21  # products
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import JobError
+from paceline.kernels.library.convolution import check_numbers, threads_of
 from paceline.kernels.library.native import long, native, pointer
-from paceline.kernels.library.shapes import check_numbers, threads_of
 
 ORDERS = ("layers", "wavefront")
 

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.kernels.cpu import Cpu, Form, Library, load
 from paceline.kernels.fused import Fused
 from paceline.kernels.measure.networks import CNN, ONE_BY_ONE, SGD, Network
 from paceline.kernels.measure.study import epoch_seconds, study_on, study_target
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
 from paceline.kernels.printers.cpp import text
-from paceline.kernels.printers.dealt import GATHER, among_ranks
+from paceline.kernels.printers.study import GATHER, among_ranks
+from paceline.kernels.processors import Cpu, Form, Library, load
 from paceline.kernels.ranks import fuse_ranks
 
 

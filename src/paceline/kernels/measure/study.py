@@ -12,7 +12,6 @@ from torch import nn
 
 import paceline.kernels.machine as machine
 from paceline.kernels.compiled import Compiled
-from paceline.kernels.cpu import Cpu, Form
 from paceline.kernels.fused import Fused
 from paceline.kernels.ir import Contract, Repeat, Statement, Transpose
 from paceline.kernels.losses import loss_kind
@@ -22,8 +21,7 @@ from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan, flops
 from paceline.kernels.printers.cpp import text
 from paceline.kernels.printers.study import published
-from paceline.kernels.processor import Processor
-from paceline.kernels.runner import Runner
+from paceline.kernels.processors import Cpu, Form, Processor, Runner
 from paceline.kernels.weights import OneModel
 
 PUBLISHED = {

@@ -15,11 +15,9 @@ from paceline.kernels.losses import SCORE, TARGET
 from paceline.kernels.memory import Target
 from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import CHUNKS, Plan, contractions
-from paceline.kernels.printers.access import Access
-from paceline.kernels.printers.nests import Nests, RegisterNests
-from paceline.kernels.printers.pixels import PixelNests
+from paceline.kernels.printers.access import Access, OneThread
+from paceline.kernels.printers.nests import Nests, PixelNests, RegisterNests
 from paceline.kernels.printers.printer import Printer
-from paceline.kernels.printers.threads import OneThread
 
 MANY = 16384  # weights, of which a chunk's gradient no longer stays in the nearest cache
 LITTLE = 200  # operations of a group for each weight: next to them, adding a chunk's gradient to others counts

@@ -1,6 +1,6 @@
 // --- the sum of all workers' gradients, between the gradient and the step of an update ---
 
-// A collective's table, walked over the vectors, the counters and the doorbells of `links.shared_memory_link`: what one
+// A collective's table, walked over the vectors, the counters and the doorbells of `links.shared_memory`: what one
 // worker does here and another in Python fits together, step by step.
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -55,7 +55,7 @@ static bool ready(const Exchange& e, const Peer& peer) {
     return __atomic_load_n(peer.awaited, __ATOMIC_ACQUIRE) >= peer.taken || __atomic_load_n(e.aborted, __ATOMIC_ACQUIRE);
 }
 
-// Sleeps until rung, as `links.doorbell` does: the flag is raised before the last look.
+// Sleeps until rung, as `links.waiting` does: the flag is raised before the last look.
 static void sleep_until_rung(const Exchange& e, const Peer& peer) {
     __atomic_store_n(&e.doorbell[0], 1, __ATOMIC_SEQ_CST);
     const int64_t seen = __atomic_load_n(&e.doorbell[1], __ATOMIC_SEQ_CST);

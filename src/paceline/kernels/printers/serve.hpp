@@ -12,7 +12,7 @@ enum Ended { MADE, NOT_FINITE, CANCELLED, TOO_LATE, UNTOLD };
 enum Kind { COMPUTED = 1, APPLIED = 3 }; // of rows of the trace
 enum { NONE = -1, DEAD = -1, OPEN = -1 };
 
-// Integers that are kept twice (`links.double_buffer`): one store makes all changes valid, so a worker that is killed
+// Integers that are kept twice (`workers.arena`): one store makes all changes valid, so a worker that is killed
 // before it has changed nothing.
 struct Integers {
     int64_t* flip;

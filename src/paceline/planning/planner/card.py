@@ -17,7 +17,7 @@ from typing import Any
 from paceline import user_cache
 from paceline.errors import UsageError, suggest
 from paceline.planning.planner.operations import FIGURES
-from paceline.runtime.runs.json_files import write_json
+from paceline.runtime.runs.schema import write_json
 
 SCHEMA = 1
 

@@ -11,10 +11,9 @@ from paceline.planning.tuner.space import Configuration
 from paceline.planning.tuner.suggested import NamedArguments, takes_names
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.varied import VariedJob
-from paceline.training.gradients.pickling import pack, unpack
 from paceline.training.jobs.job import Job
 from paceline.training.jobs.loading import load_maker
-from paceline.training.jobs.trust import announce_code
+from paceline.training.jobs.pickling import announce_code, pack, unpack
 
 SMALL = 64 << 20  # bytes of a pickled job up to which it is kept beside the file
 TEXT = '''\

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import TuningError
-from paceline.runtime.runs.json_files import strict
+from paceline.runtime.runs.schema import strict
 
 #: Since 2, states of trials are safetensors; before, they were pickles.
 SCHEMA = 2

@@ -92,7 +92,7 @@ class Traits:
     one_model: bool = False
     #: The training loop checks losses for NaN and infinity (`on_nan=`).
     checks_finite: bool = True
-    #: Where computed parameters are stored and what sums gradients on several GPUs; see `engines.devices`.
+    #: Where computed parameters are stored and what sums gradients on several GPUs; see `engines.setup`.
     devices: Devices = "shared"
     #: The local engine records what the method does in the trace; PyTorch's own code does not.
     traced: bool = True

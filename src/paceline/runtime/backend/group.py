@@ -16,15 +16,13 @@ from torch._C._distributed_c10d import Store
 
 from paceline.algorithms.cluster.variables import value
 from paceline.errors import UsageError
-from paceline.runtime.backend import calls, collectives, fallback, group_memory, point_to_point
-from paceline.runtime.backend.background import BACKGROUND
-from paceline.runtime.backend.calls import DTYPE_NUMBERS, NO_REDUCTION, pack
-from paceline.runtime.backend.progress import ProgressEngine
-from paceline.runtime.backend.vectors import Unsupported, flat
+from paceline.runtime.backend import collectives, fallback, group_memory, point_to_point
+from paceline.runtime.backend.collectives import Unsupported, flat
+from paceline.runtime.backend.group_memory import DTYPE_NUMBERS, NO_REDUCTION, pack
+from paceline.runtime.backend.progress import BACKGROUND, ProgressEngine
 from paceline.runtime.backend.work import CollectiveWork, PendingWork
-from paceline.runtime.links.memory import Memory
+from paceline.runtime.links.memory import Memory, lacking
 from paceline.runtime.links.rendezvous import Rendezvous
-from paceline.runtime.links.store_order import lacking
 
 _ALLREDUCE = dist.AllreduceOptions()
 _SCATTERED = dist.ReduceScatterOptions()
@@ -71,8 +69,8 @@ def reduction_of(opts: Any) -> int:
     """Return the number of a reduction, or raise UsageError if there is no such reduction here."""
     reduction = int(opts.reduceOp.op)
     if reduction >= len(collectives.COMBINE):
-        allowed = ", ".join(calls.REDUCTIONS[: len(collectives.COMBINE)])
-        raise UsageError(f"the paceline backend has no {calls.REDUCTIONS[reduction]}; allowed: {allowed}")
+        allowed = ", ".join(group_memory.REDUCTIONS[: len(collectives.COMBINE)])
+        raise UsageError(f"the paceline backend has no {group_memory.REDUCTIONS[reduction]}; allowed: {allowed}")
     return reduction
 
 
@@ -115,7 +113,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
 
     def set_up(self) -> None:
         """Wait until all ranks have made the group."""
-        self._do(pack(calls.SET_UP), [], collectives.barrier(pack(calls.SET_UP))).wait()
+        self._do(pack(group_memory.SET_UP), [], collectives.barrier(pack(group_memory.SET_UP))).wait()
 
     # Names, as PyTorch's C++ asks for them: its own would look for a backend behind the group.
 
@@ -173,21 +171,21 @@ class PacelineGroup(_Group):  # type: ignore[misc]
         reduction = reduction_of(opts)
         steps, vectors = [], [flat(tensor) for tensor in tensors]  # [1]
         for vector in vectors:
-            call = call_of(calls.ALL_REDUCE, vector, reduction)
+            call = call_of(group_memory.ALL_REDUCE, vector, reduction)
             steps.append(collectives.all_reduce(self._memory, call, vector, reduction))
-        return self._do_each(calls.ALL_REDUCE, steps, tensors, vectors, opts)
+        return self._do_each(group_memory.ALL_REDUCE, steps, tensors, vectors, opts)
 
     allreduce_coalesced = allreduce
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        work = self._do(pack(calls.BARRIER), [], collectives.barrier(pack(calls.BARRIER)), opts)
+        work = self._do(pack(group_memory.BARRIER), [], collectives.barrier(pack(group_memory.BARRIER)), opts)
         if not work.done and opts is not None and not opts.asyncOp:
             work.wait(opts.timeout)
         return work
 
     @or_fallback
     def allgather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any = None) -> dist.Work:
-        return self._gather(calls.ALL_GATHER, output_tensors, input_tensors, output_tensors, opts)
+        return self._gather(group_memory.ALL_GATHER, output_tensors, input_tensors, output_tensors, opts)
 
     @or_fallback
     def allgather_coalesced(
@@ -195,7 +193,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
     ) -> dist.Work:
         """Gather several tensors; unlike `allgather` it gets a list of outputs for each rank."""
         outputs = [[each[number] for each in output_lists] for number in range(len(inputs))]
-        return self._gather(calls.ALL_GATHER, outputs, inputs, output_lists, opts)
+        return self._gather(group_memory.ALL_GATHER, outputs, inputs, output_lists, opts)
 
     @or_fallback
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> dist.Work:
@@ -248,22 +246,22 @@ class PacelineGroup(_Group):  # type: ignore[misc]
     def broadcast(self, tensors: list[Tensor], opts: Any) -> dist.Work:
         root, steps, vectors = opts.rootRank, [], [flat(tensor) for tensor in tensors]
         for vector in vectors:
-            call = call_of(calls.BROADCAST, vector, root=root)
+            call = call_of(group_memory.BROADCAST, vector, root=root)
             steps.append(collectives.broadcast(self._memory, call, vector, root))
-        return self._do_each(calls.BROADCAST, steps, tensors, vectors, opts)
+        return self._do_each(group_memory.BROADCAST, steps, tensors, vectors, opts)
 
     @or_fallback
     def reduce(self, tensors: list[Tensor], opts: Any) -> dist.Work:
         reduction, root, steps, vectors = reduction_of(opts), opts.rootRank, [], [flat(tensor) for tensor in tensors]
         for vector in vectors:
-            call = call_of(calls.REDUCE, vector, reduction, root)
+            call = call_of(group_memory.REDUCE, vector, reduction, root)
             steps.append(collectives.reduce(self._memory, call, vector, reduction, root))
-        return self._do_each(calls.REDUCE, steps, tensors, vectors, opts)
+        return self._do_each(group_memory.REDUCE, steps, tensors, vectors, opts)
 
     @or_fallback
     def gather(self, output_tensors: list[list[Tensor]], input_tensors: list[Tensor], opts: Any) -> dist.Work:
         outputs = output_tensors if self._memory.rank == opts.rootRank else [[] for _ in input_tensors]
-        return self._gather(calls.GATHER, outputs, input_tensors, output_tensors, opts, opts.rootRank)
+        return self._gather(group_memory.GATHER, outputs, input_tensors, output_tensors, opts, opts.rootRank)
 
     @or_fallback
     def scatter(self, output_tensors: list[Tensor], input_tensors: list[list[Tensor]], opts: Any) -> dist.Work:
@@ -271,19 +269,19 @@ class PacelineGroup(_Group):  # type: ignore[misc]
         vector = flat(output)
         inputs = [flat(tensor) for tensor in input_tensors[0]] if self._memory.rank == root else []
         _same_size(inputs, vector)
-        call = call_of(calls.SCATTER, vector, root=root)
+        call = call_of(group_memory.SCATTER, vector, root=root)
         steps = collectives.scatter(self._memory, call, vector, inputs, root)
-        return self._do_each(calls.SCATTER, [steps], output_tensors, [vector], opts)
+        return self._do_each(group_memory.SCATTER, [steps], output_tensors, [vector], opts)
 
     @or_fallback
     def send(self, tensors: list[Tensor], dst_rank: int, tag: int) -> dist.Work:
-        transfer = point_to_point.Transfer(self._engine, calls.SEND, tensors[0], dst_rank, tag)
+        transfer = point_to_point.Transfer(self._engine, group_memory.SEND, tensors[0], dst_rank, tag)
         self._engine.transfers.send(transfer)
         return self._watched(transfer)
 
     @or_fallback
     def recv(self, tensors: list[Tensor], src_rank: int, tag: int) -> dist.Work:
-        transfer = point_to_point.Transfer(self._engine, calls.RECV, tensors[0], src_rank, tag)
+        transfer = point_to_point.Transfer(self._engine, group_memory.RECV, tensors[0], src_rank, tag)
         self._engine.transfers.receive(transfer)
         return self._watched(transfer)
 
@@ -338,9 +336,9 @@ class PacelineGroup(_Group):  # type: ignore[misc]
         for flat_output, tensor in zip(wholes, inputs, strict=True):
             vector, into = flat(tensor), self._parts(flat_output)
             _same_size(into, vector)
-            steps.append(collectives.all_gather(self._memory, call_of(calls.ALL_GATHER, vector), into, vector))
+            steps.append(collectives.all_gather(self._memory, call_of(group_memory.ALL_GATHER, vector), into, vector))
         together = collectives.one_after_another(steps, outputs, wholes)
-        return self._do(pack(calls.ALL_GATHER), work_outputs, together, opts)
+        return self._do(pack(group_memory.ALL_GATHER), work_outputs, together, opts)
 
     def _reduce_scatter(
         self, outputs: list[Tensor], input_lists: list[list[Tensor]], work_outputs: Any, opts: Any
@@ -349,15 +347,15 @@ class PacelineGroup(_Group):  # type: ignore[misc]
         for vector, inputs in zip(vectors, input_lists, strict=True):
             _same_size([inputs[self._memory.rank]], vector)
             numbers = sum(len(part) for part in inputs)
-            call = pack(calls.REDUCE_SCATTER, DTYPE_NUMBERS[vector.dtype], numbers, reduction)
+            call = pack(group_memory.REDUCE_SCATTER, DTYPE_NUMBERS[vector.dtype], numbers, reduction)
             steps.append(collectives.reduce_scatter(self._memory, call, vector, inputs, reduction))
         together = collectives.one_after_another(steps, outputs, vectors)
-        return self._do(pack(calls.REDUCE_SCATTER), work_outputs, together, opts)
+        return self._do(pack(group_memory.REDUCE_SCATTER), work_outputs, together, opts)
 
     def _all_to_all(
         self, into: Sequence[Tensor], inputs: Sequence[Tensor], tensors: list[Tensor], vectors: list[Tensor], opts: Any
     ) -> CollectiveWork:
-        call = pack(calls.ALL_TO_ALL, DTYPE_NUMBERS[inputs[0].dtype])
+        call = pack(group_memory.ALL_TO_ALL, DTYPE_NUMBERS[inputs[0].dtype])
         steps = collectives.all_to_all(self._memory, call, into, inputs)
         return self._do(call, tensors, collectives.one_after_another([steps], tensors, vectors), opts)
 
@@ -374,7 +372,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
     def _fallback_for(self, why: Unsupported, operation: str) -> Any:
         """Return a group of another backend. All ranks come here in the same operation, and so create it together."""
         if why.device not in self._fallbacks:
-            self._do(pack(calls.CHANGE), [], collectives.barrier(pack(calls.CHANGE))).wait()
+            self._do(pack(group_memory.CHANGE), [], collectives.barrier(pack(group_memory.CHANGE))).wait()
             if why.device == "cpu":
                 if self._memory.rank == 0:
                     fallback.warn_once(f"the paceline backend leaves {operation} of {why.what} to gloo")

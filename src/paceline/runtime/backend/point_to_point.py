@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from paceline.errors import CollectiveFailed, CollectivesDiffer
-from paceline.runtime.backend import calls
-from paceline.runtime.backend.vectors import copy_back, flat
+from paceline.runtime.backend import group_memory
+from paceline.runtime.backend.collectives import copy_back, flat
 from paceline.runtime.backend.work import Engine, PendingWork
 from paceline.runtime.links.memory import Memory
 from paceline.runtime.links.ring_buffer import Ring
@@ -51,7 +51,9 @@ class Transfer(PendingWork):
 
     def __init__(self, engine: Engine, operation: int, tensor: Tensor, other: int, tag: int) -> None:
         vector = flat(tensor)
-        super().__init__(engine, calls.pack(operation, calls.DTYPE_NUMBERS[tensor.dtype], len(vector)), [tensor])
+        super().__init__(
+            engine, group_memory.pack(operation, group_memory.DTYPE_NUMBERS[tensor.dtype], len(vector)), [tensor]
+        )
         #: The other rank; -1 while a receive from any source has no message yet.
         self.tensor, self.vector, self.other, self.tag = tensor, vector, other, tag
         self.bytes = vector.view(torch.uint8)
@@ -70,7 +72,7 @@ class Transfer(PendingWork):
     def counterpart(self) -> str:
         """The other rank and the tag, as in ` to rank 1 (tag 0)`."""
         whom = f"rank {self.other}" if self.other >= 0 else "any rank"
-        word = "to" if self.call >> calls.OPERATION & 31 == calls.SEND else "from"
+        word = "to" if self.call >> group_memory.OPERATION & 31 == group_memory.SEND else "from"
         return f" {word} {whom} (tag {self.tag})"
 
     def source_rank(self) -> int:
@@ -251,13 +253,13 @@ class PointToPoint:
 
 def _content(call: int) -> int:
     """Numbers and dtype of a call, whether sent or received."""
-    return call & ~(31 << calls.OPERATION)
+    return call & ~(31 << group_memory.OPERATION)
 
 
 def _deliver(message: Arriving, transfer: Transfer) -> None:
     """Finish a receive with a message that is complete."""
     if _content(message.call) != _content(transfer.call):
-        sent, expected = (calls.describe(call).partition(" of ")[2] for call in (message.call, transfer.call))
+        sent, expected = (group_memory.describe(call).partition(" of ")[2] for call in (message.call, transfer.call))
         failure = CollectivesDiffer(
             f"rank {transfer.other} sent {sent} with tag {transfer.tag} at {message.site}, and rank "
             f"{transfer.engine.memory.rank} receives {expected} at {transfer.site}; both must be the same"

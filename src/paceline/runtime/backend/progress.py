@@ -13,17 +13,172 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
+from typing import Protocol
 
 from paceline.errors import CollectiveFailed, CollectivesDiffer, RankGone, RankMissing
-from paceline.runtime.backend import diagnostics
-from paceline.runtime.backend.background import BACKGROUND
-from paceline.runtime.backend.group_memory import CLOSED, FAILED, STATUS, VICTIM, WAITING, GroupMemory
+from paceline.runtime.backend import group_memory
+from paceline.runtime.backend.group_memory import (
+    ARRIVED,
+    CLOSED,
+    FAILED,
+    LEFT,
+    SITE,
+    STATUS,
+    VICTIM,
+    WAITING,
+    GroupMemory,
+)
 from paceline.runtime.backend.point_to_point import PointToPoint, Transfer
 from paceline.runtime.backend.work import CollectiveWork, PendingWork
 from paceline.runtime.links.memory import Memory
 from paceline.runtime.links.waiting import Spin, wait
+
+# The messages of what goes wrong between ranks.
+
+NAMED = 8  # ranks that a message lists by number
+SITES_SECONDS = 1.0  # for the others to arrive, and to say where they called from
+ADVICE = "Look at what rank {} printed last; if it is only slow, give init_process_group a longer timeout"
+
+
+def missing(memory: GroupMemory, who: str, other: int, has_left: bool, seconds: float) -> str:
+    """Describe a wait for a rank that does not arrive. `who` begins it: "rank 0 waited in barrier at train.py:40"."""
+    how = _how_gone(memory, other) if has_left else f"did not come within {seconds:.1f} s"
+    status, arrived = memory.status_of(other), memory.cells[other][ARRIVED]
+    lines = [f"{who} for rank {other}, which {how}"]
+    if status:
+        lines.append(f"  rank {other}: {status}")
+    last = group_memory.describe(memory.call_of(other, arrived))
+    progress = f"its round {arrived} in this group; here it is round {memory.round}"
+    lines.append(f"  rank {other} was last in {last} ({progress})")
+    return "\n".join(lines) + "\n" + ADVICE.format(other)
+
+
+def ranks(numbers: list[int]) -> str:
+    """List ranks: "rank 1, 3"."""
+    if not numbers:
+        return "no rank"
+    more = f" and {len(numbers) - NAMED} more" if len(numbers) > NAMED else ""
+    return f"rank {', '.join(map(str, numbers[:NAMED]))}{more}"
+
+
+def _how_gone(memory: GroupMemory, other: int) -> str:
+    departure = memory.cells[other][LEFT]
+    if departure == FAILED:
+        return "has failed in this group before"
+    if departure:
+        return "has left the group (it ended, or destroyed or aborted the group)"
+    return f"is gone: its process {memory.processes.pids[other]} has ended"
+
+
+def difference(memory: GroupMemory, site: str) -> str:
+    """Describe a round in which ranks called different operations, with the line of each.
+
+    Each rank that has arrived notices the difference, writes where it called from and reads the others' lines; so do
+    ranks that arrive late.
+    """
+    number = memory.round
+    memory.write(memory.sites, SITE, number, site)
+    memory.ring_all()
+    give_up = time.perf_counter() + SITES_SECONDS
+    arrived = {}
+    lines = []
+    for rank, cell in enumerate(memory.cells):
+        while number > cell[SITE] and time.perf_counter() < give_up:
+            if rank in memory.gone():
+                break
+            time.sleep(0.001)
+        if cell[ARRIVED] < number:
+            lines.append(f"  rank {rank}: has not come yet")
+            continue
+        arrived[rank] = memory.call_of(rank, number)
+        where = memory.read(memory.sites, rank) if cell[SITE] == number else "an unknown place"
+        lines.append(f"  rank {rank}: {group_memory.describe(arrived[rank])}, at {where}")
+    return (
+        f"the ranks called different operations in round {number} of this group{_minority(arrived)}:\n"
+        + "\n".join(lines)
+        + "\nEvery rank must call the same operations in the same order, with as many numbers of the same dtype, "
+        "the same reduction and the same root"
+    )
+
+
+def _minority(arrived: dict[int, int]) -> str:
+    """Name the ranks that differ from a call that most ranks agree on."""
+    (call, votes), *rest = Counter(arrived.values()).most_common()
+    if not rest or votes <= max(count for _, count in rest):
+        return ""
+    odd = [f"{rank}" for rank, other in arrived.items() if other != call]
+    return f"; not like the others: rank {', '.join(odd)}"
+
+
+# A thread that drives what is under way and no thread waits for. It runs only while there is, or was, such a thing.
+# It looks from time to time instead of being woken: waking it would cost every operation of DDP more than the
+# operation.
+
+SHORTEST_NAP_SECONDS = 0.001
+LONGEST_NAP_SECONDS = 0.03  # each look takes the interpreter, and with it a core, from the training
+IDLE_SECONDS = 1.0  # before the thread ends
+STOP_SECONDS = 5.0  # for the thread to end, with what it is doing
+
+
+class Driven(Protocol):
+    """What the thread drives: the progress engine of a group."""
+
+    def busy(self) -> bool:
+        """Whether anything is under way."""
+
+    def drive_unwaited(self) -> bool:
+        """Move what no thread waits for; whether there was anything."""
+
+
+class BackgroundThread:
+    """The thread of a process, for all its groups."""
+
+    def __init__(self) -> None:
+        self._watched: set[Driven] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopped = threading.Event()
+
+    def watch(self, engine: Driven) -> None:
+        """Drive a group until nothing is under way in it; starts the thread where it does not run."""
+        with self._lock:
+            self._watched.add(engine)
+            if self._thread is None and not self._stopped.is_set():
+                self._thread = threading.Thread(target=self._run, name="paceline-background", daemon=True)
+                self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread with the process: one that the interpreter ends within PyTorch takes the process with it."""
+        self._stopped.set()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(STOP_SECONDS)
+
+    def forget_all(self) -> None:
+        """Begin afresh in a forked child, which has no such thread."""
+        self._watched, self._lock, self._thread = set(), threading.Lock(), None
+        self._stopped = threading.Event()
+
+    def _run(self) -> None:
+        nap, idle_since = SHORTEST_NAP_SECONDS, time.monotonic()
+        while not self._stopped.wait(nap):
+            with self._lock:
+                watched = list(self._watched)
+            unwaited = [engine.drive_unwaited() for engine in watched]
+            nap = SHORTEST_NAP_SECONDS if any(unwaited) else min(1.5 * nap, LONGEST_NAP_SECONDS)
+            with self._lock:
+                self._watched = {engine for engine in self._watched if engine.busy()}
+                if self._watched:
+                    idle_since = time.monotonic()
+                elif time.monotonic() - idle_since > IDLE_SECONDS:
+                    self._thread = None
+                    return
+
+
+BACKGROUND = BackgroundThread()
+
 
 SPIN_SECONDS = 1e-3  # a wake-up may cost a tenth of it, and is paid by the rank that is waited for
 ALONE_SECONDS = 50e-6  # of them without giving the core to other processes
@@ -154,7 +309,7 @@ class ProgressEngine:
     def _between_naps(self, work: PendingWork, waited: float, too_long: bool) -> None:
         """Move everything in all groups, and fail what it is of no use to wait for."""
         if waited > STATUS_AFTER_SECONDS and not self.memory.mine[STATUS]:
-            status = f"is waiting in {work.describe()} for {diagnostics.ranks(work.missing())}"
+            status = f"is waiting in {work.describe()} for {ranks(work.missing())}"
             for engine in list(ENGINES):
                 engine.publish_status(status)
         departed = self.memory.gone()  # asked before the work goes on: a rank may arrive and end at once
@@ -190,7 +345,7 @@ class ProgressEngine:
 
     def _waited_for(self, work: PendingWork, other: int, has_left: bool, waited: float) -> str:
         who = f"rank {self.memory.rank} waited in {work.describe()}"
-        return diagnostics.missing(self.memory, who, other, has_left, waited)
+        return missing(self.memory, who, other, has_left, waited)
 
     def publish_status(self, status: str, mark: int = WAITING) -> None:
         """Leave word, for the messages of other ranks, of what this one waits for or has failed with."""
@@ -212,7 +367,7 @@ class ProgressEngine:
     def fail_by_difference(self, work: CollectiveWork) -> None:
         """End everything because ranks have called different operations."""
         if self._failure is None:
-            self.fail(CollectivesDiffer(diagnostics.difference(self.memory, str(work.site))))
+            self.fail(CollectivesDiffer(difference(self.memory, str(work.site))))
 
     def _forget_all(self) -> list[PendingWork]:
         """Empty the queue and the messages, and return what was in them."""

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import CollectiveFailed, UsageError
-from paceline.runtime.backend import calls
+from paceline.runtime.backend import group_memory
 from paceline.runtime.backend.group_memory import GroupMemory
 
 _Work: Any = dist.Work
@@ -49,7 +49,7 @@ class PendingWork(_Work):  # type: ignore[misc]
     def __init__(self, engine: Engine, call: int, outputs: Any) -> None:
         super().__init__()
         self.engine, self.call, self.outputs = engine, call, outputs
-        self.site, self.since = calls.call_site(), time.perf_counter()
+        self.site, self.since = group_memory.call_site(), time.perf_counter()
         #: Never falls back to False; set by `finish` alone.
         self.done = False
         self.failure: Exception | None = None
@@ -68,7 +68,7 @@ class PendingWork(_Work):  # type: ignore[misc]
 
     def describe(self) -> str:
         """Describe it: `send of 3 float32 to rank 1 (tag 0) at train.py:40`."""
-        return f"{calls.describe(self.call)}{self.counterpart()} at {self.site or 'an unknown place'}"
+        return f"{group_memory.describe(self.call)}{self.counterpart()} at {self.site or 'an unknown place'}"
 
     def finish(self, failure: Exception | None = None) -> None:
         """Mark it as done. A future that was returned is set later, by `keep_promise`."""

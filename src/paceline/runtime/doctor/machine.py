@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.algorithms.cluster.launchers import HEAD_PORT
 from paceline.errors import JobError
 from paceline.runtime.doctor import Finding, Grade
-from paceline.runtime.links.tcp.interfaces import Interface, interfaces
+from paceline.runtime.links.tcp.address import Interface, interfaces
 from paceline.version import __version__
 
 LEAST_MTU = 1280  # of IPv6, which every network carries

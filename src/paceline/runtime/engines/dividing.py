@@ -1,15 +1,17 @@
-"""Dividing a model before the start, under plans whose workers hold parts of it: stages, parts of layers, operators."""
+"""Dividing a model before the start: stages, parts of layers or operators, and the memory that these will take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from paceline.algorithms.agenda import Agenda
+from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.algorithms.dataflow.instances import Instances
+from paceline.algorithms.schedules import Table
 from paceline.algorithms.schedules.passes import passes
 from paceline.algorithms.schedules.proof import prove_table
 from paceline.errors import PlanError
@@ -17,24 +19,55 @@ from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.split_layers import SplitLayers
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.memory_check import PARTS, STAGES, check_fit, chunks_each, peaks_of
 from paceline.runtime.engines.refusals import refuse_stages
-from paceline.runtime.engines.workers.channels import NO_CHANNELS, Channels, mail_between, mail_of
-from paceline.training.data.order import Order
-from paceline.training.data.source import Source
+from paceline.runtime.engines.workers.arena import NO_CHANNELS, Channels, mail_between, mail_of
+from paceline.training.data.source import Order, Reader, Source
 from paceline.training.gradients.probe import Probe
-from paceline.training.jobs.job import Job
-from paceline.training.jobs.threads import threads
+from paceline.training.jobs.job import Job, threads
 from paceline.training.operators.planning import OperatorBlueprint, operator_blueprint
 from paceline.training.parameters.layout import Layout
-from paceline.training.splits.fused_shares import STAGES as FUSED_STAGES
+from paceline.training.splits.gradients import STAGES as FUSED_STAGES
 from paceline.training.splits.gradients import SplitBlueprint
 from paceline.training.splits.planning import check_parts, peaks_of_parts, split_blueprint
-from paceline.training.splits.stage_planning import with_parts
-from paceline.training.splits.stages import bytes_sent
-from paceline.training.stages.blueprint import Blueprint
-from paceline.training.stages.planning import CutRequest, agrees, blueprint
-from paceline.training.stages.rehearsal import examples_of
+from paceline.training.splits.stages import bytes_sent, with_parts
+from paceline.training.stages.cutting import Blueprint
+from paceline.training.stages.memory_estimate import needed, weigh_all
+from paceline.training.stages.planning import CutRequest, agrees, blueprint, examples_of
+
+# The memory that workers with a part of the model will take, estimated before one is started.
+
+MIB = 1 << 20
+STAGES = "more workers or smaller micro-batches, recompute=all, or balance=memory"
+PARTS = "more workers, a smaller batch_size, or another split"
+
+
+def peaks_of(
+    job: Job, module: nn.Module, source: Source, blueprint: Blueprint, chunk: Chunk, table: Table
+) -> list[int]:
+    """Estimate the peak of each worker's own memory in bytes, if all micro-batches are like this one."""
+    reader = Reader(source, Order(len(source), job.seed, job.shuffle), 0, lambda _: None)
+    return needed(table, weigh_all(job, module, blueprint, reader, chunk))
+
+
+def chunks_each(plan: Plan, agenda: Agenda) -> int:
+    """Return how many chunks of an update a worker of split layers takes part in, at most."""
+    return -(-len(agenda.filled(0)) // plan.parts)
+
+
+def check_fit(bound: int, peaks: Sequence[int], remedy: str) -> None:
+    """Raise `PlanError` where a worker would take more memory than the plan's bound in MiB."""
+    worst = max(range(len(peaks)), key=peaks.__getitem__)
+    if peaks[worst] > bound * MIB:
+        raise PlanError(
+            f"worker {worst} would take {math.ceil(peaks[worst] / MIB)} MiB for its tensors, and "
+            f"memory={bound}; all workers: {in_mib(peaks)}. Take {remedy}"
+        )
+
+
+def in_mib(peaks: Sequence[int]) -> str:
+    """List bytes as MiB, rounded up."""
+    return ", ".join(str(math.ceil(each / MIB)) for each in peaks)
+
 
 #: Updates of a table without an end that are proved: what follows repeats itself.
 PROVED_UPDATES = 200

@@ -21,7 +21,8 @@ from torch import nn
 from paceline.algorithms.cluster.launchers import from_mpiexec
 from paceline.errors import JobError, NotFinite, PacelineError, PlanError
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.arithmetic.fused_team import Team
+from paceline.runtime.engines import cluster
+from paceline.runtime.engines.arithmetic.synchronous import Team
 from paceline.runtime.engines.outcome import Outcome, Snapshot
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.runs.trace import Kind, Row, Trace
@@ -139,3 +140,21 @@ def _stretches(setup: Setup, each: bool) -> Iterator[tuple[int, int]]:
         last = first + 1 if each else min(stops)
         yield first, last
         first = last
+
+
+# Which engine a launcher's processes use when the user names none, and which of them this one is.
+
+
+def engine_of(job: Job | None) -> str:
+    """Return the engine for this process: that of one machine, unless a launcher started several nodes."""
+    if cluster.nodes() < 2:
+        return "local"
+    by_mpi = ranks() > 1 and job is not None and job.compute == "fused"
+    return "mpi" if by_mpi else "cluster"
+
+
+def rank_of(engine: str) -> int:
+    """Return this process's rank under an engine; only rank 0 reports."""
+    if engine == "mpi":
+        return rank()
+    return cluster.roster().rank if engine == "cluster" else 0

@@ -1,4 +1,4 @@
-"""The outcome that an engine returns after the last update, and how it becomes a `Run`."""
+"""What an engine is handed, a run from its start or a checkpoint on, and the outcome that becomes a `Run`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -13,14 +14,40 @@ from torch import Tensor, nn
 
 from paceline.errors import CrowdedWarning, RunFailed
 from paceline.plans.sizes import sizes_by
+from paceline.runtime.engines.checkpoints import Checkpoint, CheckpointRequest
 from paceline.runtime.engines.setup import Setup
+from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.runs.folder import RunFolder, writing
+from paceline.runtime.runs.live import Heartbeat
+from paceline.runtime.runs.progress import Follower
 from paceline.runtime.runs.record import DeathRecord, Evaluation, RunRecord, Status, Summary
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.time_accounting import idling, pace_of, summarize
-from paceline.runtime.runs.trace import Trace
+from paceline.runtime.runs.trace import Kind, Trace
 from paceline.training.gradients.evaluate import evaluate
 from paceline.training.parameters.layout import not_trained, sha256, trainable
+
+# A run from its start, or from a checkpoint, on: what was decided before it, handed to its engine whole.
+
+
+@dataclass(frozen=True)
+class Life:
+    """Everything that an engine needs to train."""
+
+    setup: Setup
+    heartbeat: Heartbeat
+    place: RunFolder = field(default_factory=lambda: RunFolder(None))
+    #: Seconds that a worker waits for another before the run fails.
+    deadline: float = 120.0
+    #: What follows the run while it goes on.
+    follower: Follower | None = None
+    #: The checkpoints to write, and the one to begin with; None where the run keeps none.
+    request: CheckpointRequest | None = None
+
+    @property
+    def begin(self) -> Checkpoint | None:
+        """The checkpoint to begin with."""
+        return self.request.start if self.request is not None else None
 
 
 class Snapshot(NamedTuple):
@@ -178,3 +205,26 @@ def _warn_if_crowded(workers: int, threads: int, waited: float) -> None:
             CrowdedWarning,
             stacklevel=6,  # the call of `train`
         )
+
+
+# The snapshots of a run, which workers write for evaluations: their file, and which of them the trace names.
+
+
+def open_snapshots(setup: Setup, request: CheckpointRequest | None, every: int) -> SnapshotFile | None:
+    """Open the file of snapshots, if there are any: in the run's folder if the run may be resumed."""
+    if not every:
+        return None
+    tensors = {**trainable(setup.module), **not_trained(setup.module)}
+    shapes = {name: tuple(tensors[name].shape) for name in setup.names}
+    named = request.run / "snapshots.bin" if request else None
+    return SnapshotFile(shapes, setup.layout.dtype, every, named)
+
+
+def list_snapshots(trace: Trace, file: SnapshotFile | None) -> list[Snapshot]:
+    """List the snapshots to evaluate, as the trace names them; each is read from its file when it is."""
+    if file is None:
+        return []
+    return [
+        Snapshot(int(row["update"]), float(row["start"]) / 1e9, partial(file.read, int(row["update"])))
+        for row in trace.of_kind(Kind.SNAPSHOT)
+    ]

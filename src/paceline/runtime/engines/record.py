@@ -1,15 +1,24 @@
-"""The record of a run when it begins, which run.json holds."""
+"""The record of a run when it begins, which run.json holds: who holds what, and the outline of the model."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
+from typing import Any, NamedTuple
 
-from paceline.runtime.engines.holdings import bytes_held
-from paceline.runtime.engines.outline import outline
-from paceline.runtime.engines.own_files import own_files
-from paceline.runtime.engines.replay.changes import ARITHMETIC_VERSION
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from paceline.algorithms.agenda import Chunk
+from paceline.plans.methods.pipeline import LAYERS
+from paceline.plans.methods.split_layers import INSIDE
+from paceline.runtime.engines.job_file import ARITHMETIC_VERSION, own_files
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.runs.record import (
     AttemptRecord,
@@ -22,9 +31,188 @@ from paceline.runtime.runs.record import (
     this_machine,
 )
 from paceline.training.data.opening import origins
+from paceline.training.data.source import Order, Source
+from paceline.training.gradients.replica import Replica
+from paceline.training.jobs.job import Job
 from paceline.training.jobs.several import SeveralOptimizers
-from paceline.training.parameters.layout import trainable
+from paceline.training.parameters.layout import not_trained, trainable
 from paceline.training.parameters.optimizers import Optimizer
+from paceline.training.splits.slicing import Stored, stored_part
+from paceline.training.stages.cutting import held
+
+# Who holds what: the parameters and buffers of each worker, of plans whose workers hold one model between them.
+
+
+class Piece(NamedTuple):
+    """What one worker holds of some parameters, in the state that it writes."""
+
+    worker: int
+    #: The worker's place among those that share layers.
+    place: int
+    parameters: list[str]
+    moving: list[str]
+    #: The stage of a pipeline; -1 without stages.
+    stage: int = -1
+
+    @property
+    def start(self) -> str:
+        """What the names of the optimizer's tensors begin with."""
+        return f"{self.stage}/" if self.stage >= 0 else ""
+
+    def key(self, number: int) -> str:
+        """Return the name of a value in the worker's state."""
+        return f"values.{number}" if self.stage < 0 else (*self.parameters, *self.moving)[number]
+
+
+def pieces(setup: Setup) -> Iterator[Piece]:
+    """Yield what each worker holds."""
+    named, workers = list(trainable(setup.module)), setup.plan.workers
+    moving = list(setup.probe.moving)
+    if setup.pipeline is not None and setup.blueprint is not None:
+        mesh, blueprint = setup.pipeline.mesh(workers), setup.blueprint
+        module = setup.fresh_module()
+        stages = held(blueprint.codes(module), module)
+        for worker in range(workers):
+            for stage, names in enumerate(stages):
+                if blueprint.stage_to_worker[stage] == mesh.coordinate(worker, LAYERS):
+                    mine = [name for name in names if name in named], [name for name in moving if name in names]
+                    yield Piece(worker, mesh.coordinate(worker, INSIDE), *mine, stage)
+    elif setup.split is not None:
+        mesh = setup.plan.method.mesh(workers)
+        yield from (Piece(worker, mesh.coordinate(worker, INSIDE), named, moving) for worker in range(workers))
+    else:
+        yield Piece(0, 0, named, moving)
+
+
+def stored_in(setup: Setup, name: str) -> Stored | None:
+    """Return how a parameter or buffer lies with the workers that share its layer; None where each has all of it."""
+    divided = setup.blueprint or setup.split
+    return divided.stored.get(name) if divided is not None else None
+
+
+def bytes_held(setup: Setup) -> dict[str, tuple[int, ...]]:
+    """Return, for each parameter and moving buffer, its bytes at each worker; nothing where each holds all of them."""
+    module, workers = setup.module, setup.plan.workers
+    tensors = {**trainable(module), **{n: b for n, b in not_trained(module).items() if n in setup.probe.moving}}
+    sizes = {name: [0] * workers for name in tensors}
+    if setup.operators is not None:
+        for operator, worker in setup.operators.holders.items():
+            for name, tensor in tensors.items():
+                if name.startswith(f"{setup.operators.names[operator]}."):
+                    sizes[name][worker] = tensor.nbytes
+    elif setup.blueprint is not None or setup.split is not None:
+        for piece in pieces(setup):
+            for name in (*piece.parameters, *piece.moving):
+                sizes[name][piece.worker] = stored_part(tensors[name], stored_in(setup, name), piece.place).nbytes
+    else:
+        return {}
+    return {name: tuple(mine) for name, mine in sizes.items()}
+
+
+# The outline of a model for its record: the layers with their sizes, and which one's output reaches which.
+#
+# A layer is a module without modules in it, or one of PyTorch's own that holds parameters itself (attention does).
+# One forward pass shows which output reaches which layer: for every tensor it is tracked which layers it comes from,
+# through any function that the model calls between its layers, so a residual connection is found without being
+# declared.
+
+
+def outline(job: Job, module: nn.Module, source: Source) -> list[LayerRecord]:
+    """Describe the layers in the order of their first call. A layer that one small batch does not reach comes last."""
+    model = copy.deepcopy(module)
+    parts = list(_layers(model, ""))
+    tracker = _Tracker()
+    hooks = [hook for number, (_, part) in enumerate(parts) for hook in tracker.watch(number, part)]
+    samples = min(job.batch_size, len(source))
+    chunk = Chunk(0, 0, 0, 0, samples, 1.0)
+    batch = source.batch(Order(len(source), job.seed, job.shuffle).indices(chunk), 0)
+    # A model that cannot be run in this way (a step that makes gradients itself) has an outline without shapes.
+    with contextlib.suppress(Exception), torch.no_grad(), tracker:
+        Replica(job, model, ()).forward(model, chunk, batch)
+    for hook in hooks:
+        hook.remove()
+    order = sorted(range(len(parts)), key=lambda n: (tracker.calls.get(n, len(parts)), n))
+    position = {number: at for at, number in enumerate(order)}
+    return [
+        replace(
+            _sizes(*parts[number]),
+            output=tracker.outputs.get(number),
+            after=tuple(sorted(position[n] for n in tracker.after.get(number, ()))),
+        )
+        for number in order
+    ]
+
+
+def _layers(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers of a module with their names."""
+    children = dict(module.named_children())
+    has_parameters = any(True for _ in module.parameters(recurse=False))
+    if not children or (has_parameters and type(module).__module__.startswith("torch.")):
+        yield name, module
+        return
+    if has_parameters:
+        yield name, module
+    for child, part in children.items():
+        yield from _layers(part, f"{name}.{child}" if name else child)
+
+
+def _sizes(name: str, part: nn.Module) -> LayerRecord:
+    is_leaf = not dict(part.named_children()) or type(part).__module__.startswith("torch.")
+    parameters = dict(part.named_parameters(recurse=is_leaf))
+    count = sum(p.numel() for p in parameters.values())
+    return LayerRecord(name, type(part).__name__, count, {key: tuple(p.shape) for key, p in parameters.items()})
+
+
+class _Tracker(TorchFunctionMode):
+    """Tracks, through one forward pass, which layers every tensor comes from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: For each layer, its position in the order of first calls.
+        self.calls: dict[int, int] = {}
+        #: For each layer, the shape of its first output.
+        self.outputs: dict[int, tuple[int, ...]] = {}
+        #: For each layer, the layers whose outputs reach it.
+        self.after: dict[int, set[int]] = {}
+        #: For each tensor's id, the layers that it comes from.
+        self._from: dict[int, frozenset[int]] = {}
+        #: Keeps tensors alive, since a new one could get the id of an old one.
+        self._alive: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._mark(result, self._origin((args, kwargs)))
+        return result
+
+    def watch(self, number: int, part: nn.Module) -> list[Any]:
+        """Register the hooks of one layer."""
+
+        def before(_: nn.Module, args: Any, kwargs: Any) -> None:
+            self.calls.setdefault(number, len(self.calls))
+            self.after.setdefault(number, set()).update(self._origin((args, kwargs)) - {number})
+
+        def after(_: nn.Module, args: Any, result: Any) -> None:
+            first = next(_tensors(result), None)
+            self.outputs.setdefault(number, () if first is None else tuple(first.shape))
+            self._mark(result, frozenset([number]))
+
+        if dict(part.named_children()) and not type(part).__module__.startswith("torch."):
+            return []  # it only holds parameters; its layers are watched on their own
+        return [part.register_forward_pre_hook(before, with_kwargs=True), part.register_forward_hook(after)]
+
+    def _origin(self, values: Any) -> frozenset[int]:
+        return frozenset[int]().union(*(self._from.get(id(t), frozenset()) for t in _tensors(values)))
+
+    def _mark(self, values: Any, origin: frozenset[int]) -> None:
+        for tensor in _tensors(values):
+            self._from[id(tensor)] = origin
+            self._alive.append(tensor)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
 
 
 def first_record(setup: Setup, kept: bool) -> RunRecord:

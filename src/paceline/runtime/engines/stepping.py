@@ -15,8 +15,7 @@ from paceline.algorithms.cluster.epochs import Epochs
 from paceline.errors import JobWarning, NotFinite
 from paceline.plans.methods.alone import Alone
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.arithmetic.fused_team import Team
-from paceline.runtime.engines.arithmetic.synchronous import SharedParameters
+from paceline.runtime.engines.arithmetic.synchronous import SharedParameters, Team
 from paceline.runtime.engines.setup import Setup, set_up
 from paceline.training.gradients.evaluate import evaluate
 from paceline.training.gradients.fused_replica import by_one

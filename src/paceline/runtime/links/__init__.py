@@ -5,8 +5,8 @@ Everything above this package is written against three protocols, so that a tran
     protocol         what it carries                           on one machine         over TCP, in `tcp`
     ---------------  ----------------------------------------  ---------------------  -------------------------
     Link             parts of vectors, between any two ranks   SharedMemoryLink       link.TcpLink
-    MessageChannel   ordered messages between two neighbours   mailbox.Mailbox        channel.TcpChannel
-    Membership       which ranks are alive, joined and left    LocalProcesses         membership.ConnectedPeers
+    MessageChannel   ordered messages between two neighbours   Mailbox                channel.TcpChannel
+    Membership       which ranks are alive, joined and left    LocalProcesses         meeting.ConnectedPeers
 
 A collective between two ranks over a link:
 
@@ -22,13 +22,11 @@ has offered in shared memory and a received buffer over a socket.
 
 The parts that the members for one machine are made of:
 
-    memory           zeroed bytes that processes share by a descriptor; tensors in them
-    store_order      which processors keep the order of stores, on which all of this relies
-    futex, doorbell  waking a process that sleeps
-    waiting          how a rank waits: it spins, then sleeps, until a deadline or until the run is cancelled
-    locks            record locks, which the kernel releases when their owner dies
-    double_buffer    integers that change all at once or not at all
-    ring             a single-producer single-consumer ring of slots
+    memory           zeroed bytes that processes share by a descriptor; tensors in them; which processors keep the
+                     order of stores, on which all of this relies
+    waiting          how a rank waits: it spins, then sleeps until woken, until a deadline or until the run is cancelled
+    membership       which processes live; record locks, which the kernel releases when their owner dies
+    ring_buffer      a single-producer single-consumer ring of slots
     rendezvous       how processes that know only a store of torch.distributed come to share descriptors
 """
 

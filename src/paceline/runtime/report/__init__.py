@@ -1,14 +1,12 @@
 """Reports on recorded runs: an HTML page, and files for other tools. Needs no torch, no pickles and no network.
 
-reading                         run folders: what they hold and what is missing
-lanes                           PURE: each worker's time as spans
-curves                          PURE: loss, accuracy and staleness, with as many points as a chart needs
-run_stats                       PURE: the numbers of a run's row in the table
-formatting sentences            PURE: numbers as text, and the summary at the top of the page
-charts timeline layers data     HTML and SVG from these
-answer overview settings sections page    the page, with page.css and page.js
-exports tensorboard perfetto    the same for other tools
-live                            the page served while its runs go on, with live.js
+reading                      run folders: what they hold and lack, each worker's time as spans, a run's row in the table
+curves                       PURE: loss, accuracy and staleness, with as many points as a chart needs
+formatting                   PURE: numbers as text
+charts                       HTML and SVG from these
+overview settings sections   the parts of the page, from its top down
+page                         the page, with page.css and page.js; and while its runs go on, with live.js
+exports                      the same for other tools: JSON, CSV, TensorBoard, Perfetto
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from paceline.errors import RunFolderError, UsageError, suggest
-from paceline.runtime.report import exports, perfetto, tensorboard
+from paceline.runtime.report import exports
 from paceline.runtime.report.page import page
 from paceline.runtime.report.reading import Reading, open_all
 
@@ -34,8 +32,8 @@ FORMATS: dict[str, tuple[Writer, str]] = {  # the writer, and the default output
     "html": (_write_html, "report.html"),
     "json": (exports.write_json, "report.json"),
     "csv": (exports.write_csv, "report.csv"),
-    "tensorboard": (tensorboard.write_events, "report-tensorboard"),
-    "perfetto": (perfetto.write_trace, "report.perfetto.json"),
+    "tensorboard": (exports.write_events, "report-tensorboard"),
+    "perfetto": (exports.write_trace, "report.perfetto.json"),
 }
 
 

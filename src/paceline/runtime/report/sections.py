@@ -7,7 +7,16 @@ from html import escape
 
 import numpy as np
 
-from paceline.runtime.report.charts import ChartLine, chart, fitting, histogram_chart, legend, logarithmic
+from paceline.runtime.report.charts import (
+    ChartLine,
+    chart,
+    fitting,
+    histogram_chart,
+    legend,
+    logarithmic,
+    time_bars,
+    timeline,
+)
 from paceline.runtime.report.curves import (
     AXES,
     Curve,
@@ -20,18 +29,15 @@ from paceline.runtime.report.curves import (
     staleness_curve,
 )
 from paceline.runtime.report.formatting import count, duration, number, share, size
-from paceline.runtime.report.lanes import Lane
 from paceline.runtime.report.overview import colours_of, section
-from paceline.runtime.report.reading import Reading
-from paceline.runtime.report.run_stats import RunStats
+from paceline.runtime.report.reading import Lane, Reading, RunStats
 from paceline.runtime.report.settings import notes
-from paceline.runtime.report.timeline import time_bars, timeline
-from paceline.runtime.runs.events import Event, EventKind
+from paceline.runtime.runs.live import Event, EventKind
 from paceline.runtime.runs.record import LayerRecord
 from paceline.runtime.runs.time_accounting import Time
 from paceline.runtime.runs.trace import Kind
 
-# --- Draws a model: a row per layer with its sizes, and on the left a graph of which layer's output reaches which -----
+# Draws a model: a row per layer with its sizes, and on the left a graph of which layer's output reaches which.
 
 ROW = 26  # pixels, as in the style sheet
 MOST = 400  # layers that are listed at most
@@ -92,7 +98,7 @@ def _graph(model: Sequence[LayerRecord]) -> str:
     )
 
 
-# --- Draws who holds what: a row per layer, a column per worker, shaded by the worker's share of the layer ------------
+# Draws who holds what: a row per layer, a column per worker, shaded by the worker's share of the layer.
 
 WORKERS, LAYERS = 32, 400  # of a matrix, at most
 
@@ -130,7 +136,7 @@ def _cell(amount: int, most: int) -> str:
     return f'<td class=n title="{count(amount)} bytes" style="background:{shade}">{size(amount)}</td>'
 
 
-# --- The events of a run on a cluster, and what `paceline watch` found of any run, as rows of the page ----------------
+# The events of a run on a cluster, and what `paceline watch` found of any run, as rows of the page.
 
 SHOWN = 60  # events at most
 TOLD = set(EventKind) - {EventKind.STARTED, EventKind.LEASING}
@@ -172,7 +178,7 @@ INSIDE_DDP = (
 )
 
 
-# --- curves ---------------------------------------------------------------------------------------------------------
+# curves.
 
 
 def learning(readings: Sequence[Reading]) -> str:
@@ -280,7 +286,7 @@ def staleness_of_all(readings: Sequence[Reading]) -> str:
     return section("Staleness", f"{legend(list(key.items()))}<div class=charts>{drawn}</div>") if drawn else ""
 
 
-# --- time -----------------------------------------------------------------------------------------------------------
+# time.
 
 
 def times(all_stats: Sequence[RunStats]) -> str:
@@ -290,7 +296,7 @@ def times(all_stats: Sequence[RunStats]) -> str:
     return f"<h3>Where the time went</h3><p class=note>{note}</p>{time_bars(rows)}" if 0 < len(rows) <= 24 else ""
 
 
-# --- one run --------------------------------------------------------------------------------------------------------
+# one run.
 
 
 def of_run(reading: Reading, stats: RunStats, lanes: Sequence[Lane], spans: int) -> str:
@@ -366,7 +372,7 @@ def _short(stats: RunStats) -> str:
     return f"{number(stats.samples_per_second)} samples/s, {duration(stats.seconds)}"
 
 
-# --- terms ---
+# terms.
 
 GLOSSARY = {
     "update": "one step of the parameters; also the time it takes",

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from paceline.errors import RunFailed, RunFolderError
 from paceline.names import file_name
-from paceline.runtime.runs.json_files import draft_of, json_text
 from paceline.runtime.runs.record import RunRecord, Status
+from paceline.runtime.runs.schema import draft_of, json_text
 from paceline.runtime.runs.trace import Trace, TraceWriter
 
 RESERVED = 64 << 10  # bytes by which the last record may be longer than the first: an error, a history

@@ -1,25 +1,126 @@
-"""live.json: the processes of a run and what each worker is at, so that another program can watch the run.
+"""live.json, what the processes of a run are at, and events.jsonl, what has happened to them, for other programs.
 
 The parent replaces the file atomically when the phase of the run changes, and every two seconds while workers train. It
 removes the file at the end of the run, however it ends, when run.json has the outcome. A run that was killed leaves its
-last state: the heartbeat is then old, and the parent's process is not alive.
+last state: the parent's process is not alive then. Where the folder is shared, a reader on another machine sees no
+process, and goes by the age of the heartbeat.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from paceline.runtime.runs.events import ProcessKind
-from paceline.runtime.runs.json_files import write_json
-from paceline.runtime.runs.schema import SCHEMA_VERSION, StrEnum, read_as, to_dict
+from paceline.errors import RunFolderError
+from paceline.runtime.runs.schema import SCHEMA_VERSION, StrEnum, from_dict, read_as, to_dict, write_json
+
+# events.jsonl: what happened to the processes of a run, one line per event, in the order they were noted.
+#
+# How long a death went unnoticed, and when a shard had its backup again, follows from the times here. The
+# trace has no place for them: an event is of a process or of a shard, and may come before the first update.
+
+EVENTS_FILE = "events.jsonl"
+
+
+class EventKind(StrEnum):
+    """What an event is about."""
+
+    STARTED = "started"  # an agent has started a process
+    ENDED = "ended"  # an agent has noticed the end of a process that it had started
+    LOST = "lost"  # the desk or the head lost a process: its connection has ended, or it is silent
+    VIEW = "view"  # the desk wants these servers to hold a shard, the primary first
+    SERVING = "serving"  # they all do
+    LEASING = "leasing"  # the desk leases batches; its number is its epoch
+    AGAIN = "again"  # batches are computed again, since their pushes were lost with the servers that had them
+    SHARD_LOST = "shard lost"  # no server holds the shard any longer
+    HUNG = "hung"  # `paceline watch` has found that the process hangs
+    GROUP = "group"  # ranks begin a group; its number is its epoch
+
+
+class ProcessKind(StrEnum):
+    """What a process of a run on a cluster does."""
+
+    AGENT = "agent"
+    WORKER = "worker"
+    HELPER = "helper"  # of a worker: it computes chunks of the same batches
+    SERVER = "server"
+    DESK = "desk"
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event. -1 stands for a number that does not apply to its kind."""
+
+    kind: EventKind
+    #: When it was noted, in seconds since 1970 of the head's clock.
+    at: float
+    #: The process that it is about.
+    process: ProcessKind | None = None
+    #: The node of the process.
+    rank: int = -1
+    #: The number of the process: no two of a kind have the same in one run.
+    number: int = -1
+    #: The process's pid on its node.
+    pid: int = -1
+    shard: int = -1
+    #: The number of the view.
+    view: int = -1
+    #: The servers of the view, the primary first; or the ranks of a group.
+    members: tuple[int, ...] = ()
+    #: Whether acknowledged pushes may be missing in the view, so that they are computed again.
+    lossy: bool = False
+    #: Why, as the end of a sentence.
+    why: str = ""
+
+
+class EventLog:
+    """Writes the events of a run into its folder, after those before it was resumed; without one it only keeps them."""
+
+    def __init__(self, run: Path | None) -> None:
+        self.events: list[Event] = []
+        #: Called with every event that is added.
+        self.copy: Callable[[Event], None] = lambda event: None
+        self._file: IO[str] | None = (run / EVENTS_FILE).open("a", buffering=1) if run else None
+
+    def add(self, event: Event) -> None:
+        """Append an event."""
+        self.events.append(event)
+        self.copy(event)
+        if self._file is not None:
+            self._file.write(json.dumps(to_dict(event)) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+def read_events(run: Path) -> list[Event]:
+    """Read the events of a run, up to the last whole line; none where the run was not on a cluster."""
+    try:
+        lines = (run / EVENTS_FILE).read_text(encoding="utf-8").split("\n")[:-1]
+        return [from_dict(Event, json.loads(line)) for line in lines]
+    except FileNotFoundError:
+        return []
+    except ValueError as error:
+        raise RunFolderError(f"{run / EVENTS_FILE} is damaged: {error}") from None
+
+
+def wall_time(nanoseconds: int) -> float:
+    """Return the time of this process's monotonic clock as seconds since 1970."""
+    return time.time() - (time.perf_counter_ns() - nanoseconds) / 1e9
+
 
 #: Seconds between two heartbeats while workers train, at least.
 INTERVAL = 2.0
+#: Seconds without a heartbeat after which a run of another machine has ended: an evaluation writes none, clocks differ.
+ABSENT = 600.0
 FILE = "live.json"
 #: What `paceline watch` found, in a run's folder.
 HANG = "hang.txt"
@@ -95,7 +196,15 @@ class LiveRecord:
     total_updates: int
     workers: tuple[WorkerLive, ...] = ()  # empty where no processes of their own train, as under the virtual engine
     processes: tuple[NodeProcess, ...] = ()  # of all nodes, on a cluster
+    machine: str = ""  # where the parent runs
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def active(self) -> bool:
+        """Whether the run goes on: its parent lives on this machine, or has written lately on another."""
+        if self.machine in ("", _machine()):
+            return self.process.alive
+        return time.time() - self.heartbeat < ABSENT
 
 
 class Heartbeat:
@@ -104,7 +213,7 @@ class Heartbeat:
     def __init__(self, run: Path | None, total_updates: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._file = run / FILE if run else None
         self._total, self._clock = total_updates, clock
-        self._process = ProcessRecord.of(os.getpid())
+        self._process, self._machine = ProcessRecord.of(os.getpid()), _machine()
         self._phase: Phase | None = None  # as it was written last, `_beaten` by this clock
         self._beaten = 0.0
         #: The processes of all nodes that run, on a cluster; kept up to date by the engine.
@@ -128,7 +237,14 @@ class Heartbeat:
             return
         self._phase, self._beaten = phase, at
         record = LiveRecord(
-            phase, time.time(), self._process, updates, self._total, tuple(workers()), tuple(self.processes)
+            phase,
+            time.time(),
+            self._process,
+            updates,
+            self._total,
+            tuple(workers()),
+            tuple(self.processes),
+            machine=self._machine,
         )
         with suppress(OSError):  # a full disk is no reason to stop a training
             write_json(self._file, to_dict(record))
@@ -148,6 +264,12 @@ def read_hang(run: Path) -> str:
     if not file.is_file() or file.is_symlink():  # a link may lead to any file of the reader
         return ""
     return file.read_text(errors="replace").strip()
+
+
+def _machine() -> str:
+    """Return what names this start of this machine, or container: processes with the same answer see each other."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    return f"{boot} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _started(pid: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Convert typed records to plain dictionaries and back, and refuse files of a newer schema.
+"""Typed records to JSON and back: files are replaced atomically, and those of a newer schema are refused.
 
 A record is a dataclass or a NamedTuple. A key that a file lacks takes the field's default, so that a new field does not
 make old files unreadable; a key that no field has is ignored. A value of another type than the field's is an error.
@@ -7,9 +7,12 @@ make old files unreadable; a key that no field has is ignored. A value of anothe
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -17,7 +20,53 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from paceline.errors import RunFolderError
-from paceline.runtime.runs.json_files import read_json
+
+# JSON files as every reader takes them: replaced atomically, and without NaN.
+
+
+def strict(value: Any) -> Any:
+    """Replace NaN and the infinities, which JSON does not have, by null."""
+    if isinstance(value, dict):
+        return {key: strict(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [strict(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Replace the file atomically: a concurrent reader finds either the old content or the new one, whole."""
+    with draft_of(file) as draft:
+        draft.write_text(json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Return what a file holds."""
+    return json.dumps(strict(value), indent=1, default=str, allow_nan=False) + "\n"
+
+
+@contextmanager
+def draft_of(file: Path, name: str = "new") -> Iterator[Path]:
+    """Yield a path that replaces the file at the end of the block; nothing is left of it if the block fails."""
+    draft = file.with_name(f"{file.name}.{name}")
+    try:
+        yield draft
+        os.replace(draft, file)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read one JSON object; RunFolderError if the file holds anything else."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunFolderError(f"{file} is damaged: {error}; give another folder") from None
+    if not isinstance(content, dict):
+        raise RunFolderError(f"{file} is damaged: it holds a {type(content).__name__}, no object; give another folder")
+    return content
+
 
 T = TypeVar("T")
 

@@ -41,8 +41,7 @@ from paceline.algorithms.rules.plain import Plain
 from paceline.errors import JobError, JobWarning
 from paceline.kernels.build import ABI, abilities, compiling_seconds, folder
 from paceline.kernels.comparison import WrongCode
-from paceline.training.data.order import Order
-from paceline.training.data.source import Reader, Source
+from paceline.training.data.source import Order, Reader, Source
 from paceline.training.gradients.fused_replica import (
     FusedGradients,
     check_described,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from paceline.algorithms.agenda import Chunk
 from paceline.training.data.source import Reader
-from paceline.training.gradients.backward_pass import backward_from
+from paceline.training.gradients.loss import backward_from
 from paceline.training.gradients.replica import Replica
 from paceline.training.jobs.job import Batch
 from paceline.training.parameters.optimizers import Optimizer

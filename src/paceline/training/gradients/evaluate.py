@@ -14,8 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from paceline.errors import JobError, RunFailed, users_code
 from paceline.training.data.source import Source
-from paceline.training.gradients.first_batch import hint
-from paceline.training.gradients.loss import call, loss_function, loss_of, pair_of, split_batch
+from paceline.training.gradients.loss import call, hint, loss_function, loss_of, pair_of, split_batch
 from paceline.training.gradients.replica import CPU, to_device
 from paceline.training.jobs.job import Batch, Job, seeded_elsewhere
 from paceline.training.jobs.metrics import goes_by_batches, numbers

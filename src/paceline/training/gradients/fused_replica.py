@@ -16,28 +16,26 @@ from paceline.algorithms.chance import mix
 from paceline.algorithms.rules import Rule
 from paceline.errors import JobError, JobWarning, users_code
 from paceline.kernels import CannotFuse, Fused, NoCompiler, fuse, fuse_ranks
-from paceline.kernels.clipping import Clipping, norm, ways
 from paceline.kernels.compiled import Compiled, CompiledCall
-from paceline.kernels.cpu import Cpu
 from paceline.kernels.exchange import PLACE, places_of
 from paceline.kernels.graph import describe
 from paceline.kernels.losses import loss_kind
+from paceline.kernels.one_pass import ServedRule, ServedStep, served_step
 from paceline.kernels.optimizers import rule_of
+from paceline.kernels.processors import Cpu
 from paceline.kernels.ranks import own_rank
-from paceline.kernels.resident import GradientsByNumber, Resident, UpdateLoop
+from paceline.kernels.resident import Clipping, GradientsByNumber, Resident, UpdateLoop, norm, ways
 from paceline.kernels.serve import Served, address_of, program
-from paceline.kernels.served_steps import ServedRule, ServedStep, served_step
 from paceline.training.data.shards import Shards
 from paceline.training.data.source import Reader, Source, TensorSource
 from paceline.training.gradients.loss import split_batch
-from paceline.training.gradients.native_step import agrees
-from paceline.training.gradients.native_versions import row_of
+from paceline.training.gradients.native_step import agrees, row_of
 from paceline.training.gradients.replica import Replica, clipped, take_gradients
 from paceline.training.jobs.job import Batch, Job
 from paceline.training.parameters.layout import trainable
 from paceline.training.parameters.optimizers import Optimizer, has_hooks
 
-# --- The job's `gradient_clip_norm` in generated code, where that has the bits of `gradients.replica.clipped` ---------
+# The job's `gradient_clip_norm` in generated code, where that has the bits of `gradients.replica.clipped`.
 
 #: Of vectors whose norms are compared: any number that a vector of the processor may leave over, and many numbers.
 COUNTS = (*range(1, 50), 1003, 20_011)

@@ -19,14 +19,12 @@ from torch import Tensor, nn
 
 from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.errors import JobError, users_code
-from paceline.training.data.order import Order
-from paceline.training.data.source import Source
-from paceline.training.gradients.first_batch import hint
+from paceline.training.data.source import Order, Source
+from paceline.training.gradients.loss import hint
 from paceline.training.gradients.replica import CPU, Replica
 from paceline.training.jobs.job import Job
 from paceline.training.parameters.layout import not_trained
-from paceline.training.parameters.rows import numbers
-from paceline.training.parameters.sparse_tables import advice, sparse_names
+from paceline.training.parameters.rows import advice, numbers, sparse_names
 
 # Of the gradient's norm, by the lowest precision in which it is computed: rounding stays an order or two below.
 TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 0.05, torch.float32: 1e-3}

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import FrameError
-from paceline.training.gradients.encoder import PushedMessage, chance_of
-from paceline.training.gradients.loops import Loops
+from paceline.training.gradients.encoder import Loops, PushedMessage, chance_of
 from paceline.training.gradients.message import MessageShape, matrix, up
 
 #: The whole values, which the server notes; the difference to what it has noted; the whole values, without a note.

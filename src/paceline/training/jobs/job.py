@@ -20,11 +20,23 @@ from paceline.errors import JobError, is_positive, is_whole, plain, suggest, use
 from paceline.errors.arguments import wrong_types
 from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, accepts_old_names, renames_fields
 from paceline.text_table import TextList
-from paceline.training.jobs.listing import given
-from paceline.training.jobs.loaders import LoaderData, adopted, taken_apart
+from paceline.training.jobs.loaders import LoaderData, adopted, given, taken_apart
 from paceline.training.jobs.metrics import RESERVED, by_name, goes_by_batches
 from paceline.training.jobs.several import refuse_closures, together
-from paceline.training.jobs.threads import threads
+
+# The number of compute threads: another number would add up in another order and change the bits.
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let PyTorch compute with this many threads within the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
 
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
 PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -360,7 +372,7 @@ def without_history(module: nn.Module) -> nn.Module:
     return module
 
 
-# --- NumPy arrays and data frames as a job's data, which become tensors -----------------------------------------------
+# NumPy arrays and data frames as a job's data, which become tensors.
 
 
 def as_tensors(data: Any, what: str) -> tuple[Any, list[str]]:
@@ -392,7 +404,8 @@ def _tensor(each: Any) -> Any:
     return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
 
 
-# --- Models that went through `torch.compile`: the module within, and how it was to be compiled -----------------------
+# Models that went through `torch.compile`: the module within, and how it was to be compiled.
+#
 # A compiled model has another name for every parameter (`_orig_mod.`) and cannot be sent to another process. So the
 # module within is what is trained and saved, and each worker compiles its own copy in place.
 

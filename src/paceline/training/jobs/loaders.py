@@ -1,4 +1,4 @@
-"""What a job takes from a `DataLoader` or an `IterableDataset`: samples by number, and how they become a batch.
+"""What a job takes from a `DataLoader` or an `IterableDataset`, and what messages say of it and its batches.
 
 The loader itself never runs: each worker reads the samples of its own chunks, in an order that a replay knows.
 
@@ -11,12 +11,13 @@ The loader itself never runs: each worker reads the samples of its own chunks, i
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -177,3 +178,54 @@ def batches_or_samples(sampler: Iterable[Any]) -> Iterator[Any]:
     """Yield what a sampler gives: numbers, or lists of numbers."""
     for each in sampler:
         yield [int(number) for number in each] if isinstance(each, list | tuple) else int(each)
+
+
+# What messages and notebooks say of a job: its batches, its data and the settings that were given.
+
+ALWAYS = ("model", "data", "loss", "optimizer", "batch_size", "epochs")
+
+
+def described(batch: Any) -> str:
+    """Return a batch's structure: types and shapes of its tensors."""
+    if isinstance(batch, Tensor):
+        return f"{str(batch.dtype).removeprefix('torch.')} {' x '.join(map(str, batch.shape)) or 'number'}"
+    if isinstance(batch, Mapping):
+        return "{" + ", ".join(f"{key}: {described(value)}" for key, value in batch.items()) + "}"
+    if isinstance(batch, tuple | list):
+        return f"({', '.join(map(described, batch[:4]))}{', ...' * (len(batch) > 4)})"
+    return type(batch).__name__
+
+
+def given(settings: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, str]:
+    """Return a line for each setting of a job: those that every job has, and others that are not as usual."""
+    return {
+        name: _worded(value)
+        for name, value in settings.items()
+        if value is not None and (name in ALWAYS or not _same(value, usual.get(name)))
+    }
+
+
+def _same(value: Any, usual: Any) -> bool:
+    return isinstance(value, int | float | str | dict) and (value == usual or value == {})
+
+
+def _worded(value: Any) -> str:
+    """Write a setting as one would name it."""
+    if isinstance(value, int | float | str):
+        return f"{value:,}" if type(value) is int else str(value)
+    if isinstance(value, LoaderData):
+        return f"a loader of {_worded(value.dataset)}"
+    if isinstance(value, partial):
+        settings = (f"{name}={each!r:.40}" for name, each in value.keywords.items())
+        return f"{_worded(value.func)}({', '.join([*map(_worded, value.args), *settings])})"
+    if isinstance(value, Tensor) or (isinstance(value, tuple) and any(isinstance(part, Tensor) for part in value)):
+        return described(value)
+    if isinstance(value, dict):
+        return ", ".join(map(str, value))
+    if isinstance(value, Sized) and not isinstance(value, nn.Module):
+        return f"{type(value).__name__}, {len(value):,} samples"
+    return (
+        str(getattr(value, "__qualname__", type(value).__name__))
+        .rpartition("<locals>.")[2]
+        .replace("<lambda>", "a lambda")
+    )

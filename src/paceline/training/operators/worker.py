@@ -17,8 +17,7 @@ from paceline.errors import NotFinite
 from paceline.training.data.source import Reader
 from paceline.training.gradients.loss import loss_function
 from paceline.training.jobs.job import Job
-from paceline.training.operators.held import Gradients, HeldOperators
-from paceline.training.operators.planning import OperatorBlueprint
+from paceline.training.operators.planning import Gradients, HeldOperators, OperatorBlueprint
 from paceline.training.operators.recording import Instance, Recorder
 
 

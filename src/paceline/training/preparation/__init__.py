@@ -4,7 +4,7 @@
     reduce   duplicates are dropped, statistics merged, words numbered
     deal     every row gets its place by a hash of what identifies it and the seed, and is written there
 
-What is done is said in SQL ([sql.py](sql.py)); an `Engine` executes it: DuckDB or Spark. The
+What is done is said in SQL ([recipe.py](recipe.py)); an `Engine` executes it: DuckDB or Spark. The
 place of a row depends neither on the engine nor on files, threads or partitions, so the shards have the same bits.
 """
 

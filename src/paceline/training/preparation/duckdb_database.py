@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DataError, MachineError, PacelineError, RunFailed, UsageError
+from paceline.training.preparation.recipe import literal
 from paceline.training.preparation.sources import Csv, JsonLines, Lines
-from paceline.training.preparation.sql import literal
 from paceline.training.preparation.text import LONGEST_LINE
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# --- What is particular to DuckDB's SQL: its dialect, and how it reads the lines of a text file -----------------------
+# What is particular to DuckDB's SQL: its dialect, and how it reads the lines of a text file.
 
 #: A text or a quoted name, which stay as they are, or a cast.
 _CAST = re.compile(r"""('[^']*'|"[^"]*")|\bCAST\s*\(""", re.IGNORECASE)

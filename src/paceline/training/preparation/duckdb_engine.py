@@ -15,10 +15,9 @@ import numpy as np
 from paceline.training.preparation import Progress, SourceRows
 from paceline.training.preparation.duckdb_database import Database, DuckDbDialect
 from paceline.training.preparation.duckdb_reading import File, RawReader
-from paceline.training.preparation.line_numbers import Ints, Skipped, blank_lines, count_lines, lines_of
-from paceline.training.preparation.recipe import Recipe
+from paceline.training.preparation.recipe import Query, Recipe, literal
 from paceline.training.preparation.sources import Csv, JsonLines, Lines, Parquet
-from paceline.training.preparation.sql import Query, literal
+from paceline.training.preparation.text import Ints, Skipped, blank_lines, count_lines, lines_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,17 +22,16 @@ import numpy as np
 from paceline.errors import DataError
 from paceline.training.preparation import Progress, rule_of
 from paceline.training.preparation.duckdb_database import Database, form, read_text_file
-from paceline.training.preparation.line_numbers import Ints, line_with_return, lines_at
-from paceline.training.preparation.recipe import Recipe
+from paceline.training.preparation.recipe import Recipe, literal
 from paceline.training.preparation.sources import Csv, JsonLines, Lines, Parquet, RowSource
-from paceline.training.preparation.sql import literal
-from paceline.training.preparation.text import is_packed, is_utf8, write_utf8
+from paceline.training.preparation.text import Ints, is_packed, is_utf8, line_with_return, lines_at, write_utf8
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# --- Finds the lines of a CSV file in which a quote is not closed, whatever the lines behind them hold ----------------
+# Finds the lines of a CSV file in which a quote is not closed, whatever the lines behind them hold.
+#
 #     7,1.5,"a, b"       a record: each field is in quotes as a whole, or does not begin with one
 #     8,"two
 #     lines",c           a record of two lines
@@ -84,7 +83,8 @@ def _unclosed(raw: mmap.mmap, pattern: re.Pattern[bytes], mark: bytes, at: int) 
             yield begin, at
 
 
-# --- Refuses a line with so many more fields than the schema that an account of it would not fit into memory ----------
+# Refuses a line with so many more fields than the schema that an account of it would not fit into memory.
+#
 # For each field too many DuckDB writes down the whole line: of one with a million fields, a million times a megabyte.
 
 #: Bytes that DuckDB may write down of one line.

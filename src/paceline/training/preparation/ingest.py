@@ -24,7 +24,6 @@ import numpy as np
 from paceline.errors import DataError
 from paceline.training.preparation import rule_of
 from paceline.training.preparation.duckdb_engine import DuckDbEngine
-from paceline.training.preparation.encoding import Encoder, transformed
 from paceline.training.preparation.inputs import (
     STANDARD_INPUT,
     STANDARD_INPUT_SHOWN,
@@ -37,6 +36,7 @@ from paceline.training.preparation.inputs import (
     input_of,
     wait_until,
 )
+from paceline.training.preparation.prepare import Encoder, transformed
 from paceline.training.preparation.recipe import Recipe, Words
 from paceline.training.preparation.sources import Csv, JsonLines, Lines
 from paceline.training.shards.drift import Drift, Reference, as_lists, from_lists

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import DataError, MachineError
 from paceline.training.preparation import REFUSALS, Progress, SourceRows, rule_of
-from paceline.training.preparation.recipe import Recipe
+from paceline.training.preparation.recipe import Query, Recipe, literal
 from paceline.training.preparation.sources import Csv, JsonLines, Lines, Parquet, RowSource
-from paceline.training.preparation.sql import Query, literal
 from paceline.training.preparation.text import is_packed, is_utf8, write_utf8
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from paceline.algorithms.splits.experts import COMBINE, DISPATCH
 from paceline.algorithms.splits.experts import COMPUTE as EXPERTS
 from paceline.algorithms.splits.nodes import Layout, SplitNode
 from paceline.algorithms.splits.strips import DIM
-from paceline.training.gradients.randomness import reseed
-from paceline.training.jobs.experts import Routing, bounds_of, route
+from paceline.training.gradients.replica import reseed
+from paceline.training.jobs.modules import Routing, bounds_of, route
 from paceline.training.splits.slicing import window
 from paceline.training.stages.tracing import Traced
 

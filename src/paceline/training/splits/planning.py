@@ -33,10 +33,10 @@ from paceline.training.splits.gradients import Shapes, SplitBlueprint, SplitRepl
 from paceline.training.splits.slicing import Stored, assembled, shapes_of, sliced
 from paceline.training.stages.exporting import CannotExport, ExportedGraph
 from paceline.training.stages.memory_estimate import BESIDES, OPERATION, Live, step_bytes
-from paceline.training.stages.rehearsal import Example, fresh
+from paceline.training.stages.planning import Example, fresh
 from paceline.training.stages.tracing import Traced, TracedCall, export, retrace, trace
 
-# --- The check that the user's optimizer steps parts of a parameter as it steps the whole -----------------------------
+# The check that the user's optimizer steps parts of a parameter as it steps the whole.
 
 STEPS = 3
 

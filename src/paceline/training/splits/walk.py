@@ -24,15 +24,13 @@ from torch.utils._pytree import tree_map
 from paceline.algorithms.splits import WHOLE, Placement, cannon, experts
 from paceline.algorithms.splits.derivation import JOINT, PARAMETER, Program, Step
 from paceline.algorithms.splits.nodes import Layout, SplitNode
-from paceline.training.gradients.backward_pass import backward, backward_from
+from paceline.training.gradients.loss import backward, backward_from
 from paceline.training.gradients.replica import Replica
 from paceline.training.jobs.job import Batch
-from paceline.training.splits.exchanging import Request
+from paceline.training.splits.exchanging import Request, Shares
 from paceline.training.splits.operations import Operation
-from paceline.training.splits.shares import Shares
-from paceline.training.stages.following import tensors_of
 from paceline.training.stages.memory_estimate import resize
-from paceline.training.stages.refusals import step_alone
+from paceline.training.stages.refusals import step_alone, tensors_of
 from paceline.training.stages.tracing import KnownResult, Traced, attribute
 
 KINDS = (*cannon.KINDS, *experts.KINDS)  # operations that are no piece of the model's graph

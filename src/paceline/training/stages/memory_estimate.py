@@ -26,7 +26,7 @@ from paceline.algorithms.schedules.memory import Back, Weighed, peaks
 from paceline.training.data.source import Reader
 from paceline.training.jobs.job import Job
 from paceline.training.parameters.optimizers import bare_step, optimizer_over
-from paceline.training.stages.blueprint import Blueprint, skeleton
+from paceline.training.stages.cutting import Blueprint, skeleton
 from paceline.training.stages.segment import Segment
 from paceline.training.stages.stage import Stage, run_alone
 

@@ -17,15 +17,13 @@ from paceline.algorithms.schedules.passes import Pass
 from paceline.errors import NotFinite
 from paceline.training.data.source import Reader
 from paceline.training.gradients.payload import GradientSum
-from paceline.training.gradients.randomness import Chance
-from paceline.training.gradients.replica import Replica
+from paceline.training.gradients.replica import Chance, Replica
 from paceline.training.jobs.job import Job
 from paceline.training.parameters.layout import Layout, lay_out_tensors, trainable
 from paceline.training.parameters.optimizers import Optimizer
 from paceline.training.parameters.store import restore_store, state_of_store
 from paceline.training.parameters.worker_state import WorkerState, copy_into
-from paceline.training.stages.blueprint import Blueprint, held
-from paceline.training.stages.cutting import Code
+from paceline.training.stages.cutting import Blueprint, Code, held
 from paceline.training.stages.stage import Moves, Parts, Stage
 from paceline.training.stages.weight_versions import weights_of
 

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from paceline.algorithms.chance import mix
 from paceline.algorithms.schedules.through_time import Advance, Back, Drop, Keep, Order, orders
 from paceline.errors import JobError
-from paceline.training.gradients.backward_pass import gradients_of
-from paceline.training.gradients.randomness import draws
+from paceline.training.gradients.loss import gradients_of
+from paceline.training.gradients.replica import draws
 
 State = tuple[Tensor, ...]
 

@@ -25,22 +25,23 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import SUPPORTED_NODES, register_pytree_node, tree_flatten, tree_leaves, tree_unflatten
 
 from paceline.errors import JobError, PacelineError
-from paceline.training.gradients.randomness import draws
-from paceline.training.gradients.replica import Replica
-from paceline.training.jobs.experts import Experts
+from paceline.training.gradients.replica import Replica, draws
 from paceline.training.jobs.job import Batch
-from paceline.training.stages.exporting import ExportedGraph, export_graph, graph_of
-from paceline.training.stages.following import CannotTrace, ModuleSnapshot, functions_whole, region
+from paceline.training.jobs.modules import Experts
+from paceline.training.stages.exporting import ExportedGraph, export_graph, graph_of, rule_of
 from paceline.training.stages.refusals import (
     UNCUT,
     Called,
+    CannotTrace,
+    ModuleSnapshot,
     autocast,
     cannot_follow,
+    functions_whole,
     not_whole,
     refuse_autocast,
+    region,
     step_alone,
 )
-from paceline.training.stages.unfolding import rule_of
 
 DRAWING = {
     F.dropout,

@@ -7,7 +7,7 @@ import threading
 from typing import Any, cast
 
 from paceline.runtime.engines.cluster.children import Child, Children, ProcessName
-from paceline.runtime.runs.events import ProcessKind
+from paceline.runtime.runs.live import ProcessKind
 
 
 class _Slow:

@@ -11,8 +11,7 @@ import pytest
 
 from paceline.interfaces.testing.survival.nodes import NodeProgram, Nodes, started
 from paceline.interfaces.testing.survival.proofs import applied_once, left_behind, replayed
-from paceline.runtime.runs.events import EventKind, ProcessKind, read_events
-from paceline.runtime.runs.live import Phase, read_live
+from paceline.runtime.runs.live import EventKind, Phase, ProcessKind, read_events, read_live
 from paceline.runtime.runs.record import read_record
 from paceline.runtime.runs.trace import Kind, Trace
 

@@ -16,8 +16,7 @@ import pytest
 from paceline.interfaces.testing.survival.faults import Fault, FaultKind, Injector, Picture, Times, times_of
 from paceline.interfaces.testing.survival.nodes import NodeProgram, Nodes, started
 from paceline.interfaces.testing.survival.proofs import applied_once, ended_well, left_behind, replayed
-from paceline.runtime.runs.events import Event, EventKind, ProcessKind, read_events
-from paceline.runtime.runs.live import Phase, read_live
+from paceline.runtime.runs.live import Event, EventKind, Phase, ProcessKind, read_events, read_live
 from paceline.runtime.runs.record import read_record
 from paceline.runtime.runs.trace import Kind, Trace
 

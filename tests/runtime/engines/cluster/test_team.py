@@ -20,9 +20,8 @@ from paceline.plans.plan import Plan
 from paceline.runtime.engines.cluster.servers.team import TeamLeader, TeamMemory, TeamShape, serve
 from paceline.runtime.engines.setup import Setup, set_up
 from paceline.runtime.links.waiting import Waiter
-from paceline.runtime.runs.events import EventKind, ProcessKind
-from paceline.training.data.order import Order
-from paceline.training.data.source import Reader, TensorSource
+from paceline.runtime.runs.live import EventKind, ProcessKind
+from paceline.training.data.source import Order, Reader, TensorSource
 from paceline.training.gradients.learner import Learner
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.gradients.replica import Replica

@@ -10,7 +10,7 @@ import pytest
 from paceline.errors import UsageError
 from paceline.runtime.engines.joining import guest
 from paceline.runtime.engines.joining.guest import Offer, parse
-from paceline.runtime.engines.joining.packages import python
+from paceline.runtime.engines.joining.parcel import python
 from paceline.runtime.links.pairing import discovery
 from paceline.runtime.links.pairing.code import Code
 from paceline.runtime.links.tcp.address import Address

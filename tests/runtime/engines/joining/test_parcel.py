@@ -14,8 +14,15 @@ import pytest
 
 from paceline.errors import FrameError, JobError
 from paceline.runtime.engines.joining import parcel as parcel_module
-from paceline.runtime.engines.joining.packages import Package, different, imported_packages, lacking, python
-from paceline.runtime.engines.joining.parcel import Parcel, receive_parcel
+from paceline.runtime.engines.joining.parcel import (
+    Package,
+    Parcel,
+    different,
+    imported_packages,
+    lacking,
+    python,
+    receive_parcel,
+)
 from paceline.runtime.links.pairing.line import Line
 
 #: Opens files in several ways, and says what would travel.
@@ -23,7 +30,7 @@ PROGRAM = """
 import json, os, sys
 from pathlib import Path
 
-from paceline.runtime.engines.joining.opened_files import opened, watch_files
+from paceline.runtime.engines.joining.parcel import opened, watch_files
 
 watch_files()
 import beside

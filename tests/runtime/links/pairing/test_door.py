@@ -19,7 +19,7 @@ from paceline.runtime.links.pairing.door import GUESSES, Door, listen_anywhere
 from paceline.runtime.links.pairing.line import Line
 from paceline.runtime.links.pairing.visit import visit
 from paceline.runtime.links.tcp.address import Address
-from paceline.runtime.links.tcp.keys import make_keys
+from paceline.runtime.links.tcp.tls import make_keys
 
 pytest.importorskip("spake2")
 

@@ -11,9 +11,8 @@ import pytest
 from paceline.runtime.links.tcp.connection import Connection
 from paceline.runtime.links.tcp.frame import LIMITS, Frame, Limits
 from paceline.runtime.links.tcp.hub import Event, Hub
-from paceline.runtime.links.tcp.pump import Pump
 from paceline.runtime.links.tcp.stream import PlainStream, prepare
-from paceline.runtime.links.tcp.waiting import AbortFlag
+from paceline.runtime.links.tcp.waiting import AbortFlag, Pump
 
 PATIENCE = 60.0  # seconds for what takes milliseconds on a machine that is not busy
 Sockets = tuple[socket.socket, socket.socket]

@@ -7,11 +7,10 @@ import threading
 import pytest
 
 from paceline.errors import PeerLost, WaitedTooLong
-from paceline.runtime.links.tcp.blocking import BlockingConnection
+from paceline.runtime.links.tcp.channel import BlockingConnection
+from paceline.runtime.links.tcp.connection import leave
 from paceline.runtime.links.tcp.frame import Encoder
-from paceline.runtime.links.tcp.leaving import leave
-from paceline.runtime.links.tcp.pump import Pump
-from paceline.runtime.links.tcp.waiting import AbortFlag, SocketWaiter
+from paceline.runtime.links.tcp.waiting import AbortFlag, Pump, SocketWaiter
 from paceline.runtime.links.waiting import Cancelled
 from tests.runtime.links.tcp.conftest import PATIENCE, MakePair, next_frame
 

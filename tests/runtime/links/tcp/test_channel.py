@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from paceline.errors import FrameError, PeerLost, WaitedTooLong
-from paceline.runtime.links.mailbox import TYPES
+from paceline.runtime.links.shared_memory import TYPES
 from paceline.runtime.links.tcp.channel import TcpChannel
 from paceline.runtime.links.tcp.connection import Connection
 from paceline.runtime.links.tcp.frame import MESSAGE, SPAN
-from paceline.runtime.links.tcp.pump import Pump
-from paceline.runtime.links.tcp.waiting import AbortFlag, SocketWaiter
+from paceline.runtime.links.tcp.waiting import AbortFlag, Pump, SocketWaiter
 from tests.runtime.links.tcp.conftest import PATIENCE, MakePair
 
 SLOTS = 3

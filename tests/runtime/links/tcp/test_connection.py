@@ -7,9 +7,8 @@ import select
 import pytest
 
 from paceline.errors import FrameError, PeerLost
-from paceline.runtime.links.tcp.connection import LONGEST_DELAY, Connection
+from paceline.runtime.links.tcp.connection import LONGEST_DELAY, Connection, leave
 from paceline.runtime.links.tcp.frame import HEARTBEAT, LEAVE, Encoder, Frame, Limits
-from paceline.runtime.links.tcp.leaving import leave
 from tests.runtime.links.tcp.conftest import PATIENCE, MakePair, next_frame
 
 LARGE = 40_000_000  # bytes; more than two sockets hold

@@ -17,9 +17,8 @@ from paceline.runtime.links.tcp.address import Address, is_loopback
 from paceline.runtime.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork, credentials_of, listen
 from paceline.runtime.links.tcp.handshake import Identity, Peer
 from paceline.runtime.links.tcp.hub import Arrived, Hub, Received, Unreached
-from paceline.runtime.links.tcp.keys import make_keys
-from paceline.runtime.links.tcp.pump import Pump
-from paceline.runtime.links.tcp.tls import MutualTls
+from paceline.runtime.links.tcp.tls import MutualTls, make_keys
+from paceline.runtime.links.tcp.waiting import Pump
 from tests.runtime.links.tcp.conftest import PATIENCE, until
 
 RUN, JOB = bytes(16), bytes(32)

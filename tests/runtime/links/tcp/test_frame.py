@@ -9,8 +9,18 @@ import tracemalloc
 import pytest
 
 from paceline.errors import FrameError, ProtocolError
-from paceline.runtime.links.tcp.frame import HEADER, MAGIC, NUMBERS, STAGE, VERSION, Decoder, Encoder, Frame, Limits
-from paceline.runtime.links.tcp.seal import Seal
+from paceline.runtime.links.tcp.frame import (
+    HEADER,
+    MAGIC,
+    NUMBERS,
+    STAGE,
+    VERSION,
+    Decoder,
+    Encoder,
+    Frame,
+    Limits,
+    Seal,
+)
 
 SENT = [
     (16, (), b""),

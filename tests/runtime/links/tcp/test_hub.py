@@ -18,9 +18,8 @@ from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
 from paceline.runtime.links.tcp.frame import SPAN
 from paceline.runtime.links.tcp.handshake import Identity, Peer
 from paceline.runtime.links.tcp.hub import Arrived, Event, Gone, Hub, Received, Unreached
-from paceline.runtime.links.tcp.membership import ConnectedPeers
-from paceline.runtime.links.tcp.pump import Pump
-from paceline.runtime.links.tcp.waiting import DELAYS, TIMING, Timing
+from paceline.runtime.links.tcp.meeting import ConnectedPeers
+from paceline.runtime.links.tcp.waiting import DELAYS, TIMING, Pump, Timing
 from tests.runtime.links.tcp.conftest import PATIENCE, until
 
 RUN, JOB = bytes(range(16)), bytes(32)

@@ -22,18 +22,15 @@ from paceline.algorithms.collectives.tree import Tree
 from paceline.errors import PeerLost, ProtocolError, WaitedTooLong
 from paceline.runtime.engines.workers.collectives import Reduction
 from paceline.runtime.links import TURNS, Link, Span
-from paceline.runtime.links.doorbell import Doorbell
-from paceline.runtime.links.shared_memory_link import SharedMemoryLink, SharedVectors
+from paceline.runtime.links.shared_memory import SharedMemoryLink, SharedVectors
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, Credentials, listen
 from paceline.runtime.links.tcp.handshake import Identity, Peer
-from paceline.runtime.links.tcp.keys import make_keys
 from paceline.runtime.links.tcp.link import TcpLink, raw
 from paceline.runtime.links.tcp.meeting import connect, meet
-from paceline.runtime.links.tcp.pump import Pump
-from paceline.runtime.links.tcp.tls import MutualTls
-from paceline.runtime.links.tcp.waiting import AbortFlag, SocketWaiter
-from paceline.runtime.links.waiting import Cancelled, Waiter
+from paceline.runtime.links.tcp.tls import MutualTls, make_keys
+from paceline.runtime.links.tcp.waiting import AbortFlag, Pump, SocketWaiter
+from paceline.runtime.links.waiting import Cancelled, Doorbell, Waiter
 from tests.runtime.links.conftest import MakeMemory
 from tests.runtime.links.tcp.conftest import PATIENCE, MakePair
 

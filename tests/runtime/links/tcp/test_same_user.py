@@ -13,13 +13,12 @@ from unittest.mock import Mock
 import pytest
 
 from paceline.errors import PeerRefused
-from paceline.runtime.links.tcp import same_user
+from paceline.runtime.links.tcp import credentials
 from paceline.runtime.links.tcp.address import Address
-from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
+from paceline.runtime.links.tcp.credentials import LOOPBACK, listen, require_same_user
 from paceline.runtime.links.tcp.handshake import Identity, Peer
 from paceline.runtime.links.tcp.hub import Hub, Unreached
 from paceline.runtime.links.tcp.pending import PLACES
-from paceline.runtime.links.tcp.same_user import require_same_user
 from tests.runtime.links.tcp.conftest import until
 from tests.runtime.links.tcp.hostile import hello
 
@@ -62,10 +61,10 @@ except ConnectionResetError:
 @pytest.fixture(params=["diag", "table"])
 def lookup(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Both ways to ask the kernel."""
-    same_user._has_diag.cache_clear()
+    credentials._has_diag.cache_clear()
     if request.param == "table":
-        monkeypatch.setattr(same_user, "_has_diag", lambda: False)
-    elif not same_user._has_diag():
+        monkeypatch.setattr(credentials, "_has_diag", lambda: False)
+    elif not credentials._has_diag():
         pytest.skip("this kernel has no inet_diag")
     return str(request.param)
 
@@ -200,10 +199,10 @@ def test_a_user_that_stands_for_others_is_no_proof(
     mapped: str, unclear: bool, monkeypatch: pytest.MonkeyPatch, ends: MakeEnds
 ) -> None:
     """In a user namespace the kernel shows all users that have no number there as one."""
-    same_user._matches_others.cache_clear()
+    credentials._matches_others.cache_clear()
     kernel = {"/proc/sys/kernel/overflowuid": "7\n", "/proc/self/uid_map": mapped}
-    monkeypatch.setattr(same_user, "Path", lambda file: Mock(read_text=lambda encoding: kernel[file]))
-    monkeypatch.setattr(same_user, "_owner", lambda end, other: same_user.MachineHost(1, 7, 1))
+    monkeypatch.setattr(credentials, "Path", lambda file: Mock(read_text=lambda encoding: kernel[file]))
+    monkeypatch.setattr(credentials, "_owner", lambda end, other: credentials.MachineHost(1, 7, 1))
     monkeypatch.setattr(os, "geteuid", lambda: 7)
     side, _ = ends()
     if unclear:
@@ -211,4 +210,4 @@ def test_a_user_that_stands_for_others_is_no_proof(
             require_same_user(side, listens=True)
     else:
         require_same_user(side, listens=True)
-    same_user._matches_others.cache_clear()
+    credentials._matches_others.cache_clear()

@@ -16,15 +16,14 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from paceline.runtime.links.tcp import keys
+from paceline.runtime.links.tcp import tls
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork, listen
+from paceline.runtime.links.tcp.frame import SEAL_BYTES, Seal
 from paceline.runtime.links.tcp.handshake import Identity, Peer
 from paceline.runtime.links.tcp.hub import Arrived, Event, Gone, Hub, Received, Unreached
-from paceline.runtime.links.tcp.keys import make_keys
 from paceline.runtime.links.tcp.pending import PLACES, REMEMBERED, Refusals
-from paceline.runtime.links.tcp.seal import SEAL_BYTES, Seal
-from paceline.runtime.links.tcp.tls import ANY_NAME, MutualTls
+from paceline.runtime.links.tcp.tls import ANY_NAME, MutualTls, make_keys
 from paceline.runtime.links.tcp.waiting import Timing
 from tests.runtime.links.tcp.conftest import PATIENCE, until
 from tests.runtime.links.tcp.hostile import attack, header, hello, hostile
@@ -354,18 +353,18 @@ def false_context(certificate: str, folder: Path, protocol: int) -> ssl.SSLConte
     context = ssl.SSLContext(protocol)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if certificate == "expired":
-        authority = keys._open(folder / "run", False)
-        keys._issue(authority, folder / "old", None, 0)
+        authority = tls._open(folder / "run", False)
+        tls._issue(authority, folder / "old", None, 0)
         context.load_cert_chain(folder / "old" / "cert.pem", folder / "old" / "key.pem")
     elif certificate == "in an old version of TLS":
         context.maximum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(run / "cert.pem", run / "key.pem")
     elif certificate == "signed by itself":
         key = ec.generate_private_key(ec.SECP256R1())
-        name = keys._name(ANY_NAME)
+        name = tls._name(ANY_NAME)
         subject = x509.SubjectAlternativeName([x509.DNSName(ANY_NAME)])
-        signed = keys._signed(keys._builder(name, name, key, 9).add_extension(subject, critical=False), key)
-        keys._write(folder / "self", keys._pem_of_key(key) + keys._pem(signed), 0o600)
+        signed = tls._signed(tls._builder(name, name, key, 9).add_extension(subject, critical=False), key)
+        tls._write(folder / "self", tls._pem_of_key(key) + tls._pem(signed), 0o600)
         context.load_cert_chain(folder / "self")
     elif certificate == "of another run":
         context.load_cert_chain(other / "cert.pem", other / "key.pem")

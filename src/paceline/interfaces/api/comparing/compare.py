@@ -29,17 +29,15 @@ from paceline.interfaces.api.fusing import can_fuse, settled
 from paceline.interfaces.api.train import RUNS, train
 from paceline.plans.plan import Plan
 from paceline.runtime.runs.comparison import ComparisonRecord, Row, StepTimes, Timing
-from paceline.runtime.runs.figures import common_level, seconds_to_hold, wilson
 from paceline.runtime.runs.folder import emptied, new_folder
-from paceline.runtime.runs.json_files import write_json
 from paceline.runtime.runs.record import this_machine
 from paceline.runtime.runs.run import Run
-from paceline.runtime.runs.schema import to_dict
-from paceline.runtime.runs.verdict import decided
+from paceline.runtime.runs.schema import to_dict, write_json
+from paceline.runtime.runs.verdict import common_level, decided, seconds_to_hold, wilson
 from paceline.training.gradients.probe import probing_once
 from paceline.training.jobs.job import Job, checked
 
-# --- The rows of a comparison's table, from what was timed and from the whole trainings -------------------------------
+# The rows of a comparison's table, from what was timed and from the whole trainings.
 
 ACCURACY = "test_accuracy"
 

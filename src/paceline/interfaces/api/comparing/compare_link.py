@@ -38,8 +38,8 @@ from paceline.plans.plan import Plan, make
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.engines.virtual import World, simulate_totals
 from paceline.runtime.runs.comparison import CodecRow, ComparisonRecord, Row, Timing
-from paceline.runtime.runs.figures import common_level, seconds_to_hold, steady, wilson
 from paceline.runtime.runs.run import Run
+from paceline.runtime.runs.verdict import common_level, seconds_to_hold, steady, wilson
 from paceline.training.gradients.payload import Payload
 from paceline.training.jobs.job import Job
 

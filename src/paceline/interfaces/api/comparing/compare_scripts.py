@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import RunFailed, UsageError
 from paceline.interfaces.api.comparing import gloo_shim
-from paceline.runtime.runs.figures import median_interval
-from paceline.runtime.runs.verdict import PAYS, SETTLED
+from paceline.runtime.runs.verdict import PAYS, SETTLED, median_interval
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.plans.plan import Plan
 from paceline.runtime.runs.comparison import ComparisonAnswer, ComparisonRecord, FailedPlan, Row
-from paceline.runtime.runs.run import Run
+from paceline.runtime.runs.run import Run, comparison_table
 from paceline.runtime.runs.schema import to_dict
-from paceline.runtime.runs.tables import comparison_table
 
 if TYPE_CHECKING:
     from pandas import DataFrame

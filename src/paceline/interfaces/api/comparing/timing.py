@@ -23,10 +23,9 @@ from paceline.interfaces.api.comparing.trainings import failed
 from paceline.interfaces.api.train import train
 from paceline.plans.plan import Plan, make
 from paceline.runtime.runs.comparison import FailedPlan
-from paceline.runtime.runs.figures import Interval, median_interval, steady
 from paceline.runtime.runs.record import Summary
 from paceline.runtime.runs.run import Run
-from paceline.runtime.runs.verdict import PAYS, SETTLED
+from paceline.runtime.runs.verdict import PAYS, SETTLED, Interval, median_interval, steady
 from paceline.training.jobs.job import Job
 
 SHORT = 0.4  # seconds of a round by default

@@ -25,8 +25,7 @@ from paceline.interfaces.api.planning.calibration_jobs import calibration_job
 from paceline.runtime.engines.workers.forkserver import interrupts_wait, nameless_main, prepare
 from paceline.runtime.engines.workers.process import become_worker
 from paceline.training.data.opening import open_source
-from paceline.training.data.order import Order
-from paceline.training.data.source import Reader
+from paceline.training.data.source import Order, Reader
 from paceline.training.gradients.learner import Learner
 from paceline.training.gradients.replica import Replica
 from paceline.training.jobs.job import Job

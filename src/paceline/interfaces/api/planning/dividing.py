@@ -13,7 +13,7 @@ from paceline.planning.planner.programs import division_of
 from paceline.planning.planner.split_search import OperationGraph
 from paceline.plans.methods.views import Parts, Stages
 from paceline.plans.plan import Plan, make
-from paceline.runtime.engines.memory_check import peaks_of
+from paceline.runtime.engines.dividing import peaks_of
 from paceline.runtime.engines.setup import Setup, set_up
 from paceline.training.jobs.job import Job
 

@@ -12,12 +12,12 @@ import numpy as np
 
 from paceline.errors import CrowdedWarning, JobWarning
 from paceline.plans.plan import Plan
-from paceline.runtime.engines.life import Life
 from paceline.runtime.engines.local.worker_pool import train
+from paceline.runtime.engines.outcome import Life
 from paceline.runtime.engines.setup import set_up
-from paceline.runtime.runs.figures import steady
 from paceline.runtime.runs.live import Heartbeat
 from paceline.runtime.runs.trace import Columns, Kind, Trace
+from paceline.runtime.runs.verdict import steady
 from paceline.training.jobs.job import Job
 
 WARM = 3  # updates of each worker that are left out

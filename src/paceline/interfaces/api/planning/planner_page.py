@@ -11,12 +11,11 @@ from paceline.kernels.measure.picture import Point, roofline
 from paceline.planning.planner.choosing import Choice, micro
 from paceline.planning.planner.scaling import Scaling, scalings
 from paceline.planning.planner.validating import Validation
-from paceline.runtime.report.charts import ChartLine, chart, legend
+from paceline.runtime.report.charts import ChartLine, chart, legend, timeline
 from paceline.runtime.report.curves import Envelope
-from paceline.runtime.report.lanes import Lane, lanes
 from paceline.runtime.report.overview import section
 from paceline.runtime.report.page import document
-from paceline.runtime.report.timeline import timeline
+from paceline.runtime.report.reading import Lane, lanes
 from paceline.runtime.runs.time_accounting import Time
 from paceline.runtime.runs.trace import Trace
 

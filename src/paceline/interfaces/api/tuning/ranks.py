@@ -34,9 +34,10 @@ from paceline.runtime.engines.cluster.run_spec import make_run_keys, with_keys
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork
 from paceline.runtime.links.tcp.handshake import RUN_BYTES
-from paceline.training.gradients.pickling import pack_program, unpack_program
+from paceline.training.jobs.pickling import pack_program, unpack_program
 
-# --- Trials on Ray: tasks of the user's cluster, each of which starts a worker and dials the driver -------------------
+# Trials on Ray: tasks of the user's cluster, each of which starts a worker and dials the driver.
+#
 # Ray places the tasks and starts those again whose process or machine is lost; legs and reports do not pass through it.
 
 TASK_PATIENCE = 60.0  # seconds in which a task has to reach the driver

@@ -43,12 +43,12 @@ from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Objective, Terms
 from paceline.planning.tuner.trials.choice import ExecutorOptions, choose
 from paceline.planning.tuner.trials.peers import RankInfo, serve
-from paceline.runtime.runs.json_files import write_json
+from paceline.runtime.runs.schema import write_json
 from paceline.training.data.opening import open_source
 from paceline.training.gradients.fused_replica import check_fusible
 from paceline.training.jobs.job import Job
 from paceline.training.jobs.loading import own_arguments
-from paceline.training.jobs.trust import announce_code
+from paceline.training.jobs.pickling import announce_code
 
 PATIENCE = 120.0  # seconds in which rank 0 has to be reached
 MAX_T = 1  # steps of an objective, if nothing else is said

@@ -14,7 +14,7 @@ from functools import partial
 
 from paceline.interfaces.testing.survival.hosts import Host
 from paceline.interfaces.testing.survival.nodes import Nodes
-from paceline.runtime.runs.events import Event, EventKind, ProcessKind
+from paceline.runtime.runs.live import Event, EventKind, ProcessKind
 from paceline.runtime.runs.schema import StrEnum
 
 
@@ -195,7 +195,7 @@ class Injector:
         return not self._ends
 
 
-# --- How long a fault took to be noticed and to be repaired, from the events of the run -------------------------------
+# How long a fault took to be noticed and to be repaired, from the events of the run.
 
 
 @dataclass(frozen=True)

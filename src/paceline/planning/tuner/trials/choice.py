@@ -19,12 +19,11 @@ from paceline.planning.tuner.trials.peers import Peers, RankInfo
 from paceline.planning.tuner.trials.processes import Processes
 from paceline.planning.tuner.trials.stacked import LIMIT, Stacked, limited
 from paceline.training.data.source import TensorSource
-from paceline.training.gradients.stacks.evaluated_members import one_thread
-from paceline.training.gradients.stacks.fastest_stack import Forms
-from paceline.training.gradients.stacks.stacking import CannotStack, shape_of
+from paceline.training.gradients.fastest_stack import Forms, one_thread
+from paceline.training.gradients.vmap_stack import CannotStack, shape_of
 from paceline.training.jobs.job import Job
 
-# --- Trials in the process that decides, one after another: nothing is started, and nothing is sent -------------------
+# Trials in the process that decides, one after another: nothing is started, and nothing is sent.
 
 
 class Here:

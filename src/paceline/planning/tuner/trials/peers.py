@@ -32,11 +32,10 @@ from paceline.planning.tuner.trials.processes import Message, Processes
 from paceline.planning.tuner.trials.worker import UNUSABLE
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import Credentials, listen
-from paceline.runtime.links.tcp.events import Arrived, Gone, Received, Unreached
 from paceline.runtime.links.tcp.frame import FIRST_KIND
 from paceline.runtime.links.tcp.handshake import JOB_BYTES, RUN_BYTES, Identity, Peer
-from paceline.runtime.links.tcp.hub import Hub
-from paceline.runtime.links.tcp.pump import Pump
+from paceline.runtime.links.tcp.hub import Arrived, Gone, Hub, Received, Unreached
+from paceline.runtime.links.tcp.waiting import Pump
 
 TUNER, RANK = 40, 41  # roles
 TERMS, SAID, ANSWERED, ENDED, OVER = range(FIRST_KIND, FIRST_KIND + 5)

@@ -22,7 +22,7 @@ from paceline.planning.tuner.trials.worker import main
 from paceline.runtime.engines.workers import forkserver
 from paceline.runtime.engines.workers.process import oom_kills
 from paceline.runtime.links.memory import SharedTensors
-from paceline.training.gradients.pickling import pack
+from paceline.training.jobs.pickling import pack
 
 Message = tuple[int, tuple[Any, ...]]
 

@@ -24,11 +24,11 @@ from paceline.planning.tuner.training import JobObjective
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Ended, Report, Terms, Trials, reason_of
 from paceline.training.data.source import TensorSource
-from paceline.training.gradients.stacks.evaluated_members import Evaluation, Figures
-from paceline.training.gradients.stacks.stacking import CannotStack, shape_of
+from paceline.training.gradients.fastest_stack import Evaluation, Figures
+from paceline.training.gradients.vmap_stack import CannotStack, shape_of
 from paceline.training.jobs.job import Job
 
-# --- A limit for the time that code of the user's may take in the tuner's own process ---------------------------------
+# A limit for the time that code of the user's may take in the tuner's own process.
 
 LIMIT = 120.0  # seconds, after which what makes a model or computes its first batch is taken to hang
 AGAIN = 1.0  # seconds until the next attempt ends, where the first one's error was taken for something else

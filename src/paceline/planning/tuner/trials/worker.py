@@ -52,7 +52,7 @@ def _unpacked(packed: bytes, shared: SharedTensors | None) -> Any:
     """Return what trials run. What needs no tensors is loaded without importing PyTorch, which takes seconds."""
     if shared is None:
         return pickle.loads(packed)
-    from paceline.training.gradients.pickling import unpack
+    from paceline.training.jobs.pickling import unpack
 
     return unpack(packed, shared.open())
 

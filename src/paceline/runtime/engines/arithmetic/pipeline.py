@@ -1,4 +1,4 @@
-"""All workers of a pipeline in one process: the answers, with numbers, to the effects of their programs.
+"""All workers of a pipeline in one process, or of replicas that are pipelines, with the server between them.
 
 A program stands for the workers that share the layers of its stages. They compute together, from movement to movement,
 and a message is one of each. The programs run in an order that their messages allow; which one, the bits do not tell.
@@ -9,29 +9,33 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.algorithms.agenda import Agenda
+from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.algorithms.schedules import Table, Work
 from paceline.algorithms.schedules.clock import Place, Walk
 from paceline.algorithms.schedules.passes import Pass, passes
-from paceline.algorithms.schedules.worker import Agree, Compute, Effect, SumUp, Update
-from paceline.algorithms.server.events import Push
+from paceline.algorithms.schedules.worker import Agree, Compute, Effect, SumUp, Update, follow
+from paceline.algorithms.server.actions import Action
+from paceline.algorithms.server.events import Pull, Push
 from paceline.plans.methods.pipeline import Pipeline
-from paceline.runtime.engines.arithmetic.common import Snapshots
-from paceline.runtime.engines.arithmetic.execute import execute
+from paceline.runtime.engines.arithmetic.common import Snapshots, execute
 from paceline.runtime.engines.outcome import Snapshot
+from paceline.runtime.engines.servers.shard_memory import ShardPort, WorkerSide, private_memory
+from paceline.runtime.engines.servers.stage_shards import open_stage_port, stage_shards, whole_values
 from paceline.runtime.engines.setup import Setup
 from paceline.training.data.source import Reader
 from paceline.training.gradients.payload import GradientSum, Payload
+from paceline.training.parameters.shard_version import ShardVersion
 from paceline.training.splits.planning import run_together
 from paceline.training.splits.slicing import assembled, sliced
 from paceline.training.splits.stages import SplitStages
-from paceline.training.stages.blueprint import skeleton
+from paceline.training.stages.cutting import skeleton
 from paceline.training.stages.segment import Message, Segment
 
 #: One segment for each replica and place inside: the workers that do the same work of the table.
@@ -213,3 +217,83 @@ class StagedPipeline:
         return {
             name: assembled([each[name] for each in parts], stored.get(name), shapes.get(name, ())) for name in parts[0]
         }
+
+
+# Replicas that are pipelines, and the shards of the server between them, in one process.
+#
+# A replica is what `ServerArithmetic` calls a worker: it computes a batch from the versions that its workers hold, each
+# of its own shard, and its workers push.
+
+
+class ReplicaArithmetic:
+    """Computes the gradients of replicas and applies pushes in the order of the caller's calls (`ServerArithmetic`)."""
+
+    def __init__(self, setup: Setup) -> None:
+        assert setup.pipeline is not None
+        server, self.replicas = setup.pipeline.spread.server, setup.pipeline.spread.data
+        assert server is not None
+        self.setup, self.snapshots, self.pipeline = setup, Snapshots(setup, self.values), StagedPipeline(setup)
+        places, self.memories = stage_shards(setup), []
+        for each in places:
+            memory = private_memory(each.shape(setup), server.machine(self.replicas), server.slots)
+            memory.init()
+            each.put_version_0(memory, setup)
+            self.memories.append(memory)
+        #: Of every replica: its port to each shard, and the sums that are to be pushed there.
+        self.ports = [[self._port(replica, shard) for shard in range(len(places))] for replica in range(self.replicas)]
+        self.shares: list[list[GradientSum]] = [[] for _ in range(self.replicas)]
+        self.held: dict[int, ShardVersion] = {}
+
+    @property
+    def sides(self) -> list[WorkerSide]:
+        return [ports[0].side for ports in self.ports]
+
+    def _port(self, replica: int, shard: int) -> ShardPort:
+        inside = self.pipeline.spread.inside
+        segment = self.pipeline.teams[shard // inside][replica][shard % inside]
+        memory, plan = self.memories[shard], self.setup.plan
+        return open_stage_port(segment, plan, replica, shard, memory, nullcontext(0), lambda: None, lambda *row: None)
+
+    def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
+        """Compute the gradient of one batch from the versions that this replica holds."""
+        passing, pipeline = Pass(chunks[0].update, (len(chunks),), lambda update: chunks), self.pipeline
+        table, push = self.setup.table(passing.counts), Push(worker, 0, passing.first)
+        for team in pipeline.teams:
+            for segment in team[worker]:
+                segment.begin(passing)
+        programs = [follow(line, table.stage_to_worker, push) for line in table.lines]
+        walk = Walk([programs], table.slots, lambda at, effect: pipeline.answer([(worker, w) for _, w in at], effect))
+        for _ in walk:
+            pass  # pushes come when the caller asks for them
+        segments = [segment for team in self.pipeline.teams for segment in team[worker]]
+        self.shares[worker] = [stage.share() for segment in segments for stage in segment.stages.values()]
+        last = self.shares[worker][-1]
+        gradients = [gradient for share in self.shares[worker] for gradient in share.gradients]
+        return GradientSum(gradients, [], last.loss, last.weight, last.samples)
+
+    def base(self, worker: int) -> int:
+        return self.ports[worker][0].base
+
+    def pull(self, event: Pull) -> Action:
+        return self.ports[event.worker][event.shard].pull(event)
+
+    def push(self, event: Push) -> Action:
+        port = self.ports[event.worker][event.shard]
+        return port.push(event, port.finalize(event.batch, self.shares[event.worker][event.shard]))
+
+    def bytes(self, event: Push) -> int:
+        """Return the bytes that the replica's last push to this shard moved."""
+        return self.ports[event.worker][event.shard].bytes
+
+    def newest(self, shard: int) -> list[ShardVersion]:
+        return self.memories[shard].all_newest
+
+    def hold(self, shard: int) -> None:
+        """Let `values` return this version of a shard, whatever is pushed to it from now on."""
+        newest = self.memories[shard].newest
+        self.held[shard] = ShardVersion(newest.shape, newest.raw.clone())
+
+    def values(self) -> list[Tensor]:
+        """Return the newest trainable parameters in the module's order, then the moving buffers."""
+        versions = [self.held.get(shard, memory.newest) for shard, memory in enumerate(self.memories)]
+        return whole_values(self.pipeline.blueprint, self.setup.names, versions)

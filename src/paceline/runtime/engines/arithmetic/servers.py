@@ -12,7 +12,7 @@ from paceline.algorithms.server.actions import Action
 from paceline.algorithms.server.events import Pull, Push
 from paceline.plans.methods import Server
 from paceline.runtime.engines.arithmetic.common import Snapshots, make_learner
-from paceline.runtime.engines.servers.open_ports import (
+from paceline.runtime.engines.servers.ports import (
     ServerPort,
     gather_buffers,
     open_ports,
@@ -20,8 +20,7 @@ from paceline.runtime.engines.servers.open_ports import (
     restore,
     version_shapes,
 )
-from paceline.runtime.engines.servers.port import WorkerSide
-from paceline.runtime.engines.servers.shard_memory import newest_values, private_memory
+from paceline.runtime.engines.servers.shard_memory import WorkerSide, newest_values, private_memory
 from paceline.runtime.engines.setup import Setup
 from paceline.training.gradients.encoder import encoder_of
 from paceline.training.gradients.payload import GradientSum

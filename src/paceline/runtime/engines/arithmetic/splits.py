@@ -18,8 +18,7 @@ from paceline.algorithms.rules.plain import Plain
 from paceline.errors import NotFinite
 from paceline.plans.methods.program import Step, Sum
 from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
-from paceline.runtime.engines.arithmetic.common import Snapshots
-from paceline.runtime.engines.arithmetic.execute import execute
+from paceline.runtime.engines.arithmetic.common import Snapshots, execute
 from paceline.runtime.engines.setup import Setup
 from paceline.training.data.source import Reader
 from paceline.training.gradients.learner import Learner

@@ -45,22 +45,20 @@ from paceline.runtime.engines.cluster.servers.node_servers import ATTEMPTS, LIFE
 from paceline.runtime.engines.cluster.servers.processes import ServerConfig, run_worker
 from paceline.runtime.engines.cluster.servers.team import TeamMemory, TeamShape
 from paceline.runtime.engines.cluster.worker_main import main
-from paceline.runtime.engines.diagnosis import Ending
+from paceline.runtime.engines.observer import Ending
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.workers import messages
 from paceline.runtime.engines.workers.arena import Arena, ArenaShape
-from paceline.runtime.engines.workers.assignment import Assignment
 from paceline.runtime.engines.workers.forkserver import short_folder
+from paceline.runtime.engines.workers.messages import Assignment
 from paceline.runtime.engines.workers.process import oom_kills
-from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
-from paceline.runtime.engines.workers.state_buffers import ResumePoint
+from paceline.runtime.engines.workers.state_buffers import ResumePoint, SnapshotFile
 from paceline.runtime.engines.workers.worker_context import REQUESTED, TAKEN
 from paceline.runtime.links.memory import SharedTensors
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.link import raw
-from paceline.runtime.runs.events import ProcessKind
-from paceline.runtime.runs.live import ProcessRecord
+from paceline.runtime.runs.live import ProcessKind, ProcessRecord
 from paceline.runtime.runs.trace import DTYPE, Columns, Kind
 from paceline.training.data.source import TensorSource
 

@@ -12,10 +12,10 @@ from queue import Empty, SimpleQueue
 from time import perf_counter_ns as now
 from typing import Any, NamedTuple
 
-from paceline.runtime.engines.diagnosis import GONE
+from paceline.runtime.engines.observer import GONE
 from paceline.runtime.engines.workers.forkserver import start_process
 from paceline.runtime.engines.workers.messages import Died
-from paceline.runtime.runs.events import ProcessKind
+from paceline.runtime.runs.live import ProcessKind
 
 
 class ProcessName(NamedTuple):

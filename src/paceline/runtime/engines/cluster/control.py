@@ -22,8 +22,7 @@ from paceline.runtime.engines.workers.messages import Failed, FailureReport
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.frame import FIRST_KIND
-from paceline.runtime.runs.events import Event, ProcessKind
-from paceline.runtime.runs.live import ProcessRecord
+from paceline.runtime.runs.live import Event, ProcessKind, ProcessRecord
 from paceline.runtime.runs.record import DeathRecord
 from paceline.runtime.runs.schema import from_dict, to_dict
 from paceline.training.parameters.worker_state import TensorSlot, WorkerState, tensor_slots, unpacked

@@ -13,8 +13,7 @@ from paceline.runtime.engines.cluster.other_node import follow
 from paceline.runtime.engines.cluster.roster import Roster
 from paceline.runtime.engines.cluster.successor import Promoted, Successor
 from paceline.runtime.engines.cluster.terms import Terms
-from paceline.runtime.engines.life import Life
-from paceline.runtime.engines.outcome import Outcome
+from paceline.runtime.engines.outcome import Life, Outcome
 from paceline.runtime.links.tcp.frame import LIMITS, Limits
 from paceline.runtime.links.tcp.waiting import TIMING
 

@@ -36,7 +36,7 @@ from paceline.runtime.links.tcp.credentials import Credentials, listen
 from paceline.runtime.links.tcp.handshake import Identity, Peer
 from paceline.runtime.links.tcp.link import TcpLink
 from paceline.runtime.links.tcp.meeting import meet
-from paceline.runtime.links.tcp.pump import Pump
+from paceline.runtime.links.tcp.waiting import Pump
 from paceline.runtime.links.waiting import Cancelled
 
 

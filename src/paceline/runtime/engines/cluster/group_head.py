@@ -34,10 +34,10 @@ from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.cluster.second_home import SecondHome, Succeeds
 from paceline.runtime.engines.cluster.to_rank import ToRank
 from paceline.runtime.engines.workers.messages import Failed
-from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
+from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.waiting import DELAYS
-from paceline.runtime.runs.events import Event, EventKind, ProcessKind
+from paceline.runtime.runs.live import Event, EventKind, ProcessKind
 from paceline.runtime.runs.trace import Kind, Row
 from paceline.training.parameters.replicas import mean_of
 

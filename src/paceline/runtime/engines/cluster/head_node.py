@@ -45,17 +45,14 @@ from paceline.runtime.engines.cluster.second_home import RunCopy, SecondHome, Su
 from paceline.runtime.engines.cluster.servers.server_head import ServerHead
 from paceline.runtime.engines.cluster.successor import Successor
 from paceline.runtime.engines.cluster.taking_over import announce, continue_records, nodes_of
-from paceline.runtime.engines.life import Life
-from paceline.runtime.engines.outcome import Outcome
+from paceline.runtime.engines.outcome import Life, Outcome, list_snapshots, open_snapshots
 from paceline.runtime.engines.signals import INTERRUPTED, termination
-from paceline.runtime.engines.snapshots import list_snapshots, open_snapshots
-from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
+from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.connection import Buffer
-from paceline.runtime.links.tcp.events import Arrived, Gone, Received, Unreached
 from paceline.runtime.links.tcp.handshake import RUN_BYTES, Peer
+from paceline.runtime.links.tcp.hub import Arrived, Gone, Received, Unreached
 from paceline.runtime.links.tcp.link import raw
-from paceline.runtime.runs.events import EventLog, ProcessKind
-from paceline.runtime.runs.live import Phase
+from paceline.runtime.runs.live import EventLog, Phase, ProcessKind
 from paceline.runtime.runs.trace import Trace
 
 FAREWELL = 30.0  # seconds that nodes may take to receive the result

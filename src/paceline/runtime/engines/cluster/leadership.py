@@ -28,8 +28,8 @@ from paceline.runtime.engines.cluster.rendezvous import HEAD_PATIENCE, Node, boo
 from paceline.runtime.engines.cluster.seat import Seat
 from paceline.runtime.engines.cluster.second_home import SecondHome
 from paceline.runtime.engines.cluster.to_rank import ToRank
-from paceline.runtime.links.tcp.events import Arrived, Gone, Unreached
 from paceline.runtime.links.tcp.handshake import Peer
+from paceline.runtime.links.tcp.hub import Arrived, Gone, Unreached
 
 
 class Replaced(RunFailed):

@@ -18,8 +18,7 @@ from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.workers.state_buffers import ResumePoint, StateBuffer
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.hub import Hub
-from paceline.runtime.links.tcp.pump import Pump
-from paceline.runtime.links.tcp.waiting import Timing
+from paceline.runtime.links.tcp.waiting import Pump, Timing
 from paceline.training.parameters.layout import sha256, state_tensors
 from paceline.training.parameters.worker_state import WorkerState
 

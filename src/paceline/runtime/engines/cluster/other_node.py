@@ -35,12 +35,11 @@ from paceline.runtime.engines.cluster.node import POLL, NodePart, resume_point, 
 from paceline.runtime.engines.cluster.seat import Seat
 from paceline.runtime.engines.cluster.second_home import RunCopy
 from paceline.runtime.engines.cluster.successor import Promoted, Successor
-from paceline.runtime.engines.outcome import Outcome
+from paceline.runtime.engines.outcome import Outcome, open_snapshots
 from paceline.runtime.engines.signals import Noted as Interrupt
 from paceline.runtime.engines.signals import handling
-from paceline.runtime.engines.snapshots import open_snapshots
-from paceline.runtime.links.tcp.events import Arrived, Event, Gone, Received, Unreached
 from paceline.runtime.links.tcp.handshake import Peer
+from paceline.runtime.links.tcp.hub import Arrived, Event, Gone, Received, Unreached
 from paceline.runtime.runs.trace import Trace
 
 

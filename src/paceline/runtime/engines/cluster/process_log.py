@@ -9,8 +9,7 @@ from typing import TypeAlias
 from paceline.runtime.engines.cluster.control import Began, Exited
 from paceline.runtime.engines.cluster.rendezvous import Node, boot
 from paceline.runtime.engines.observer import Observer
-from paceline.runtime.runs.events import Event, EventKind, EventLog, ProcessKind, wall_time
-from paceline.runtime.runs.live import NodeProcess, ProcessRecord
+from paceline.runtime.runs.live import Event, EventKind, EventLog, NodeProcess, ProcessKind, ProcessRecord, wall_time
 
 #: Records an event.
 Note: TypeAlias = Callable[[Event], None]

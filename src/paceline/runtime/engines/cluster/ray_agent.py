@@ -8,7 +8,7 @@ from enum import Enum
 
 from paceline.errors import RunFailed, RunOver
 from paceline.runtime.engines.cluster.roster import Roster
-from paceline.training.gradients.pickling import unpack_program
+from paceline.training.jobs.pickling import unpack_program
 
 
 class How(Enum):

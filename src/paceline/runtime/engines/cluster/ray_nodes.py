@@ -31,8 +31,7 @@ from paceline.runtime.engines.cluster.ray_agent import AgentEnd, How
 from paceline.runtime.engines.cluster.ray_session import PATIENCE, RayOptions, RaySession, package, session
 from paceline.runtime.engines.cluster.roster import Roster
 from paceline.runtime.engines.cluster.run_spec import RunSpec, make_run_keys, with_keys
-from paceline.runtime.engines.life import Life
-from paceline.runtime.engines.outcome import Outcome
+from paceline.runtime.engines.outcome import Life, Outcome
 from paceline.runtime.engines.ray_actor import Machine
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.links.tcp.address import Address

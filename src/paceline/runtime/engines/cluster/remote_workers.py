@@ -11,9 +11,8 @@ from paceline.algorithms.cluster.numbered_rows import NumberedRows, Writer
 from paceline.runtime.engines.checkpoint_manager import CheckpointManager
 from paceline.runtime.engines.cluster.control import Finished, Rows
 from paceline.runtime.engines.cluster.rendezvous import Node
-from paceline.runtime.engines.diagnosis import Diagnosis
-from paceline.runtime.engines.life import Life
-from paceline.runtime.engines.observer import Observer
+from paceline.runtime.engines.observer import Diagnosis, Observer
+from paceline.runtime.engines.outcome import Life
 from paceline.runtime.runs.live import ProcessRecord
 from paceline.runtime.runs.record import DeathRecord
 from paceline.runtime.runs.trace import DTYPE, Columns, Kind, Row, Trace

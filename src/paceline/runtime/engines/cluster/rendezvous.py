@@ -42,13 +42,11 @@ from paceline.runtime.engines.signals import termination
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.credentials import listen
-from paceline.runtime.links.tcp.events import Arrived, Event, Gone, Received, Unreached
 from paceline.runtime.links.tcp.frame import Limits
 from paceline.runtime.links.tcp.handshake import JOB_BYTES, Identity, Peer
-from paceline.runtime.links.tcp.hub import Hub
+from paceline.runtime.links.tcp.hub import Arrived, Event, Gone, Hub, Received, Unreached
 from paceline.runtime.links.tcp.link import raw
-from paceline.runtime.links.tcp.pump import Pump
-from paceline.runtime.links.tcp.waiting import Timing
+from paceline.runtime.links.tcp.waiting import Pump, Timing
 from paceline.training.parameters.layout import state_tensors
 from paceline.training.parameters.worker_state import WorkerState
 

@@ -14,14 +14,13 @@ from pathlib import Path
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.cluster import engine
 from paceline.runtime.engines.cluster.roster import Roster
-from paceline.runtime.engines.life import Life
+from paceline.runtime.engines.outcome import Life
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.engines.workers.forkserver import short_folder
-from paceline.runtime.links.tcp.keys import make_keys
-from paceline.runtime.links.tcp.tls import CA, CERTIFICATE, KEY, MutualTls
+from paceline.runtime.links.tcp.tls import CA, CERTIFICATE, KEY, MutualTls, make_keys
 from paceline.runtime.runs.live import Heartbeat
-from paceline.training.gradients.pickling import pack_program
 from paceline.training.jobs.job import Job
+from paceline.training.jobs.pickling import pack_program
 
 #: The files of a certificate.
 KEY_FILES = (CA, CERTIFICATE, KEY)

@@ -14,9 +14,8 @@ from dataclasses import replace
 from paceline.algorithms.cluster.succession import Accepted, Later, Message, Output, Roll, Send, Succession, Vote
 from paceline.runtime.engines.cluster.control import AGENT, NodeFacts, Standing, pack
 from paceline.runtime.links.tcp.address import Address
-from paceline.runtime.links.tcp.events import Arrived, Gone, Unreached
 from paceline.runtime.links.tcp.handshake import Peer
-from paceline.runtime.links.tcp.hub import Hub
+from paceline.runtime.links.tcp.hub import Arrived, Gone, Hub, Unreached
 
 ASKING = 0.5  # seconds that a machine may take to say that no process listens
 DIALLING = 60.0  # seconds for which a head dials a node that it has lost

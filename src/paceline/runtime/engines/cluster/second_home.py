@@ -23,9 +23,9 @@ from paceline.algorithms.cluster.numbered_rows import NumberedRows, Writer
 from paceline.runtime.engines.cluster.control import CopiedRows, Noted, Snapshot
 from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.cluster.to_rank import ToRank
-from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
+from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.link import raw
-from paceline.runtime.runs.events import Event, EventLog
+from paceline.runtime.runs.live import Event, EventLog
 from paceline.runtime.runs.trace import DTYPE, Columns
 
 PAUSE = 0.2  # seconds between two messages with rows: each costs the head and the deputy more than its rows do

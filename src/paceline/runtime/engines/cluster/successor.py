@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from paceline.runtime.engines.cluster.node import NodePart
     from paceline.runtime.engines.cluster.seat import Seat
     from paceline.runtime.engines.cluster.second_home import RunCopy
-    from paceline.runtime.links.tcp.events import Event
+    from paceline.runtime.links.tcp.hub import Event
 
 
 @dataclass(frozen=True)

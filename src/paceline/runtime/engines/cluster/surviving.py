@@ -16,16 +16,17 @@ from paceline.algorithms.collectives.neighbours import Neighbours
 from paceline.errors import PeerLost
 from paceline.plans.plan import Plan, program_of
 from paceline.runtime.engines.cluster.group_client import GroupClient
-from paceline.runtime.engines.workers.coded_sums import CodedSums, frames_of
 from paceline.runtime.engines.workers.collectives import (
+    CodedSums,
     FragmentSums,
     Means,
     NeighbourMixing,
     Sums,
+    frames_of,
     payloads_of,
     reduction_of,
 )
-from paceline.runtime.engines.workers.measured import MeasuredSums
+from paceline.runtime.engines.workers.group import MeasuredSums
 from paceline.runtime.links import TURNS
 from paceline.runtime.links.tcp.link import TcpLink
 from paceline.runtime.links.waiting import Cancelled

@@ -14,7 +14,7 @@ from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import CLOCKS, Node
 from paceline.runtime.engines.cluster.second_home import RunCopy
 from paceline.runtime.engines.cluster.successor import Successor
-from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
+from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.handshake import Peer
 from paceline.runtime.runs.trace import Columns, Kind
 

@@ -15,14 +15,11 @@ from paceline.plans.plan import program_of
 from paceline.runtime.engines.cluster.group_client import GroupClient, RankConfig
 from paceline.runtime.engines.cluster.surviving import SurvivingGroup
 from paceline.runtime.engines.workers.arena import Arena
-from paceline.runtime.engines.workers.assignment import Assignment
-from paceline.runtime.engines.workers.messages import StateLeft
+from paceline.runtime.engines.workers.messages import Assignment, StateLeft
+from paceline.runtime.engines.workers.methods.runner import ReadAhead
 from paceline.runtime.engines.workers.performer import perform
-from paceline.runtime.engines.workers.read_ahead import ReadAhead
-from paceline.runtime.engines.workers.replica_worker import ReplicaWorker
-from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
-from paceline.runtime.engines.workers.state_buffers import StateBuffer
-from paceline.runtime.engines.workers.worker import ProcessHost
+from paceline.runtime.engines.workers.state_buffers import SnapshotFile, StateBuffer
+from paceline.runtime.engines.workers.worker import ProcessHost, ReplicaWorker
 from paceline.runtime.engines.workers.worker_context import Station, WorkerContext
 from paceline.runtime.links.waiting import Waiter
 from paceline.training.data.source import Source

@@ -12,11 +12,9 @@ from paceline.errors.failure import Position
 from paceline.runtime.engines.cluster.group_client import RankConfig
 from paceline.runtime.engines.cluster.worker import ClusterWorker
 from paceline.runtime.engines.workers.arena import Arena
-from paceline.runtime.engines.workers.assignment import Assignment
+from paceline.runtime.engines.workers.messages import Assignment, worker_process
 from paceline.runtime.engines.workers.process import trim_heap
-from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
-from paceline.runtime.engines.workers.state_buffers import StateBuffer
-from paceline.runtime.engines.workers.worker_report import worker_process
+from paceline.runtime.engines.workers.state_buffers import SnapshotFile, StateBuffer
 from paceline.runtime.links.memory import SharedTensors
 
 

@@ -1,8 +1,7 @@
 """Machines that join a run by a code (`paceline train --open`, `paceline join`).
 
-    opened_files.py  which files of the user a job opens while it is read and tried
-    parcel.py        what travels to a machine that joins: the job, the modules beside it, small files
-    packages.py      the packages that a job imports, and those that a machine lacks
+    parcel.py        what travels to a machine that joins: the job, the modules beside it, the small files that it
+                     opens; and the packages that it imports, of which a machine may lack some
     open_nodes.py    the machine that trains: it lets others in, and gives each a rank
     guest.py         a machine that joins
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import MachineError, RunFailed, UsageError
-from paceline.runtime.engines.joining.packages import Package, different, lacking
-from paceline.runtime.engines.joining.parcel import Progress, receive_parcel
+from paceline.runtime.engines.joining.parcel import Package, Progress, different, lacking, receive_parcel
 from paceline.runtime.engines.workers.forkserver import fork_early
 from paceline.runtime.links.pairing.code import Code
 from paceline.runtime.links.pairing.discovery import discover
@@ -133,7 +132,7 @@ class Guest:
         os.chdir(self.folder)
         sys.path.insert(0, str(self.folder))
         fork_early()
-        from paceline.training.gradients.pickling import unpack_program
+        from paceline.training.jobs.pickling import unpack_program
 
         spec = unpack_program(self.job)  # of the machine to which the person here has said yes
         roster = replace(spec.roster, rank=self.rank, head=self.offer.head)

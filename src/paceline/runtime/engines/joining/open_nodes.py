@@ -22,18 +22,14 @@ from paceline.plans.plan import Plan
 from paceline.runtime.engines.cluster import engine
 from paceline.runtime.engines.cluster.roster import Roster
 from paceline.runtime.engines.cluster.run_spec import RunSpec, make_run_keys, with_keys
-from paceline.runtime.engines.joining.opened_files import opened
-from paceline.runtime.engines.joining.packages import imported_packages, python
-from paceline.runtime.engines.joining.parcel import Parcel
-from paceline.runtime.engines.life import Life
-from paceline.runtime.engines.outcome import Outcome
+from paceline.runtime.engines.joining.parcel import Parcel, imported_packages, opened, python
+from paceline.runtime.engines.outcome import Life, Outcome
 from paceline.runtime.links.pairing.door import Door, listen_anywhere
 from paceline.runtime.links.pairing.exchange import package
 from paceline.runtime.links.pairing.line import Line
-from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.address import Address, interfaces, usual_host
 from paceline.runtime.links.tcp.credentials import LOOPBACK
 from paceline.runtime.links.tcp.handshake import RUN_BYTES
-from paceline.runtime.links.tcp.interfaces import interfaces, usual_host
 from paceline.runtime.links.tcp.tls import MutualTls
 
 RANKS = 8  # machines that may take part at the same time, if no number is given

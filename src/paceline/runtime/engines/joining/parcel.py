@@ -1,16 +1,150 @@
-"""What travels to a machine that joins: the user's files, then the job itself, by value."""
+"""What travels to a machine that joins: the user's files, the packages that it lacks, then the job, by value."""
 
 from __future__ import annotations
 
+import ast
+import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, packages_distributions, version
 from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 from paceline.errors import FrameError, JobError
-from paceline.runtime.engines.own_files import own_files
+from paceline.runtime.engines.job_file import INSTALLED, OTHERS, own_files
 from paceline.runtime.links.pairing.line import Line
+from paceline.version import __version__
+
+# The files that the user's program opens to read, from a moment on: the small files that a job needs where it travels.
+# Python tells of every file that it opens and of every folder that it lists (audit events). A folder that is listed
+# counts as all of its files, since a data set that was listed will open them later.
+
+#: Where programs look for what is the machine's own.
+SYSTEM = ("/proc/", "/sys/", "/dev/", "/etc/", "/run/", "/usr/", "/var/", "/tmp/pymp-", "/tmp/paceline-")
+CODE = (".py", ".pyc", ".so", ".pth")
+
+
+_files: set[str] = set()
+_folders: set[str] = set()
+_watches = False
+
+
+def watch_files(joinable: bool = True) -> None:
+    """Take note of what is opened from now on, if machines may join to which it goes."""
+    global _watches
+    if not joinable:
+        return
+    if not _watches:
+        sys.addaudithook(_note)  # which stays until the process ends
+    _watches = True
+
+
+def opened() -> list[Path]:
+    """Return the files that exist, without code, hidden ones and what belongs to the system; and watch no longer."""
+    global _watches
+    _watches = False
+    code = {os.path.abspath(folder or ".") for folder in sys.path} | _folders_of_modules()
+    listed = [Path(folder) for folder in _folders if folder not in code and _of_user(folder)]
+    files = {*map(Path, _files), *(each for folder in listed if folder.is_dir() for each in folder.iterdir())}
+    return sorted(each for each in files if _of_user(str(each)) and each.is_file())
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _watches:
+        return
+    if event == "open" and isinstance(arguments[0], str) and _reads(arguments[2]):
+        _files.add(os.path.abspath(arguments[0]))
+    elif event in ("os.listdir", "os.scandir") and isinstance(arguments[0], str):
+        _folders.add(os.path.abspath(arguments[0]))
+
+
+def _reads(flags: Any) -> bool:
+    return isinstance(flags, int) and flags & os.O_ACCMODE == os.O_RDONLY
+
+
+def _of_user(path: str) -> bool:
+    parts = Path(path).parts
+    hidden = any(part.startswith(".") or part in INSTALLED or part == "__pycache__" for part in parts)
+    return not (hidden or path.startswith((*SYSTEM, *OTHERS)) or path.endswith(CODE))
+
+
+def _folders_of_modules() -> set[str]:
+    files = (getattr(module, "__file__", None) for module in tuple(sys.modules.values()))
+    return {os.path.dirname(os.path.abspath(file)) for file in files if isinstance(file, str)}
+
+
+# The packages that a job imports, and those that another machine lacks or has in another version.
+
+#: Which must be the same on all machines: what travels is code of this Python, and gradients of this PyTorch.
+SAME = ("paceline", "torch")
+
+
+class Package(NamedTuple):
+    """An installed package that a file imports."""
+
+    #: As it is imported, and as pip calls it.
+    module: str
+    distribution: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.distribution}=={self.version.partition('+')[0]}"
+
+
+def python() -> str:
+    """Return the version of Python, as far as code of one runs on the other."""
+    return ".".join(map(str, sys.version_info[:2]))
+
+
+def imported_packages(files: Iterable[Path]) -> list[Package]:
+    """Return the installed packages that source files import, and those that every node needs."""
+    names = set(SAME)
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names.add(node.module.partition(".")[0])
+    known = packages_distributions()
+    return [_package(name, known) for name in sorted(names) if name in SAME or name in known]
+
+
+def _package(name: str, known: Mapping[str, list[str]]) -> Package:
+    distribution = known.get(name, [name])[0]
+    return Package(name, distribution, _version(name, distribution))
+
+
+def _version(name: str, distribution: str) -> str:
+    if name == "paceline":
+        return __version__
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def lacking(packages: Iterable[Package], needed_python: str, host: str) -> list[str]:
+    """Return what is wrong with this machine, a line each, for a run on `host`; none if it can take part."""
+    lines = []
+    if needed_python != python():
+        lines.append(f"Python {needed_python} is needed, as {host} has it, and this is Python {python()}")
+    for each in packages:
+        if importlib.util.find_spec(each.module) is None:
+            lines.append(f"{each.module} is not installed here: pip install {each}")
+        elif each.module in SAME and (here := _version(each.module, each.distribution)) != each.version:
+            lines.append(f"{each.module} is {here} here and {each.version} on {host}: pip install {each}")
+    return lines
+
+
+def different(packages: Iterable[Package]) -> list[str]:
+    """Return the packages that this machine has in another version, which may do."""
+    pairs = ((each, _version(each.module, each.distribution)) for each in packages if each.module not in SAME)
+    return [
+        f"{each.distribution} {here} (there {each.version})" for each, here in pairs if here not in ("", each.version)
+    ]
+
 
 MOST = 256 << 20  # bytes that are sent to a machine that joins
 CHUNK = 1 << 20

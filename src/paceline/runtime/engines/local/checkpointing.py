@@ -18,7 +18,7 @@ from paceline.runtime.engines.servers.shard_memory import DeskMemory
 from paceline.runtime.engines.workers.arena import DESK_LOCK, Arena
 from paceline.runtime.engines.workers.state_buffers import StateBuffer
 from paceline.runtime.engines.workers.worker_context import REQUESTED, TAKEN
-from paceline.runtime.links.locks import RecordLock
+from paceline.runtime.links.membership import RecordLock
 from paceline.runtime.links.waiting import Waiter
 from paceline.training.parameters.shard_version import ShardVersion
 from paceline.training.parameters.worker_state import WorkerState, copied

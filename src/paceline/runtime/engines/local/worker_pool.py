@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,26 +20,21 @@ from paceline.plans.methods.pipeline import LAYERS
 from paceline.plans.methods.split_layers import INSIDE
 from paceline.runtime.engines.checkpoint_manager import CheckpointManager
 from paceline.runtime.engines.checkpoints import Checkpoint, CheckpointRequest, resume_line
-from paceline.runtime.engines.diagnosis import GONE, Diagnosis, Ending, process_state
-from paceline.runtime.engines.life import Life
 from paceline.runtime.engines.local.checkpointing import LocalCheckpoints
-from paceline.runtime.engines.local.stillness import Stillness, is_stopped
-from paceline.runtime.engines.observer import Observer
-from paceline.runtime.engines.outcome import Outcome, Snapshot
-from paceline.runtime.engines.servers.open_ports import version_shapes
+from paceline.runtime.engines.observer import GONE, Diagnosis, Ending, Observer, process_state
+from paceline.runtime.engines.outcome import Life, Outcome, Snapshot, list_snapshots, open_snapshots
+from paceline.runtime.engines.servers.ports import version_shapes
 from paceline.runtime.engines.servers.stage_shards import stage_shards, whole_values
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.signals import termination
-from paceline.runtime.engines.snapshots import list_snapshots, open_snapshots
 from paceline.runtime.engines.workers.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
-from paceline.runtime.engines.workers.assignment import Assignment
 from paceline.runtime.engines.workers.forkserver import short_folder, start_process, too_long
-from paceline.runtime.engines.workers.messages import Died, Failed, Finished, Message, Ready
+from paceline.runtime.engines.workers.messages import Assignment, Died, Failed, Finished, Message, Ready
 from paceline.runtime.engines.workers.process import oom_kills
 from paceline.runtime.engines.workers.process_main import main
 from paceline.runtime.engines.workers.state_buffers import ResumePoint
 from paceline.runtime.engines.workers.worker_context import TAKEN
-from paceline.runtime.links.locks import RecordLock
+from paceline.runtime.links.membership import RecordLock
 from paceline.runtime.links.memory import SharedTensors
 from paceline.runtime.links.waiting import Waiter
 from paceline.runtime.runs.live import Phase, ProcessRecord
@@ -49,7 +44,46 @@ from paceline.training.operators.planning import with_operators_of
 from paceline.training.parameters.layout import state_tensors, trainable
 from paceline.training.parameters.shard_version import VersionShape
 from paceline.training.splits.slicing import sliced
-from paceline.training.stages.blueprint import skeleton
+from paceline.training.stages.cutting import skeleton
+
+# Workers that were stopped, by SIGSTOP, and stay so: no process may wait for them, as under plans with a server.
+
+#: Seconds that count of those between two looks: the parent itself may have been stopped, as by Ctrl-Z.
+MOST_BETWEEN = 1.0
+#: How many deadlines a worker may be stopped where the others do not go on; who waits for it names it at the first.
+LATE = 1.5
+
+
+class Stillness:
+    """Counts for how long each worker has been stopped."""
+
+    def __init__(
+        self,
+        deadline: float,
+        stopped: Callable[[int], bool] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._deadline, self._clock, self._stopped = deadline, clock, stopped or is_stopped
+        self._seconds: dict[int, float] = {}
+        self._looked = clock()
+
+    def poll(self, pids: Sequence[int | None], goes_on: bool) -> list[int]:
+        """Return those of these processes that were stopped for too long; `goes_on` is whether a run does without."""
+        now = self._clock()
+        passed, self._looked = min(MOST_BETWEEN, now - self._looked), now
+        stopped = [pid for pid in pids if pid is not None and self._stopped(pid)]
+        self._seconds = {pid: self._seconds.get(pid, -passed) + passed for pid in stopped}
+        most = self._deadline * (1.0 if goes_on else LATE)
+        return [pid for pid, seconds in self._seconds.items() if seconds > most]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is stopped by a signal; one that a debugger has stopped is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
+
 
 POLL = 0.1  # seconds between two looks at the workers, at most
 

@@ -13,19 +13,215 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 
-from paceline.algorithms.agenda import Chunk
+from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.algorithms.server.events import Pull, Push
 from paceline.errors import ReplayDiverged
-from paceline.runtime.engines.arithmetic.replicas import ReplicaArithmetic
+from paceline.runtime.engines.arithmetic.pipeline import ReplicaArithmetic
 from paceline.runtime.engines.arithmetic.servers import ServerArithmetic
-from paceline.runtime.engines.replay.recorded import Step, recorded
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.runs.trace import Columns, Kind
+
+# What the workers of a plan with servers did, as their trace has recorded it: one line of effects for each.
+#
+# Where shards lie in memory that workers share, every worker's rows are there in its own order: what it has computed
+# and pushed. Where servers were processes of their own, only the pushes are sure to be: a machine that died has taken
+# its workers' rows with it, and clocks of several machines do not agree. A push tells its batch, its worker, and the
+# version of every shard that its gradient was computed from; PULL rows tell those of shards that did not take it.
+#
+# A worker killed between writing a row and making its version leaves a row too many, and servers that had lost versions
+# make them again: the later row is valid.
+
+
+class Step(NamedTuple):
+    """An effect of a worker."""
+
+    what: Literal["pull", "compute", "push"]
+    worker: int
+    #: Of a computation: none, since it needs the worker's parts of all shards.
+    shard: int
+    #: Of a computation its task, of a push its batch.
+    number: int
+    #: The version that the shard has before.
+    before: int
+
+
+#: Steps by the version that they make, or (True) begin from, with their worker.
+Event = tuple[int, bool, int, list[Step]]
+
+
+@dataclass
+class Recorded:
+    """The steps of every worker in its own order."""
+
+    lines: list[list[Step]]
+    #: The last version of every shard that the rows tell of, where another part of the run may follow.
+    end: int | None = None
+
+
+def recorded(setup: Setup, rows: Columns, apart: bool) -> Recorded:
+    """Return what was recorded; `apart` is whether servers were processes of their own."""
+    gathers, workers = setup.plan.traits.gathers, setup.plan.workers
+    if setup.pipeline is not None:
+        rows, workers = of_replicas(rows, setup.pipeline.shards(workers)), setup.pipeline.spread.data
+    if not apart:
+        return Recorded(_own_rows(rows, workers, gathers))
+    if gathers:
+        return _rounds(setup.agenda, rows)
+    return (_pushes if setup.plan.method.exchange is None else _exchanges)(setup.agenda, rows)
+
+
+def _own_rows(rows: Columns, workers: int, gathers: bool) -> list[list[Step]]:
+    """Return the steps of workers by their own rows. Of a shard that gathers, late gradients are in no version."""
+    kinds, last = (Kind.COMPUTE, Kind.APPLY, *((Kind.DROP,) if gathers else ())), dict[tuple[int, int], int]()
+    for at in np.flatnonzero(rows["kind"] == Kind.APPLY).tolist():
+        last[_push_of(rows[at], gathers)] = at
+    lines: list[list[Step]] = []
+    for worker in range(workers):
+        mine = np.flatnonzero((rows["worker"] == worker) & np.isin(rows["kind"], kinds))
+        mine = mine[np.argsort(rows["end"][mine], kind="stable")]
+        after = [*rows["kind"][mine].tolist(), Kind.DEATH][1:]
+        line: list[Step] = []
+        for at, following in zip(mine.tolist(), after, strict=True):
+            row = rows[at]
+            if row["kind"] == Kind.COMPUTE and (not gathers or following == Kind.APPLY):
+                line += [Step("pull", worker, 0, -1, int(row["base"]))] * gathers
+                line.append(Step("compute", worker, -1, int(row["update"]), -1))
+            elif row["kind"] == Kind.APPLY and last[_push_of(row, gathers)] == at:
+                line.append(_push(worker, row))
+        lines.append(line)
+    return lines
+
+
+def _push_of(row: Any, gathers: bool) -> tuple[int, int]:
+    """Identify a push: by its batch where several make a version, else by the version."""
+    return int(row["shard"]), int(row["update" if gathers else "version"])
+
+
+def _push(worker: int, row: Any) -> Step:
+    return Step("push", worker, int(row["shard"]), int(row["update"]), int(row["version"]) - 1)
+
+
+@dataclass
+class Computation:
+    """A worker's gradient of one batch."""
+
+    #: For each shard, the version that it was computed from.
+    bases: dict[int, int] = field(default_factory=dict)
+    #: The pushes of it that made a version.
+    pushes: list[Step] = field(default_factory=list)
+
+
+def _pushes(agenda: Agenda, rows: Columns) -> Recorded:
+    """Return the steps of workers that pull the version of every shard that their gradients were computed from.
+
+    A batch that two workers have computed, since one was taken for dead, may be of one worker on a shard and of the
+    other on another shard.
+    """
+    applied = rows[rows["kind"] == Kind.APPLY]
+    valid = list({(int(row["shard"]), int(row["version"])): row for row in applied}.values())
+    made = {(int(row["worker"]), int(row["update"])) for row in valid}
+    found: dict[tuple[int, int], Computation] = {}
+    for row in (*rows[rows["kind"] == Kind.PULL], *valid):
+        key = int(row["worker"]), int(row["update"])
+        if key in made:
+            each = found.setdefault(key, Computation())
+            each.bases[int(row["shard"])] = int(row["base"])
+            if row["kind"] == Kind.APPLY:
+                each.pushes.append(_push(key[0], row))
+    lines: dict[int, list[Step]] = defaultdict(list)
+    # What a worker holds only grows, and each push adds to it.
+    for (worker, batch), each in sorted(found.items(), key=lambda item: sum(item[1].bases.values())):
+        lines[worker] += [Step("pull", worker, shard, -1, base) for shard, base in each.bases.items()]
+        lines[worker] += [*_computes(agenda, worker, batch), *each.pushes]
+    newest: dict[int, int] = {}
+    for row in valid:
+        newest[int(row["shard"])] = max(int(row["version"]), newest.get(int(row["shard"]), 0))
+    return Recorded(list(lines.values()), min(newest.values(), default=0))
+
+
+def _exchanges(agenda: Agenda, rows: Columns) -> Recorded:
+    """Return the steps of workers that exchange replicas with a centre; PULL rows tell from which version one starts.
+
+    What a worker computes follows from its own last exchange.
+    """
+    valid = {int(row["version"]): row for row in rows[rows["kind"] == Kind.APPLY]}
+    made = {(int(row["worker"]), int(row["update"])) for row in valid.values()}
+    events: list[Event] = []
+    for version, row in valid.items():
+        steps = [*_computes(agenda, worker := int(row["worker"]), int(row["update"])), _push(worker, row)]
+        events.append((version, False, worker, steps))
+    pulled = rows[rows["kind"] == Kind.PULL][["worker", "update", "base"]].tolist()
+    starts = [(worker, base) for worker, update, base in pulled if (worker, update) in made]
+    events += [(base, True, worker, [Step("pull", worker, 0, -1, base)]) for worker, base in starts]
+    return Recorded(_by_worker(events), _reached(sorted(valid)))
+
+
+def _rounds(agenda: Agenda, rows: Columns) -> Recorded:
+    """Return the steps of workers whose shard gathers: all pushes of a round were computed from the version before."""
+    valid = {int(row["update"]): row for row in rows[rows["kind"] == Kind.APPLY]}
+    rounds: dict[int, list[Any]] = defaultdict(list)
+    for _, row in sorted(valid.items()):
+        rounds[int(row["version"])].append(row)
+    whole = {version: pushes for version, pushes in rounds.items() if len(pushes) == agenda.shares}
+    events: list[Event] = []
+    for version, pushes in whole.items():
+        for row in pushes:
+            worker = int(row["worker"])
+            pull, compute = (
+                Step("pull", worker, 0, -1, version - 1),
+                Step("compute", worker, -1, int(row["update"]), -1),
+            )
+            events.append((version, False, worker, [pull, compute, _push(worker, row)]))
+    return Recorded(_by_worker(events), _reached(sorted(whole)))
+
+
+def _by_worker(events: list[Event]) -> list[list[Step]]:
+    """Return each worker's steps by the versions that they make, or begin from."""
+    lines: dict[int, list[Step]] = defaultdict(list)
+    for _, _, worker, steps in sorted(events, key=lambda event: event[:2]):
+        lines[worker] += steps
+    return list(lines.values())
+
+
+def _reached(versions: list[int]) -> int:
+    """Return the last version before one that is missing."""
+    gaps = (before for before, after in pairwise(versions) if after > before + 1)
+    return next(gaps, versions[-1] if versions else 0)
+
+
+def _computes(agenda: Agenda, worker: int, batch: int) -> Iterator[Step]:
+    return (Step("compute", worker, -1, task, -1) for task in agenda.tasks(batch))
+
+
+def of_replicas(rows: Columns, size: int) -> Columns:
+    """Return the rows as if each replica of so many workers were one: every batch computed once, then pushed."""
+    found = rows[np.isin(rows["kind"], (Kind.COMPUTE, Kind.APPLY))].copy()
+    found["worker"] //= size
+    computed = {(int(row["worker"]), int(row["update"])) for row in found[found["kind"] == Kind.COMPUTE]}
+    made: list[Any] = []
+    order: dict[tuple[int, int], int] = {}
+    for row in np.sort(found[found["kind"] == Kind.APPLY], order="end"):
+        key = int(row["worker"]), int(row["update"])
+        order.setdefault(key, len(order))
+        made.append(row)
+    rows = found[found["kind"] == Kind.COMPUTE]
+    made += [row for row in rows if (int(row["worker"]), int(row["update"])) in order]
+    for worker, update in order.keys() - computed:  # its last stage was killed before it wrote the row
+        row = next(each for each in made if (int(each["worker"]), int(each["update"])) == (worker, update)).copy()
+        row["kind"] = Kind.COMPUTE
+        made.append(row)
+    # A replica's batches follow one another; `end` is all that the replay sorts by.
+    made.sort(key=lambda row: (order[int(row["worker"]), int(row["update"])], row["kind"] != Kind.COMPUTE))
+    together: Columns = np.array(made, dtype=found.dtype)
+    together["end"] = np.arange(len(together))
+    return together
 
 
 @dataclass(frozen=True)

@@ -23,20 +23,18 @@ from paceline.errors import JobWarning, ReplayDiverged, UsageError
 from paceline.errors.arguments import check_arguments
 from paceline.plans.plan import Plan
 from paceline.runtime.engines import checkpoints
-from paceline.runtime.engines.job_file import load_job_file
+from paceline.runtime.engines.job_file import load_job_file, why_bits_differ
 from paceline.runtime.engines.outcome import load_values
-from paceline.runtime.engines.replay.changes import why_bits_differ
 from paceline.runtime.engines.replay.from_plan import RunPart, make_replayer
 from paceline.runtime.engines.replay.from_trace import ReplayedVersion
 from paceline.runtime.engines.setup import Setup, set_up
-from paceline.runtime.runs.events import read_events
+from paceline.runtime.runs.live import read_events
 from paceline.runtime.runs.record import AttemptRecord, RunRecord, Status, read_record
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.trace import Kind, Trace
 from paceline.text_table import TextList
-from paceline.training.jobs.job import Batch, Job
+from paceline.training.jobs.job import Batch, Job, threads
 from paceline.training.jobs.loading import own_arguments
-from paceline.training.jobs.threads import threads
 from paceline.training.parameters.layout import sha256
 
 SHOWN = 8  # samples of the batch that comes next

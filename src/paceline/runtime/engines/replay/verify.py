@@ -31,9 +31,8 @@ from paceline.runtime.runs.record import RunRecord
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.trace import Trace
 from paceline.text_table import TextList
-from paceline.training.jobs.job import Job
+from paceline.training.jobs.job import Job, threads
 from paceline.training.jobs.loading import own_arguments
-from paceline.training.jobs.threads import threads
 from paceline.training.parameters.layout import sha256
 
 #: Settings of a record that may explain a difference.

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from paceline.algorithms.rules import GradientUpdate, Rule
 from paceline.algorithms.server.events import Push
+from paceline.algorithms.server.gathering import Gathering
 from paceline.algorithms.server.version_slots import VersionSlots
-from paceline.runtime.engines.servers.port import ShardPort, WorkerSide
-from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory
+from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory, ShardPort, WorkerSide
 from paceline.training.gradients.message import MessageShape
-from paceline.training.gradients.native_versions import native_versions
-from paceline.training.gradients.payload import GradientSum
+from paceline.training.gradients.native_step import native_versions
+from paceline.training.gradients.payload import GradientSum, Payload
 from paceline.training.gradients.pulled import PulledView
+from paceline.training.parameters.layout import Layout
 from paceline.training.parameters.optimizers import optimizer_over
+from paceline.training.parameters.replicas import weighted_sum
 from paceline.training.parameters.shard_version import RowCopier
 from paceline.training.parameters.store import ShardStore
 from paceline.training.parameters.worker_state import WorkerState
@@ -144,3 +148,59 @@ class GradientPort(RulePort):
     def worker_state(self) -> WorkerState:
         """Return what the codec owes; all else is in the shard."""
         return self.side.encoder.state() if self.side.encoder is not None else WorkerState()
+
+
+# GatheringPort: a shard holds gradients until a round is full; the worker that fills it applies their sum.
+
+# Buffers for the gradients of a round until it is full; `algorithms.server.gathering` assigns the slots.
+
+
+class GatherBuffers:
+    """One payload per slot, and one for their sum."""
+
+    def __init__(self, layout: Layout, flats: Sequence[Tensor]) -> None:
+        self.flats, self.payloads = flats, [Payload(layout, flat) for flat in flats]
+        self._sum = torch.zeros_like(flats[0])
+        self._whole = Payload(layout, self._sum)
+
+    def write(self, slot: int, computed: GradientSum) -> None:
+        """Write a gradient into a slot."""
+        self.payloads[slot].write(computed)
+
+    def add_up(self, slots: Sequence[int]) -> GradientSum:
+        """Return the sum in other memory: slots must stay unchanged until the version made of it is committed."""
+        weighted_sum(self.flats, [(slot, 1.0) for slot in slots], self._sum)
+        return self._whole.read(1)
+
+
+class GatheringPort(RulePort):
+    """The port of a server with backup workers; `buffers` hold the gradients until the round is full."""
+
+    computed: GradientSum | None = None
+
+    def __init__(
+        self, side: WorkerSide, number: int, memory: ShardMemory, lock: Locked, rule: Rule, buffers: GatherBuffers
+    ) -> None:
+        super().__init__(side, number, memory, lock, rule)
+        self.buffers = buffers
+        assert isinstance(memory.machine, Gathering)
+        self.machine = memory.machine
+
+    def resume(self, resumed: bool, saved: WorkerState | None) -> None:
+        """Do nothing: every worker pulls before it computes."""
+
+    def finalize(self, batch: int, computed: GradientSum) -> list[Tensor | None]:
+        self.computed = computed
+        return []
+
+    def prepare(self, event: Push, gradients: list[Tensor | None]) -> None:
+        assert self.computed is not None
+        self.buffers.write(self.machine.slot(self.memory.integers.current, self.side.number), self.computed)
+
+    def make(self, draft: State, version: int) -> None:
+        total = self.buffers.add_up([held.slot for held in self.machine.full_round(draft)])
+        self.apply(draft, version, GradientUpdate(self.side.learner.finalize(total, alone=True)))
+
+    def worker_state(self) -> WorkerState:
+        """Return nothing: the whole state is in the shard."""
+        return WorkerState()

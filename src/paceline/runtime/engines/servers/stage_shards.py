@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.servers.gradient import GradientPort
-from paceline.runtime.engines.servers.port import ShardPort, WorkerSide
-from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory
+from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory, ShardPort, WorkerSide
 from paceline.runtime.engines.setup import Setup
 from paceline.training.gradients.learner import Learner
 from paceline.training.gradients.replica import Replica
@@ -23,7 +22,7 @@ from paceline.training.parameters.layout import Layout, lay_out_tensors, trainab
 from paceline.training.parameters.optimizers import optimizer_over
 from paceline.training.parameters.shard_version import ShardVersion, VersionShape, version_shape
 from paceline.training.splits.slicing import assembled, sliced
-from paceline.training.stages.blueprint import Blueprint, skeleton
+from paceline.training.stages.cutting import Blueprint, skeleton
 from paceline.training.stages.segment import Segment
 
 

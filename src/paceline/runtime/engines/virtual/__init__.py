@@ -1,14 +1,12 @@
 """The virtual engine: the same algorithms on a simulated clock (discrete-event simulation).
 
-clock.py        runs events in the order of their times
-world.py        the speeds of workers, the network, the deaths
 simulate.py     runs a plan in a world, in time only or with real arithmetic
-synchronous.py  methods without a server
+world.py        the clock, the speeds of workers, the network, the time that a collective takes, the deaths
+lockstep.py     methods without a server
 server.py       methods with a server
-server_links.py whose link a message to a server, or from one, waits for
-pipeline.py     methods whose workers hold stages
-exchange.py     the time that a collective takes
+pipeline.py     methods whose workers hold stages; splits.py, parts of layers; dataflow.py, operators
 rows.py         where rows go: into a trace, or into totals
+network/        a network for the machines of a cluster, which loses, delays and cuts
 """
 
 from paceline.algorithms.server.explore import explore

@@ -21,11 +21,10 @@ from paceline.errors.failure import Failure, Position
 from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.arithmetic.dataflow import DataflowArithmetic
-from paceline.runtime.engines.virtual.clock import Clock
 from paceline.runtime.engines.virtual.rows import Rows
-from paceline.runtime.engines.virtual.world import ComputeTimes, World, nanoseconds
+from paceline.runtime.engines.virtual.world import Clock, ComputeTimes, World, nanoseconds
 from paceline.runtime.runs.trace import Kind, Row
-from paceline.training.operators.held import Gradients
+from paceline.training.operators.planning import Gradients
 from paceline.training.operators.worker import Applied, Computed, OperatorWorker
 
 ON = 1 / 3  # of a call's seconds, on the way forward

@@ -37,9 +37,8 @@ from paceline.plans.methods.program import (
 )
 from paceline.plans.plan import Plan, program_of
 from paceline.runtime.engines.arithmetic.synchronous import Numbers
-from paceline.runtime.engines.virtual.exchange import exchange_all
 from paceline.runtime.engines.virtual.rows import Rows
-from paceline.runtime.engines.virtual.world import ComputeTimes, World
+from paceline.runtime.engines.virtual.world import ComputeTimes, World, exchange_all
 from paceline.runtime.runs.trace import Kind
 
 Times = npt.NDArray[np.float64]

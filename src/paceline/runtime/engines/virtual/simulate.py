@@ -10,8 +10,7 @@ from paceline.algorithms.codecs.sizes import estimate
 from paceline.errors.arguments import check_arguments
 from paceline.plans.plan import Plan, program_of
 from paceline.runtime.engines.arithmetic.dataflow import DataflowArithmetic
-from paceline.runtime.engines.arithmetic.pipeline import StagedPipeline
-from paceline.runtime.engines.arithmetic.replicas import ReplicaArithmetic
+from paceline.runtime.engines.arithmetic.pipeline import ReplicaArithmetic, StagedPipeline
 from paceline.runtime.engines.arithmetic.servers import ServerArithmetic
 from paceline.runtime.engines.arithmetic.splits import SplitArithmetic
 from paceline.runtime.engines.arithmetic.synchronous import SynchronousArithmetic, synchronous
@@ -26,7 +25,7 @@ from paceline.runtime.engines.virtual.splits import run_split
 from paceline.runtime.engines.virtual.world import World
 from paceline.runtime.runs.trace import Trace
 from paceline.training.gradients.payload import Payload
-from paceline.training.jobs.threads import threads
+from paceline.training.jobs.job import threads
 
 Arithmetic = (
     SynchronousArithmetic | ServerArithmetic | StagedPipeline | SplitArithmetic | ReplicaArithmetic | DataflowArithmetic

@@ -17,9 +17,8 @@ from paceline.plans.methods.program import Gradient, Step, Sum, all_of, run
 from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.arithmetic.splits import SplitArithmetic
-from paceline.runtime.engines.virtual.exchange import exchange
 from paceline.runtime.engines.virtual.rows import Rows
-from paceline.runtime.engines.virtual.world import ComputeTimes, World, nanoseconds
+from paceline.runtime.engines.virtual.world import ComputeTimes, World, exchange, nanoseconds
 from paceline.runtime.runs.trace import Kind, Row
 from paceline.training.gradients.learner import stated_weight
 from paceline.training.gradients.payload import GradientSum

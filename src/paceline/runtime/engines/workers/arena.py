@@ -18,11 +18,12 @@ store, which flips the integers, makes it the newest.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
@@ -30,30 +31,105 @@ from torch import Tensor, nn
 
 from paceline.algorithms.collectives.canonical import lanes_of, spare_lanes
 from paceline.algorithms.server.desk import Desk
-from paceline.kernels.stream import stream_copy, stream_tensor
+from paceline.kernels.exchange import stream_copy, stream_tensor
 from paceline.plans.methods import Server
 from paceline.plans.methods.split_layers import DATA
 from paceline.plans.plan import Plan, program_of
 from paceline.runtime.engines.checkpoints import Checkpoint
-from paceline.runtime.engines.servers.open_ports import put_version_0, restore
+from paceline.runtime.engines.servers.ports import put_version_0, restore
 from paceline.runtime.engines.servers.shard_memory import DeskMemory, ShardMemory, newest_values
-from paceline.runtime.engines.workers.channels import NO_CHANNELS, Channels
 from paceline.runtime.engines.workers.worker_context import REQUESTED, WorkerMemory
-from paceline.runtime.links import Link
-from paceline.runtime.links.doorbell import Doorbell
-from paceline.runtime.links.double_buffer import DoubleBuffer
-from paceline.runtime.links.locks import Locks, RecordLock
-from paceline.runtime.links.mailbox import MailShape, MailSlots
-from paceline.runtime.links.memory import Memory
-from paceline.runtime.links.shared_memory_link import SharedMemoryLink, SharedVectors
-from paceline.runtime.links.store_order import require_store_order
-from paceline.runtime.links.waiting import Waiter
+from paceline.runtime.links import Link, waiting
+from paceline.runtime.links.membership import Locks, RecordLock
+from paceline.runtime.links.memory import Memory, require_store_order
+from paceline.runtime.links.shared_memory import MailShape, MailSlots, SharedMemoryLink, SharedVectors
+from paceline.runtime.links.waiting import Doorbell, Waiter
 from paceline.runtime.runs.trace import Columns, TraceRing
 from paceline.training.gradients.payload import CodedFrame, Payload
+from paceline.training.operators.planning import OperatorBlueprint
 from paceline.training.parameters.layout import Fragments, Layout
 from paceline.training.parameters.replicas import mean_of
 from paceline.training.parameters.rows import Journal
 from paceline.training.parameters.shard_version import ShardVersion, VersionShape
+from paceline.training.stages.cutting import Blueprint
+
+# Integers in shared memory that change all at once or not at all, even if the process that changes them is killed.
+
+
+class DoubleBuffer:
+    """Integers that are kept twice: `begin` returns a copy to change, and `commit` makes it the valid one.
+
+    Every method is called under the lock that guards the integers. The commit is one aligned store of eight bytes, so
+    a process that is killed before it has changed nothing.
+    """
+
+    def __init__(self, memory: Memory, count: int) -> None:
+        #: Which of the two copies is valid: 0 or 1.
+        self._flip = memory.ints(1)
+        self._copies = (memory.ints(count), memory.ints(count))
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """The addresses of the integer that says which copy is valid, and of both copies, for generated code."""
+        return waiting.address_of(self._flip), waiting.address_of(self._copies[0]), waiting.address_of(self._copies[1])
+
+    @property
+    def current(self) -> memoryview:
+        """The valid copy."""
+        return self._copies[self._flip[0]]
+
+    def begin(self) -> memoryview:
+        """Return the other copy, filled from the valid one."""
+        valid = self._flip[0]
+        draft = self._copies[1 - valid]
+        # The whole copy: an owner that was killed may have left anything in it.
+        draft[:] = self._copies[valid]
+        return draft
+
+    def commit(self) -> None:
+        """Make the other copy the valid one."""
+        self._flip[0] = 1 - self._flip[0]
+
+
+# The channels between workers: of neighbouring stages of a pipeline, or each way between any two with operators.
+
+MESSAGES = 64  # slots of a mailbox between two workers with operators; what finds it full waits with its sender
+
+
+class Channels(NamedTuple):
+    """What workers exchange that hold parts of a model; by default, what those exchange that hold all of it."""
+
+    mail: tuple[MailShape, ...] = ()
+    #: The most bytes that a worker with parts of layers sends in one exchange.
+    parts: int = 0
+    #: Whether some workers add up gradients of the same parameters.
+    sums: bool = True
+
+
+#: Of workers that hold the whole model.
+NO_CHANNELS = Channels()
+
+
+def mail_of(blueprint: Blueprint, lines: int = 1) -> Iterator[MailShape]:
+    """Yield the mailboxes between each two neighbouring stages of different workers, one each way.
+
+    There are as many lines of workers as the pipeline has replicas times workers inside a stage.
+    """
+    holders = blueprint.stage_to_worker
+    for line in range(lines):
+        for stage, (source, target) in enumerate(itertools.pairwise(holders)):
+            if source != target:
+                slots, count = blueprint.slots, len(blueprint.needs[stage + 1])
+                on, back = (stage, stage + 1), (stage + 1, stage)
+                yield MailShape(on, count + blueprint.carries_chance, blueprint.bytes_on[stage], slots, line)
+                yield MailShape(back, count, blueprint.bytes_back[stage], slots, line)
+
+
+def mail_between(blueprint: OperatorBlueprint, workers: int) -> Iterator[MailShape]:
+    """Yield the mailboxes from each worker with operators to each other one."""
+    for ends in itertools.permutations(range(workers), 2):
+        yield MailShape(ends, 1 + blueprint.tensors, blueprint.bytes, MESSAGES)
+
 
 CONTROL = 4
 ABORT, GO = 0, 1

@@ -23,10 +23,10 @@ from paceline.errors.failure import Position
 from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.program import run
 from paceline.runtime.engines.workers.arena import Arena
-from paceline.runtime.engines.workers.assignment import Assignment
-from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
+from paceline.runtime.engines.workers.messages import Assignment
+from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.engines.workers.worker_context import Station, WorkerContext
-from paceline.runtime.links.mailbox import Mailbox
+from paceline.runtime.links.shared_memory import Mailbox
 from paceline.runtime.runs.trace import Kind
 from paceline.training.data.source import Source
 from paceline.training.operators.worker import Applied, OperatorWorker

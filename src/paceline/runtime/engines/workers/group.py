@@ -6,30 +6,89 @@ machine the group is fixed: a run cannot continue without one of its workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+from torch import Tensor
 
 from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.algorithms.cluster.shares import Membership
 from paceline.algorithms.collectives import Collective
 from paceline.algorithms.collectives.canonical import Canonical, lanes_of, spare_lanes
 from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.mesh import Mesh
+from paceline.plans.methods.split_layers import DATA, SplitLayers
 from paceline.runtime.engines.workers.arena import Arena
-from paceline.runtime.engines.workers.coded_sums import CodedSums, frames_of
 from paceline.runtime.engines.workers.collectives import (
+    CodedSums,
     FragmentSums,
     Means,
     NeighbourMixing,
+    PayloadReduction,
+    Reduction,
     Sums,
+    frames_of,
     payloads_of,
     reduction_of,
 )
-from paceline.runtime.engines.workers.measured import MeasuredSums
+from paceline.runtime.links import TURNS, Link, Span
 from paceline.runtime.links.waiting import Waiter
 from paceline.training.gradients.encoder import GradientEncoder
-from paceline.training.parameters.layout import Fragments
+from paceline.training.gradients.payload import GradientSum, Payload
+from paceline.training.parameters.layout import Fragments, Layout
+from paceline.training.stages.segment import Segment
+
+# Shares that follow the speeds of workers: chunks move from worker to worker while they train.
+#
+#     every update      the seconds of a chunk at each worker are summed with the gradients, in a number of its own
+#     every EVERY-th    all workers divide the chunks by the same numbers, from the next update on
+#
+# So they agree without a message, and a worker that has become slow gives chunks away within two such updates. The
+# sum is canonical: no number of the training changes.
+
+EVERY = 4  # updates between two divisions
+
+
+class MeasuredSums(Sums):
+    """`Sums` whose table changes with the shares."""
+
+    def __init__(
+        self,
+        collective: Canonical,
+        ranks: Sequence[int],
+        over: Callable[[Canonical], PayloadReduction],
+        moved: Callable[[int, Canonical], object],
+    ) -> None:
+        """
+        Args:
+            collective: the shares to begin with.
+            ranks: the workers that share, by the places of their paces.
+            over: makes the sum by other shares.
+            moved: is told from which update on which shares hold.
+        """
+        self.collective, self._ranks, self._over, self._moved = collective, ranks, over, moved
+        self._sums = over(collective)
+        #: The seconds of a chunk at each worker, update by update.
+        self._paces: list[list[float]] = []
+
+    def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        """Run the collective of this number, then divide the chunks anew if it is time to."""
+        total = self._sums.all_reduce(number, computed)
+        self._paces.append(self._sums.payloads[number % TURNS].paces[list(self._ranks)].tolist())
+        if (number + 1) % EVERY == 0:
+            paces, self._paces = self._paces, []
+            following = self.collective.by_pace([_usual(each) for each in zip(*paces, strict=True)])
+            if following is not self.collective:
+                self.collective, self._sums = following, self._over(following)
+                self._moved(number + 1, following)
+        return total
+
+
+def _usual(paces: Sequence[float]) -> float:
+    """Return the median of those that are known, which an interruption does not move; 0 if none is."""
+    return median([pace for pace in paces if pace > 0] or [0.0])
 
 
 class Group(Protocol):
@@ -127,3 +186,97 @@ class FixedGroup:
 
 if TYPE_CHECKING:
     _: type[Group] = FixedGroup
+
+
+# The workers that keep step on a mesh: those with the same parts of a layer add their gradients up.
+
+
+class GroupLink:
+    """A link among some of its ranks, numbered by their places in the group, over the first numbers of its vectors."""
+
+    def __init__(self, link: Link, group: Sequence[int], length: int) -> None:
+        self.link, self.group = link, group
+        self.rank = group.index(link.rank)
+        self.vectors: Sequence[Tensor] = [vector[:length] for vector in link.vectors]
+        self.waited = 0
+
+    def offer(self, to: int, span: Span) -> None:
+        self.link.offer(self.group[to], span)
+
+    def take(self, peer: int, span: Span) -> Tensor:
+        before = self.link.waited
+        tensor = self.link.take(self.group[peer], span)
+        self.waited += self.link.waited - before
+        return tensor
+
+    def abort(self) -> None:
+        self.link.abort()
+
+
+class MeshGroup:
+    """`Group` of the workers of a mesh; `layout` is that of this worker's own parts."""
+
+    paces = 0
+
+    def __init__(
+        self, number: int, method: SplitLayers, mesh: Mesh, agenda: Agenda, link: Link, layout: Layout
+    ) -> None:
+        self.number, self.method, self.mesh, self.agenda = number, method, mesh, agenda
+        self.link, self.layout = link, layout
+
+    @property
+    def leads(self) -> bool:
+        return not self.mesh.coordinate(self.number, DATA)  # replicas hold the same
+
+    @property
+    def parts(self) -> None:
+        return None  # workers of a group compute a chunk together, update by update
+
+    def chunks(self, update: int) -> list[Chunk]:
+        return self.method.chunks(self.mesh, self.agenda, update, self.number)
+
+    def coming(self, update: int) -> list[Chunk]:
+        return [chunk for chunk in self.chunks(update) if chunk.samples]
+
+    def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> Sums:
+        peers = self.mesh.group(self.number, DATA)
+        if len(peers) == 1:
+            return NoSum()
+        link = GroupLink(self.link, peers, Payload.length(self.layout))
+        return PayloadReduction(Reduction(link, collective, len(peers)), payloads_of(link.vectors, self.layout))
+
+    def mixing(self, graph: Neighbours) -> Means:
+        raise NotImplementedError("replicas of split layers add their gradients up")
+
+
+class StageSums:
+    """The sums of a worker's stages with those of the same place in other replicas, over the same vectors."""
+
+    def __init__(self, link: Link, peers: Sequence[int], collective: Collective, segment: Segment) -> None:
+        self.count = 0
+        self.stages: dict[int, Sums] = {}
+        for number in segment.stages:
+            layout = segment.layout(number)
+            between = GroupLink(link, peers, Payload.length(layout))
+            reduction = Reduction(between, collective, len(peers))
+            self.stages[number] = PayloadReduction(reduction, payloads_of(between.vectors, layout))
+
+    def all_reduce(self, stage: int, share: GradientSum) -> tuple[GradientSum, int, int]:
+        """Return a stage's sum over all replicas, nanoseconds waited, bytes sent."""
+        self.count += 1
+        return self.stages[stage].all_reduce(self.count, share)
+
+
+class NoSum:
+    """The sum over one replica."""
+
+    def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        return computed, 0, 0
+
+    def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
+        return computed, 0, 0
+
+
+if TYPE_CHECKING:
+    _mesh: type[Group] = MeshGroup
+    _link: type[Link] = GroupLink

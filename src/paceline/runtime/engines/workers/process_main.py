@@ -11,16 +11,13 @@ import torch
 
 from paceline.errors.failure import Position
 from paceline.runtime.engines.workers.arena import GO, Arena
-from paceline.runtime.engines.workers.assignment import Assignment
 from paceline.runtime.engines.workers.dataflow import DataflowWorker
-from paceline.runtime.engines.workers.messages import Ready, StateLeft
+from paceline.runtime.engines.workers.messages import Assignment, Ready, StateLeft, worker_process
 from paceline.runtime.engines.workers.pipeline import PipelineWorker
 from paceline.runtime.engines.workers.process import trim_heap
-from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
 from paceline.runtime.engines.workers.splits import SplitWorker
-from paceline.runtime.engines.workers.state_buffers import StateBuffer
+from paceline.runtime.engines.workers.state_buffers import SnapshotFile, StateBuffer
 from paceline.runtime.engines.workers.worker import LocalWorker, station_of
-from paceline.runtime.engines.workers.worker_report import worker_process
 from paceline.runtime.links.memory import SharedTensors
 
 AnyWorker = LocalWorker | PipelineWorker | SplitWorker | DataflowWorker

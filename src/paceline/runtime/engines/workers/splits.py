@@ -13,12 +13,11 @@ from paceline.algorithms.splits.derivation import Step
 from paceline.errors.failure import Position
 from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.runtime.engines.workers.arena import Arena
-from paceline.runtime.engines.workers.assignment import Assignment
-from paceline.runtime.engines.workers.mesh_group import MeshGroup
-from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner
+from paceline.runtime.engines.workers.group import MeshGroup
+from paceline.runtime.engines.workers.messages import Assignment
+from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner, ReadAhead
 from paceline.runtime.engines.workers.performer import follow, perform
-from paceline.runtime.engines.workers.read_ahead import ReadAhead
-from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
+from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.engines.workers.worker_context import Station, WorkerContext
 from paceline.runtime.runs.trace import Kind
 from paceline.training.data.source import Source

@@ -27,8 +27,7 @@ from hashlib import sha256
 from typing import NamedTuple, TypeAlias
 
 from paceline.errors import PeerRefused
-from paceline.runtime.links.tcp.frame import CHALLENGE, HELLO, PROOF, VERSION, WELCOME, Frame, Limits
-from paceline.runtime.links.tcp.seal import FrameKeys
+from paceline.runtime.links.tcp.frame import CHALLENGE, HELLO, PROOF, VERSION, WELCOME, Frame, FrameKeys, Limits
 
 RUN_BYTES, JOB_BYTES, NONCE_BYTES, MAC_BYTES = 16, 32, 32, 32
 #: What an unauthenticated peer may send.

@@ -24,11 +24,9 @@ from torch import Tensor
 
 from paceline.errors import PeerLost, ProtocolError, RunFailed
 from paceline.runtime.links import Span
-from paceline.runtime.links.tcp.connection import Connection
+from paceline.runtime.links.tcp.connection import Connection, leave
 from paceline.runtime.links.tcp.frame import CALL_OFF, LEAVE, SPAN, Frame, Limits
-from paceline.runtime.links.tcp.leaving import leave
-from paceline.runtime.links.tcp.pump import Pump
-from paceline.runtime.links.tcp.waiting import SocketWaiter, Wait
+from paceline.runtime.links.tcp.waiting import Pump, SocketWaiter, Wait
 from paceline.runtime.links.waiting import Cancelled
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from paceline.runtime.engines.checkpoints import Checkpoint
 from paceline.runtime.engines.cluster.checkpointing import owes
 from paceline.runtime.engines.cluster.control import ShardStart
 from paceline.runtime.engines.cluster.servers.collector import Collector, ShardsCut
-from paceline.runtime.engines.servers.open_ports import version_shapes
+from paceline.runtime.engines.servers.ports import version_shapes
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.links.tcp.link import raw
 from paceline.runtime.runs.trace import Columns

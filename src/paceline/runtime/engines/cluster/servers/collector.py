@@ -20,7 +20,7 @@ from paceline.runtime.engines.cluster.servers.wire import Other, peer_of
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.hub import Hub, Received
-from paceline.runtime.runs.events import Event
+from paceline.runtime.runs.live import Event
 from paceline.runtime.runs.schema import from_dict
 from paceline.runtime.runs.trace import DTYPE, Columns, Kind
 from paceline.training.parameters.layout import Layout

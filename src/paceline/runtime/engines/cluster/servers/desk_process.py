@@ -20,7 +20,7 @@ from paceline.runtime.engines.cluster.servers.wire import (
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.hub import Hub, Received
-from paceline.runtime.runs.events import Event, EventKind, ProcessKind
+from paceline.runtime.runs.live import Event, EventKind, ProcessKind
 from paceline.runtime.runs.schema import to_dict
 
 PROGRESS_SECONDS = 0.1

@@ -14,12 +14,12 @@ import torch
 from paceline.runtime.engines.cluster.children import Child, Children, ProcessName
 from paceline.runtime.engines.cluster.servers.node_servers import ATTEMPTS
 from paceline.runtime.engines.cluster.servers.team import TeamMemory, serve
-from paceline.runtime.engines.workers.assignment import Assignment
+from paceline.runtime.engines.workers.messages import Assignment
 from paceline.runtime.engines.workers.process import become_worker, trim_heap
-from paceline.runtime.engines.workers.replica_worker import learner_of
+from paceline.runtime.engines.workers.worker import learner_of
 from paceline.runtime.links.memory import SharedTensors
 from paceline.runtime.links.waiting import Waiter
-from paceline.runtime.runs.events import ProcessKind
+from paceline.runtime.runs.live import ProcessKind
 
 
 def run_helper(

@@ -10,7 +10,7 @@ from paceline.runtime.engines.cluster.children import Child, Children, ProcessNa
 from paceline.runtime.engines.cluster.control import ShardStart
 from paceline.runtime.engines.cluster.servers.placement import Placement
 from paceline.runtime.engines.cluster.servers.processes import ServerConfig, run_desk, run_server
-from paceline.runtime.runs.events import ProcessKind
+from paceline.runtime.runs.live import ProcessKind
 from paceline.training.parameters.layout import Layout
 
 LIFE = 1 << 12  # numbers of processes of one kind that one node may give out

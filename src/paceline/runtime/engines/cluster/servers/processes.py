@@ -34,22 +34,19 @@ from paceline.runtime.engines.cluster.servers.shard_state import Pushes, ShardSt
 from paceline.runtime.engines.cluster.servers.team import TeamLeader, TeamMemory
 from paceline.runtime.engines.cluster.servers.wire import peer_of
 from paceline.runtime.engines.workers.arena import Arena
-from paceline.runtime.engines.workers.assignment import Assignment
 from paceline.runtime.engines.workers.collectives import Means, Sums
-from paceline.runtime.engines.workers.messages import Failed, FailureReport, StateLeft
+from paceline.runtime.engines.workers.messages import Assignment, Failed, FailureReport, StateLeft, worker_process
+from paceline.runtime.engines.workers.methods.runner import ReadAhead
 from paceline.runtime.engines.workers.process import become_worker, trim_heap
-from paceline.runtime.engines.workers.read_ahead import ReadAhead
-from paceline.runtime.engines.workers.replica_worker import ReplicaWorker
 from paceline.runtime.engines.workers.state_buffers import StateBuffer
-from paceline.runtime.engines.workers.worker import ProcessHost
+from paceline.runtime.engines.workers.worker import ProcessHost, ReplicaWorker
 from paceline.runtime.engines.workers.worker_context import Station
-from paceline.runtime.engines.workers.worker_report import worker_process
 from paceline.runtime.links.memory import SharedTensors
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import Credentials, listen
 from paceline.runtime.links.tcp.handshake import Identity
 from paceline.runtime.links.tcp.hub import Hub, PeerPlace
-from paceline.runtime.links.tcp.pump import Pump
+from paceline.runtime.links.tcp.waiting import Pump
 from paceline.runtime.links.waiting import Waiter
 from paceline.training.gradients.encoder import GradientEncoder
 from paceline.training.parameters.layout import Layout

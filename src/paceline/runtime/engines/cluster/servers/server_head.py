@@ -43,10 +43,10 @@ from paceline.runtime.engines.cluster.servers.processes import ServerConfig
 from paceline.runtime.engines.cluster.to_rank import ToRank
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.workers.messages import Failed
-from paceline.runtime.engines.workers.snapshot_file import SnapshotFile
+from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import listen
-from paceline.runtime.runs.events import Event, EventKind, ProcessKind
+from paceline.runtime.runs.live import Event, EventKind, ProcessKind
 from paceline.runtime.runs.trace import Columns, Kind, Row, Trace
 
 BLOCK = 16  # batches that are leased at once, at most

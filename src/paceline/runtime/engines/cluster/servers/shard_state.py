@@ -21,8 +21,7 @@ from paceline.runtime.links.tcp.link import raw
 from paceline.training.gradients.encoder import PushedMessage
 from paceline.training.gradients.learner import settled
 from paceline.training.gradients.message import MessageShape, up
-from paceline.training.gradients.native_step import fits
-from paceline.training.gradients.native_versions import native_versions
+from paceline.training.gradients.native_step import fits, native_versions
 from paceline.training.gradients.pulled import PulledView, apart
 from paceline.training.gradients.replica import clipped
 from paceline.training.jobs.job import Job

@@ -17,9 +17,8 @@ from torch import Tensor
 from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.algorithms.cluster.team import Answer, Team, Turn
 from paceline.runtime.engines.setup import Setup
-from paceline.runtime.links.doorbell import INTS, Doorbell
 from paceline.runtime.links.memory import LINE, Memory, lines
-from paceline.runtime.links.waiting import Waiter
+from paceline.runtime.links.waiting import INTS, Doorbell, Waiter
 from paceline.training.gradients.learner import Learner
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.parameters.layout import not_trained, trainable

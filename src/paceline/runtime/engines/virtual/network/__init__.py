@@ -2,17 +2,15 @@
 
     fault = History(Scenario.draw(seed)).run()      # None: every promise held
 
-scenario    what happens in a history, drawn from its seed
-wire        the clock, and the messages that are under way
-history     the processes, and what their machines ask for
-faults      what goes wrong, and what may go wrong at the same time
-promises    what is checked after every step, and at the end
+promises    what happens in a history, drawn from its seed; what is checked after every step, and at the end
+cluster     the processes and what their machines ask for; the clock, and the messages that are under way
+history     one history, and what goes wrong in it
 
 Everything is drawn from the seed, so a history that breaks a promise can be told again, step by step.
 """
 
 from paceline.algorithms.cluster.machines import Machines
 from paceline.runtime.engines.virtual.network.history import History, first_fault
-from paceline.runtime.engines.virtual.network.scenario import Scenario
+from paceline.runtime.engines.virtual.network.promises import Scenario
 
 __all__ = ["History", "Machines", "Scenario", "first_fault"]

@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from paceline.algorithms.agenda import Chunk
 from paceline.errors import NotFinite, WaitedTooLong
 from paceline.runtime.engines.workers.arena import Arena
-from paceline.runtime.engines.workers.methods.runner import PlanRunner
-from paceline.runtime.engines.workers.read_ahead import ddp_chunks
+from paceline.runtime.engines.workers.methods.runner import PlanRunner, ddp_chunks
 from paceline.runtime.runs.trace import Kind
 from paceline.training.data.source import Reader
 from paceline.training.gradients.replica import Replica

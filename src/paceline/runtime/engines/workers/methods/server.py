@@ -24,9 +24,8 @@ from paceline.algorithms.server.actions import Action, Apply, Lease, Wait
 from paceline.algorithms.server.events import Ask, Compute, Finish, Pull, Push
 from paceline.algorithms.server.worker import Client
 from paceline.plans.methods import Server
-from paceline.runtime.engines.servers.open_ports import open_ports
-from paceline.runtime.engines.servers.port import WorkerSide
-from paceline.runtime.engines.servers.shard_memory import Locked
+from paceline.runtime.engines.servers.ports import open_ports
+from paceline.runtime.engines.servers.shard_memory import Locked, WorkerSide
 from paceline.runtime.engines.workers.arena import DESK_LOCK, Arena
 from paceline.runtime.engines.workers.methods.native_pushes import native_pushes
 from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk

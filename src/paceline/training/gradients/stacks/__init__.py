@@ -1,1 +1,0 @@
-"""Jobs of one shape that are trained together: one on each core, one in each lane, or by torch.func.vmap."""
