@@ -6,6 +6,7 @@ whose name begins so. Each is tried in a process of its own, since a text that l
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
@@ -30,7 +31,7 @@ from paceline.kernels.comparison import WrongCode
 from paceline.kernels.cuda.gpu import Gpu, SampleKernels
 from paceline.kernels.fused import Fused
 from paceline.kernels.graph import describe
-from paceline.kernels.ir import Loop, Repeat
+from paceline.kernels.ir import Loop, Repeat, Softmax
 from paceline.kernels.layers import LOWER
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.memory import Memory, Target
@@ -49,7 +50,7 @@ from tests.kernels.sanitized import Printed, differs, networks, numbers_of, too_
 
 NONE = "nothing"
 ENDED, BROKEN = 0, 9  # how a process ends
-SOME = 12  # numbers of a layer, at most of whose loops have more than one round
+SOME, TRIED = 12, 4  # numbers of a layer whose loops have more than one round; networks of a kind
 BOUND = re.compile(r"(\w+ < )([1-9]\d*)(?=[;) ])(; \w+ \+= (\d+))?")
 
 rounds = 1  # too many: what is left out leaves no array, and what is written beyond one may be overwritten
@@ -102,16 +103,18 @@ def padded() -> Case:
 
 
 @cache
-def _by_kind() -> dict[str, Case]:
-    """For each kind of layer, the network with the fewest layers that has it, where that gives some numbers."""
-    smallest: dict[str, tuple[int, int, Case]] = {}
+def _by_kind() -> dict[str, list[Case]]:
+    """For each kind of layer, networks that have it: those first in which it gives some numbers, and that are small.
+
+    There are several, because what follows a layer may leave out its last numbers, as a wide stride does.
+    """
+    ranked: dict[str, list[tuple[int, int, Case]]] = {}
     for case in (*networks(80), *written(), images(), padded()):
         layers = describe(case.model, tuple(case.x.shape[1:]), not case.x.is_floating_point()).layers
-        for layer in layers:
-            rank = -min(SOME, prod(layer.shape)), len(layers)
-            if layer.kind not in smallest or rank < smallest[layer.kind][:2]:
-                smallest[layer.kind] = *rank, case
-    return {kind: case for kind, (*_, case) in smallest.items()}
+        most = {layer.kind: min(SOME, prod(layer.shape)) for layer in layers}
+        for kind, count in most.items():
+            ranked.setdefault(kind, []).append((-count, len(layers), case))
+    return {kind: [each[-1] for each in sorted(some, key=lambda row: row[:2])[:TRIED]] for kind, some in ranked.items()}
 
 
 # --- how a fault is planted ---
@@ -160,13 +163,13 @@ def shifted(owner: Any, function: str) -> None:
 
 
 def lowered(kind: str) -> None:
-    """Let the first loop of a kind of layer be off by one."""
+    """Let a loop of the last statement of a kind of layer be off by one."""
     real = LOWER[kind]
 
     def wrong(program: Any, layer: Any, sources: list[str], number: int) -> str:
         begin = len(program.forward)
         result = real(program, layer, sources, number)
-        for place, statement in enumerate(program.forward[begin:], begin):
+        for place, statement in reversed(list(enumerate(program.forward[begin:], begin))):
             if (other := _other_loop(statement)) is not None:
                 program.forward[place] = other
                 return result
@@ -179,6 +182,8 @@ def _other_loop(statement: Any) -> Any:
     """The statement, its longest loop off by one; None where there is no loop."""
     if isinstance(statement, Repeat):
         return replace(statement, body=(_other_loop(statement.body[0]), *statement.body[1:]))
+    if isinstance(statement, Softmax):
+        return replace(statement, along=Loop(statement.along.name, statement.along.extent + rounds))
     loops = [loop for loop in getattr(statement, "loops", ()) if loop.extent > 1]
     if not loops:
         return None
@@ -212,6 +217,8 @@ class Fault:
     case: Callable[[], Case]
     runner: Callable[[], Runner]
     plant: Callable[[], None]
+    #: Networks that are tried one after another until the fault shows, in the place of one.
+    some: tuple[Callable[[], Case], ...] = ()
 
 
 def _printed(target: Target, keeps: str = "") -> Callable[[], Runner]:
@@ -240,7 +247,7 @@ NUMBERS, APART = replace(VECTORS, pixels=True), replace(VECTORS, scalar=True, ap
 SAMPLES = _printed(VECTORS)
 
 
-def _faults() -> Iterator[tuple[str, Fault]]:
+def _faults(layers: bool) -> Iterator[tuple[str, Fault]]:
     yield "nests.py, sums", Fault(images, SAMPLES, partial(wronged, nests, "parts"))
     yield "nests.py, functions", Fault(images, SAMPLES, partial(wronged, RegisterNests, "apply"))
     yield "nests.py, sums of pixels", Fault(images, _printed(NUMBERS), partial(wronged, PixelNests, "_places"))
@@ -274,7 +281,8 @@ def _faults() -> Iterator[tuple[str, Fault]]:
         ),
     )
     for kind in LOWER:
-        yield f"layers, {kind}", Fault(lambda kind=kind: _by_kind()[kind], SAMPLES, partial(lowered, kind))  # type: ignore[misc]
+        some = [partial(copy.copy, case) for case in _by_kind()[kind]] if layers else []
+        yield f"layers, {kind}", Fault(images, SAMPLES, partial(lowered, kind), tuple(some))
 
 
 #: Loops of the parts that are the same in all texts: a name, network, target, file, the loop and its bound.
@@ -330,14 +338,18 @@ WAYS: dict[str, Callable[[Fault], dict[str, bool]]] = {"sanitizers": sanitizers,
 
 def main(ways: Iterable[str], parts: Iterable[str]) -> None:
     torch.set_num_threads(1)
-    faults = {NONE: Fault(images, SAMPLES, lambda: None), **dict(_faults())}
+    parts = tuple(parts)
+    layers = not parts or any(part.startswith("layers") for part in parts)
+    faults = {NONE: Fault(images, SAMPLES, lambda: None), **dict(_faults(layers))}
     chosen = [name for name in faults if name.startswith((NONE, *parts)) or not parts]
-    if any(name.startswith("layers") for name in chosen):
-        _by_kind()
     found: dict[str, dict[str, bool | str]] = {name: {} for name in chosen}
     for way in ways:
         for name in chosen:
-            found[name] |= _tried(faults[name], way)
+            for case in faults[name].some or (faults[name].case,):
+                shown = _tried(replace(faults[name], case=case), way)
+                if all(each is True for each in shown.values()):
+                    break
+            found[name] |= shown
     print(json.dumps(found))
 
 

@@ -192,6 +192,7 @@ class Fused:
 
     # --- compiling ---
 
+    @torch.no_grad()
     def prepare(self, x: Tensor, y: Tensor | None = None) -> None:
         """Compiles for samples such as these, and compares their gradient with PyTorch's where there are targets."""
         compiled = self.compiled(x)
