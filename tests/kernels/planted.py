@@ -163,13 +163,16 @@ def shifted(owner: Any, function: str) -> None:
 
 
 def lowered(kind: str) -> None:
-    """Let a loop of the last statement of a kind of layer be off by one."""
+    """Let a loop of the last statement of a kind of layer be off by one; of an RNN's first.
+
+    Its last copies its states, of which the networks at hand read one.
+    """
     real = LOWER[kind]
 
     def wrong(program: Any, layer: Any, sources: list[str], number: int) -> str:
         begin = len(program.forward)
         result = real(program, layer, sources, number)
-        for place, statement in reversed(list(enumerate(program.forward[begin:], begin))):
+        for place, statement in list(enumerate(program.forward[begin:], begin))[:: 1 if kind == "rnn" else -1]:
             if (other := _other_loop(statement)) is not None:
                 program.forward[place] = other
                 return result

@@ -68,7 +68,7 @@ def in_child(
     folder = common / f"with{''.join(flags)}"
     environment = {**os.environ, "PACELINE_CACHE": str(folder), "PYTHONPATH": ":".join(filter(None, sys.path))}
     environment["CXX"] = str(_compiler(folder, flags))
-    if WATCHED[2] in flags:
+    if any(flag.startswith("-fsanitize=address") for flag in flags):
         library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
         environment |= {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0"}
     command = [sys.executable, *arguments]
