@@ -17,7 +17,7 @@ import torch._dynamo  # which every optimizer's step imports
 from hypothesis import HealthCheck, settings
 
 from paceline.interfaces.testing.leaks import nothing_left_behind
-from paceline.runtime.engines.workers.forkserver import PRELOAD
+from paceline.runtime.engines.workers.process import PRELOAD
 from paceline.training.gradients import choice
 from paceline.training.jobs import built_ins
 
@@ -40,15 +40,27 @@ def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
 
 
+#: What many workers, nodes and scripts of the tests import: the compiler of PyTorch alone, which the steps of
+#: optimizers need that users write, takes 1.5 s.
+IMPORTED_ONCE = (
+    "torch._dynamo",
+    "paceline.interfaces.api.train",
+    "paceline.interfaces.cli",
+    "paceline.interfaces.testing.survival.nodes",
+    "paceline.runtime.engines.cluster.engine",
+    "paceline.runtime.engines.cluster.worker_main",
+    "paceline.runtime.engines.cluster.servers.processes",
+)
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _compiler_imported_for_all_workers() -> Iterator[None]:
-    """The steps of optimizers that users write import the compiler of PyTorch: 1.5 s in every worker and script."""
+def _imported_once_for_all_workers() -> Iterator[None]:
     preload = forkserver.set_forkserver_preload
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             forkserver,
             "set_forkserver_preload",
-            lambda modules: preload([*(["torch._dynamo"] if PRELOAD[0] in modules else []), *modules]),
+            lambda modules: preload([*(IMPORTED_ONCE if PRELOAD[0] in modules else ()), *modules]),
         )
         yield
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 
-from paceline.runtime.engines.workers.forkserver import interrupts_wait, prepare
+from paceline.runtime.engines.workers.process import interrupts_wait, prepare
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ def test_a_job_file_that_fails_when_it_is_read_is_wrong_use(tmp_path: Path) -> N
 def test_a_gate_of_the_users_own_script_reaches_the_workers(tmp_path: Path) -> None:
     (tmp_path / "own_gate.py").write_text(
         "import torch, paceline as pl\nfrom torch import nn\nfrom paceline.plans import plan, recipe\n"
-        "from paceline.algorithms.server.gates.asynchronous import Asynchronous\n"
+        "from paceline.algorithms.server.gates import Asynchronous\n"
         "from paceline.plans.methods.server import ParameterServer\n"
         "class Own(Asynchronous):\n    pass\n"
         "plan.RECIPES['own'] = recipe.Recipe('mine', lambda: ParameterServer(Own()), recipe.TEAM)\n"

@@ -24,8 +24,9 @@ from paceline.concurrency.check.rules import RULES as CHECKED
 from paceline.interfaces.cli import app, register
 from paceline.interfaces.cli.environment import VARIABLES
 from paceline.planning.explain.drawing import draw
-from paceline.plans.aliases import canonical
 from paceline.plans.plan import RECIPES, Plan
+from paceline.plans.recipe import canonical
+from tests.each import each
 from tests.interfaces.adapters.test_adapters import EXAMPLES as ADAPTED
 from tests.runtime.engines.cluster.nodes import free_port
 from tests.scripts import finish, start, world
@@ -160,12 +161,12 @@ DRAWN = "".join(page.read_text() for page in DOCS.rglob("*.md"))
 PICTURES = re.findall(r"<!-- draw: (.*?) -->\n```text\n(.*?)```", DRAWN, re.S)
 
 
-@pytest.mark.parametrize(("plan", "picture"), PICTURES, ids=[plan for plan, _ in PICTURES])
+@each(("plan", "picture"), PICTURES)
 def test_a_picture_is_what_drawing_gives_now(plan: str, picture: str) -> None:
     assert picture == draw(Plan.parse(plan)) + "\n", "run `python docs/_site/pictures.py`"
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@each("name", RECIPES)
 def test_every_plan_is_explained_with_a_picture_and_all_its_options(name: str) -> None:
     section = re.search(rf"^### {name}\n(.*?)(?=^##|\Z)", METHODS, re.S | re.M)
     assert section, f"docs/reference/plans.md has no section {name}"
@@ -203,7 +204,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", each).strip().replace(" ", "-") for each in plain}
 
 
-@pytest.mark.parametrize("page", LINKED, ids=lambda p: str(p.relative_to(ROOT)))
+@each("page", LINKED)
 def test_links_lead_somewhere(page: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", FENCE.sub("", page.read_text())):
         if "://" in target:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import paceline as pl
+from tests.each import each
 
 
 def test_importing_paceline_does_not_import_torch() -> None:
@@ -17,7 +18,7 @@ def test_importing_paceline_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.parametrize("name", [*pl._FACE, "__version__"])
+@each("name", [*pl._FACE, "__version__"])
 def test_every_name_of_the_face_is_there(name: str) -> None:
     assert callable(getattr(pl, name)) or name == "__version__"
     assert name in dir(pl)

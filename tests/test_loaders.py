@@ -80,16 +80,16 @@ WRITTEN_BY = {
     "kernels/printers/numpy.py:run:exec": "the package itself, from its own statements",
     "runtime/links/tcp/credentials.py:_by_diag:recv": f"the kernel: {NO_CODE}",
     "training/preparation/recipe.py:load_recipe:runpy.run_path": USER,
-    "planning/tuner/best.py:tuned_job:unpack": OWN,
+    "planning/tuner/varied.py:tuned_job:unpack": OWN,
     "planning/tuner/space.py:read_space:exec": f"{USER}; on resuming, {OWN}",
     "planning/tuner/trials/processes.py:receive:recv": PIPE,
     "planning/tuner/trials/worker.py:_unpacked:pickle.loads": PARENT,
     "planning/tuner/trials/worker.py:_unpacked:unpack": PARENT,
     "planning/tuner/trials/worker.py:report:recv": PARENT,
     "planning/tuner/trials/worker.py:work:recv": PARENT,
-    "concurrency/watcher/processes/attach.py:ask:recv": f"bytes of a Java process, as text: {NO_CODE}",
+    "concurrency/watcher/processes/java.py:ask:recv": f"bytes of a Java process, as text: {NO_CODE}",
     "concurrency/watcher/processes/inject/sitecustomize.py:_run_the_next:exec_module": "Python's file, or the user's",
-    "concurrency/watcher/processes/sockets.py:_unix_peers:recv": f"the kernel: {NO_CODE}",
+    "concurrency/watcher/processes/holders.py:_unix_peers:recv": f"the kernel: {NO_CODE}",
 }
 
 
@@ -130,7 +130,7 @@ def test_every_loader_stands_in_the_table_with_who_writes_what_it_reads() -> Non
 
 def test_the_wire_knows_no_pickle() -> None:
     """Nor does what speaks over it: neither frames nor the messages of a tuning."""
-    tuning = (SOURCE / f"planning/tuner/{name}.py" for name in ("trials/peers", "trials/messages", "state_file"))
+    tuning = (SOURCE / f"planning/tuner/{name}.py" for name in ("trials/peers", "state_file"))
     for file in (*(SOURCE / "runtime/links").rglob("*.py"), *tuning):
         imported = {
             name.name.partition(".")[0]

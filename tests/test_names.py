@@ -10,7 +10,7 @@ import pytest
 
 import paceline
 from paceline.names import comment, file_name, identifiers
-from paceline.runtime.runs.folder import new_folder
+from paceline.runtime.runs.record import new_folder
 
 #: What `add_module`, a job's `name=` and a TOML file accept.
 HOSTILE = [

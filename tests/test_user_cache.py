@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from paceline import user_cache
-from paceline.concurrency.check.cache import FOLDER, Cache
 from paceline.concurrency.check.engine import Examined
+from paceline.concurrency.check.run import FOLDER, Cache
 from paceline.interfaces.api.planning.choose import open_card
 from paceline.planning.planner import history
 from paceline.planning.planner.card import Card, default_file

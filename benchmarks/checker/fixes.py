@@ -20,7 +20,7 @@ from pathlib import Path
 
 from paceline.concurrency.check import run
 from paceline.concurrency.check.options import Options
-from paceline.concurrency.check.ranking.ranker import features
+from paceline.concurrency.check.ranking import features
 from paceline.concurrency.check.reporting.findings import Finding
 
 HERE = Path(__file__).parent

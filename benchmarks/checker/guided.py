@@ -21,14 +21,10 @@ from typing import Any
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from paceline.algorithms.server.actions import Action, Lease
 from paceline.algorithms.server.desk import NONE, Desk
-from paceline.algorithms.server.events import Event
 from paceline.algorithms.server.explore import _Explorer, _Size, _World
-from paceline.algorithms.server.gates import Gate
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
-from paceline.algorithms.server.gates.backup import Backup
-from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.server.gates import Asynchronous, Backup, Gate, StaleSynchronous
+from paceline.algorithms.server.messages import Action, Event, Lease
 from paceline.algorithms.server.worker import push_every_batch, push_in_rounds
 
 sys.path[:0] = [str(Path(__file__).parents[1])]

@@ -33,7 +33,7 @@ from sklearn.feature_extraction import DictVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from paceline.concurrency.check.engine import check_text
-from paceline.concurrency.check.ranking.ranker import features, probability
+from paceline.concurrency.check.ranking import features, probability
 from paceline.concurrency.check.rules import RULES
 from paceline.concurrency.check.run import UNLIKELY
 

@@ -28,7 +28,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 
 from paceline.concurrency.check.engine import check_text, is_relevant
-from paceline.concurrency.check.ranking.ranker import features
+from paceline.concurrency.check.ranking import features
 from paceline.concurrency.check.reporting.findings import Finding
 from paceline.concurrency.check.rules import RULES
 from paceline.concurrency.check.summaries import Facts

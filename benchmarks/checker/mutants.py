@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from paceline.concurrency.check.engine import check_text, is_relevant
 from paceline.concurrency.check.reporting.findings import Finding
-from paceline.concurrency.check.syntax.names import dotted
+from paceline.concurrency.check.syntax.tree import dotted
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]

@@ -13,8 +13,7 @@ import torch
 
 from paceline.compression.integers import IntegerModel, Precision, integers, ranges
 from paceline.compression.reading import read
-from paceline.compression.search import Candidate, Made
-from paceline.compression.targets import CortexM4
+from paceline.compression.search import Candidate, CortexM4, Made
 from paceline.kernels.measure.networks import lenet
 from paceline.training.jobs.built_ins import built_in
 

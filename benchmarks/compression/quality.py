@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.algorithms.codecs.one_bit import OneBit
-from paceline.algorithms.codecs.top_k import TopK
+from paceline.algorithms.codecs.quantized import OneBit
+from paceline.algorithms.codecs.sparse import TopK
 from paceline.plans.plan import Plan
 from paceline.training.jobs.built_ins import built_in
 from paceline.training.jobs.job import Job

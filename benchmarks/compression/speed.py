@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import write
 
 from paceline.algorithms.codecs.catalogue import parse
-from paceline.kernels.codecs import native
+from paceline.kernels import codecs
 from paceline.training.gradients.encoder import GradientEncoder, Loops, PushedMessage
 from paceline.training.gradients.message import matrix
 from paceline.training.parameters.layout import lay_out
@@ -75,7 +75,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    result: dict[str, object] = {"native": native() is not None, "rounds": given.rounds, "load": os.getloadavg()[0]}
+    result: dict[str, object] = {"native": codecs() is not None, "rounds": given.rounds, "load": os.getloadavg()[0]}
     for side in map(int, given.sides.split(",")):
         cases = [Case(text, side) for text in CODECS]
         for case in cases:

@@ -24,7 +24,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.errors import JobWarning
-from paceline.plans.data_parallel import DATA_PARALLEL, PEERS
+from paceline.plans.catalogue import DATA_PARALLEL, PEERS
 from paceline.plans.plan import Plan
 from paceline.training.jobs.built_ins import IdxMissing, mnist
 

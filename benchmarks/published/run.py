@@ -13,14 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-from paceline.algorithms.collectives.ring import Ring
+from paceline.algorithms.collectives.rings import Ring
 from paceline.algorithms.schedules import BACKWARD, FORWARD
 from paceline.algorithms.schedules.clock import Place, Walk, clocked
 from paceline.algorithms.schedules.worker import Compute, Effect
+from paceline.algorithms.splits import Held, SplitNode
 from paceline.algorithms.splits.derivation import PARAMETER, derive
-from paceline.algorithms.splits.nodes import Held, SplitNode
-from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
-from paceline.algorithms.splits.recipes.tensor import Tensor
+from paceline.algorithms.splits.recipes import OneWeirdTrick, Tensor
 from paceline.planning.planner.facts import ModelDivision
 from paceline.planning.planner.programs import division_of
 from paceline.plans.methods.pipeline import Pipeline

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from paceline.algorithms.splits import Held, SplitNode
 from paceline.algorithms.splits.derivation import PARAMETER, derive
-from paceline.algorithms.splits.nodes import Held, SplitNode
-from paceline.algorithms.splits.recipes.cannon import Cannon
+from paceline.algorithms.splits.recipes import Cannon
 
 SIDE, WORKERS = 720, (4, 9, 16)
 

@@ -33,7 +33,7 @@ from torch.nn import functional as F
 
 import paceline
 from paceline.algorithms.splits.derivation import Program, derive
-from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
+from paceline.algorithms.splits.recipes import OneWeirdTrick
 from paceline.runtime.runs.trace import Kind
 from paceline.training.splits.describing import describe
 from paceline.training.splits.exchanging import LinkMover

@@ -21,7 +21,7 @@ from typing import Any
 #: The calls that are timed, by module.
 CALLS = {
     "paceline.interfaces.cli": ("register",),
-    "paceline.runtime.engines.workers.forkserver": ("fork_early", "prepare"),
+    "paceline.runtime.engines.workers.process": ("fork_early", "prepare"),
     "paceline.training.jobs.loading": ("load_job",),
     "paceline.runtime.engines.setup": ("probe", "rehearse", "choose", "fused_if_possible", "set_up"),
     "paceline.runtime.engines.record": ("first_record",),

@@ -20,7 +20,7 @@ from harness import write
 from learn import export, learn, read
 from traces import Program, load
 
-from paceline.concurrency.watcher import footprint
+from paceline.concurrency.watcher import judge
 
 BINS = 5
 
@@ -37,7 +37,7 @@ def claims(program: Program) -> Iterator[Claim]:
     """Iterate over what is claimed of the footprints of a recording; together they count as one."""
     footprints = list(program.footprints())
     for each in footprints:
-        scores = footprint.probabilities(each)
+        scores = judge.probabilities(each)
         yield Claim(scores["deadlocked"] + scores["stopped"], program.hangs, 1 / len(footprints))
 
 
@@ -75,7 +75,7 @@ def main() -> None:
     table: dict[str, Any] = {}
     for family, programs in sorted(families.items()):
         rest = [recorded for label, recorded in fitted.items() if label.partition(".")[0] != family]
-        with patch.object(footprint, "_tree", partial(dict, export(learn(rest)))):
+        with patch.object(judge, "_tree", partial(dict, export(learn(rest)))):
             without = reported(programs)
         kind = "hang" if programs[0].hangs else "do not hang"
         row = {"kind": kind, "recordings": len(programs), "shipped tree": reported(programs), "held out": without}

@@ -15,7 +15,7 @@ from typing import Any
 from sklearn.tree import DecisionTreeClassifier
 from traces import load
 
-from paceline.concurrency.watcher.footprint import Footprint
+from paceline.concurrency.watcher.judge import Footprint
 
 FOOTPRINTS = Path(__file__).parent / "footprints.json.gz"
 TREE = Path(__file__).parents[2] / "src" / "paceline" / "concurrency" / "watcher" / "tree.json"

@@ -22,9 +22,9 @@ from pathlib import Path
 
 from catalogue import STOPPED, TORCHRUN, VERDICT, names_of, start
 
+from paceline.concurrency.watcher.files import FILE
 from paceline.concurrency.watcher.processes import proc
 from paceline.concurrency.watcher.processes.stacks import environment
-from paceline.concurrency.watcher.trace import FILE
 from paceline.concurrency.watcher.watch import Watch, pace
 
 SNAPSHOTS = (10, 15)

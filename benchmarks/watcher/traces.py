@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from catalogue import HERE, VERDICT, cause_of, split_of
 
-from paceline.concurrency.watcher.footprint import Footprint, footprint
+from paceline.concurrency.watcher.files import Trace
 from paceline.concurrency.watcher.history import STILL, History
+from paceline.concurrency.watcher.judge import Footprint, footprint
 from paceline.concurrency.watcher.report import HangReport
 from paceline.concurrency.watcher.samples import Counters, Snapshot
-from paceline.concurrency.watcher.trace import Trace
 
 #: What stands between the watcher and the program, or serves it.
 LAUNCHERS = frozenset({"sh", "nice", "multiprocessing.resource_tracker", "multiprocessing.forkserver"})

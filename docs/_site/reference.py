@@ -10,8 +10,7 @@ from typing import Any
 import typer
 
 import paceline
-from paceline.concurrency.check.reporting.page import section
-from paceline.concurrency.check.rules import RULES
+from paceline.concurrency.check.rules import RULES, section
 from paceline.errors.remedies import errors as error_kinds
 from paceline.errors.remedies import remedies
 from paceline.interfaces.cli import app, register

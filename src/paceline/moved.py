@@ -20,6 +20,26 @@ _PARTS = {
     "concurrency": "check watcher",
     "interfaces": "api cli callbacks adapters testing emit",
 }
+#: Modules that were joined, by what they are joined in: siblings of it, or in the folder of its name.
+_JOINED = {
+    "algorithms.codecs.narrow": "half bfloat16 int8",
+    "algorithms.codecs.quantized": "qsgd ternary one_bit",
+    "algorithms.codecs.sparse": "top_k random_k threshold",
+    "algorithms.collectives.rings": "ring hierarchical",
+    "algorithms.collectives.trees": "tree central",
+    "algorithms.collectives.whole_vectors": "neighbours gather",
+    "algorithms.rules.averaging": "map_reduce model_averaging d_psgd ad_psgd easgd diloco",
+    "algorithms.rules.gradients": "plain dc_asgd gap_aware",
+    "algorithms.schedules.with_flush": "layers gpipe one_f_one_b interleaved zero_bubble",
+    "algorithms.schedules.without_flush": "pipedream spectrain",
+    "algorithms.splits": "splits.nodes mesh",
+    "algorithms.splits.ways": "columns experts strips",
+    "planning.tuner.varied": "best suggested",
+    "plans.methods.all_reduce": "alone native",
+    "plans.methods.split_layers": "dataflow",
+    "plans.plan": "sizes",
+    "plans.recipe": "codecs",
+}
 MOVED = {
     "core": "algorithms",
     "callbacks.early_stopping": "interfaces.callbacks.watching",
@@ -34,6 +54,7 @@ MOVED = {
     "job": "training.jobs.job",
     "modules": "training.jobs.modules",
     "compute.through_time": "training.stages.through_time",
+    **{f"{now.rpartition('.')[0]}.{old}": now for now, names in _JOINED.items() for old in names.split()},
 }
 
 
@@ -42,9 +63,10 @@ def name_now(module: str) -> str | None:
     if not module.startswith("paceline."):  # asked for every module that any program imports
         return None
     name = module.removeprefix("paceline.")
-    while part := next((part for part in MOVED if f"{name}.".startswith(f"{part}.")), None):
-        name = f"{MOVED[part]}{name[len(part) :]}"  # a module may have moved more than once
-    return None if name == module.removeprefix("paceline.") else f"paceline.{name}"
+    now = name
+    while part := next((part for part in MOVED if f"{now}.".startswith(f"{part}.")), None):  # of more than one move
+        now = f"{MOVED[part]}{now[len(part) :]}"
+    return None if now == name else f"paceline.{now}"
 
 
 class Forwarding(MetaPathFinder, Loader):

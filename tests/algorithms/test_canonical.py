@@ -10,14 +10,11 @@ import torch
 
 from paceline.algorithms.cluster.shares import Membership
 from paceline.algorithms.collectives import SIT_OUT, Collective, Part, Step, table_seconds
-from paceline.algorithms.collectives.canonical import Canonical
-from paceline.algorithms.collectives.central import Central
-from paceline.algorithms.collectives.chunk_tree import Run, divide, join, subtrees
+from paceline.algorithms.collectives.canonical import Canonical, Run, divide, join, subtrees
 from paceline.algorithms.collectives.halving_doubling import HalvingDoubling
-from paceline.algorithms.collectives.hierarchical import Hierarchical
 from paceline.algorithms.collectives.proof import has_its_rounds, prove
-from paceline.algorithms.collectives.ring import Ring
-from paceline.algorithms.collectives.tree import Tree
+from paceline.algorithms.collectives.rings import Hierarchical, Ring
+from paceline.algorithms.collectives.trees import Central, Tree
 from paceline.errors import PlanError
 from paceline.runtime.engines.arithmetic.common import execute
 

@@ -7,18 +7,15 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
-import pytest
-
 from paceline.algorithms.exploration import Walker
-from paceline.algorithms.server.actions import Apply, Lease, Wait
 from paceline.algorithms.server.checkpoint_cut import Cut, UnderWay, take_cut
 from paceline.algorithms.server.desk import Desk
-from paceline.algorithms.server.events import Ask, Command, Compute, Death, Finish, Pull, Push
-from paceline.algorithms.server.gates.backup import Backup
-from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.server.gates import Backup, StaleSynchronous
+from paceline.algorithms.server.messages import Apply, Ask, Command, Compute, Death, Finish, Lease, Pull, Push, Wait
 from paceline.algorithms.server.worker import Client
 from paceline.plans.methods import Server
 from paceline.plans.methods.server import GatheringServer, ParameterServer
+from tests.each import each
 
 
 class Part:
@@ -82,8 +79,8 @@ WORLDS: list[tuple[Server, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("server", "shards"), WORLDS, ids=lambda v: type(v).__name__)
-@pytest.mark.parametrize("seed", range(40))
+@each(("server", "shards"), WORLDS)
+@each("seed", range(40))
 def test_every_batch_is_taken_once_however_often_the_run_is_cut(server: Server, shards: int, seed: int) -> None:
     chance, batches, least = random.Random(seed), 24, server.gathers or 1
     applied: list[Counter[int]] = [Counter() for _ in range(shards)]

@@ -8,6 +8,7 @@ import torch
 from paceline.algorithms.codecs import Codec, Field
 from paceline.algorithms.codecs.catalogue import CODECS, parse
 from paceline.errors import PlanError
+from tests.each import each
 
 SHAPES = [(1, 1), (3, 1), (1, 17), (5, 33), (64, 100)]
 ALL = [*CODECS, "qsgd:2", "qsgd:8", "topk:0.2", "topk:1", "randomk:0.3", "powersgd:1", "threshold:0.5"]
@@ -40,8 +41,8 @@ def through(codec: Codec, gradient: torch.Tensor, chance: int = 5) -> tuple[torc
     return out, left
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("text", ALL)
+@each("dtype", [torch.float32, torch.float64])
+@each("text", ALL)
 def test_sent_and_owed_are_what_was_computed(text: str, dtype: torch.dtype) -> None:
     codec = made(text)
     for shape in SHAPES:

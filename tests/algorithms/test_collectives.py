@@ -10,13 +10,11 @@ import torch
 
 from paceline.algorithms.agenda import Agenda
 from paceline.algorithms.collectives import Collective, Part, Step, advance, table_seconds
-from paceline.algorithms.collectives.central import Central
 from paceline.algorithms.collectives.halving_doubling import HalvingDoubling
-from paceline.algorithms.collectives.hierarchical import Hierarchical
-from paceline.algorithms.collectives.neighbours import GRAPHS, Neighbours
 from paceline.algorithms.collectives.proof import has_its_rounds, prove, prove_mixing
-from paceline.algorithms.collectives.ring import Ring
-from paceline.algorithms.collectives.tree import Tree
+from paceline.algorithms.collectives.rings import Hierarchical, Ring
+from paceline.algorithms.collectives.trees import Central, Tree
+from paceline.algorithms.collectives.whole_vectors import GRAPHS, Neighbours
 from paceline.errors import PlanError
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.virtual.simulate import simulate

@@ -15,9 +15,8 @@ from torch import nn
 
 import paceline as pl
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.coordinators import PARAMETERS, Command, Commands, Copy, Done, Dot, Evaluate
+from paceline.algorithms.coordinators import PARAMETERS, Command, Commands, Copy, Done, Dot, Evaluate, rehearse
 from paceline.algorithms.coordinators.lbfgs import TRIALS, Lbfgs
-from paceline.algorithms.coordinators.rehearsal import rehearse
 from paceline.errors import JobWarning, PlanError
 from paceline.interfaces.testing.conformance import difference
 from paceline.interfaces.testing.jobs import JOBS

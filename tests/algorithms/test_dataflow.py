@@ -8,13 +8,22 @@ from contextlib import suppress
 import pytest
 
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.dataflow import BACKWARD, BEGIN, DRAINED, ENDED, Call, Graph, Message, Work
-from paceline.algorithms.dataflow.admission import Admission
-from paceline.algorithms.dataflow.example import example_graph
+from paceline.algorithms.dataflow import (
+    BACKWARD,
+    BEGIN,
+    DRAINED,
+    ENDED,
+    Call,
+    Graph,
+    Instances,
+    Message,
+    Work,
+    example_graph,
+)
 from paceline.algorithms.dataflow.holder import Holder, Outcome
-from paceline.algorithms.dataflow.instances import Instances
 from paceline.algorithms.dataflow.proof import explore
 from paceline.algorithms.dataflow.worker import (
+    Admission,
     Client,
     Drain,
     Effect,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from paceline.algorithms.forecast import Forecast
+from paceline.algorithms.agenda import Forecast
 
 
 def test_leases_are_expected_as_far_apart_as_there_are_workers() -> None:

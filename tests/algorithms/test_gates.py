@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.server.actions import Action, Apply, Late, Lease
 from paceline.algorithms.server.desk import Desk
-from paceline.algorithms.server.events import Death, Finish
-from paceline.algorithms.server.gates.backup import Backup
-from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
-from paceline.algorithms.server.gathering import Gathering
+from paceline.algorithms.server.gates import Backup, StaleSynchronous
+from paceline.algorithms.server.messages import Action, Apply, Death, Finish, Late, Lease
+from paceline.algorithms.server.shard import Gathering
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.virtual import World, explore, simulate
 from paceline.runtime.runs.trace import Kind, Trace
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 
 def soaked(*values: int) -> Any:

@@ -9,17 +9,12 @@ import pytest
 
 from paceline.algorithms.schedules import Schedule
 from paceline.algorithms.schedules.explore import Client, explore_stages
-from paceline.algorithms.schedules.gpipe import Gpipe
-from paceline.algorithms.schedules.interleaved import Interleaved
-from paceline.algorithms.schedules.layers import Layers
-from paceline.algorithms.schedules.one_f_one_b import OneFOneB
-from paceline.algorithms.schedules.pipedream import Pipedream
-from paceline.algorithms.schedules.spectrain import Spectrain
+from paceline.algorithms.schedules.with_flush import Gpipe, Interleaved, Layers, OneFOneB, ZeroBubble
+from paceline.algorithms.schedules.without_flush import Pipedream, Spectrain
 from paceline.algorithms.schedules.worker import Agree, Compute, Program, Receive, Send, SumUp, Update
-from paceline.algorithms.schedules.zero_bubble import ZeroBubble
-from paceline.algorithms.server.events import Finish, Push
 from paceline.algorithms.server.explore_replicas import LeasingClient, explore_replicas
-from paceline.algorithms.server.replica import Assign, AwaitPushes, Count, TakeUp
+from paceline.algorithms.server.messages import Finish, Push
+from paceline.algorithms.server.worker import Assign, AwaitPushes, Count, TakeUp
 from paceline.plans.methods.pipeline import Pipeline
 
 Effects = Generator[Any, Any, Any]

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.algorithms.collectives.neighbours import GRAPHS
-from paceline.algorithms.rules.ad_psgd import AdPsgd
+from paceline.algorithms.collectives.whole_vectors import GRAPHS
+from paceline.algorithms.rules.averaging import AdPsgd
 from paceline.errors import PlanError
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.virtual import World

@@ -9,19 +9,25 @@ from itertools import combinations, pairwise
 
 import pytest
 
-from paceline.algorithms.schedules import BACKWARD, FORWARD, UPDATE, WEIGHTS, Schedule, Table, Work, table_of
+from paceline.algorithms.schedules import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    WEIGHTS,
+    Back,
+    Schedule,
+    Table,
+    Weighed,
+    Work,
+    peaks,
+    table_of,
+)
 from paceline.algorithms.schedules.clock import Place, Walk, ticked
-from paceline.algorithms.schedules.gpipe import Gpipe
-from paceline.algorithms.schedules.interleaved import Interleaved
-from paceline.algorithms.schedules.layers import Layers
-from paceline.algorithms.schedules.memory import Back, Weighed, peaks
-from paceline.algorithms.schedules.one_f_one_b import OneFOneB
-from paceline.algorithms.schedules.pipedream import Pipedream
 from paceline.algorithms.schedules.proof import prove_table
-from paceline.algorithms.schedules.spectrain import Spectrain
+from paceline.algorithms.schedules.with_flush import Gpipe, Interleaved, Layers, OneFOneB, ZeroBubble
+from paceline.algorithms.schedules.without_flush import Pipedream, Spectrain
 from paceline.algorithms.schedules.worker import Compute, Effect, Update, follow
-from paceline.algorithms.schedules.zero_bubble import ZeroBubble
-from paceline.algorithms.splits.by_depth import balanced
+from paceline.algorithms.splits import balanced
 from paceline.errors import PlanError
 
 

@@ -8,13 +8,9 @@ from typing import Any
 
 import pytest
 
-from paceline.algorithms.server.actions import Lease
 from paceline.algorithms.server.desk import NONE, Desk
-from paceline.algorithms.server.events import Ask, Compute, Finish, Join, Pull, Push
-from paceline.algorithms.server.gates import Gate
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
-from paceline.algorithms.server.gates.backup import Backup
-from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.server.gates import Asynchronous, Backup, Gate, StaleSynchronous
+from paceline.algorithms.server.messages import Ask, Compute, Finish, Join, Lease, Pull, Push
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.worker import Client, Program
 from paceline.errors import ProtocolError

@@ -6,12 +6,13 @@ import itertools
 
 import pytest
 
-from paceline.algorithms.streaming import Streaming
+from paceline.algorithms.rules.averaging import Streaming
+from tests.each import each
 
 SCHEDULES = [(every, fragments) for every in (1, 2, 3, 5, 8, 50) for fragments in range(1, min(every, 7) + 1)]
 
 
-@pytest.mark.parametrize(("every", "fragments"), SCHEDULES)
+@each(("every", "fragments"), SCHEDULES)
 def test_every_fragment_is_exchanged_once_in_a_period_and_no_two_at_once(every: int, fragments: int) -> None:
     streaming, updates = Streaming(every, fragments), 4 * every
     after = [streaming.after(update, updates) for update in range(updates)]
@@ -29,7 +30,7 @@ def test_every_fragment_is_exchanged_once_in_a_period_and_no_two_at_once(every: 
 OVERLAPPING = [(every, f, overlap) for every, f in SCHEDULES for overlap in {1, every // f // 2, every // f} - {0}]
 
 
-@pytest.mark.parametrize(("every", "fragments", "overlap"), OVERLAPPING)
+@each(("every", "fragments", "overlap"), OVERLAPPING)
 def test_an_exchange_is_applied_so_many_updates_later_and_before_the_next_begins(
     every: int, fragments: int, overlap: int
 ) -> None:
@@ -48,7 +49,7 @@ def test_an_exchange_is_applied_so_many_updates_later_and_before_the_next_begins
         assert begun == updates - 1 if updates else None
 
 
-@pytest.mark.parametrize(("every", "fragments", "overlap"), OVERLAPPING)
+@each(("every", "fragments", "overlap"), OVERLAPPING)
 def test_updates_ahead_end_where_an_exchange_is_applied(every: int, fragments: int, overlap: int) -> None:
     streaming, updates = Streaming(every, fragments, overlap), 3 * every + 1
 
@@ -75,7 +76,7 @@ def test_without_a_period_there_is_a_single_exchange_at_the_end() -> None:
     assert streaming.before(0, 0) == 0
 
 
-@pytest.mark.parametrize(("every", "fragments"), SCHEDULES)
+@each(("every", "fragments"), SCHEDULES)
 def test_updates_ahead_end_with_the_next_exchange(every: int, fragments: int) -> None:
     streaming, updates = Streaming(every, fragments), 3 * every + 1
     for first in range(updates):

@@ -15,8 +15,7 @@ from paceline.compression.precision import precisions
 from paceline.compression.reading import read
 from paceline.compression.result import Bounds
 from paceline.compression.samples import Samples, score_of
-from paceline.compression.search import Candidate, Made
-from paceline.compression.targets import GCC, QEMU, CortexM4
+from paceline.compression.search import GCC, QEMU, Candidate, CortexM4, Made
 from paceline.errors import MachineError, RunFailed
 from tests.compression.networks import drawn
 

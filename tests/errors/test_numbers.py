@@ -15,8 +15,9 @@ from torch import nn
 
 import paceline
 from paceline.errors import UsageError
-from paceline.errors.numbers import plain
+from paceline.errors.arguments import plain
 from paceline.planning.tuner.space import Space
+from tests.each import each
 
 NUMBERS = [np.int64(3), np.int32(3), np.uint8(3)]
 
@@ -51,8 +52,8 @@ def test_a_run_keeps_them_as_numbers(tmp_path: Path) -> None:
     assert json.loads((run.path / "run.json").read_text())["summary"]["updates"] == 3
 
 
-@pytest.mark.parametrize("value", [True, np.bool_(True), 2.0, np.float64(2), "2", 0, np.int64(0)], ids=repr)
-@pytest.mark.parametrize(
+@each("value", [True, np.bool_(True), 2.0, np.float64(2), "2", 0, np.int64(0)])
+@each(
     "use",
     [
         lambda value: paceline.Job(**fields(), batch_size=value),
@@ -61,7 +62,6 @@ def test_a_run_keeps_them_as_numbers(tmp_path: Path) -> None:
         lambda value: paceline.compare("digits", ["ring"], workers=value),
         lambda value: paceline.tune(paceline.Job(**fields()), n_trials=value),
     ],
-    ids=["job", "plan", "train", "compare", "tune"],
 )
 def test_what_is_no_whole_number_is_refused(use: Callable[[Any], Any], value: Any) -> None:
     with pytest.raises(UsageError, match=r"is not a whole number|give a whole number"):

@@ -37,7 +37,7 @@ MPIEXEC = str(Path(sys.executable).with_name("mpiexec"))
 ADAM = partial(torch.optim.Adam, lr=0.01)
 
 #: (ranks, threads of each, ranks of a node): no number of nodes where all ranks share memory.
-TEAMS = ((1, 1, 0), (2, 1, 0), (3, 1, 0), (4, 1, 0), (2, 2, 0), (4, 1, 2))
+TEAMS = ((2, 1, 0), (3, 1, 0), (2, 2, 0), (4, 1, 2))
 #: (ranks, ranks of a node or 0, whether batch-norm cuts the network into phases)
 TRAININGS = ((2, 0, False), (3, 0, True), (4, 0, False), (4, 2, False))
 LayerSpec = dict[tuple[Any, ...], Any]
@@ -179,9 +179,9 @@ def found(world: Any, cases: list[Case]) -> Iterator[tuple[tuple[Any, ...], Any]
     for ranks, apart, norm in TRAININGS:
         yield ("training", ranks, apart, norm), in_a_group(world, ranks, partial(training, apart, norm))
     yield ("devices",), in_a_group(world, 2, training_on_devices)
-    for ranks in (1, 2, 3, 4):
+    for ranks in (2, 3, 4):
         for of, keeps in STUDIES:
-            samples = 20 if ranks < 3 else 6
+            samples = 8 if ranks < 4 else 4
             yield ("study", ranks, of.name, keeps), in_a_group(world, ranks, partial(study, of, keeps, 1, samples))
     yield ("study of threads",), in_a_group(world, 2, partial(study, CNN, "outputs", 2, 5))
 

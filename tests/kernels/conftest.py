@@ -78,7 +78,7 @@ def quickly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def rank_cases() -> list[Case]:
     """Networks whose gradients are made by ranks."""
-    return [*drawn(images(), 5), *drawn(sequences(), 3)]
+    return [*drawn(images(), 3), *drawn(sequences(), 2)]
 
 
 @pytest.fixture(scope="session")

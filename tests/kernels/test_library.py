@@ -14,6 +14,7 @@ from torch.nn import functional
 from paceline.errors import JobError
 from paceline.kernels.library import ALGORITHMS, Lstm, Shape, choose, conv2d, convolution, fixed
 from paceline.kernels.library.recurrent import ORDERS
+from tests.each import each
 
 # Of the largest output: rounding of float32 over sums of some hundred products. F(4 x 4) and spectra lose more.
 TOLERANCE = {"direct": 2e-6, "unrolled": 2e-6, "winograd2": 2e-6, "winograd4": 3e-5, "fft": 2e-5}
@@ -234,9 +235,9 @@ def test_what_fixed_point_cannot_do_is_said() -> None:
 # --- recurrent --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("sizes", [(1, 1, 1, 1, 1), (7, 3, 9, 5, 2), (6, 2, 20, 33, 4), (5, 9, 4, 16, 3)])
+@each("order", ORDERS)
+@each("threads", [1, 2, 5])
+@each("sizes", [(1, 1, 1, 1, 1), (7, 3, 9, 5, 2), (6, 2, 20, 33, 4), (5, 9, 4, 16, 3)])
 def test_lstm_layers_in_either_order(sizes: tuple[int, ...], threads: int, order: str) -> None:
     steps, batch, inputs, units, layers = sizes
     torch.manual_seed(1)

@@ -93,7 +93,7 @@ def test_the_tuners_choice_stands_out() -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(("outputs", "fused"), id="some"),
+        pytest.param(("outputs",), id="one"),
         pytest.param(tuple(measuring.WAYS), marks=pytest.mark.soak, id="all"),
     ],
 )

@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 
 from paceline.errors import PlanError
-from paceline.plans.clusters import check_method
-from paceline.plans.data_parallel import DATA_PARALLEL, PEERS
-from paceline.plans.methods.alone import Alone
-from paceline.plans.plan import Plan
+from paceline.plans.catalogue import DATA_PARALLEL, PEERS
+from paceline.plans.methods.all_reduce import Alone
+from paceline.plans.plan import Plan, check_method
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "machines.md"
 

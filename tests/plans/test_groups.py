@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 from paceline.errors import PlanError
 from paceline.interfaces.cli import app, register
 from paceline.plans.groups import GROUPS, description, grouped
-from paceline.plans.meanings import MEANINGS
 from paceline.plans.plan import RECIPES
+from paceline.plans.recipe import MEANINGS
 
 
 def test_every_plan_is_in_a_group_and_every_option_has_a_meaning() -> None:

@@ -10,10 +10,11 @@ import pytest
 
 import paceline
 from paceline.errors import PlanError
-from paceline.plans.aliases import ALIASES, NEAREST
 from paceline.plans.groups import OTHERS, described, grouped
 from paceline.plans.named import class_name, constructors
 from paceline.plans.plan import RECIPES, Plan
+from paceline.plans.recipe import ALIASES, NEAREST
+from tests.each import each
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +24,7 @@ def test_the_stub_for_editors_is_that_of_the_table() -> None:
     assert write["stub"]() == write["PLACE"].read_text(), "run `python docs/_site/plan_stubs.py`"
 
 
-@pytest.mark.parametrize("plan", sorted(set(RECIPES) - {"table"}))
+@each("plan", sorted(set(RECIPES) - {"table"}))
 def test_a_constructor_has_the_options_of_its_plan_and_makes_it(plan: str) -> None:
     build = getattr(paceline, class_name(plan))
     assert list(inspect.signature(build).parameters) == list(RECIPES[plan].options)
@@ -40,7 +41,7 @@ def test_dir_lists_every_constructor() -> None:
     assert set(constructors()) <= set(dir(paceline))
 
 
-@pytest.mark.parametrize("alias", ALIASES)
+@each("alias", ALIASES)
 def test_an_alias_is_a_plan_under_another_name(alias: str) -> None:
     assert Plan.parse(alias) == Plan.parse(ALIASES[alias])
     assert Plan.parse(alias.upper().replace("_", "-"), 3).workers == Plan.parse(ALIASES[alias], 3).workers

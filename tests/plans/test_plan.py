@@ -5,6 +5,7 @@ import pytest
 from paceline.errors import PlanError
 from paceline.interfaces.cli.compare import split_plans
 from paceline.plans.plan import RECIPES, Plan
+from tests.each import each
 
 
 def test_options_are_read() -> None:
@@ -38,7 +39,7 @@ def test_wrong_words_are_refused_with_the_right_ones(text: str, says: str) -> No
         Plan.parse(text)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@each("name", RECIPES)
 def test_every_plan_reads_back_from_its_own_text(name: str) -> None:
     plan = Plan.parse(name)
     assert Plan.parse(str(plan)) == plan

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from paceline.errors import PlanError
-from paceline.plans.plan import Plan, make
-from paceline.plans.sizes import sizes_by
+from paceline.plans.plan import Plan, make, sizes_by
 
 
 def test_there_are_as_many_workers_as_sizes() -> None:

@@ -4,7 +4,6 @@ network.py  reading.py    the network for inference as data or as statements of 
 integers.py               its ranges, its form in whole numbers, the module that computes them
 pruning.py                narrower models; samples.py: which data the search sees, and how good a network is on them
 emission/                 C files; building.py compiles, loads, sizes and times them
-targets.py                the machines that networks are made for
 onnx_file.py  precision.py    the same network as ONNX; any model in PyTorch's own precisions
-search.py  result.py  page.py    the search; its frontier and bounds, which `compress` returns; its page
+search.py  result.py  page.py    the search, for the machines that it knows; its frontier and bounds; its page
 """

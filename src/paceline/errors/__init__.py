@@ -44,55 +44,47 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from paceline.errors.base import (
-    PacelineError,
-    ProtocolError,
-    ReplayDiverged,
-    RunFailed,
-    RunStopped,
-    TrialFailed,
-    TrialStopped,
-    UsageError,
-)
-from paceline.errors.communication import (
+from paceline.errors.arguments import is_positive, is_whole, plain, whole
+from paceline.errors.exceptions import (
+    Blamed,
+    CheckpointWarning,
     CollectiveFailed,
     CollectivesDiffer,
     ConnectionFailed,
+    CrowdedWarning,
+    DataError,
+    DeathWarning,
     FrameError,
+    JobError,
+    JobWarning,
+    MachineError,
+    NotFinite,
+    PacelineDeprecationWarning,
+    PacelineError,
     PeerLost,
     PeerRefused,
+    PlanError,
+    PlanWarning,
+    ProtocolError,
     RankGone,
     RankMissing,
-)
-from paceline.errors.failure import users_place, users_traceback
-from paceline.errors.numbers import is_positive, is_whole, plain, whole
-from paceline.errors.run import (
-    Blamed,
-    NotFinite,
+    ReplayDiverged,
+    RunFailed,
+    RunFolderError,
     RunOver,
+    RunStopped,
+    SecurityError,
+    TrialFailed,
+    TrialStopped,
+    TuningError,
+    UsageError,
     WaitedTooLong,
     WorkerDied,
     WorkerFailed,
     WorkerSilent,
 )
-from paceline.errors.suggestions import suggest
-from paceline.errors.usage import (
-    DataError,
-    JobError,
-    MachineError,
-    PlanError,
-    RunFolderError,
-    SecurityError,
-    TuningError,
-)
-from paceline.errors.warnings import (
-    CheckpointWarning,
-    CrowdedWarning,
-    DeathWarning,
-    JobWarning,
-    PacelineDeprecationWarning,
-    PlanWarning,
-)
+from paceline.errors.failure import users_place, users_traceback
+from paceline.errors.renames import suggest
 
 __all__ = [
     "Blamed",

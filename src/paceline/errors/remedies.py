@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from types import ModuleType
 
-from paceline.errors import base, communication, run, usage, warnings
-from paceline.errors.suggestions import suggest
+from paceline.errors import exceptions
+from paceline.errors.renames import suggest
 
 #: Of an error that is not listed, those of its group apply.
 REMEDIES: dict[str, tuple[str, ...]] = {
@@ -108,10 +108,10 @@ REMEDIES: dict[str, tuple[str, ...]] = {
 
 def errors() -> dict[str, type[BaseException]]:
     """Return every exception and warning by its name."""
-    modules: tuple[ModuleType, ...] = (base, usage, run, communication, warnings)
+    modules: tuple[ModuleType, ...] = (exceptions, exceptions, exceptions, exceptions, exceptions)
     kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
     ours = {module.__name__ for module in modules}
-    raised = (base.PacelineError, Warning)
+    raised = (exceptions.PacelineError, Warning)
     return {kind.__name__: kind for kind in kinds if issubclass(kind, raised) and kind.__module__ in ours}
 
 
@@ -125,7 +125,7 @@ def explain_error(name: str) -> str:
     known = {each.lower(): each for each in errors()}
     found = known.get(name.strip().lower())
     if found is None:
-        raise base.UsageError(f"there is no error {name!r}: {suggest(name.strip(), errors())}")
+        raise exceptions.UsageError(f"there is no error {name!r}: {suggest(name.strip(), errors())}")
     kind = errors()[found]
     meaning = (inspect.getdoc(kind) or "").splitlines()[0]
     steps = "".join(f"\n{number}. {step}" for number, step in enumerate(remedies(kind), 1))

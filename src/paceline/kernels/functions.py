@@ -1,6 +1,7 @@
 """Functions of one number as rows: those that printers have a word for, with their slopes, and formulas of them.
 
-A slope is given by the result where that is enough, so that only the result needs to be kept for the way back."""
+A slope is given by the result where that is enough, so that only the result needs to be kept for the way back.
+"""
 
 from __future__ import annotations
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from paceline.plans.aliases import ALIASES
-from paceline.plans.meanings import MEANINGS
 from paceline.plans.plan import RECIPES, recipe_of
-from paceline.plans.recipe import Kind
+from paceline.plans.recipe import ALIASES, MEANINGS, Kind
 
 #: The title of each group and its plans, in the order in which a reader meets them.
 GROUPS = {

@@ -28,7 +28,7 @@ from paceline.algorithms.cluster.outputs import Again, Output, Send
 from paceline.algorithms.cluster.shard import ShardMachine
 from paceline.algorithms.cluster.views import EPOCH_BITS, ShardViews, Trust
 from paceline.algorithms.cluster.worker import Stage, WorkerMachine
-from paceline.algorithms.server.gates.backup import Backup
+from paceline.algorithms.server.gates import Backup
 from paceline.runtime.engines.virtual.network import Machines
 
 # Of a shard server

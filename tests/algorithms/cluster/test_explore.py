@@ -11,7 +11,7 @@ from paceline.algorithms.cluster.machines import Machines
 from paceline.algorithms.cluster.messages import Role
 from paceline.algorithms.cluster.small_cluster import SmallCluster
 from paceline.algorithms.cluster.worker import WorkerMachine
-from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.server.gates import StaleSynchronous
 from tests.algorithms.cluster.planted_faults import PLANTED
 
 SERVERS = (Role.SERVER, Role.WORKER)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from paceline.algorithms.cluster.launchers import HEAD_PORT, PORTS, Launched, first_host, from_environment, from_mpiexec
 from paceline.errors import UsageError
+from tests.each import each
 
 TORCHRUN = {
     "RANK": "2",
@@ -114,7 +115,7 @@ def test_mpiexec_alone_is_what_the_mpi_engine_asks_for() -> None:
     assert (started.rank, started.nodes) == (1, 2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("environ", "words"),
     [
         ({"RANK": "1"}, ["RANK is set and WORLD_SIZE is not", "unset RANK"]),
@@ -140,8 +141,8 @@ def test_mpiexec_alone_is_what_the_mpi_engine_asks_for() -> None:
 def test_what_is_refused_and_by_which_name(environ: dict[str, str], words: list[str]) -> None:
     with pytest.raises(UsageError) as error:
         from_environment(environ)
-    for each in words:
-        assert each in str(error.value)
+    for word in words:
+        assert word in str(error.value)
 
 
 def test_a_head_that_nobody_named_is_missed_when_it_is_needed() -> None:

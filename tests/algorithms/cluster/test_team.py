@@ -15,7 +15,7 @@ import pytest
 from paceline.algorithms.cluster.team import Answer, Team, Turn
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 TORN = (-1, -1)
 TASKS = 2

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from paceline.algorithms.tuning.grid import Grid
-from paceline.algorithms.tuning.random import Random
-from paceline.algorithms.tuning.sobol import Sobol
+from paceline.algorithms.tuning import Grid, Random, Sobol
 
 
 def test_a_grid_has_every_combination_once_and_the_last_axis_changes_fastest() -> None:

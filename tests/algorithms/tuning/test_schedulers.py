@@ -8,15 +8,9 @@ from typing import Any
 
 import pytest
 
-from paceline.algorithms.tuning import FAILED, Scheduler, TrialSegment
-from paceline.algorithms.tuning.asha import Asha
-from paceline.algorithms.tuning.asha_stopping import AshaStopping
-from paceline.algorithms.tuning.fifo import Fifo
-from paceline.algorithms.tuning.hyperband import Hyperband
-from paceline.algorithms.tuning.median_stopping import MedianStopping
+from paceline.algorithms.tuning import FAILED, Random, Scheduler, TrialSegment
 from paceline.algorithms.tuning.pbt import PopulationBasedTraining
-from paceline.algorithms.tuning.random import Random
-from paceline.algorithms.tuning.successive_halving import SuccessiveHalving
+from paceline.algorithms.tuning.schedulers import Asha, AshaStopping, Fifo, Hyperband, MedianStopping, SuccessiveHalving
 
 MAKERS: dict[str, Callable[[], Scheduler]] = {
     "fifo": lambda: Fifo(20, 9),

@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from paceline.concurrency.check.engine import check_text
+from tests.each import each
 
 CASES = Path(__file__).parent / "cases"
 _CASE = re.compile(r"^## (.+?)\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -21,7 +20,7 @@ def cases() -> Iterator[tuple[str, str]]:
             yield f"{file.stem}: {name}", code
 
 
-@pytest.mark.parametrize(("name", "code"), list(cases()), ids=lambda part: part if "\n" not in part else "")
+@each(("name", "code"), list(cases()))
 def test_finds_what_is_marked(name: str, code: str) -> None:
     wanted = {(n, m[1]) for n, line in enumerate(code.splitlines(), 1) if (m := _FOUND.search(line))}
     found = {(f.line, f.rule) for f in check_text("case.py", code)}

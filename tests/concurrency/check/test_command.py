@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from paceline.concurrency.check.cache import FOLDER
 from paceline.concurrency.check.options import Options
 from paceline.concurrency.check.reporting.findings import RANKS
+from paceline.concurrency.check.run import FOLDER
 from paceline.errors import UsageError
 from paceline.interfaces.cli.check import check
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.concurrency.check.engine import check_text
+from tests.each import each
 
 BEGIN = """
 import threading
@@ -49,8 +50,8 @@ def wrapped(wrappers: int, where: str) -> str:
     return BEGIN + "".join(parts[where])
 
 
-@pytest.mark.parametrize("where", ["callers first", "callees first", "callees before their users"])
-@pytest.mark.parametrize("wrappers", range(9))
+@each("where", ["callers first", "callees first", "callees before their users"])
+@each("wrappers", range(9))
 def test_a_deadlock_is_found_behind_any_number_of_wrappers(wrappers: int, where: str) -> None:
     found = check_text("account.py", wrapped(wrappers, where))
     assert [f.rule for f in found] == ["PC101"]

@@ -6,15 +6,13 @@ import math
 import random
 from dataclasses import replace
 
-import pytest
-
 from paceline.concurrency.check.engine import check_text
 from paceline.concurrency.check.options import Options
-from paceline.concurrency.check.ranking.feedback import Verdict, weigh
-from paceline.concurrency.check.ranking.ranker import features, fit, probability, shipped
+from paceline.concurrency.check.ranking import Verdict, features, fit, probability, shipped, weigh
 from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.rules import RULES
 from paceline.concurrency.check.run import UNLIKELY, worth_showing
+from tests.each import each
 
 
 def found(number: int, calls: int = 0, rule: str = "PC101") -> Finding:
@@ -73,7 +71,7 @@ def test_the_fit_finds_the_side_of_a_line() -> None:
     assert sum((probability(weights, row) > 0.5) == (row["a"] > row["b"]) for row in rows) > 190
 
 
-@pytest.mark.parametrize("code", RULES)
+@each("code", RULES)
 def test_the_example_of_every_rule_is_shown_by_default(code: str) -> None:
     findings = check_text("example.py", RULES[code].bad)
     weigh(findings)

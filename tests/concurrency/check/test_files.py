@@ -10,8 +10,7 @@ import pytest
 
 from paceline.concurrency.check import parallel
 from paceline.concurrency.check.engine import Examined
-from paceline.concurrency.check.files import LARGEST, choose_files
-from paceline.concurrency.check.options import Options
+from paceline.concurrency.check.options import LARGEST, Options, choose_files
 from paceline.concurrency.check.reporting.findings import Finding
 from paceline.concurrency.check.reporting.formats import FORMATS
 from paceline.concurrency.check.rules import RULES

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from paceline.concurrency.check.engine import one_each
 from paceline.concurrency.check.options import Options
-from paceline.concurrency.check.reporting.baseline import write_baseline
-from paceline.concurrency.check.reporting.findings import Finding
+from paceline.concurrency.check.reporting.findings import Finding, write_baseline
 from paceline.concurrency.check.reporting.formats import FORMATS
-from paceline.concurrency.check.reporting.mistakes import one_each
 from paceline.concurrency.check.run import Report, check_paths
 
 METHOD = """

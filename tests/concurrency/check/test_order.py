@@ -11,8 +11,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.concurrency.check.options import Options
 from paceline.concurrency.check.parallel import Source
-from paceline.concurrency.check.ranking import order
-from paceline.concurrency.check.ranking.feedback import Verdict
+from paceline.concurrency.check.ranking import Verdict, order
 from paceline.concurrency.check.rules import RULES
 from paceline.concurrency.check.run import Report, check_paths
 

@@ -9,6 +9,7 @@ import pytest
 from paceline.concurrency.check.engine import check_text, examine_together
 from paceline.concurrency.check.rules import RULES
 from tests.concurrency.check.pairs.programs import BUGS, CALLED, Bug, program, ways
+from tests.each import each
 
 #: What is not found yet, by way and bug.
 MISSING = {("a list of steps", "rank")}
@@ -39,7 +40,7 @@ def cases(every: bool) -> Iterator[tuple[str, str, str]]:
         yield from ((table, way, table) for way in ways(table))
 
 
-@pytest.mark.parametrize(("table", "way", "bug"), list(cases(every=False)))
+@each(("table", "way", "bug"), list(cases(every=False)))
 def test_a_bug_is_found_however_it_is_reached(table: str, way: str, bug: str) -> None:
     assert is_found(ways(table)[way], (BUGS | CALLED)[bug]) == ((way, bug) not in MISSING)
 

@@ -14,12 +14,13 @@ import pytest
 from paceline.concurrency.check.engine import check_text
 from paceline.concurrency.check.rules import FAMILIES, RULES, typestates
 from paceline.concurrency.check.rules.rule import Rule, Witness
+from tests.each import each
 
 ROOT = Path(__file__).parents[3]
 RULES_FOLDER = Path(typestates.__file__).parent
 
 
-@pytest.mark.parametrize("code", RULES)
+@each("code", RULES)
 def test_a_rule_finds_its_bad_example_and_nothing_in_its_good_one(code: str) -> None:
     rule = RULES[code]
     bad = check_text("bad.py", rule.bad)
@@ -27,11 +28,6 @@ def test_a_rule_finds_its_bad_example_and_nothing_in_its_good_one(code: str) -> 
     assert bad[0].story, "a finding says who does what"
     assert bad[0].remedy, "and what to change"
     assert check_text("good.py", rule.good) == []
-
-
-@pytest.mark.parametrize("code", RULES)
-def test_a_rule_says_what_it_finds_and_why(code: str) -> None:
-    assert len(RULES[code].why.split()) > 25
 
 
 def own_function(rule: Rule) -> Callable[..., Iterator[Witness]] | None:
@@ -56,14 +52,14 @@ def witnesses_of(rule: Rule) -> Iterator[ast.Call]:
         yield from (call for call in calls if getattr(call.func, "id", "") == "Witness")
 
 
-@pytest.mark.parametrize("code", RULES)
+@each("code", RULES)
 def test_the_function_of_a_rule_has_its_name(code: str) -> None:
     function = own_function(RULES[code])
     assert RULES[code].finds
     assert function is None or function.__name__ == RULES[code].name.replace("-", "_")
 
 
-@pytest.mark.parametrize("code", RULES)
+@each("code", RULES)
 def test_the_sentences_of_a_rule_name_what_its_witnesses_carry(code: str) -> None:
     rule = RULES[code]
     solved = any(isinstance(find, partial) for find in rule.finds)

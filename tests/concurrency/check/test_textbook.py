@@ -15,6 +15,7 @@ import pytest
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.engine import check_text
 from paceline.errors import UsageError
+from tests.each import each
 
 FOLDER = Path(__file__).parent / "textbook"
 _SHAPE = re.compile(r"^## (.+?)\n\n```python\n(.*?)^```\n\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -33,9 +34,7 @@ def shapes() -> Iterator[tuple[str, tuple[str, ...], str, str]]:
             yield f"{file.stem} {name}", tuple(expected[1].split(", ")), broken, repaired
 
 
-@pytest.mark.parametrize(
-    ("name", "expected", "broken", "repaired"), list(shapes()), ids=[shape[0] for shape in shapes()]
-)
+@each(("name", "expected", "broken", "repaired"), shapes())
 def test_the_broken_program_is_found_and_the_repaired_one_is_silent(
     name: str, expected: tuple[str, ...], broken: str, repaired: str
 ) -> None:

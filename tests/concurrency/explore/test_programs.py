@@ -41,5 +41,5 @@ def test_the_bug_is_found(session: Session, file: Path) -> None:
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
 def test_the_repaired_twin_is_silent(session: Session, file: Path) -> None:
-    answer = session.explore(Target(str(file), arguments=("repaired",)), settings(file, 60))
+    answer = session.explore(Target(str(file), arguments=("repaired",)), settings(file, 30))
     assert answer.report["verdict"] in ("not found", "dismissed within bounds"), answer.text

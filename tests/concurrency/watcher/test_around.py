@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.concurrency.watcher import share
+from paceline.concurrency.watcher import files
 from paceline.concurrency.watcher.around import run_of_this_process, watched_run
+from paceline.concurrency.watcher.files import Share
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.ranks import find_divergence
 from paceline.concurrency.watcher.report import Span, report_divergence
 from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Wait
-from paceline.concurrency.watcher.share import Share
 from paceline.runtime.runs.live import FILE as LIVE
 from paceline.runtime.runs.live import LiveRecord, Phase, ProcessRecord, WorkerLive, WorkerStatus
 from paceline.runtime.runs.schema import to_dict
@@ -70,7 +70,7 @@ def test_what_a_watcher_has_left_or_not_renewed_counts_no_longer(
     first, second = Machine("first", tmp_path, rank(0, 5, "x")), Machine("second", tmp_path, rank(2, 9, "barrier"))
     second.merged()
     assert len(first.merged().processes) == 2
-    monkeypatch.setattr(share, "FRESH", -1.0)
+    monkeypatch.setattr(files, "FRESH", -1.0)
     assert len(first.merged().processes) == 1
     monkeypatch.undo()
     assert len(first.merged().processes) == 2

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.concurrency.watcher.graph import find_knot
 from paceline.concurrency.watcher.processes import proc
-from paceline.concurrency.watcher.processes.layouts import LAYOUTS
+from paceline.concurrency.watcher.processes.objects import LAYOUTS
 from paceline.concurrency.watcher.samples import Snapshot, Thread
 
 pytestmark = pytest.mark.skipif(sys.version_info[:2] not in LAYOUTS, reason="an unknown version of CPython")

@@ -13,8 +13,7 @@ import pytest
 
 from paceline.concurrency.watcher.graph import find_knot
 from paceline.concurrency.watcher.processes import proc
-from paceline.concurrency.watcher.processes.attach import ask, parse, with_java_stacks
-from paceline.concurrency.watcher.processes.hotspot import is_java, read_java
+from paceline.concurrency.watcher.processes.java import ask, is_java, parse, read_java, with_java_stacks
 from paceline.concurrency.watcher.samples import MAIN_OF_JAVA, Frame, Process, Snapshot, Thread, Wait
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
@@ -69,8 +68,8 @@ def test_a_dump_says_where_threads_are_and_who_holds_locks(monkeypatch: pytest.M
     assert (one.tid, two.tid, one.parks) == (12, 13, "0x000000062c0")
     assert one.stack[-1] == Frame("Main.java", 5, "Main.lambda$main$0")
     assert one.stack[0].file.startswith("<")
-    monkeypatch.setattr("paceline.concurrency.watcher.processes.attach.is_java", lambda pid: True)
-    monkeypatch.setattr("paceline.concurrency.watcher.processes.attach.ask", lambda pid: DUMP)
+    monkeypatch.setattr("paceline.concurrency.watcher.processes.java.is_java", lambda pid: True)
+    monkeypatch.setattr("paceline.concurrency.watcher.processes.java.ask", lambda pid: DUMP)
     threads = tuple(Thread(tid, lock()) for tid in (11, 12, 13))
     told = with_java_stacks(Snapshot(0.0, (Process(10, 1, "java", threads),)), [10])
     assert [thread.wait.owners for _, thread in told.threads()] == [(), (13,), (12,)]

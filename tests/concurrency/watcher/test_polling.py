@@ -29,6 +29,7 @@ from paceline.concurrency.watcher.samples import (
     snapshot_from,
     to_json,
 )
+from tests.each import each
 
 # --- The end of a pipe that something in the background keeps open after the child has ended --------------------------
 
@@ -120,7 +121,7 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@each("name", LOOPS)
 def test_a_loop_only_asks_if_every_call_in_it_is_known(name: str) -> None:
     text, wanted = LOOPS[name]
     lines = text.splitlines()

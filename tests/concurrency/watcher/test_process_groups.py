@@ -16,9 +16,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.processes import proc
-from paceline.concurrency.watcher.processes.interpreter import read_interpreter
-from paceline.concurrency.watcher.processes.layouts import LAYOUTS
-from paceline.concurrency.watcher.processes.process_groups import Standing
+from paceline.concurrency.watcher.processes.interpreter import Standing, read_interpreter
+from paceline.concurrency.watcher.processes.objects import LAYOUTS
 from paceline.concurrency.watcher.ranks import find_divergence, ranks_of
 from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Wait
 

@@ -21,10 +21,10 @@ import pytest
 
 from paceline.concurrency.watcher.graph import find_knot
 from paceline.concurrency.watcher.processes import interpreter, proc, stacks
-from paceline.concurrency.watcher.processes.layouts import LAYOUTS
-from paceline.concurrency.watcher.processes.sockets import peers, private_listeners
-from paceline.concurrency.watcher.processes.syscalls import parse_call
+from paceline.concurrency.watcher.processes.holders import peers, private_listeners
+from paceline.concurrency.watcher.processes.objects import LAYOUTS
 from paceline.concurrency.watcher.samples import A_LOCK, ENDED, EVENT, Frame, Wait
+from paceline.concurrency.watcher.waits import parse_call
 
 
 def until(found: Callable[[], bool]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from paceline.concurrency.watcher.processes import proc
-from paceline.concurrency.watcher.processes.layouts import LAYOUTS
+from paceline.concurrency.watcher.processes.objects import LAYOUTS
 from paceline.concurrency.watcher.processes.subjects import with_subjects
 from paceline.concurrency.watcher.samples import Process, Snapshot, Subject
 

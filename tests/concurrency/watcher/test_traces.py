@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.concurrency.watcher.trace import FILE, Trace
+from paceline.concurrency.watcher.files import FILE, Trace
 from paceline.errors import UsageError
+from tests.each import each
 
 TRACES = Path(__file__).parent / "traces"
 NAMES = sorted(folder.name for folder in TRACES.iterdir())
@@ -29,7 +30,7 @@ HUNG = {
 STOPPED = {"stops"}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_what_hangs_is_reported_and_nothing_else(name: str) -> None:
     family = name.partition(".")[0]
     wanted = "deadlocked" if family in HUNG else "stopped" if family in STOPPED else None

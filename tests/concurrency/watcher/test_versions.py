@@ -15,7 +15,7 @@ import pytest
 
 from paceline.concurrency.watcher.processes import proc
 from paceline.concurrency.watcher.processes.interpreter import _LIBRARY
-from paceline.concurrency.watcher.processes.layouts import LAYOUTS
+from paceline.concurrency.watcher.processes.objects import LAYOUTS
 from paceline.concurrency.watcher.samples import Snapshot
 
 PROGRAM = """

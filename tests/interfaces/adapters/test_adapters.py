@@ -53,6 +53,8 @@ def test_an_example_trains_the_same_over_gloo_the_backend_and_a_synchronous_plan
     script = tmp_path / f"{name}.py"
     script.write_text((FOLDER / f"{name}.py").read_text())
     assert len(script.read_text().splitlines()) < 60
+    if not by_torchrun:
+        ways = ways[:3]  # one process under downpour is enough: the next tests
     if by_torchrun:
         said = "".join(python(script, way, start=TORCHRUN) for way in ways)
     else:

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.algorithms.codecs.sizes import most_gathered
+from paceline.algorithms.codecs.catalogue import most_gathered
 from paceline.errors import PlanError, UsageError
 from paceline.interfaces.api.comparing import compare_link
 from paceline.interfaces.api.comparing.compare import compare

@@ -14,6 +14,7 @@ import pytest
 
 from paceline.errors import RunFailed, UsageError
 from paceline.interfaces.api.comparing.compare_scripts import Entrant, ScriptRow, answer_of, compare_script
+from tests.runtime.engines.cluster.nodes import free_port
 
 DDP = """
 import sys
@@ -47,8 +48,23 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+#: Two ranks as torchrun starts them, of one process: a fresh interpreter takes four seconds to import PyTorch.
+RANKS = """
+import os, sys
+import torch._dynamo
+os.environ.update(WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="{port}", OMP_NUM_THREADS="1")
+other = os.fork()
+os.environ["RANK"] = str(int(other == 0))
+{script}
+if other:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]))
+"""
+
+
 def one_round(script: Path) -> dict[str, Any]:
-    return compare_script(f"{script} --steps 20", rounds=1).as_dict()
+    """By a command of the user's own; `verify_script` starts scripts by torchrun (test_first_step)."""
+    script.write_text(RANKS.format(port=free_port(), script=DDP))
+    return compare_script(f"python {script} --steps 20", rounds=1).as_dict()
 
 
 def by_the_command_line(script: Path) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from paceline.interfaces.api.planning.measuring import measure
 from paceline.planning.planner.candidates import Candidate
 from paceline.planning.planner.costs import Calibrated
 from paceline.planning.planner.model_cost import cost_of
+from paceline.plans.methods.all_reduce import NativeDdp
 from paceline.plans.methods.coordinated import Coordinated
-from paceline.plans.methods.dataflow import Dataflow
-from paceline.plans.methods.native import NativeDdp
+from paceline.plans.methods.split_layers import Dataflow
 from paceline.plans.plan import RECIPES, Plan, make
 from paceline.training.jobs.job import Job
 from tests.planning.planner.cards import CARD

@@ -22,7 +22,7 @@ from paceline.interfaces.api.planning.null_model import (
     bench,
     null_job,
 )
-from paceline.interfaces.cli.null_table import table
+from paceline.interfaces.cli.tables import table
 from paceline.interfaces.testing.jobs import JOBS
 
 # --- A recorded run, opened in Python ---------------------------------------------------------------------------------

@@ -12,8 +12,7 @@ import pytest
 
 import paceline as pl
 from paceline.errors import RunFailed, UsageError
-from paceline.interfaces.callbacks.loggers import named
-from paceline.interfaces.callbacks.parsing import require
+from paceline.interfaces.callbacks.loggers import named, require
 from tests.interfaces.callbacks.test_callbacks import job
 
 pytestmark = pytest.mark.filterwarnings("ignore:::mlflow", "ignore:::wandb", "ignore::DeprecationWarning")

@@ -16,7 +16,7 @@ import pytest
 
 import paceline
 from paceline.interfaces.cli.comparison import show_comparison
-from paceline.interfaces.cli.draw import memory_for
+from paceline.interfaces.cli.plans import memory_for
 from paceline.interfaces.cli.tables import show_summary
 from paceline.plans.plan import Plan
 from paceline.runtime.report.reading import lanes_of, open_all, run_stats

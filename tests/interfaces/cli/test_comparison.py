@@ -14,7 +14,7 @@ from rich.console import Console
 from paceline.interfaces.api.comparing.result import Comparison
 from paceline.interfaces.cli import comparison
 from paceline.interfaces.cli.comparison import progress_shown, show_comparison
-from paceline.interfaces.cli.console import saying
+from paceline.interfaces.cli.terminal import saying
 from paceline.runtime.runs.comparison import ComparisonRecord, FailedPlan, Row, StepTimes
 from paceline.runtime.runs.verdict import decided, median_interval, wilson
 from tests.interfaces.cli.conftest import Command

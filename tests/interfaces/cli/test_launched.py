@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from paceline.interfaces.cli.launched import rank_before
+from paceline.interfaces.cli.environment import rank_before
 from tests.interfaces.cli.conftest import Command
 
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from paceline.interfaces.cli import COMMANDS
-from paceline.interfaces.cli.layout import filled
+from paceline.interfaces.cli.terminal import filled
 from tests.interfaces.cli.conftest import Command
 
 NAMES = [name for names in COMMANDS.values() for name in names]

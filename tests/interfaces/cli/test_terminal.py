@@ -13,7 +13,7 @@ import pytest
 from rich.progress import Progress
 from rich.table import Table
 
-from paceline.interfaces.cli.console import PlainConsole
+from paceline.interfaces.cli.terminal import PlainConsole
 from paceline.names import visible
 from paceline.text_table import TextList, TextTable
 from paceline.training.jobs.pickling import announce_code

@@ -16,14 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import PacelineError, PlanError, UsageError
-from paceline.interfaces.emit import names
+from paceline.interfaces.emit import training as names
 from paceline.interfaces.emit.docker import dockerfile
-from paceline.interfaces.emit.kubernetes import manifest
+from paceline.interfaces.emit.kubernetes import documents, manifest
 from paceline.interfaces.emit.slurm import batch_script
 from paceline.interfaces.emit.training import ROSTERS, training
-from paceline.interfaces.emit.yaml_text import documents
-from paceline.plans.clusters import check_method
-from paceline.plans.plan import RECIPES, Plan
+from paceline.plans.plan import RECIPES, Plan, check_method
+from tests.each import each
 from tests.interfaces.emit.test_docker import VERSIONS, instructions
 from tests.test_names import HOSTILE
 
@@ -93,7 +92,7 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@pytest.mark.parametrize("text", TRAPS)
+@each("text", TRAPS)
 def test_a_text_comes_back_as_it_was(text: str) -> None:
     """As a value, as a key, in a list, and in a mapping in a list."""
     value = {"value": text, text: 1, "list": [text, [text], {"key": text}], "map": {"inner": text}}
@@ -169,9 +168,9 @@ def test_what_is_left_out() -> None:
     assert one.begins == ["--plan", "sequential", "--checkpoint-every", "60s"]
 
 
-@pytest.mark.parametrize("roster", ROSTERS)
-@pytest.mark.parametrize("nodes", [None, 1])
-@pytest.mark.parametrize("name", sorted(set(RECIPES) - {"table"}))
+@each("roster", ROSTERS)
+@each("nodes", [None, 1])
+@each("name", sorted(set(RECIPES) - {"table"}))
 def test_what_is_written_is_accepted_where_it_runs(name: str, nodes: int | None, roster: str) -> None:
     """The words of the command are those that `paceline train` takes on such nodes, for every plan."""
     plan = Plan.parse(name)

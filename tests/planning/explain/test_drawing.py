@@ -6,16 +6,16 @@ import re
 
 import pytest
 
-from paceline.algorithms.collectives.ring import Ring
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
+from paceline.algorithms.collectives.rings import Ring
+from paceline.algorithms.server.gates import Asynchronous
 from paceline.errors import PlanError
-from paceline.planning.explain.cluster_proof import FAULTS, prove_cluster
 from paceline.planning.explain.drawing import draw
-from paceline.planning.explain.proving import prove_plan
+from paceline.planning.explain.proving import FAULTS, prove_cluster, prove_plan
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.server import ParameterServer
 from paceline.plans.plan import RECIPES, Plan
 from tests.algorithms.cluster.planted_faults import PLANTED
+from tests.each import each
 
 # --- `prove --machines` says what was walked, tells the story of a fault, and refuses plans without shard servers -----
 
@@ -75,8 +75,8 @@ def test_the_ring_is_the_table_of_its_docstring() -> None:
     assert draw(Plan.parse("ring", 3)) == RING
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize("name", RECIPES)
+@each("workers", [1, 2, 4])
+@each("name", RECIPES)
 def test_every_plan_has_a_picture_that_fits_on_a_page(name: str, workers: int) -> None:
     if (name, workers) in (("hierarchical", 1), ("cannon", 2)):
         return

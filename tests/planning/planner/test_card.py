@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.algorithms.collectives.ring import Ring
+from paceline.algorithms.collectives.rings import Ring
 from paceline.errors import UsageError
 from paceline.planning.planner import fitting
 from paceline.planning.planner.card import Card, ExchangeSeconds, Overhead, of_data_sheet

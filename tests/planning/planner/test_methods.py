@@ -8,7 +8,7 @@ import pytest
 from torch import nn
 
 from paceline.algorithms.codecs.catalogue import CODECS
-from paceline.algorithms.collectives.ring import Ring
+from paceline.algorithms.collectives.rings import Ring
 from paceline.errors import UsageError
 from paceline.interfaces.api.planning.coding import coding
 from paceline.planning.planner.candidates import candidates, numbers_of_workers, same_learning

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from paceline.algorithms.splits import Held, SplitNode
 from paceline.algorithms.splits.derivation import PARAMETER, Program
-from paceline.algorithms.splits.nodes import Held, SplitNode
 from paceline.planning.planner.programs import division_of
 from paceline.planning.planner.split_search import OperationGraph, by_programming, by_proposals, exhaustive, search
 from paceline.plans.methods.views import Parts

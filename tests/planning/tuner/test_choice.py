@@ -12,9 +12,10 @@ from torch import nn
 import paceline as pl
 from paceline.planning.tuner.trials import choice
 from paceline.planning.tuner.trials.choice import STARTING, fastest
+from tests.each import each
 
 
-@pytest.mark.parametrize(
+@each(
     ("apart", "together", "trials", "cores", "way"),
     [
         (0.01, None, 16, 2, "here"),

@@ -14,15 +14,14 @@ optuna = pytest.importorskip("optuna")
 from optuna.samplers import BaseSampler, RandomSampler, TPESampler  # noqa: E402
 from optuna.testing.pytest_samplers import BasicSamplerTestCase, RelativeSamplerTestCase  # noqa: E402
 
-from paceline.algorithms.tuning.fifo import Fifo  # noqa: E402
+from paceline.algorithms.tuning.schedulers import Fifo  # noqa: E402
 from paceline.interfaces.api.tuning.tune import tune  # noqa: E402
-from paceline.planning.tuner.drive import drive  # noqa: E402
 from paceline.planning.tuner.journal import Journal  # noqa: E402
 from paceline.planning.tuner.optuna import OptunaProposals, Storage  # noqa: E402
 from paceline.planning.tuner.space import Float, Space  # noqa: E402
 from paceline.planning.tuner.study import Study  # noqa: E402
 from paceline.planning.tuner.trial import Trial  # noqa: E402
-from paceline.planning.tuner.trials import Terms  # noqa: E402
+from paceline.planning.tuner.trials import Terms, drive  # noqa: E402
 from paceline.planning.tuner.trials.choice import Here  # noqa: E402
 
 

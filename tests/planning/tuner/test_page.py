@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from paceline.planning.tuner.account import Account
-from paceline.planning.tuner.drive import drive
 from paceline.planning.tuner.journal import Journal
 from paceline.planning.tuner.page import Axis, page, parallel
+from paceline.planning.tuner.result import Account
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Choice, Float, Int, Space
 from paceline.planning.tuner.study import Study
 from paceline.planning.tuner.trial import Trial
-from paceline.planning.tuner.trials import Terms
+from paceline.planning.tuner.trials import Terms, drive
 from paceline.planning.tuner.trials.choice import Here
 
 

@@ -13,22 +13,36 @@ import pytest
 
 from paceline.errors import FrameError, RunFailed, TuningError
 from paceline.interfaces.api.tuning.ranks import ADDRESS, Where, meet
-from paceline.planning.tuner.drive import drive
 from paceline.planning.tuner.journal import Journal
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Float, Space
 from paceline.planning.tuner.study import Study
 from paceline.planning.tuner.trial import Trial
-from paceline.planning.tuner.trials import Terms
+from paceline.planning.tuner.trials import Terms, drive
 from paceline.planning.tuner.trials.choice import Here
 from paceline.planning.tuner.trials.dispatch import JOINED, Dispatcher
-from paceline.planning.tuner.trials.messages import SearchOutcome, answer_of, message_of, outcome_of, pack, terms_of
-from paceline.planning.tuner.trials.peers import OVER, RANK, SAID, TERMS, TUNER, Peers, RankInfo, serve
+from paceline.planning.tuner.trials.peers import (
+    OVER,
+    RANK,
+    SAID,
+    TERMS,
+    TUNER,
+    Peers,
+    RankInfo,
+    SearchOutcome,
+    answer_of,
+    message_of,
+    outcome_of,
+    pack,
+    serve,
+    terms_of,
+)
 from paceline.planning.tuner.trials.processes import Processes
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
 from paceline.runtime.links.tcp.handshake import JOB_BYTES, Identity, Peer
 from paceline.runtime.links.tcp.hub import Arrived, Gone, Hub, Received
+from tests.each import each
 
 MEETING = bytes(16)
 SPACE = Space({"x": Float(0, 1, count=5)})
@@ -172,7 +186,7 @@ def test_what_a_head_says_is_never_unpickled(kind: int, tmp_path: Path) -> None:
     assert not ran.exists()
 
 
-@pytest.mark.parametrize(
+@each(
     "said",
     [
         b"",

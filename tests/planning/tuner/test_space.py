@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.algorithms.tuning.grid import Grid
+from paceline.algorithms.tuning import Grid
 from paceline.errors import TuningError
-from paceline.planning.tuner.proposals import Drawn
 from paceline.planning.tuner.space import Choice, Float, Int, Space, read_space
+from paceline.planning.tuner.study import Drawn
 
 UNIT = st.floats(0, 1)
 

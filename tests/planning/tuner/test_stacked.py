@@ -11,14 +11,13 @@ import torch
 from torch import nn
 
 from paceline.algorithms.agenda import Agenda
-from paceline.planning.tuner.drive import drive
 from paceline.planning.tuner.journal import Journal
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Space
 from paceline.planning.tuner.study import Assignment, Study
 from paceline.planning.tuner.training import JobObjective, Measure
 from paceline.planning.tuner.trial import Trial
-from paceline.planning.tuner.trials import Terms
+from paceline.planning.tuner.trials import Terms, drive
 from paceline.planning.tuner.trials.choice import Here
 from paceline.planning.tuner.trials.stacked import Stacked
 from paceline.runtime.engines.stepping import SteppedTraining

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from paceline.errors import TuningError
-from paceline.planning.tuner.account import Account
 from paceline.planning.tuner.journal import Journal, read
+from paceline.planning.tuner.result import Account
 from paceline.planning.tuner.searches import SEARCHES, Search
 from paceline.planning.tuner.space import Float, Int, Space
 from paceline.planning.tuner.study import Study

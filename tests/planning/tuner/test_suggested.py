@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import paceline
 from paceline.errors import PacelineDeprecationWarning, TuningError
 from paceline.interfaces.cli import app, register
-from paceline.planning.tuner.suggested import MOST, suggested_space
 from paceline.planning.tuner.trial import Trial
+from paceline.planning.tuner.varied import MOST, suggested_space
 
 # --- Functions with a parameter for each name of the space ------------------------------------------------------------
 

@@ -14,13 +14,12 @@ import pytest
 
 from paceline.errors import TrialStopped
 from paceline.interfaces.testing.killed_tunings import disturb, faults
-from paceline.planning.tuner.drive import Spent, drive
 from paceline.planning.tuner.journal import Journal
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Choice, Float, Space
 from paceline.planning.tuner.study import Study
 from paceline.planning.tuner.trial import Trial
-from paceline.planning.tuner.trials import Terms
+from paceline.planning.tuner.trials import Spent, Terms, drive
 from paceline.planning.tuner.trials.choice import Here
 from paceline.planning.tuner.trials.dispatch import Dispatcher
 from paceline.planning.tuner.trials.processes import Processes

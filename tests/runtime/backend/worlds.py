@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from paceline.runtime.backend import NAME
-from paceline.runtime.engines.workers.forkserver import PRELOAD
+from paceline.runtime.engines.workers.process import PRELOAD
 
 SECONDS = 60.0
 context = multiprocessing.get_context("forkserver")

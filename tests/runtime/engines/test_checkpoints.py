@@ -65,12 +65,12 @@ def net():
     return nn.Sequential(Pause(), nn.Linear(12, 24), nn.Tanh(), nn.BatchNorm1d(24), nn.Dropout(0.1), nn.Linear(24, 4))
 
 job = pl.Job(
-    model=net, data=(x, y), test=(x[:100], y[:100]), loss=nn.CrossEntropyLoss(), batch_size=12, epochs=3, seed=3,
+    model=net, data=(x, y), test=(x[:100], y[:100]), loss=nn.CrossEntropyLoss(), batch_size=12, epochs=2, seed=3,
     optimizer=partial(torch.optim.Adam, lr=0.005), evaluate_every=40,
     lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.995),
 )
 """
-UPDATES = 150
+UPDATES = 100
 EVERY = 20
 
 
@@ -538,7 +538,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(job_file: Pat
             raise Interrupted
 
     with slowly(job_file), pytest.raises(Interrupted):
-        pl.train(job_of(job_file), "ring", 2, folder=tmp_path, checkpoint_every=140, progress=stop)
+        pl.train(job_of(job_file), "ring", 2, folder=tmp_path, checkpoint_every=95, progress=stop)
     (folder,) = tmp_path.iterdir()
     with pytest.warns(CheckpointWarning, match="begins again"):
         run = pl.train(resume=folder)

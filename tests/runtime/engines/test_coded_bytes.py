@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.algorithms.codecs.catalogue import CODECS, parse
-from paceline.algorithms.codecs.sizes import BYTES
+from paceline.algorithms.codecs.catalogue import BYTES, CODECS, parse
 from paceline.algorithms.collectives import Collective, segment_cuts
 from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.methods.local_steps import LocalSteps

@@ -9,16 +9,15 @@ from torch import nn
 import paceline as pl
 from paceline.algorithms.cluster.outputs import Apply
 from paceline.algorithms.codecs.catalogue import CODECS, parse
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.errors import FrameError, PlanError
 from paceline.interfaces.testing.conformance import check_run, difference, replays
 from paceline.interfaces.testing.jobs import JOBS
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.cluster.servers.shard_state import CodedVector, Pushes, ShardState
 from paceline.runtime.runs.trace import Kind
-from paceline.training.gradients.encoder import GradientEncoder
+from paceline.training.gradients.encoder import HEAD, GradientEncoder, PulledReader, PulledView
 from paceline.training.gradients.message import MessageShape
-from paceline.training.gradients.pulled import HEAD, PulledReader, PulledView
 from paceline.training.parameters.layout import lay_out
 from tests.runtime.engines.cluster.stubs import layout_of, small_job
 

@@ -16,8 +16,8 @@ from paceline.errors import JobError, UsageError
 from paceline.interfaces.api.train import train
 from paceline.interfaces.testing.conformance import PLANS, check_run, difference, same_numbers
 from paceline.interfaces.testing.jobs import JOBS, SPARSE_JOBS
-from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.pipeline import Pipeline
+from paceline.plans.methods.split_layers import Dataflow
 from paceline.plans.plan import Plan
 from paceline.runtime.engines import setup
 from paceline.runtime.engines.setup import CPU, Placement, place

@@ -41,17 +41,22 @@ REPLAYED = (
 WITHOUT_ORDER = ("hogwild",)
 #: These ask their loaders as another plan of the same method does.
 ALIKE = {
+    "tree",
     "halving_doubling",
     "hierarchical",
     "central",
     "parallel_sgd",
     "easgd:every=2",
+    "diloco:every=2",
     "gpipe",
+    "interleaved",
     "zero_bubble",
     "spectrain",
+    "zero",
     "redundant",
     "one_weird_trick",
     "downpour:shards=2",
+    "ssp:bound=1",
     "dc_asgd",
     "gap_aware",
     "backup:backups=0",

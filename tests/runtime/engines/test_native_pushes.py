@@ -17,7 +17,7 @@ from torch import nn
 
 import paceline as pl
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.server.events import Push
+from paceline.algorithms.server.messages import Push
 from paceline.errors import RunFailed
 from paceline.interfaces.testing.conformance import no_update_lost, replays, staleness_identity
 from paceline.interfaces.testing.killing import worker_processes

@@ -12,13 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.algorithms.server.actions import Action, Lease, Wait
 from paceline.algorithms.server.desk import DEAD, NONE, Desk
-from paceline.algorithms.server.events import Ask, Death, Finish, Join, Push
-from paceline.algorithms.server.gates import Gate
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
-from paceline.algorithms.server.gates.backup import Backup
-from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.server.gates import Asynchronous, Backup, Gate, StaleSynchronous
+from paceline.algorithms.server.messages import Action, Ask, Death, Finish, Join, Lease, Push, Wait
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.version_slots import VersionSlots
 from paceline.errors import ProtocolError

@@ -13,11 +13,9 @@ from torch import Tensor, nn
 
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.collectives import Collective
-from paceline.algorithms.collectives.central import Central
 from paceline.algorithms.collectives.halving_doubling import HalvingDoubling
-from paceline.algorithms.collectives.hierarchical import Hierarchical
-from paceline.algorithms.collectives.ring import Ring
-from paceline.algorithms.collectives.tree import Tree
+from paceline.algorithms.collectives.rings import Hierarchical, Ring
+from paceline.algorithms.collectives.trees import Central, Tree
 from paceline.errors import WaitedTooLong
 from paceline.kernels.build import library
 from paceline.kernels.exchange import Ended

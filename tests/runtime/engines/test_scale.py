@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.collectives.ring import Ring
+from paceline.algorithms.collectives.rings import Ring
 from paceline.errors import UsageError
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.virtual import World, simulate, simulate_totals, world

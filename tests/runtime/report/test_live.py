@@ -19,7 +19,7 @@ import pytest
 import paceline as pl
 from paceline.errors import RunFolderError, UsageError
 from paceline.interfaces.cli.live_page import server
-from paceline.interfaces.cli.report import report
+from paceline.interfaces.cli.runs import report
 from paceline.runtime.report.page import LivePage
 from paceline.runtime.runs.live import FILE, Heartbeat, Phase, ProcessRecord, WorkerLive, WorkerStatus, read_live
 from paceline.runtime.runs.schema import to_dict, write_json

@@ -16,9 +16,8 @@ import paceline as pl
 from paceline.errors import JobError, RunFailed, RunFolderError
 from paceline.interfaces.testing.jobs import JOBS
 from paceline.runtime.engines import checkpoints
-from paceline.runtime.runs.folder import RunFolder, new_folder
 from paceline.runtime.runs.live import EVENTS_FILE, Event, EventKind, EventLog, ProcessKind, read_events
-from paceline.runtime.runs.record import RunRecord, Status, read_record
+from paceline.runtime.runs.record import RunFolder, RunRecord, Status, new_folder, read_record
 from paceline.runtime.runs.schema import read_json, write_json
 
 # --- events.jsonl is read as it was written, also where the run was killed in the middle of a line --------------------

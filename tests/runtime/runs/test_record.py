@@ -19,7 +19,6 @@ from paceline.interfaces.testing.jobs import JOBS
 from paceline.runtime.report.reading import open_all
 from paceline.runtime.runs import trace
 from paceline.runtime.runs.comparison import ComparisonRecord, Row, StepTimes, read_comparison
-from paceline.runtime.runs.folder import RunFolder
 from paceline.runtime.runs.live import LiveRecord, Phase, ProcessRecord, WorkerLive, WorkerStatus
 from paceline.runtime.runs.record import (
     AttemptRecord,
@@ -28,6 +27,7 @@ from paceline.runtime.runs.record import (
     FailureRecord,
     JobRecord,
     LayerRecord,
+    RunFolder,
     RunRecord,
     Status,
     Summary,

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.kernels.exchange import PLACE
 from paceline.kernels.one_pass import served_step
 from paceline.kernels.resident import norm, ways

@@ -16,8 +16,8 @@ from torch import nn
 import paceline
 from paceline.errors import JobError, SecurityError
 from paceline.interfaces.api.tuning.tune import tune_from_files
-from paceline.planning.tuner.best import tuned_job
 from paceline.planning.tuner.journal import SCHEMA
+from paceline.planning.tuner.varied import tuned_job
 from paceline.runtime.engines.job_file import load_job_file
 from paceline.training.jobs.loading import load_job
 from paceline.training.jobs.pickling import announce_code

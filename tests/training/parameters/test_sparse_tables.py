@@ -28,6 +28,7 @@ from paceline.training.parameters.layout import ParameterSpan as Span
 from paceline.training.parameters.layout import ShardLayout
 from paceline.training.parameters.rows import Journal, coalesced, outside
 from paceline.training.parameters.shard_version import RowPartition, ShardVersion, StateField, VersionShape
+from tests.each import each
 
 # Rows: a room that caught up by rows is a room that was copied whole, whoever pushes and whoever is killed when.
 
@@ -270,7 +271,7 @@ def test_a_table_whose_gradient_is_not_always_sparse() -> None:
     replays(pl.train(made, "downpour:workers=3", folder=None))
 
 
-@pytest.mark.parametrize("plan", [name for name, plan in PLANS.items() if not plan.traits.takes_sparse])
+@each("plan", [name for name, plan in PLANS.items() if not plan.traits.takes_sparse])
 def test_plans_that_send_dense_vectors_refuse_sparse_gradients(plan: str) -> None:
     with pytest.raises(PlanError, match=rf"words\.weight gets a sparse .* plan {plan} exchanges dense ones"):
         pl.train(SPARSE_JOBS["bag-sgd"](), plan, workers=4 if plan == "cannon" else 2, folder=None)

@@ -21,8 +21,7 @@ import pytest
 
 from paceline.errors import DataError
 from paceline.training.preparation.duckdb_reading import write_closed
-from paceline.training.preparation.ingest import ingest
-from paceline.training.preparation.inputs import PART_BYTES, InputReader
+from paceline.training.preparation.ingest import PART_BYTES, InputReader, ingest
 from paceline.training.preparation.prepare import prepare
 from paceline.training.preparation.recipe import Recipe
 from paceline.training.preparation.sources import Arrow, Csv, Idx, Images, JsonLines, Lines, Parquet

@@ -23,9 +23,8 @@ from paceline.training.data.shards import Stream
 from paceline.training.preparation.ingest import ingest
 from paceline.training.preparation.recipe import Recipe, Words
 from paceline.training.preparation.sources import Csv, JsonLines
-from paceline.training.shards.drift import MOVED
 from paceline.training.shards.files import damaged_stream
-from paceline.training.shards.sealed import Note, Sealed, SealedList, has_writer, note_position
+from paceline.training.shards.sealed import MOVED, Note, Sealed, SealedList, has_writer, note_position
 
 pytest.importorskip("duckdb")
 RECIPE = Recipe(Csv("-", {"id": "int", "v": "float"}, header=False), columns={"id": "id", "v": ["v"]})

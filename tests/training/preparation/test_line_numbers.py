@@ -6,12 +6,12 @@ import random
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from paceline.training.preparation.text import Skipped, blank_lines, count_lines, lines_at, lines_of
+from tests.each import each
 
 
-@pytest.mark.parametrize("seed", range(50))
+@each("seed", range(50))
 def test_against_a_walk(seed: int) -> None:
     chance, line, rows, breaks, skipped = random.Random(seed), 2, [], [], []
     inside = 0

@@ -11,14 +11,8 @@ from torch import Tensor, nn
 
 from paceline.algorithms.splits import COPIED, PARTIAL, WHOLE, Placement, even, split
 from paceline.algorithms.splits.derivation import PARAMETER, Program, Step
-from paceline.algorithms.splits.recipes import SplitRecipe
-from paceline.algorithms.splits.recipes.cannon import Cannon
-from paceline.algorithms.splits.recipes.experts import Experts
-from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
-from paceline.algorithms.splits.recipes.per_layer import PerLayer
-from paceline.algorithms.splits.recipes.redundant import Redundant
-from paceline.algorithms.splits.recipes.tensor import Tensor as TensorRecipe
-from paceline.algorithms.splits.recipes.zero import Zero
+from paceline.algorithms.splits.recipes import Cannon, Experts, OneWeirdTrick, PerLayer, Redundant, SplitRecipe, Zero
+from paceline.algorithms.splits.recipes import Tensor as TensorRecipe
 from paceline.training.gradients.replica import Replica
 from paceline.training.jobs.job import Job
 from paceline.training.parameters.layout import trainable

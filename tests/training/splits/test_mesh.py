@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from torch import nn
@@ -12,9 +13,10 @@ from paceline.errors import PlanError, WorkerDied
 from paceline.interfaces.api.train import train
 from paceline.interfaces.testing.conformance import difference, no_update_lost, replays, same_numbers
 from paceline.interfaces.testing.jobs import DEEP_JOBS, JOBS, SAMPLES
-from paceline.interfaces.testing.killing import kill_one
+from paceline.interfaces.testing.killing import kill_one, worker_processes
 from paceline.plans.plan import Plan, make
 from paceline.runtime.engines.setup import set_up
+from paceline.runtime.runs.progress import Progress
 from paceline.training.stages.cutting import Blueprint
 
 
@@ -69,8 +71,14 @@ def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(tmp_path: Path) 
 
 
 def test_another_replica_finishes_the_work_of_a_dead_one() -> None:
-    job, plan = JOBS["mlp"]().with_(epochs=160), "distbelief:data=2,layers=2,inside=1"
-    run = train(job, plan, folder=None, progress=kill_one(0.3, lambda n: 3))
+    def kill_the_last(state: Progress) -> None:
+        if state.updates >= 10 and not victims:
+            victims.append(worker_processes()[3])
+            victims[0].kill()
+
+    victims: list[psutil.Process] = []
+    job, plan = JOBS["mlp"]().with_(epochs=80), "distbelief:data=2,layers=2,inside=1"
+    run = train(job, plan, folder=None, progress=kill_the_last)
     assert {3} <= set(run.summary()["deaths"]) <= {2, 3}
     no_update_lost(run)
     replays(run)

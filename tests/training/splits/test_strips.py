@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from paceline.algorithms.splits.movements import TRIM
+from paceline.algorithms.splits.placements import TRIM
 from paceline.interfaces.testing.conformance import same_numbers
 from paceline.interfaces.testing.jobs import JOBS, SAMPLES
 from paceline.plans.plan import make

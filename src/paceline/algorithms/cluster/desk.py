@@ -38,7 +38,7 @@ from paceline.algorithms.cluster.messages import (
 )
 from paceline.algorithms.cluster.outputs import Again, Changed, Finished, Lost, Output, Send, Timing
 from paceline.algorithms.cluster.views import EPOCH_BITS, ShardViews
-from paceline.algorithms.server.actions import Action, Done, Lease
+from paceline.algorithms.server.messages import Action, Done, Lease
 
 
 class Phase(IntEnum):

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.algorithms.cluster.messages import NONE, AllDone, Leased, NextBatch, Process
-from paceline.algorithms.server.actions import Action
 from paceline.algorithms.server.desk import Desk
-from paceline.algorithms.server.events import Ask, Death, Finish, Join
 from paceline.algorithms.server.gates import Gate
+from paceline.algorithms.server.messages import Action, Ask, Death, Finish, Join
 
 
 @dataclass(frozen=True)

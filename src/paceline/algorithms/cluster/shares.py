@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from paceline.algorithms.collectives import Collective
 from paceline.algorithms.collectives.canonical import Canonical, lanes_of
-from paceline.algorithms.collectives.hierarchical import Hierarchical
+from paceline.algorithms.collectives.rings import Hierarchical
 
 
 def parts_of(rank: int, ranks: Sequence[int], parts: int, update: int) -> list[int]:

@@ -21,8 +21,7 @@ from paceline.algorithms.cluster.messages import DESK, NONE, NextBatch, Process,
 from paceline.algorithms.cluster.outputs import Timing
 from paceline.algorithms.cluster.steps import DEAD, Begin, Computed, Event, Local, Noticed, Step, Steps, Tick
 from paceline.algorithms.cluster.worker import Stage
-from paceline.algorithms.server.gates import Gate
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
+from paceline.algorithms.server.gates import Asynchronous, Gate
 
 #: In rounds of time.
 TIMING = Timing(heartbeat=1.0, silence=2.0, resend=1.0, stuck=4.0, patience=8.0)

@@ -31,7 +31,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 ASKED, DONE, LIFE, INTS = 0, 1, 2, 3
 TASKS = 1 << 32  # more than any run has

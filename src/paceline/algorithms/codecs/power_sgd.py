@@ -19,8 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from paceline.algorithms.codecs import OWN, Codec, Field, Fields, rows_and_columns
-from paceline.algorithms.codecs.bits import places_of, uniform
+from paceline.algorithms.codecs import OWN, Codec, Field, Fields, places_of, rows_and_columns, uniform
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,7 +2,7 @@
 
 A collective's table lists, for one worker, what it sends and receives, step by step, over a vector cut into as many
 segments as it says. The same table is executed by the local engine, timed by the virtual one, drawn as a picture and
-proved free of deadlock by `collectives.proof`. One file per published method.
+proved free of deadlock by `collectives.proof`. One class per published method.
 """
 
 from __future__ import annotations

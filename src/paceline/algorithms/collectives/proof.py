@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from paceline.algorithms.collectives import Collective, Part, Step, table_rounds
-from paceline.algorithms.collectives.canonical import Canonical
-from paceline.algorithms.collectives.chunk_tree import Run, join
-from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.collectives.canonical import Canonical, Run, join
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.errors import PlanError
 
 

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from paceline.algorithms.agenda import Agenda, Chunk
+
 FORWARD, BACKWARD = "F", "B"
 NO_OPERATOR = -1  # of a function between two operators, which has no parameters
 BEGIN, VALUE, GRADIENT, ENDED, DRAINED = range(5)  # what a message says
@@ -85,3 +87,62 @@ class Work(NamedTuple):
     what: str
     instance: int
     call: int
+
+
+# The instances of a training: the chunks of all updates, numbered one after another.
+
+
+class Instances:
+    """Numbers the chunks of an agenda that have samples."""
+
+    def __init__(self, agenda: Agenda) -> None:
+        self.agenda = agenda
+        epoch = range(min(agenda.updates_per_epoch, agenda.updates))
+        #: For each instance of an epoch: its update within the epoch, and its chunk's number.
+        self._places = [(update, chunk.number) for update in epoch for chunk in agenda.filled(update)]
+        self._numbers = {place: number for number, place in enumerate(self._places)}
+        full_epochs, rest = divmod(agenda.updates, agenda.updates_per_epoch)
+        each = len(self._places)
+        extra = sum(update < rest for update, _ in self._places)
+        #: For each pass over the data, the number behind its last instance.
+        self.passes = tuple(each * (number + 1) for number in range(full_epochs)) + (
+            (each * full_epochs + extra,) if rest else ()
+        )
+
+    def chunk(self, instance: int) -> Chunk:
+        """Return the chunk of an instance."""
+        epoch, number = divmod(instance, len(self._places))
+        update, chunk = self._places[number]
+        return self.agenda.chunks(epoch * self.agenda.updates_per_epoch + update)[chunk]
+
+    def number(self, update: int, chunk: int) -> int:
+        """Return the number of the instance that is this chunk of this update."""
+        epoch, within = divmod(update, self.agenda.updates_per_epoch)
+        return epoch * len(self._places) + self._numbers[within, chunk]
+
+    def pass_of(self, instance: int) -> int:
+        """Return the pass that an instance belongs to."""
+        return instance // len(self._places)
+
+    def updates_until(self, passed: int) -> int:
+        """Return the updates that so many passes make."""
+        return min(passed * self.agenda.updates_per_epoch, self.agenda.updates)
+
+
+# Instances without a model, for drawings, proofs and simulations in time only: trees of two shapes, and a chain.
+
+
+def example_graph(instance: int, workers: int) -> Graph:
+    """Return the graph of an instance: an operator for leaves, one for branches, one for the head."""
+    leaf, branch, head = 0, min(1, workers - 1), workers - 1
+    leaves = (2, 3, 1)[instance % 3]
+    calls = [Call(leaf, 0) for _ in range(leaves)]
+    top = 0
+    for number in range(1, leaves):
+        calls.append(Call(branch, 1, (top, number)))
+        top = len(calls) - 1
+    for middle in range(2, workers - 1):  # operators that more workers hold, one after another
+        calls.append(Call(middle, middle, (top,)))
+        top = len(calls) - 1
+    calls.append(Call(head, max(2, workers - 1), (top,)))
+    return Graph(tuple(calls))

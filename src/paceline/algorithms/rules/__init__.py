@@ -7,7 +7,7 @@
 
 A `Rule` updates a store, which holds parameters and the user's optimizer. Under an `Averaging` or `Exchanging` rule
 every worker steps a replica of its own, which is averaged with the others, or exchanged with a centre, every few steps.
-One file per published method.
+One class per published method.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 What goes from one of a worker's stages to another stays inside. `SumUp` meets the workers of the same place in other
 replicas, and `Agree` those of the other places in the same replica. Replicas that do not keep step have a server
-between them: then a `Push` takes the place of summing up and updating (`algorithms.server.replica`).
+between them: then a `Push` takes the place of summing up and updating (`algorithms.server.worker`).
 
 Messages are opaque to the program: where it stands for several workers that share the layers of a stage, each is a
 list.
@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from paceline.algorithms.schedules import ALL_REDUCE, FORWARD, UPDATE, WEIGHTS, Work
-from paceline.algorithms.server.events import Push
+from paceline.algorithms.server.messages import Push
 
 Channel = tuple[int, int]  # from which stage to which
 

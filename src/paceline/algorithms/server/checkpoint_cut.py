@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.algorithms.server.desk import NONE, Desk
-from paceline.algorithms.server.gathering import Gathering
-from paceline.algorithms.server.shard import Shard
+from paceline.algorithms.server.shard import Gathering, Shard
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 
 class UnderWay(NamedTuple):

@@ -23,13 +23,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paceline.algorithms.server.actions import Action, Done, Lease, Noted, Wait
-from paceline.algorithms.server.events import Ask, Death, Event, Finish, Join
 from paceline.algorithms.server.gates import Gate
+from paceline.algorithms.server.messages import Action, Ask, Death, Done, Event, Finish, Join, Lease, Noted, Wait
 from paceline.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 NONE = -1  # no batch
 DEAD = -2  # no worker

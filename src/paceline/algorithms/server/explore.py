@@ -17,13 +17,28 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from paceline.algorithms.exploration import Explored, ProgramExplorer, Walker, breadth_first
-from paceline.algorithms.server.actions import Action, Apply, Done, Drop, Held, Late, Lease, Noted, Wait
 from paceline.algorithms.server.desk import Desk
-from paceline.algorithms.server.events import Ask, Command, Compute, Death, Finish, Join, Pull, Push
-from paceline.algorithms.server.gates import Gate
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
-from paceline.algorithms.server.gathering import Gathering
-from paceline.algorithms.server.shard import Shard, Taken
+from paceline.algorithms.server.gates import Asynchronous, Gate
+from paceline.algorithms.server.messages import (
+    Action,
+    Apply,
+    Ask,
+    Command,
+    Compute,
+    Death,
+    Done,
+    Drop,
+    Finish,
+    Held,
+    Join,
+    Late,
+    Lease,
+    Noted,
+    Pull,
+    Push,
+    Wait,
+)
+from paceline.algorithms.server.shard import Gathering, Shard, Taken
 from paceline.algorithms.server.worker import Client, Program, push_every_batch, push_in_rounds
 from paceline.narrative import Scene
 

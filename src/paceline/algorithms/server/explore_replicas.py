@@ -16,14 +16,12 @@ from paceline.algorithms.schedules import Schedule, Work
 from paceline.algorithms.schedules.clock import Place as At
 from paceline.algorithms.schedules.explore import Client, StageExplorer, World
 from paceline.algorithms.schedules.worker import Program
-from paceline.algorithms.server.actions import Lease
 from paceline.algorithms.server.desk import Desk
-from paceline.algorithms.server.events import Ask, Finish, Push
 from paceline.algorithms.server.explore import Servers, describe
-from paceline.algorithms.server.gates import Gate
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
-from paceline.algorithms.server.replica import Assign, AwaitPushes, Count, Place, TakeUp
+from paceline.algorithms.server.gates import Asynchronous, Gate
+from paceline.algorithms.server.messages import Ask, Finish, Lease, Push
 from paceline.algorithms.server.shard import Shard
+from paceline.algorithms.server.worker import Assign, AwaitPushes, Count, Place, TakeUp
 from paceline.narrative import Scene
 
 Assigned = tuple[int, Lease | None]  # which lease of a replica

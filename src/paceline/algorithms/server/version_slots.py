@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 
 class VersionSlots:

@@ -19,8 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import isqrt
 
-from paceline.algorithms.splits import COPIED, Cut, Placement, even
-from paceline.algorithms.splits.nodes import Layout, SplitNode
+from paceline.algorithms.splits import COPIED, Cut, Layout, Placement, SplitNode, even
 
 DEALT, PRODUCT = KINDS = ("dealt_blocks", "block_product")
 

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.algorithms.splits import COPIED, PARTIAL, WHOLE, Cut, Placement, even, split
+from paceline.algorithms.splits import COPIED, PARTIAL, WHOLE, Cut, Layout, Placement, Split, SplitNode, even, split
 from paceline.algorithms.splits.cannon import Cannon
-from paceline.algorithms.splits.columns import Columns, few
-from paceline.algorithms.splits.experts import Experts
-from paceline.algorithms.splits.nodes import Layout, Split, SplitNode
-from paceline.algorithms.splits.strips import Strips
+from paceline.algorithms.splits.ways import Columns, Experts, Strips, few
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,11 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import NamedTuple
 
-from paceline.algorithms.splits import COPIED, WHOLE, Placement, cannon, experts, flat
+from paceline.algorithms.splits import COPIED, WHOLE, Held, Layout, Placement, Shape, SplitNode, cannon, flat
+from paceline.algorithms.splits import ways as experts
 from paceline.algorithms.splits.cannon import PRODUCT
 from paceline.algorithms.splits.catalogue import SPLITS
-from paceline.algorithms.splits.following import follow
-from paceline.algorithms.splits.movements import Movement, kind_of
-from paceline.algorithms.splits.nodes import Held, Layout, Shape, SplitNode
+from paceline.algorithms.splits.placements import Movement, follow, kind_of
 from paceline.errors import PlanError
 
 #: Chooses the split of a layer from how what it takes was made; an empty word lets it follow.

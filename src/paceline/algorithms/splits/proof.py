@@ -17,12 +17,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.algorithms.splits import WHOLE, Placement
+from paceline.algorithms.splits import WHOLE, Layout, Placement
 from paceline.algorithms.splits.catalogue import SPLITS
 from paceline.algorithms.splits.derivation import JOINT, PARAMETER, Program, Step
-from paceline.algorithms.splits.following import follow
-from paceline.algorithms.splits.movements import TRIM, AllToAll, intersection, volume
-from paceline.algorithms.splits.nodes import Layout
+from paceline.algorithms.splits.placements import TRIM, AllToAll, follow, intersection, volume
 from paceline.errors import PlanError
 
 

@@ -9,8 +9,12 @@ again decides the same again: this is how a journal is replayed.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
+
+from paceline.algorithms.chance import mix
 
 #: A configuration as a point of the unit cube: a number from 0 to 1 for each parameter of the space.
 Coordinates = tuple[float, ...]
@@ -68,3 +72,70 @@ def rungs(grace_period: int, max_t: int, reduction_factor: int) -> list[int]:
         steps.append(step)
         step *= reduction_factor
     return steps
+
+
+class Grid:
+    """Grid search: every combination of the values of each axis, exactly once.
+
+    The last axis changes fastest, as in nested loops over the axes in their order.
+
+    The product of the axes, each a list of coordinates.
+    """
+
+    def __init__(self, axes: Sequence[Sequence[float]]) -> None:
+        self.axes = axes
+
+    def __len__(self) -> int:
+        return prod(len(axis) for axis in self.axes)
+
+    def coordinates(self, number: int) -> Coordinates | None:
+        if number >= len(self):
+            return None
+        point = []
+        for axis in reversed(self.axes):
+            number, place = divmod(number, len(axis))
+            point.append(axis[place])
+        return tuple(reversed(point))
+
+
+# Random search: independent uniform coordinates.
+# Bergstra and Bengio, "Random search for hyper-parameter optimization", JMLR 2012. Where only a few parameters matter,
+# it tries more values of each than a grid of the same size.
+
+
+class Random:
+    """A configuration is a function of seed and number, so that it is the same in whatever order they are drawn."""
+
+    def __init__(self, dimensions: int, seed: int) -> None:
+        self.dimensions, self.seed = dimensions, seed
+
+    def coordinates(self, number: int) -> Coordinates:
+        return tuple(uniform(self.seed, number, dimension) for dimension in range(self.dimensions))
+
+
+def uniform(*words: int) -> float:
+    """Return a number from 0 to below 1 that is a function of these words."""
+    return (mix(*words) >> 11) / 2**53
+
+
+#: Returns the first so many points of the sequence.
+Points = Callable[[int], Sequence[Sequence[float]]]
+
+
+class Sobol:
+    """Sobol's sequence: configurations that fill the space more evenly than random ones.
+
+    Sobol', "On the distribution of points in a cube and the approximate evaluation of integrals", 1967; scrambled as by
+    Owen (1998). The points come from a library as data, since making them needs tables of direction numbers.
+
+    The points of the sequence by number; `points` is asked for twice as many whenever they run out.
+    """
+
+    def __init__(self, points: Points) -> None:
+        self.points = points
+        self._known: Sequence[Sequence[float]] = ()
+
+    def coordinates(self, number: int) -> Coordinates:
+        if number >= len(self._known):
+            self._known = self.points(max(64, 1 << number.bit_length()))
+        return tuple(self._known[number])

@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from paceline.algorithms.tuning import FAILED, Coordinates, Sampler, TrialSegment
-from paceline.algorithms.tuning.random import uniform
+from paceline.algorithms.tuning import FAILED, Coordinates, Sampler, TrialSegment, uniform
 
 
 class Breeding(NamedTuple):

@@ -11,8 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import NamedTuple
 
 from paceline.concurrency.check.engine import Examined, examine, examine_together
-from paceline.concurrency.check.rules import RULES
-from paceline.concurrency.check.rules.rows import own_rules
+from paceline.concurrency.check.rules import RULES, own_rules
 from paceline.concurrency.check.rules.rule import Rule
 
 FEW = 200  # files below which starting processes costs more than it saves

@@ -2,27 +2,96 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+from paceline import user_cache
 from paceline.concurrency.check import libraries
-from paceline.concurrency.check.across.interface import Interface
-from paceline.concurrency.check.across.rules import findings_across
-from paceline.concurrency.check.cache import Cache
-from paceline.concurrency.check.engine import Examined, is_relevant, unreadable
-from paceline.concurrency.check.files import Skipped, choose_files
-from paceline.concurrency.check.options import Options
+from paceline.concurrency.check.across import findings_across
+from paceline.concurrency.check.engine import Examined, is_relevant, one_each, unreadable
+from paceline.concurrency.check.interface import Interface, read_interface
+from paceline.concurrency.check.options import Options, Skipped, choose_files
 from paceline.concurrency.check.parallel import Program, Source, check_programs
-from paceline.concurrency.check.ranking.feedback import Verdict, marked, read_verdicts, weigh
+from paceline.concurrency.check.ranking import Verdict, marked, read_verdicts, weigh
 from paceline.concurrency.check.ranking.order import within
-from paceline.concurrency.check.reporting.baseline import read_baseline
-from paceline.concurrency.check.reporting.comments import UNUSED, with_comments
-from paceline.concurrency.check.reporting.findings import Finding, is_ranked
-from paceline.concurrency.check.reporting.mistakes import one_each
-from paceline.concurrency.check.rules.rows import as_text, own_rules
+from paceline.concurrency.check.reporting.findings import UNUSED, Finding, Step, is_ranked, read_baseline, with_comments
+from paceline.concurrency.check.rules import as_text, own_rules
 from paceline.concurrency.check.syntax.source import Unreadable, read
-from paceline.concurrency.check.together.programs import programs
+from paceline.concurrency.check.together import programs
+from paceline.narrative import Wait
+
+FOLDER = ".paceline_cache"
+_KEPT = (
+    *("rule", "line", "column", "function", "message", "remedy"),
+    *("confidence", "about", "ordinal", "verdict", "subject", "signs"),
+)
+
+
+class Cache:
+    """A cache by content: the findings of a text are reused when the same text is checked again.
+
+    There is one file per text under `.paceline_cache`, named by the hash of the text and of the checker's own source,
+    so a change of either is never missed. Files are replaced and not followed: a project that is checked may hold a
+    link there.
+
+    Findings and interfaces by the content of the file that they belong to.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / FOLDER
+        #: False once a write has failed, so that a read-only folder is tried only once.
+        self.writes = True
+
+    def get(self, text: str) -> Examined | None:
+        """What was found in this text; None when that is not known."""
+        try:
+            rows, interface, cut = json.loads(user_cache.read(self.folder / _name(text)))
+            return Examined([_finding(row) for row in rows], read_interface(interface), tuple(cut))
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def put(self, text: str, examined: Examined) -> None:
+        """Store what was found in this text, if the folder is writable."""
+        if not self.writes:
+            return
+        findings, interface, cut = examined
+        try:
+            if not self.folder.is_dir():
+                user_cache.write(self.folder / ".gitignore", b"*\n")
+            user_cache.write(
+                self.folder / _name(text), json.dumps([[_row(f) for f in findings], interface, cut]).encode()
+            )
+        except OSError:
+            self.writes = False
+
+
+def _name(text: str) -> str:
+    return hashlib.sha256(_checker_source() + text.encode("utf-8", "surrogatepass")).hexdigest()[:32] + ".json"
+
+
+@cache
+def _checker_source() -> bytes:
+    """The hash of the checker's own source, since another version may find something else."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.rglob("*.*")):
+        if file.suffix in (".py", ".toml", ".json"):
+            digest.update(file.read_bytes())
+    return digest.digest()
+
+
+def _row(finding: Finding) -> dict[str, Any]:
+    return {name: getattr(finding, name) for name in _KEPT} | {"story": finding.story, "waits": finding.waits}
+
+
+def _finding(row: dict[str, Any]) -> Finding:
+    story, waits = [Step(*s) for s in row.pop("story")], [Wait(*w) for w in row.pop("waits")]
+    return Finding(**row, story=story, waits=waits)
+
 
 #: A finding to which its own rule gives less, or the model of bugs, is reported only where everything is.
 DOUBTED, UNLIKELY = 0.5, 0.04

@@ -12,19 +12,17 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.concurrency.check import libraries
-from paceline.concurrency.check.flow.effects import Effect, runs_now, text_of
-from paceline.concurrency.check.flow.propagation import Propagated, reached
+from paceline.concurrency.check.flow.effects import Effect, Propagated, reached, runs_now, text_of
 from paceline.concurrency.check.flow.walk import Event, Walk, Walker
 from paceline.concurrency.check.libraries.catalogue import WAKES
 from paceline.concurrency.check.ranks.sequences import Sequences
 from paceline.concurrency.check.reporting.findings import Step
 from paceline.concurrency.check.syntax.declarations import Class, Function, Resource
-from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.concurrency.check.syntax.tree import parent
+from paceline.concurrency.check.syntax.tree import dotted, is_constant, keyword, parent, short_name
 from paceline.concurrency.check.threads.accesses import Access
 from paceline.concurrency.check.threads.roots import Root, Roots
-from paceline.concurrency.check.together.places import of_own_file
-from paceline.concurrency.check.values.library_types import method_name
+from paceline.concurrency.check.together import of_own_file
+from paceline.concurrency.check.values.calls import method_name
 from paceline.concurrency.check.values.module import Module
 
 

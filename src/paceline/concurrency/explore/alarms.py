@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.concurrency.check.files import choose_files
+from paceline.concurrency.check.options import choose_files
 from paceline.concurrency.check.reporting.findings import Finding, Proof
 from paceline.concurrency.explore.finding import relative
 from paceline.concurrency.explore.session import Answer, Session

@@ -6,7 +6,7 @@ import linecache
 from html import escape
 from typing import Any
 
-from paceline.concurrency.check.reporting.formats.sarif import flows, location, log
+from paceline.concurrency.check.reporting.formats import flows, location, log
 from paceline.concurrency.explore.finding import relative
 
 PAGE = """<!doctype html><html lang=en><meta charset=utf-8><title>paceline explore: {title}</title><style>

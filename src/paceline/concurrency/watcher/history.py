@@ -19,7 +19,7 @@ from paceline.concurrency.watcher.samples import (
     Wait,
 )
 
-# --- Pools of multiprocessing whose workers end as soon as they start, again and again: no result ever comes. Pure ----
+# Pools of multiprocessing whose workers end as soon as they start, again and again: no result ever comes. Pure.
 
 #: Snapshots, and seconds between the first and the last of them, no two of which in a row may show the same worker.
 POOL_SNAPSHOTS, SEEN = 3, 6.0

@@ -20,12 +20,11 @@ from typing import Any
 from paceline.concurrency.check.options import Options
 from paceline.concurrency.check.reporting.findings import Finding
 from paceline.concurrency.check.run import check_paths
+from paceline.concurrency.watcher.files import BLOCK, Share, Trace
 from paceline.concurrency.watcher.processes.proc import may_be_read
 from paceline.concurrency.watcher.processes.stacks import environment
 from paceline.concurrency.watcher.report import Confirmed, HangReport
 from paceline.concurrency.watcher.samples import Frame
-from paceline.concurrency.watcher.share import Share
-from paceline.concurrency.watcher.trace import BLOCK, Trace
 from paceline.concurrency.watcher.watch import Watch, pace
 from paceline.errors import UsageError
 from paceline.runtime.runs.live import HANG, Event, EventKind, EventLog, read_live

@@ -9,18 +9,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.concurrency.watcher.footprint import footprint, probabilities
+from paceline.concurrency.watcher.files import RecentSnapshots, Share, Trace
 from paceline.concurrency.watcher.history import History
-from paceline.concurrency.watcher.judge import Schedule, judge, suspected
+from paceline.concurrency.watcher.judge import Schedule, footprint, judge, probabilities, suspected
 from paceline.concurrency.watcher.processes import proc, stacks
-from paceline.concurrency.watcher.processes.attach import with_java_stacks
+from paceline.concurrency.watcher.processes.java import with_java_stacks
 from paceline.concurrency.watcher.processes.subjects import with_subjects
 from paceline.concurrency.watcher.report import HangReport
 from paceline.concurrency.watcher.samples import Process, Snapshot, users_line
-from paceline.concurrency.watcher.share import Share
-from paceline.concurrency.watcher.trace import RecentSnapshots, Trace
 
-# --- The live screen: a row for each process of the tree. Pure --------------------------------------------------------
+# The live screen: a row for each process of the tree. Pure.
 
 CLEAR = "\033[H\033[J"
 _HEAD = ("PROCESS", "THREADS", "CORES", "STILL", "WAITS FOR", "AT")

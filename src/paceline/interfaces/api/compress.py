@@ -19,8 +19,7 @@ from paceline.compression.precision import Precisions, precisions
 from paceline.compression.reading import network_of
 from paceline.compression.result import CONFIDENCE, Bounds, Compression, choose
 from paceline.compression.samples import Samples, Score, divide, score_of, test_samples
-from paceline.compression.search import WIDTHS, SearchResult, Target, search
-from paceline.compression.targets import CortexM4, Here
+from paceline.compression.search import WIDTHS, CortexM4, Here, SearchResult, Target, search
 from paceline.errors import JobWarning, UsageError, suggest
 from paceline.errors.arguments import check_arguments
 from paceline.interfaces.api.loading import load_run

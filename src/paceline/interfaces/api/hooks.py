@@ -20,9 +20,8 @@ from paceline.runtime.engines import checkpoints
 from paceline.runtime.engines.checkpoint_manager import result_of
 from paceline.runtime.engines.outcome import Outcome, Snapshot, evaluation_of, finish, load_values
 from paceline.runtime.engines.setup import Setup, set_up
-from paceline.runtime.runs.folder import RunFolder
 from paceline.runtime.runs.progress import Progress, ProgressCallback
-from paceline.runtime.runs.record import Evaluation, RunRecord, Status
+from paceline.runtime.runs.record import Evaluation, RunFolder, RunRecord, Status
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.trace import Kind, Trace
 
@@ -146,7 +145,7 @@ class Hooks:
         return run
 
 
-# --- The run that a callback has stopped: the model and the figures as of the checkpoint that ended it ----------------
+# The run that a callback has stopped: the model and the figures as of the checkpoint that ended it.
 
 
 def stopped_run(setup: Setup, place: RunFolder, path: Path, record: RunRecord, hooks: Hooks) -> Run:

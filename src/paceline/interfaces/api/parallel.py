@@ -38,8 +38,7 @@ from paceline.runtime.engines.workers.process import tune_for_speed
 from paceline.runtime.links.membership import LocalProcesses, Locks
 from paceline.runtime.links.memory import Memory, SharedTensors, require_store_order
 from paceline.runtime.links.rendezvous import Rendezvous
-from paceline.runtime.runs.folder import RunFolder, emptied, new_folder
-from paceline.runtime.runs.record import JobRecord, RunRecord, Status, this_machine
+from paceline.runtime.runs.record import JobRecord, RunFolder, RunRecord, Status, emptied, new_folder, this_machine
 from paceline.runtime.runs.schema import from_dict, to_dict
 from paceline.runtime.runs.time_accounting import summarize
 from paceline.runtime.runs.trace import Kind, Trace

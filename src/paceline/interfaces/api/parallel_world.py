@@ -11,8 +11,8 @@ from torch import nn
 
 from paceline.algorithms.cluster.variables import value
 from paceline.errors import PlanError, UsageError
-from paceline.plans.codecs import refuse_tables
 from paceline.plans.plan import Plan
+from paceline.plans.recipe import refuse_tables
 from paceline.runtime.engines.workers.loop_worker import tables
 from paceline.training.jobs.several import refuse_closures
 from paceline.training.parameters.rows import check_optimizer

@@ -32,8 +32,7 @@ from paceline.interfaces.api.engines import ENGINES, KEEPING, Request
 from paceline.interfaces.api.hooks import Hooks, ProgressFunction, stopped_run
 from paceline.interfaces.callbacks import check
 from paceline.interfaces.callbacks.loggers import named
-from paceline.plans.clusters import check_method
-from paceline.plans.plan import Plan
+from paceline.plans.plan import Plan, check_method
 from paceline.runtime.engines import checkpoints, cluster, mpi
 from paceline.runtime.engines.checkpoints import CheckpointRequest
 from paceline.runtime.engines.cluster.successor import Promoted
@@ -42,10 +41,18 @@ from paceline.runtime.engines.outcome import Life, finish
 from paceline.runtime.engines.record import first_record, life_record
 from paceline.runtime.engines.resuming import check_end, check_same, for_plan, next_plan, open_run
 from paceline.runtime.engines.setup import Setup, set_up
-from paceline.runtime.runs.folder import RunFolder, new_folder, unless_begun
 from paceline.runtime.runs.live import Heartbeat
 from paceline.runtime.runs.progress import ProgressCallback
-from paceline.runtime.runs.record import CheckpointInterval, Evaluation, FailureRecord, RunRecord, Status
+from paceline.runtime.runs.record import (
+    CheckpointInterval,
+    Evaluation,
+    FailureRecord,
+    RunFolder,
+    RunRecord,
+    Status,
+    new_folder,
+    unless_begun,
+)
 from paceline.runtime.runs.run import Run
 from paceline.training.jobs.job import Job, checked
 from paceline.training.jobs.loading import own_arguments

@@ -1,4 +1,4 @@
-"""The command line: one file per command, and no logic.
+"""The command line: a file per command, or for a few of one subject, and no logic.
 
 Text for people goes to standard error; JSON objects, drawings, the findings of `check` and what `emit` writes go to
 standard output.
@@ -21,12 +21,9 @@ import typer
 from typer.main import get_command
 
 from paceline.errors import PacelineDeprecationWarning, PacelineError, RunOver, RunStopped, UsageError
-from paceline.errors.renames import COMMAND_OPTIONS, OPTIONS
-from paceline.errors.suggestions import FAMILIAR_OPTIONS
-from paceline.interfaces.cli.console import console
-from paceline.interfaces.cli.environment import check_environment
-from paceline.interfaces.cli.launched import notify_torchrun, rank_before
-from paceline.interfaces.cli.layout import Command, Group
+from paceline.errors.renames import COMMAND_OPTIONS, FAMILIAR_OPTIONS, OPTIONS
+from paceline.interfaces.cli.environment import check_environment, notify_torchrun, rank_before
+from paceline.interfaces.cli.terminal import Command, Group, console
 from paceline.runtime.engines.signals import INTERRUPTED, termination
 
 app = typer.Typer(
@@ -37,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Train PyTorch models in parallel, and measure which method is fastest on your own model.",
 )
-#: The commands in the order and the groups in which they are listed: a file each, with a function of its name.
+#: The commands in the order and the groups in which they are listed; each is a function of its name.
 COMMANDS = {
     "Train": ("train", "join", "compare", "replay", "verify", "report", "runs"),
     "Choose a plan and a configuration": ("plans", "choose", "calibrate", "validate", "simulate", "tune"),
@@ -45,6 +42,16 @@ COMMANDS = {
     "Find what is wrong with a program": ("check", "watch", "explore", "explain"),
     "Deploy": ("compress", "emit", "keys", "doctor"),
     "Look inside": ("draw", "prove", "bench"),
+}
+#: The files of commands that share one; any other is in a file of its own name.
+FILES = {
+    **dict.fromkeys(("join", "keys", "doctor"), "machines"),
+    **dict.fromkeys(("choose", "calibrate", "validate", "simulate"), "planner"),
+    **dict.fromkeys(("prepare", "ingest"), "data"),
+    **dict.fromkeys(("replay", "report"), "runs"),
+    **dict.fromkeys(("draw", "prove"), "plans"),
+    "explain": "check",
+    "verify": "compare",
 }
 NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 #: Packages of the extra `train`, which all commands but `check` need.
@@ -76,7 +83,7 @@ def register() -> None:
     """Add the commands to `app`; they are imported only now, so that importing this package stays cheap."""
     for group, names in COMMANDS.items():
         for name in names:
-            module = import_module(f"paceline.interfaces.cli.{name}")
+            module = import_module(f"paceline.interfaces.cli.{FILES.get(name, name)}")
             if name == "emit":  # which has commands of its own
                 app.add_typer(module.app, name=name, rich_help_panel=group)
             else:
@@ -99,7 +106,7 @@ def _run() -> None:
         sys.exit(2)
     ours, command = _split(sys.argv[1:])
     if "--json" in ours:
-        from paceline.interfaces.cli.output import reserve_stdout
+        from paceline.interfaces.cli.terminal import reserve_stdout
 
         reserve_stdout()
     try:

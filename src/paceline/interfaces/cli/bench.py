@@ -12,9 +12,8 @@ import typer
 
 from paceline.errors import UsageError, suggest
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import saying
 from paceline.interfaces.cli.options import writable
-from paceline.interfaces.cli.output import print_json
+from paceline.interfaces.cli.terminal import print_json, saying
 
 # The arguments and options of `paceline bench`.
 
@@ -92,7 +91,7 @@ def _null(
     parts: str | None, seconds: float, workers: Sequence[int], picture: Path | None, quiet: bool, json: bool
 ) -> None:
     from paceline.interfaces.api.planning import null_model
-    from paceline.interfaces.cli.null_table import table
+    from paceline.interfaces.cli.tables import table
 
     if picture is not None:
         raise UsageError("--picture draws the roofline of `paceline bench kernels`; leave it out")

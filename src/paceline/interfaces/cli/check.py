@@ -1,16 +1,15 @@
-"""The command `paceline check`."""
+"""The commands `paceline check` and `paceline explain`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import console
-from paceline.interfaces.cli.output import print_json
+from paceline.interfaces.cli.terminal import console, print_json
 from paceline.names import visible
 
 if TYPE_CHECKING:
@@ -43,8 +42,8 @@ def check(
     to wait for each other, and what to change. Exits with 1 when something was found, 3 when the checker itself failed.
     """
     from paceline.concurrency.check.options import parse_codes, read_options
-    from paceline.concurrency.check.reporting import baseline as known
-    from paceline.concurrency.check.reporting.page import explain_rule
+    from paceline.concurrency.check.reporting import findings
+    from paceline.concurrency.check.rules import explain_rule
     from paceline.concurrency.check.run import check_paths
 
     if explain is not None:
@@ -71,7 +70,7 @@ def check(
         raise typer.Exit(serve(sys.stdin.buffer, sys.stdout.buffer, chosen))
     report = check_paths(paths or [Path()], chosen)
     if write_baseline is not None:
-        known.write_baseline(write_baseline, report.findings)
+        findings.write_baseline(write_baseline, report.findings)
         console.print(f"{len(report.findings)} findings written to {write_baseline}")
         return
     _print(report, form, json, explore_seconds if explore else None)
@@ -81,8 +80,7 @@ def check(
 
 def _print(report: Report, form: options.CheckFormat, json: bool, explore_seconds: float | None) -> None:
     """Print the findings, confirmed by running the program on request, and the summary for people."""
-    from paceline.concurrency.check.reporting.formats import FORMATS
-    from paceline.concurrency.check.reporting.formats.objects import as_object
+    from paceline.concurrency.check.reporting.formats import FORMATS, as_object
 
     if explore_seconds is not None:
         from paceline.concurrency.explore.alarms import prove
@@ -93,3 +91,16 @@ def _print(report: Report, form: options.CheckFormat, json: bool, explore_second
     elif text := FORMATS[form.value](report):
         typer.echo(visible(text))
     console.print(report.summary())
+
+
+NAME_HELP = "A rule of `paceline check`, as PC404 or lock-order; or an error, by its first word, as WorkerFailed."
+
+
+def explain(name: Annotated[str, typer.Argument(metavar="NAME", help=NAME_HELP)]) -> None:
+    """Explain a finding or an error: what it means, why, and what to do."""
+    from paceline.concurrency.check.rules import RULES, explain_rule
+    from paceline.errors.remedies import explain_error
+
+    rules = {word.lower() for rule in RULES.values() for word in (rule.code, rule.name)}
+    looks_like_rule = name.strip().lower() in rules or name.strip()[:2].upper() == "PC"
+    typer.echo(explain_rule(name) if looks_like_rule else explain_error(name))

@@ -9,8 +9,8 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from paceline.interfaces.cli.console import console, saying
 from paceline.interfaces.cli.tables import rich_table
+from paceline.interfaces.cli.terminal import console, saying
 from paceline.runtime.runs.comparison import ComparisonKind, ComparisonRecord
 from paceline.runtime.runs.run import comparison_table
 from paceline.runtime.runs.verdict import CONFIDENCE

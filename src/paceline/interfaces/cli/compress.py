@@ -9,11 +9,10 @@ import typer
 
 from paceline.errors import UsageError
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import saying
 from paceline.interfaces.cli.options import writable
-from paceline.interfaces.cli.output import print_json, write_text
+from paceline.interfaces.cli.terminal import print_json, saying, write_text
 
-# --- The options of `paceline compress` -------------------------------------------------------------------------------
+# The options of `paceline compress`.
 
 Within = Annotated[float, typer.Option(min=0.0, help="Points of accuracy that may be lost.")]
 Confidence = Annotated[
@@ -102,7 +101,7 @@ def compress(
     from paceline.compression.page import page_of
     from paceline.interfaces.api.compress import checked_onnx
     from paceline.interfaces.api.compress import compress as run_compression
-    from paceline.interfaces.cli.compression import show_compression
+    from paceline.interfaces.cli.tables import show_compression
 
     options.refuse_existing(force, output=output, page=page, onnx=onnx)
     compression = run_compression(
@@ -128,7 +127,7 @@ def _precisions(
 ) -> None:
     """Measure the model in PyTorch's own precisions."""
     from paceline.interfaces.api.compress import compare_precisions
-    from paceline.interfaces.cli.compression import show_precisions
+    from paceline.interfaces.cli.tables import show_precisions
 
     precisions = compare_precisions(run, within, latency, size, confidence=confidence, seed=seed, say=saying(json))
     if json:

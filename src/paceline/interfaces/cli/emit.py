@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.layout import Command, Group
 from paceline.interfaces.cli.options import writable
-from paceline.interfaces.cli.output import write_text
+from paceline.interfaces.cli.terminal import Command, Group, write_text
 
-# --- The options of `paceline emit` -----------------------------------------------------------------------------------
+# The options of `paceline emit`.
 
 EmittedJob = Annotated[
     str,

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.output import print_json
+from paceline.interfaces.cli.terminal import print_json
 from paceline.names import visible
 
-# --- The arguments and options of `paceline explore` ------------------------------------------------------------------
+# The arguments and options of `paceline explore`.
 
 
 class ExploreStrategy(str, Enum):

@@ -43,7 +43,7 @@ class CheckFormat(str, enum.Enum):
     ruff = "ruff"
 
 
-# --- what is trained or looked at ---
+# What is trained or looked at.
 JobOrNone = Annotated[
     str | None,
     typer.Argument(
@@ -79,7 +79,7 @@ Script = Annotated[
     str | None, typer.Option(help="Instead of JOB: a script that uses torch.distributed, with its arguments.")
 ]
 
-# --- how a job is trained ---
+# How a job is trained.
 PlanOption = Annotated[
     str | None,
     typer.Option(
@@ -222,7 +222,7 @@ KeepBest = Annotated[
     ),
 ]
 
-# --- replay, draw, report, bench ---
+# Replay, draw, report, bench.
 Until = Annotated[
     str | None,
     typer.Option(
@@ -253,7 +253,7 @@ Live = Annotated[
     bool, typer.Option("--live", help="Serve a page that follows the runs while they go on, to this machine only.")
 ]
 LivePort = Annotated[int, typer.Option("--port", help="The port of --live; 0: any that is free.", min=0, max=65535)]
-# --- check ---
+# Check.
 CheckFormatOption = Annotated[CheckFormat, typer.Option("--format", "--output-format", help="Output format.")]
 Select = Annotated[str | None, typer.Option(help="Rules to run, by prefixes of their codes: PC1,PC501.")]
 Ignore = Annotated[str | None, typer.Option(help="Rules to skip, by prefixes of their codes.")]
@@ -297,7 +297,7 @@ LanguageServer = Annotated[
 ]
 Explain = Annotated[str | None, typer.Option(metavar="RULE", help="Explain a rule with an example, and exit.")]
 
-# --- output ---
+# Output.
 Force = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print no progress, only the result.")]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on standard output.")]
@@ -356,7 +356,7 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-# --- many machines ---
+# Many machines.
 RayAddress = Annotated[
     str | None,
     typer.Option(
@@ -373,7 +373,7 @@ Hosts = Annotated[
 ]
 Days = Annotated[int, typer.Option(min=1, help="Days for which the certificates are valid.")]
 
-# --- the planner ---
+# The planner.
 JobArgument = Annotated[
     str,
     typer.Argument(metavar="JOB", help="A Python file with a module-level `job` (or file.py:name), or a built-in job."),

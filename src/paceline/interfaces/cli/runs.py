@@ -1,16 +1,16 @@
-"""The command `paceline runs`."""
+"""The commands about recorded runs: `paceline runs`, `paceline replay` and `paceline report`."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from time import monotonic
 from typing import Annotated, NamedTuple
 
 import typer
 
 from paceline.errors import RunFolderError, UsageError
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import console
-from paceline.interfaces.cli.output import print_json
+from paceline.interfaces.cli.terminal import console, print_json
 
 RunsFolder = Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder that contains the run folders.")]
 Words = Annotated[
@@ -132,3 +132,103 @@ def _delete(listed: list[_ListedRun], words: str, yes: bool) -> None:
     for run in listed:
         shutil.rmtree(run.folder)
     console.print(f"{len(listed)} run folders deleted")
+
+
+EVERY = 10.0  # seconds between two lines about the progress of a replay
+
+
+class _Progress:
+    """Prints from time to time how far a replay is; nothing, if it takes no longer than that."""
+
+    def __init__(self) -> None:
+        self._next = monotonic() + EVERY
+
+    def __call__(self, updates: int, last: int) -> None:
+        if monotonic() >= self._next:
+            self._next = monotonic() + EVERY
+            console.print(f"replayed {updates:,} of {last:,} updates", style="dim")
+
+
+def replay(
+    run: options.RunArgument, until: options.Until = None, save: options.Save = None, json: options.Json = False
+) -> None:
+    """Repeat a recorded run in one process, bit for bit.
+
+    With --until the replay stops early, with the model as it was then and the batch that comes next. A run that did not
+    finish is replayed as far as it is recorded.
+    """
+    import torch
+
+    from paceline.runtime.engines.replay.replay import replay as run_again
+
+    replayed_run = run_again(run, until, progress=_Progress())
+    if save is not None:
+        state = {
+            "model": replayed_run.model.state_dict(),
+            "batch": replayed_run.guilty_batch,
+            "samples": replayed_run.guilty_samples,
+        }
+        torch.save(state, save)
+    if json:
+        keys = ("updates", "parameters_sha256", "matches", "guilty_update", "guilty_worker", "loss")
+        print_json({key: getattr(replayed_run, key) for key in keys})
+        return
+    if replayed_run.matches:
+        console.print(
+            f"the same bits: {replayed_run.updates} updates, parameters {replayed_run.parameters_sha256[:16]}",
+            style="green",
+        )
+        return
+    if until is None:
+        console.print("the recorded run did not finish; it was replayed as far as it is recorded", style="yellow")
+    console.print(f"replayed {replayed_run.updates} updates; parameters {replayed_run.parameters_sha256[:16]}")
+    if replayed_run.guilty_samples is not None:
+        loss = "not yet computed" if replayed_run.loss is None else f"loss {replayed_run.loss:.6g}"
+        few = ", ".join(map(str, replayed_run.guilty_samples[:8].tolist()))
+        console.print(
+            f"next comes batch {replayed_run.guilty_update} of worker {replayed_run.guilty_worker} ({loss}), samples "
+            f"{few}, ...\n"
+            "In Python: paceline.replay(run, until=...) returns them as .model and .guilty_batch",
+        )
+
+
+def report(
+    runs: options.RunArguments,
+    output: options.Output = None,
+    form: options.ReportFormat = "html",
+    live: options.Live = False,
+    port: options.LivePort = 0,
+) -> None:
+    """Write a report on one run, or on several side by side: one HTML file that needs no network.
+
+    A folder that contains run folders, such as that of a comparison, stands for all of them. The other formats hold
+    the same figures for other programs.
+
+    With --live, the report is a page that follows the runs until Ctrl-C: what each worker is at, the curves so far, a
+    hang that `paceline watch` has found. Only this machine can open it.
+    """
+    if live:
+        if output is not None or form != "html":
+            raise UsageError("--live serves a page and writes no file; leave --output and --format out")
+        _follow(runs, port)
+    elif port:
+        raise UsageError("--port is the port of --live; add --live, or leave --port out")
+    else:
+        _write(runs, output, form)
+
+
+def _write(runs: options.RunArguments, output: options.Output, form: str) -> None:
+    from paceline.runtime.report import write
+
+    for file in write(runs, output, form):
+        console.print(str(file), soft_wrap=True)
+
+
+def _follow(runs: options.RunArguments, port: int) -> None:
+    from contextlib import suppress
+
+    from paceline.interfaces.cli.live_page import server
+
+    with server(runs, port) as serving, suppress(KeyboardInterrupt):
+        console.print(f"http://127.0.0.1:{serving.server_port}/  (Ctrl-C ends this page, and nothing else)")
+        serving.serve_forever()

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import console
-from paceline.interfaces.cli.output import print_json
+from paceline.interfaces.cli.terminal import console, print_json
 
 if TYPE_CHECKING:
     from paceline.runtime.runs.run import Run
@@ -48,7 +47,7 @@ def train(
     and trains on. With --checkpoint-every even a run that was killed can be resumed. A second Ctrl-C stops at once.
     A run that is done continues with more epochs: --resume RUN --epochs N, in all.
     """
-    from paceline.runtime.engines.workers.forkserver import fork_early
+    from paceline.runtime.engines.workers.process import fork_early
 
     if engine not in ("virtual", "mpi"):
         fork_early()
@@ -76,7 +75,7 @@ def train(
 
 
 def _callbacks(early_stopping: str | None, best_checkpoint: str | None, title: str, quiet: bool) -> list[Any]:
-    from paceline.interfaces.callbacks.parsing import named_callbacks
+    from paceline.interfaces.callbacks.loggers import named_callbacks
     from paceline.interfaces.callbacks.progress_bar import ProgressBar
 
     return [*named_callbacks(early_stopping, best_checkpoint), ProgressBar(title, quiet, console)]

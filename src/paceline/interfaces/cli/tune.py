@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.output import print_json
+from paceline.interfaces.cli.terminal import print_json
 
-# --- The options of `paceline tune` -----------------------------------------------------------------------------------
+# The options of `paceline tune`.
 
 SpaceFile = Annotated[
     Path | None,
@@ -121,7 +121,7 @@ def tune(
     The folder holds the journal, a page and best.py, which `paceline train` takes. A tuning that was ended or killed
     continues with --resume FOLDER, each configuration evaluated exactly once.
     """
-    from paceline.runtime.engines.workers.forkserver import fork_early
+    from paceline.runtime.engines.workers.process import fork_early
 
     fork_early()
     from paceline.interfaces.api.tuning.ranks import engine_of

@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from paceline.interfaces.cli.console import console
+from paceline.interfaces.cli.terminal import console
 from paceline.planning.tuner.result import settings
 from paceline.runtime.report.formatting import duration, number
 

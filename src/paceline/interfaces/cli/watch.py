@@ -8,11 +8,10 @@ from typing import Annotated
 import typer
 
 from paceline.interfaces.cli import options
-from paceline.interfaces.cli.console import console
-from paceline.interfaces.cli.output import print_json
+from paceline.interfaces.cli.terminal import console, print_json
 from paceline.names import visible
 
-# --- The arguments and options of `paceline watch` --------------------------------------------------------------------
+# The arguments and options of `paceline watch`.
 
 WatchedCommand = Annotated[
     list[str] | None, typer.Argument(metavar="-- COMMAND", help="The command to start and watch, after `--`.")

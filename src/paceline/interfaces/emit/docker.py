@@ -11,8 +11,7 @@ from pathlib import Path, PurePosixPath
 
 from paceline.errors import UsageError, suggest
 from paceline.interfaces.emit.kubernetes import USER, WORK
-from paceline.interfaces.emit.names import JOB_FILES, job_name, job_words
-from paceline.interfaces.emit.training import ROSTERS
+from paceline.interfaces.emit.training import JOB_FILES, ROSTERS, job_name, job_words
 
 #: The oldest Python that Paceline runs on.
 OLDEST = (3, 10)
@@ -116,7 +115,7 @@ def _files(job: str) -> list[str]:
     return [f"COPY --chown={USER}:{USER} . ."]
 
 
-# --- The versions of installed packages, which images must have, too --------------------------------------------------
+# The versions of installed packages, which images must have, too.
 
 
 def installed() -> dict[str, str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.interfaces.emit.names import partition as partition_name
-from paceline.interfaces.emit.names import time_limit
-from paceline.interfaces.emit.training import Training, choose_run
+from paceline.interfaces.emit.training import Training, choose_run, time_limit
+from paceline.interfaces.emit.training import partition as partition_name
 
 #: Ports that a job may get for its head, from the first one on; by the job's number, since jobs may share a node.
 PORTS = {"ray": 6379, "environment": 29471}

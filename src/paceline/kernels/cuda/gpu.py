@@ -25,7 +25,7 @@ from paceline.kernels.processors import how_made
 
 # The whole text of a plan in CUDA C: a block of threads works on one sample, blocks on the samples of a batch.
 #
-# The statements are those of C++, and so is their arithmetic; `block.py` prints how the threads of a block share them.
+# The statements are those of C++, and so is their arithmetic; printers/block.py says how threads share them.
 
 CHUNKS = 128  # of a batch: blocks whose gradients are summed apart, on any device
 THREADS = 512  # of a block, which has a sample to itself

@@ -15,12 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.algorithms.coordinators import PARAMETERS, Axpy, Command, Coordinator, Copy, Dot, Evaluate, Scale
-from paceline.algorithms.coordinators.rehearsal import rehearse
-from paceline.algorithms.splits.example import example_program
+from paceline.algorithms.coordinators import (
+    PARAMETERS,
+    Axpy,
+    Command,
+    Coordinator,
+    Copy,
+    Dot,
+    Evaluate,
+    Scale,
+    rehearse,
+)
+from paceline.algorithms.splits.recipes import example_program
 from paceline.errors import PlanError, RunFolderError, UsageError
-from paceline.planning.explain.split_table import draw_split
-from paceline.planning.explain.tables import LETTERS, draw_collective, draw_mesh, draw_messages
+from paceline.planning.explain.tables import LETTERS, draw_collective, draw_mesh, draw_messages, draw_split
 from paceline.planning.explain.timetable import draw_measured, draw_table, measured, page, shown_table
 from paceline.plans.methods.views import Commands, Operators, Parts, Stages, Summing, Timeline, Words
 from paceline.plans.plan import RECIPES, Plan
@@ -29,7 +37,7 @@ if TYPE_CHECKING:
     from paceline.runtime.runs.trace import Columns, Trace
 
 
-# --- A plan's timeline as text, from a simulation in time only: which workers wait, and how old gradients are ---------
+# A plan's timeline as text, from a simulation in time only: which workers wait, and how old gradients are.
 
 BATCH = 100  # samples that one worker computes in one piece
 COMPUTE, MOVE = 1e-5, 2e-5  # seconds: for a sample; for a gradient on its way, and for its update
@@ -110,7 +118,7 @@ def _lines(plan: Plan, trace: Trace, columns: int, legend: Timeline) -> list[str
     return [f"worker {number:<2} {line.text}" for number, line in enumerate(lines)]
 
 
-# --- The commands of a coordinator in an update, as text --------------------------------------------------------------
+# The commands of a coordinator in an update, as text.
 
 REHEARSED = 3  # updates: enough to see what is remembered
 

@@ -105,7 +105,7 @@ def _painted(text: str, what: str, colours: bool) -> str:
     return f"\x1b[{COLOURS[what]}m{text}\x1b[0m" if colours else text
 
 
-# --- a run as it was measured ---------------------------------------------------------------------------------------
+# A run as it was measured.
 
 
 def draw_measured(table: Table, rows: Columns, colours: bool = False) -> list[str]:
@@ -190,7 +190,7 @@ def _messages(spans: Sequence[Span]) -> Iterator[Span]:
         before[span.worker] = span
 
 
-# --- A pipeline's table and a run of it as an HTML page: the content of `timetable`, in colours and to scale ----------
+# A pipeline's table and a run of it as an HTML page: the content of `timetable`, in colours and to scale.
 
 FILLS = {
     FORWARD: "#7aa6da",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.algorithms.codecs.sizes import estimate
+from paceline.algorithms.codecs.catalogue import estimate
 from paceline.planning.planner.costs import LayerSeconds
 from paceline.plans.methods.prediction import Coding
 from paceline.plans.plan import Plan

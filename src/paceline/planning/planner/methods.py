@@ -7,12 +7,12 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from paceline.algorithms.codecs.sizes import exchanged
+from paceline.algorithms.codecs.catalogue import exchanged
 from paceline.algorithms.collectives import Collective
 from paceline.algorithms.schedules import BACKWARD, FORWARD, INPUTS, WEIGHTS, Table
 from paceline.algorithms.schedules.clock import Place, Walk, clocked
 from paceline.algorithms.schedules.worker import Agree, Compute, Effect, Send, Update
-from paceline.algorithms.splits.by_depth import balanced
+from paceline.algorithms.splits import balanced
 from paceline.planning.planner.card import Overhead
 from paceline.planning.planner.costs import Costs, meeting, single
 from paceline.planning.planner.facts import Facts, answer_of, coding_of, layers_share, reads
@@ -23,7 +23,7 @@ from paceline.plans.methods.prediction import CROWDED_MESSAGE, Coding, Estimate,
 from paceline.plans.plan import Plan
 
 # --- Pipelines: the table of the schedule on the clock, with the seconds of each stage and message --------------------
-# The model's modules in the order of their first forward call are the pieces; `algorithms.splits.by_depth` balances
+# The model's modules in the order of their first forward call are the pieces; `algorithms.splits` balances
 # them into stages, as the real cut does. Each micro-batch is computed alone, so the figures are those of a micro-
 # batch.
 

@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 
-from paceline.algorithms.splits import PARTIAL, WHOLE
+from paceline.algorithms.splits import PARTIAL, WHOLE, Shape
 from paceline.algorithms.splits.derivation import PARAMETER, Program
-from paceline.algorithms.splits.movements import AllToAll, Movement, volume
-from paceline.algorithms.splits.nodes import Shape
+from paceline.algorithms.splits.placements import AllToAll, Movement, volume
 from paceline.planning.planner.facts import ModelDivision
 from paceline.plans.methods.prediction import sent
 from paceline.plans.methods.views import Parts

@@ -18,14 +18,10 @@ import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.algorithms.splits import Placement
+from paceline.algorithms.splits import Placement, Shape, SplitNode
 from paceline.algorithms.splits.catalogue import WAYS
 from paceline.algorithms.splits.derivation import Program, derive
-from paceline.algorithms.splits.nodes import Shape, SplitNode
-from paceline.algorithms.splits.recipes import SplitRecipe
-from paceline.algorithms.splits.recipes.one_weird_trick import OneWeirdTrick
-from paceline.algorithms.splits.recipes.per_layer import PerLayer
-from paceline.algorithms.splits.recipes.tensor import Tensor
+from paceline.algorithms.splits.recipes import OneWeirdTrick, PerLayer, SplitRecipe, Tensor
 from paceline.errors import PacelineError
 
 Table = tuple[tuple[str, str], ...]

@@ -115,7 +115,7 @@ def distribution(parameter: Parameter) -> Any:
     return distributions.CategoricalDistribution(list(parameter.choices))
 
 
-# --- A tuning in Optuna's storage: its trials are written there as they end, and what others wrote is learned from ----
+# A tuning in Optuna's storage: its trials are written there as they end, and what others wrote is learned from.
 # The process that decides is the only one that writes; the journal stays the record from which a tuning is resumed.
 # Each trial has the attribute `paceline`, the tuning with the trial's number, so that none is written twice.
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.planning.tuner.account import Account
 from paceline.planning.tuner.optuna import distribution
+from paceline.planning.tuner.result import Account
 from paceline.planning.tuner.space import Space
 from paceline.planning.tuner.study import FAILURE, STOPPED, Study, TrialRecord, curve_of_best
 from paceline.runtime.report.charts import SIDE, ChartLine, chart, ticks
@@ -22,7 +22,7 @@ from paceline.runtime.report.formatting import number
 from paceline.runtime.report.overview import section
 from paceline.runtime.report.page import document
 
-# --- Pictures of a tuning as SVG: slices, parallel coordinates, and what each worker did when -------------------------
+# Pictures of a tuning as SVG: slices, parallel coordinates, and what each worker did when.
 
 MOST_POINTS = 2000  # trials in a picture
 HEIGHT = 0.09  # of a line of text, as a share of the picture's
@@ -151,7 +151,7 @@ def _figure(title: str, drawn: str, words: str, below: str, css: str = "") -> st
     )
 
 
-# --- How much each parameter matters: fANOVA, as Optuna computes it ---------------------------------------------------
+# How much each parameter matters: fANOVA, as Optuna computes it.
 # Hutter et al., "An efficient approach for assessing hyperparameter importance", ICML 2014: the share of the metric's
 # variance over the space that a forest of regression trees attributes to each parameter alone.
 

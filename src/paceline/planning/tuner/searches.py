@@ -7,22 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from paceline.algorithms.tuning import Sampler, Scheduler
-from paceline.algorithms.tuning.asha import Asha
-from paceline.algorithms.tuning.asha_stopping import AshaStopping
-from paceline.algorithms.tuning.fifo import Fifo
-from paceline.algorithms.tuning.grid import Grid
-from paceline.algorithms.tuning.hyperband import Hyperband
-from paceline.algorithms.tuning.median_stopping import MedianStopping
+from paceline.algorithms.tuning import Grid, Random, Sampler, Scheduler, Sobol
 from paceline.algorithms.tuning.pbt import Breeding, PopulationBasedTraining
-from paceline.algorithms.tuning.random import Random
-from paceline.algorithms.tuning.sobol import Sobol
-from paceline.algorithms.tuning.successive_halving import SuccessiveHalving
+from paceline.algorithms.tuning.schedulers import Asha, AshaStopping, Fifo, Hyperband, MedianStopping, SuccessiveHalving
 from paceline.errors import TuningError, suggest
 from paceline.planning.tuner.optuna import SAMPLERS as OPTUNA
 from paceline.planning.tuner.optuna import OptunaProposals, sampler_named
-from paceline.planning.tuner.proposals import Drawn, Proposals
 from paceline.planning.tuner.space import Space
+from paceline.planning.tuner.study import Drawn, Proposals
 
 TRIALS = 32  # of a search without an end of its own, if no number is given
 STAGES = 16  # of max_t, the first of which is ASHA's grace period: earlier, learning rates have not shown their order

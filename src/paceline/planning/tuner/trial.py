@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from paceline.algorithms.tuning.random import uniform
+from paceline.algorithms.tuning import uniform
 from paceline.errors import TrialFailed, TrialStopped, TuningError
 from paceline.planning.tuner.space import Choice, Configuration, Float, Int, Parameter
 from paceline.planning.tuner.state_file import read_state, state_file, write_state

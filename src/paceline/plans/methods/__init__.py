@@ -34,17 +34,15 @@ from typing import Any, Literal, TypeVar
 
 from paceline.algorithms.collectives import Collective
 from paceline.algorithms.coordinators import Coordinator
-from paceline.algorithms.mesh import Mesh
 from paceline.algorithms.rules import Averaging, Exchanging, Rule
-from paceline.algorithms.rules.ad_psgd import AdPsgd
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.averaging import AdPsgd, Streaming
+from paceline.algorithms.rules.gradients import Plain
 from paceline.algorithms.server.gates import Gate
-from paceline.algorithms.server.gathering import Gathering
-from paceline.algorithms.server.shard import Shard
+from paceline.algorithms.server.shard import Gathering, Shard
 from paceline.algorithms.server.version_slots import ReplicaSlots, VersionSlots
 from paceline.algorithms.server.worker import Client
 from paceline.algorithms.server.worker import Program as ServedProgram
-from paceline.algorithms.streaming import Streaming
+from paceline.algorithms.splits import Mesh
 from paceline.plans.methods.prediction import Estimate, Prices, Weights
 from paceline.plans.methods.program import Program, Worker
 from paceline.plans.methods.views import Claim, Picture, Served

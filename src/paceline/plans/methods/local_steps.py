@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from paceline.algorithms.collectives import Collective
-from paceline.algorithms.collectives.neighbours import Neighbours
 from paceline.algorithms.collectives.proof import prove, prove_mixing
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.algorithms.rules import Averaging
-from paceline.algorithms.streaming import Streaming
+from paceline.algorithms.rules.averaging import Streaming
 from paceline.plans.methods import Division, Synchronous, Traits, computed
 from paceline.plans.methods.prediction import Estimate, Prices, meetings
 from paceline.plans.methods.program import (

@@ -13,15 +13,14 @@ from typing import Any, Protocol
 
 from paceline.algorithms.collectives import Collective
 from paceline.algorithms.collectives.proof import prove
-from paceline.algorithms.collectives.ring import Ring
-from paceline.algorithms.mesh import Mesh
+from paceline.algorithms.collectives.rings import Ring
 from paceline.algorithms.schedules import Schedule, Table, Work, table_of
 from paceline.algorithms.schedules.user_table import UserTable
 from paceline.algorithms.schedules.worker import Program, follow
-from paceline.algorithms.server.actions import Lease
-from paceline.algorithms.server.replica import Place, share_leases
-from paceline.algorithms.splits.recipes import SplitRecipe
-from paceline.algorithms.splits.recipes.tensor import Tensor
+from paceline.algorithms.server.messages import Lease
+from paceline.algorithms.server.worker import Place, share_leases
+from paceline.algorithms.splits import Mesh
+from paceline.algorithms.splits.recipes import SplitRecipe, Tensor
 from paceline.errors import PlanError
 from paceline.plans.methods import IN_STEP, Division, Method, Server, Traits, computed
 from paceline.plans.methods.prediction import Estimate, Prices, Weights

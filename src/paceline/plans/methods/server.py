@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from paceline.algorithms.rules import Exchanging, Rule
-from paceline.algorithms.rules.ad_psgd import AdPsgd
-from paceline.algorithms.rules.plain import Plain
-from paceline.algorithms.server.gates import Gate
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
-from paceline.algorithms.server.gathering import Gathering
+from paceline.algorithms.rules.averaging import AdPsgd
+from paceline.algorithms.rules.gradients import Plain
+from paceline.algorithms.server.gates import Asynchronous, Gate
+from paceline.algorithms.server.shard import Gathering
 from paceline.algorithms.server.version_slots import ReplicaSlots
 from paceline.algorithms.server.worker import push_every_batch, push_in_rounds
 from paceline.plans.methods import IN_STEP, Division, Server, Traits, computed

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.algorithms.collectives import Collective
-from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.algorithms.coordinators import Coordinator
-from paceline.algorithms.mesh import Mesh
 from paceline.algorithms.schedules import Schedule, Table
 from paceline.algorithms.schedules.worker import Program
 from paceline.algorithms.server.gates import Gate
+from paceline.algorithms.splits import Mesh
 from paceline.algorithms.splits.recipes import SplitRecipe
 
 BATCHES, WAITS = "  -   computes a batch", "  .   waits"

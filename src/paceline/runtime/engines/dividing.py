@@ -10,14 +10,12 @@ import torch
 from torch import nn
 
 from paceline.algorithms.agenda import Agenda, Chunk
-from paceline.algorithms.dataflow.instances import Instances
-from paceline.algorithms.schedules import Table
-from paceline.algorithms.schedules.passes import passes
+from paceline.algorithms.dataflow import Instances
+from paceline.algorithms.schedules import Table, passes
 from paceline.algorithms.schedules.proof import prove_table
 from paceline.errors import PlanError
-from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.pipeline import Pipeline
-from paceline.plans.methods.split_layers import SplitLayers
+from paceline.plans.methods.split_layers import Dataflow, SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.refusals import refuse_stages
 from paceline.runtime.engines.workers.arena import NO_CHANNELS, Channels, mail_between, mail_of

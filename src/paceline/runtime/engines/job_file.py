@@ -17,8 +17,7 @@ from torch import Tensor
 import paceline
 from paceline.errors import JobError, JobWarning, RunFolderError
 from paceline.plans.plan import Plan
-from paceline.runtime.runs.folder import RunFolder, writing
-from paceline.runtime.runs.record import RunRecord, read_record
+from paceline.runtime.runs.record import RunFolder, RunRecord, read_record, writing
 from paceline.runtime.runs.schema import draft_of
 from paceline.training.jobs.job import Job
 from paceline.training.jobs.loading import arguments_hint, be_program, load_job, package_of

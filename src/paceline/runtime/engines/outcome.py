@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import CrowdedWarning, RunFailed
-from paceline.plans.sizes import sizes_by
+from paceline.plans.plan import sizes_by
 from paceline.runtime.engines.checkpoints import Checkpoint, CheckpointRequest
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.workers.state_buffers import SnapshotFile
-from paceline.runtime.runs.folder import RunFolder, writing
 from paceline.runtime.runs.live import Heartbeat
 from paceline.runtime.runs.progress import Follower
-from paceline.runtime.runs.record import DeathRecord, Evaluation, RunRecord, Status, Summary
+from paceline.runtime.runs.record import DeathRecord, Evaluation, RunFolder, RunRecord, Status, Summary, writing
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.time_accounting import idling, pace_of, summarize
 from paceline.runtime.runs.trace import Kind, Trace

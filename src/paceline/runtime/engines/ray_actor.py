@@ -12,7 +12,7 @@ import select
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.runtime.engines.workers.forkserver import prepare
+from paceline.runtime.engines.workers.process import prepare
 
 if TYPE_CHECKING:
     from paceline.runtime.engines.cluster.ray_agent import AgentEnd

@@ -11,9 +11,9 @@ from torch.nn import Module
 
 from paceline.algorithms.agenda import Agenda
 from paceline.errors import JobError, JobWarning, PlanError
-from paceline.plans.codecs import refuse_tables
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
+from paceline.plans.recipe import refuse_tables
 from paceline.training.data.loader_sources import SampledSource
 from paceline.training.data.source import Source
 from paceline.training.gradients.probe import Probe

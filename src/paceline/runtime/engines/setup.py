@@ -28,7 +28,7 @@ from paceline.runtime.engines.refusals import (
 )
 from paceline.runtime.engines.signals import termination
 from paceline.runtime.engines.workers.arena import NO_CHANNELS, Channels
-from paceline.runtime.engines.workers.forkserver import nameless_main, prepare
+from paceline.runtime.engines.workers.process import nameless_main, prepare
 from paceline.runtime.links.memory import require_store_order
 from paceline.training.data.opening import open_source
 from paceline.training.data.source import Order, Source

@@ -13,7 +13,7 @@ from torch import nn
 
 from paceline.algorithms.cluster.epochs import Epochs
 from paceline.errors import JobWarning, NotFinite
-from paceline.plans.methods.alone import Alone
+from paceline.plans.methods.all_reduce import Alone
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.arithmetic.synchronous import SharedParameters, Team
 from paceline.runtime.engines.setup import Setup, set_up

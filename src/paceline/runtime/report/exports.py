@@ -142,9 +142,9 @@ VALUES = {
 
 def write_trace(readings: Sequence[Reading], output: Path) -> list[Path]:
     """Write the events of all runs to one file."""
-    trace_events = [event for number, reading in enumerate(readings) for event in trace_events(reading, number)]
+    events = [event for number, reading in enumerate(readings) for event in trace_events(reading, number)]
     output.write_text(
-        json.dumps({"traceEvents": trace_events, "displayTimeUnit": "ns"}, allow_nan=False) + "\n", encoding="utf-8"
+        json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}, allow_nan=False) + "\n", encoding="utf-8"
     )
     return [output]
 

@@ -37,7 +37,7 @@ from torch import nn
 
 from paceline import user_cache
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.errors import JobError, JobWarning
 from paceline.kernels.build import ABI, abilities, compiling_seconds, folder
 from paceline.kernels.comparison import WrongCode

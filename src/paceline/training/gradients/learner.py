@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.collectives import segment_cuts
-from paceline.algorithms.collectives.chunk_tree import Run, join
+from paceline.algorithms.collectives.canonical import Run, join
 from paceline.algorithms.coordinators import GRADIENT, PARAMETERS, Algebra, Axpy, Coordinator, Copy, Dot
 from paceline.errors import NotFinite
 from paceline.training.data.source import Reader

@@ -19,8 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.algorithms.rules import GradientUpdate, Memory, Rule
-from paceline.algorithms.rules.dc_asgd import EPSILON, DcAsgd
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import EPSILON, DcAsgd, Plain
 from paceline.kernels.one_pass import (
     ALIKE,
     UNKNOWN,

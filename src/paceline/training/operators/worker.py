@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.dataflow import FORWARD, GRADIENT, NO_OPERATOR, VALUE, Graph, Message, Work
+from paceline.algorithms.dataflow import FORWARD, GRADIENT, NO_OPERATOR, VALUE, Graph, Instances, Message, Work
 from paceline.algorithms.dataflow.holder import Outcome, Step
-from paceline.algorithms.dataflow.instances import Instances
 from paceline.errors import NotFinite
 from paceline.training.data.source import Reader
 from paceline.training.gradients.loss import loss_function

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.rules import Averaging, Exchanging, Memory
-from paceline.algorithms.rules.ad_psgd import AdPsgd
-from paceline.algorithms.rules.plain import Plain
-from paceline.algorithms.streaming import ALPHA
+from paceline.algorithms.rules.averaging import ALPHA, AdPsgd
+from paceline.algorithms.rules.gradients import Plain
 from paceline.training.gradients.learner import Learner
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.parameters.layout import Fragments

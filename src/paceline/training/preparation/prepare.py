@@ -25,7 +25,6 @@ from paceline.errors import DataError, UsageError, suggest
 from paceline.training.preparation import Engine, Progress
 from paceline.training.preparation.recipe import Expression, Recipe, Words, output_names
 from paceline.training.preparation.sources import check_headers
-from paceline.training.shards.drift import Moments
 from paceline.training.shards.manifest import (
     Account,
     Column,
@@ -36,6 +35,7 @@ from paceline.training.shards.manifest import (
     Split,
     write_whole,
 )
+from paceline.training.shards.sealed import Moments
 from paceline.training.shards.writing import Ragged, Rows, ShardWriter, refuse_links, room_in
 
 if TYPE_CHECKING:

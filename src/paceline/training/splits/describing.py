@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
+from paceline.algorithms.splits import Held, Shape, SplitNode
 from paceline.algorithms.splits.derivation import PARAMETER
-from paceline.algorithms.splits.nodes import Held, Shape, SplitNode
 from paceline.training.jobs.modules import Experts, capacity_of
 from paceline.training.parameters.layout import trainable
 from paceline.training.stages.refusals import tensors_of
 from paceline.training.stages.tracing import Traced, attribute
 
-# Which kind of operation a piece of a traced model is, for `algorithms.splits.following` and the ways to split.
+# Which kind of operation a piece of a traced model is, for `algorithms.splits.placements` and the ways to split.
 
 Facts = dict[str, object]
 

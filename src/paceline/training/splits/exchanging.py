@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paceline.algorithms.splits import PARTIAL, WHOLE, Box, Placement
 from paceline.algorithms.splits.derivation import PARAMETER, Program, Step
-from paceline.algorithms.splits.movements import CUT, TRIM, AllToAll, Movement, intersection, volume
+from paceline.algorithms.splits.placements import CUT, TRIM, AllToAll, Movement, intersection, volume
 from paceline.runtime.links import TURNS, Link, Span
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.gradients.replica import Replica

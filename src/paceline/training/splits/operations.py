@@ -12,10 +12,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
-from paceline.algorithms.splits.experts import COMBINE, DISPATCH
-from paceline.algorithms.splits.experts import COMPUTE as EXPERTS
-from paceline.algorithms.splits.nodes import Layout, SplitNode
-from paceline.algorithms.splits.strips import DIM
+from paceline.algorithms.splits import Layout, SplitNode
+from paceline.algorithms.splits.ways import COMBINE, DIM, DISPATCH
+from paceline.algorithms.splits.ways import COMPUTE as EXPERTS
 from paceline.training.gradients.replica import reseed
 from paceline.training.jobs.modules import Routing, bounds_of, route
 from paceline.training.splits.slicing import window

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.schedules import BACKWARD, FORWARD, Work
-from paceline.algorithms.schedules.passes import Pass
+from paceline.algorithms.schedules import BACKWARD, FORWARD, Pass, Work
 from paceline.algorithms.splits.derivation import Program, derive
 from paceline.algorithms.splits.proof import prove_program
 from paceline.algorithms.splits.recipes import SplitRecipe

@@ -21,9 +21,8 @@ from torch import Tensor, fx
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserve_version
 from torch.utils._pytree import tree_map
 
-from paceline.algorithms.splits import WHOLE, Placement, cannon, experts
+from paceline.algorithms.splits import WHOLE, Layout, Placement, SplitNode, cannon, ways
 from paceline.algorithms.splits.derivation import JOINT, PARAMETER, Program, Step
-from paceline.algorithms.splits.nodes import Layout, SplitNode
 from paceline.training.gradients.loss import backward, backward_from
 from paceline.training.gradients.replica import Replica
 from paceline.training.jobs.job import Batch
@@ -33,7 +32,7 @@ from paceline.training.stages.memory_estimate import resize
 from paceline.training.stages.refusals import step_alone, tensors_of
 from paceline.training.stages.tracing import KnownResult, Traced, attribute
 
-KINDS = (*cannon.KINDS, *experts.KINDS)  # operations that are no piece of the model's graph
+KINDS = (*cannon.KINDS, *ways.KINDS)  # operations that are no piece of the model's graph
 Key = tuple[str, Placement]
 Walk = Generator[Request, Tensor, float]
 Moves = Generator[Request, Tensor, None]

@@ -21,8 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.schedules import Table
-from paceline.algorithms.schedules.memory import Back, Weighed, peaks
+from paceline.algorithms.schedules import Back, Table, Weighed, peaks
 from paceline.training.data.source import Reader
 from paceline.training.jobs.job import Job
 from paceline.training.parameters.optimizers import bare_step, optimizer_over

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.algorithms.schedules import WEIGHTS, Table
-from paceline.algorithms.splits.by_depth import balanced
+from paceline.algorithms.splits import balanced
 from paceline.errors import JobError, PlanError
 from paceline.training.data.source import Order, Source
 from paceline.training.gradients.loss import backward

@@ -12,8 +12,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from paceline.algorithms.schedules import BACKWARD, FORWARD, WEIGHTS, Work
-from paceline.algorithms.schedules.passes import Pass
+from paceline.algorithms.schedules import BACKWARD, FORWARD, WEIGHTS, Pass, Work
 from paceline.errors import NotFinite
 from paceline.training.data.source import Reader
 from paceline.training.gradients.payload import GradientSum

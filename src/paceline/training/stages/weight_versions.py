@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.errors import PlanError
 from paceline.training.parameters.optimizers import LRSchedule, Optimizer, optimizer_over
 from paceline.training.parameters.store import LocalStore

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.concurrency.check.across.interface import read_interface
-from paceline.concurrency.check.across.linked import Linked
-from paceline.concurrency.check.across.rules import findings_across
+from paceline.concurrency.check.across import Linked, findings_across
 from paceline.concurrency.check.engine import examine
+from paceline.concurrency.check.interface import read_interface
 from paceline.concurrency.check.options import Options
 from paceline.concurrency.check.run import check_paths
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.concurrency.check import together
 from paceline.concurrency.check.engine import examine_together
 from paceline.concurrency.check.options import Options
 from paceline.concurrency.check.run import check_paths
-from paceline.concurrency.check.together import programs as grouping
-from paceline.concurrency.check.together.programs import programs
+from paceline.concurrency.check.together import programs
 
 BASE = """
 import threading
@@ -107,7 +107,7 @@ def test_a_large_program_is_read_file_by_file_and_the_cache_gives_the_same(
     first, again = (check_paths([tmp_path], Options()).findings for _ in range(2))
     assert [f.rule for f in first] == ["PC103"]
     assert [f.as_dict() for f in first] == [f.as_dict() for f in again]
-    monkeypatch.setattr(grouping, "LARGEST", 10)
+    monkeypatch.setattr(together, "LARGEST", 10)
     assert check_paths([tmp_path], Options()).findings == []
 
 

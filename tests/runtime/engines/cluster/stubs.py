@@ -13,7 +13,7 @@ import paceline as pl
 from paceline.algorithms.cluster.outputs import TIMING
 from paceline.algorithms.cluster.shard import ShardMachine
 from paceline.algorithms.codecs.catalogue import DENSE, parse
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.cluster.servers.shard_process import ShardProcess
 from paceline.runtime.engines.cluster.servers.shard_state import Pushes, ShardState

@@ -7,7 +7,7 @@ import pytest
 from paceline.algorithms.cluster.desk import DeskMachine
 from paceline.algorithms.cluster.leases import DeskDuties
 from paceline.algorithms.cluster.outputs import TIMING
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
+from paceline.algorithms.server.gates import Asynchronous
 from paceline.runtime.engines.cluster.servers import desk_process, loop
 from paceline.runtime.engines.cluster.servers.desk_process import DeskProcess
 from tests.runtime.engines.cluster.stubs import Notes

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from paceline.algorithms.cluster.outputs import Apply
-from paceline.algorithms.rules.dc_asgd import DcAsgd
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import DcAsgd, Plain
 from paceline.runtime.engines.cluster.servers import shard_state
 from paceline.runtime.engines.cluster.servers.shard_state import GradientVector, Pushes, ShardState
 from tests.runtime.engines.cluster.stubs import layout_of, small_job

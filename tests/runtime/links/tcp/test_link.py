@@ -13,12 +13,10 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.collectives import Collective
-from paceline.algorithms.collectives.central import Central
 from paceline.algorithms.collectives.halving_doubling import HalvingDoubling
-from paceline.algorithms.collectives.hierarchical import Hierarchical
-from paceline.algorithms.collectives.neighbours import Neighbours
-from paceline.algorithms.collectives.ring import Ring
-from paceline.algorithms.collectives.tree import Tree
+from paceline.algorithms.collectives.rings import Hierarchical, Ring
+from paceline.algorithms.collectives.trees import Central, Tree
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.errors import PeerLost, ProtocolError, WaitedTooLong
 from paceline.runtime.engines.workers.collectives import Reduction
 from paceline.runtime.links import TURNS, Link, Span

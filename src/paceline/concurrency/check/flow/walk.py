@@ -25,8 +25,7 @@ from paceline.concurrency.check.flow.effects import (
 from paceline.concurrency.check.libraries.catalogue import LOCKS
 from paceline.concurrency.check.syntax.declarations import Function, Resource
 from paceline.concurrency.check.syntax.graph import Node, expressions
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import parent
+from paceline.concurrency.check.syntax.tree import dotted, parent, short_name
 from paceline.concurrency.check.values.module import Module
 
 STATES = 24  # sets of held locks per step; the walk of a function with more is cut

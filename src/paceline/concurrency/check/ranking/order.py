@@ -16,8 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from paceline.concurrency.check.parallel import Source
-from paceline.concurrency.check.ranking.feedback import Verdict
-from paceline.concurrency.check.ranking.ranker import Weights, fit, probability
+from paceline.concurrency.check.ranking import Verdict, Weights, fit, probability
 from paceline.concurrency.check.rules import RULES
 
 BLOCKS = (

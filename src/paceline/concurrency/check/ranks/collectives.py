@@ -14,8 +14,8 @@ from typing import NamedTuple
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries import catalogue
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
-from paceline.concurrency.check.values.library_types import constructor, type_name
+from paceline.concurrency.check.syntax.tree import dotted, keyword, short_name
+from paceline.concurrency.check.values.calls import constructor, type_name
 from paceline.concurrency.check.values.module import Module
 
 _BARRIER = re.compile(r"(ddp|dist|distributed|torch|global|mpi|fsdp|safe|maybe|process|rank|world)_barrier")

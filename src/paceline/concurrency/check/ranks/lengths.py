@@ -11,11 +11,10 @@ from __future__ import annotations
 import ast
 
 from paceline.concurrency.check.libraries import catalogue
+from paceline.concurrency.check.ranks.origins import DATA, RANK, asks_for_ranks
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
-from paceline.concurrency.check.syntax.tree import enclosing
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, keyword, short_name
 from paceline.concurrency.check.values.module import Module
-from paceline.concurrency.check.varying.reasons import DATA, RANK, asks_for_ranks
 
 DEPTH = 10
 #: What has as many elements as its first argument, or one for so many of them.

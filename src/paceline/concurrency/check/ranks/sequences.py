@@ -11,11 +11,10 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from paceline.concurrency.check.flow.effects import runs_now
-from paceline.concurrency.check.flow.propagation import reached
+from paceline.concurrency.check.flow.effects import reached, runs_now
 from paceline.concurrency.check.flow.walk import Walker
 from paceline.concurrency.check.libraries.catalogue import RANK_ZERO_FIRST
-from paceline.concurrency.check.ranks.branches import Condition, condition, otherwise
+from paceline.concurrency.check.ranks.branches import Condition, condition, makes_own_group, otherwise
 from paceline.concurrency.check.ranks.collectives import Collective, collective
 from paceline.concurrency.check.ranks.items import (
     LEAVES,
@@ -29,20 +28,20 @@ from paceline.concurrency.check.ranks.items import (
     without_end,
 )
 from paceline.concurrency.check.ranks.lengths import Lengths
-from paceline.concurrency.check.ranks.members import makes_own_group
+from paceline.concurrency.check.ranks.origins import asks_for_ranks, asks_for_several, decides
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
 from paceline.concurrency.check.syntax.tree import (
     contexts_around,
     deciding_operand,
+    dotted,
     enclosing,
     last_line,
     lines_of,
     on_different_branches,
     parent,
+    short_name,
 )
 from paceline.concurrency.check.values.module import Module
-from paceline.concurrency.check.varying.reasons import asks_for_ranks, asks_for_several, decides
 
 SKIPS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 MOST = 1_000  # operations kept of a function: those of two callees may double at each call

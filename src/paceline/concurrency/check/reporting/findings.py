@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
+import re
+import tokenize
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
+from paceline.errors import UsageError
 from paceline.narrative import Scene, Wait, format_story, format_waits
 
 #: How many findings of a family of rules were worth a look, of those judged by reading: two in three is high,
@@ -117,3 +123,97 @@ class Finding:
                 for place in self.further
             ],
         }
+
+
+_COMMENT = re.compile(r"#\s*paceline:\s*(ignore|not a bug|bug)\b\s*(?:\[([\w\s,]*)\])?")
+#: What a comment says of its findings; "ignore" takes them away.
+_VERDICTS = {"bug": True, "not a bug": False}
+UNUSED = "PC002"
+
+
+class Comment(NamedTuple):
+    """What is said about the findings of a line, by a comment at its end.
+
+        # paceline: ignore[PC101]        it is not reported
+        # paceline: not a bug [PC101]    it is not reported, and this verdict moves the confidence of others like it
+        # paceline: bug [PC101]          it is reported, and this verdict moves the confidence of others like it
+
+    Without brackets the comment is about every finding on its line. A comment that is about no finding is itself
+    reported.
+    """
+
+    what: str
+    codes: frozenset[str]  # none stands for all
+
+
+def with_comments(findings: list[Finding], text: str) -> list[Finding]:
+    """The findings with the verdicts of comments, without the ignored ones, and one for every unused comment."""
+    if "paceline:" not in text:
+        return findings
+    visible, used = [], set()
+    comments = _comments(text)
+    for finding in findings:
+        comment = comments.get(finding.line)
+        if comment is None or (comment.codes and finding.rule not in comment.codes):
+            visible.append(finding)
+            continue
+        used.add((finding.line, finding.rule if comment.codes else ""))
+        if comment.what in _VERDICTS:
+            finding.verdict = _VERDICTS[comment.what]
+            visible.append(finding)
+    for line, comment in comments.items():
+        visible += [_unused(line, comment, code) for code in sorted(comment.codes) or [""] if (line, code) not in used]
+    return visible
+
+
+def _unused(line: int, comment: Comment, code: str) -> Finding:
+    """The finding for a comment that is about nothing."""
+    directive = f"{comment.what}[{code}]" if code and comment.what == "ignore" else f"{comment.what} [{code}]"
+    return Finding(
+        UNUSED,
+        line,
+        1,
+        "<module>",
+        f"`paceline: {directive if code else comment.what}` "
+        f"{'suppresses nothing' if comment.what == 'ignore' else 'is about no finding'}",
+        remedy="remove the comment",
+        confidence=1.0,
+        about=code,
+    )
+
+
+def _comments(text: str) -> dict[int, Comment]:
+    """The comment of each line that has one."""
+    comments: dict[int, Comment] = {}
+    try:
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            match = _COMMENT.search(token.string) if token.type == tokenize.COMMENT else None
+            if match is not None:
+                codes = (code.strip() for code in (match[2] or "").split(","))
+                comments[token.start[0]] = Comment(match[1], frozenset(code for code in codes if code))
+    except (tokenize.TokenError, SyntaxError, ValueError):
+        return comments  # the tokenizer cannot read the rest of a broken file
+    return comments
+
+
+# A baseline: a file of known findings, so that only new ones are reported.
+# Findings are known by their fingerprints, which stay the same when lines move.
+
+
+def write_baseline(path: Path, findings: list[Finding]) -> None:
+    """Make these findings the known ones."""
+    places = [place for finding in findings for place in finding.places]
+    rows = [{"fingerprint": f.fingerprint, "path": f.path, "rule": f.rule, "function": f.function} for f in places]
+    path.write_text(json.dumps({"version": 1, "findings": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def read_baseline(path: Path) -> set[str]:
+    """The fingerprints of the known findings."""
+    try:
+        return {row["fingerprint"] for row in json.loads(path.read_text(encoding="utf-8"))["findings"]}
+    except OSError as error:
+        raise UsageError(
+            f"the baseline {path} cannot be read: {error.strerror}. Write one with --write-baseline"
+        ) from None
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{path} is not a baseline file. Write one with --write-baseline") from None

@@ -14,14 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
 
-from paceline.concurrency.check.engine import examine
-from paceline.concurrency.check.files import excluded
-from paceline.concurrency.check.options import Options
-from paceline.concurrency.check.reporting.baseline import read_baseline
-from paceline.concurrency.check.reporting.findings import Finding
-from paceline.concurrency.check.reporting.mistakes import one_each
-from paceline.concurrency.check.rules import RULES
-from paceline.concurrency.check.rules.rows import as_text, own_rules
+from paceline.concurrency.check.engine import examine, one_each
+from paceline.concurrency.check.options import Options, excluded
+from paceline.concurrency.check.reporting.findings import Finding, read_baseline
+from paceline.concurrency.check.rules import RULES, as_text, own_rules
 from paceline.concurrency.check.run import displayed, worth_showing
 
 Message = dict[str, Any]

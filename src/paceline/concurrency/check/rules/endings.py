@@ -10,8 +10,7 @@ from paceline.concurrency.check.libraries.catalogue import PUT_ITEM, PUTS, THREA
 from paceline.concurrency.check.rules.rule import queue_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
-from paceline.concurrency.check.syntax.tree import awaited, is_within
+from paceline.concurrency.check.syntax.tree import awaited, dotted, is_constant, is_within, short_name
 from paceline.concurrency.check.threads.roots import in_loop
 from paceline.concurrency.check.values.bindings import start_arguments
 

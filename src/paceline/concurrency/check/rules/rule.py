@@ -18,7 +18,7 @@ from paceline.concurrency.check.libraries.catalogue import QUEUES
 from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.summaries import Facts, Use, call_steps
 from paceline.concurrency.check.syntax.declarations import Function, Resource
-from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.syntax.tree import dotted, short_name
 from paceline.narrative import Wait
 
 

@@ -31,10 +31,9 @@ from paceline.concurrency.check.libraries.catalogue import CONSTRUCTORS, LOCKS
 from paceline.concurrency.check.rules.rule import Witness, in_tuples
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
-from paceline.concurrency.check.syntax.tree import parent, user_of
+from paceline.concurrency.check.syntax.tree import dotted, keyword, parent, short_name, user_of
 from paceline.concurrency.check.threads.roots import in_loop
-from paceline.concurrency.check.values.library_types import method_name
+from paceline.concurrency.check.values.calls import method_name
 
 #: The forms of a breach, and the terms that their sentences may name.
 FORMS = ("raised", "left", "early")

@@ -12,8 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.concurrency.check.syntax.graph import Graph, TooLarge, build
-from paceline.concurrency.check.syntax.names import dotted, imported, is_constant, original, short_name
-from paceline.concurrency.check.syntax.tree import parent
+from paceline.concurrency.check.syntax.tree import dotted, imported, is_constant, original, parent, short_name
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 

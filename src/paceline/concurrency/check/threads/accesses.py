@@ -6,8 +6,7 @@ import ast
 from typing import NamedTuple
 
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.concurrency.check.syntax.tree import parent
+from paceline.concurrency.check.syntax.tree import dotted, is_constant, keyword, parent, short_name
 
 GROWS = {"append", "add", "insert", "extend", "update", "setdefault", "appendleft", "push", "move_to_end"}
 SHRINKS = {"pop", "popitem", "remove", "discard", "clear", "popleft"}

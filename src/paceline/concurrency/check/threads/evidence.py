@@ -13,8 +13,8 @@ import re
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS, LOCKS
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import is_constant, keyword, short_name
-from paceline.concurrency.check.together.places import file_number, same_file
+from paceline.concurrency.check.syntax.tree import is_constant, keyword, short_name
+from paceline.concurrency.check.together import file_number, same_file
 
 OWNS_LOCK, OWNS_OTHER, CLAIMS, STARTS, IMPORTS, NAMED = 1.0, 0.8, 0.75, 0.6, 0.35, 0.3
 

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from paceline.concurrency.check.libraries.catalogue import EVENTS
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
-from paceline.concurrency.check.syntax.tree import parent
+from paceline.concurrency.check.syntax.tree import dotted, is_constant, parent, short_name
 from paceline.concurrency.check.threads.accesses import Access, kind_of
 from paceline.concurrency.check.threads.evidence import OWNS_LOCK, of_threads
 

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import awaited, enclosing, last_line, parent
+from paceline.concurrency.check.syntax.tree import awaited, dotted, enclosing, last_line, parent, short_name
 from paceline.concurrency.check.threads.accesses import VIEWS, Access
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_caught, is_teardown
 

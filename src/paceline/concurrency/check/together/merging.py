@@ -12,9 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.concurrency.check.syntax.names import dotted, imported
-from paceline.concurrency.check.syntax.project_modules import ProjectModules
-from paceline.concurrency.check.together.places import STRIDE, marked
+from paceline.concurrency.check.syntax.tree import dotted, imported
+from paceline.concurrency.check.together import STRIDE, ProjectModules, marked
 
 
 @dataclass

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import keyword, short_name
+from paceline.concurrency.check.syntax.tree import keyword, short_name
 from paceline.concurrency.check.values.sources import Slot, Source
 
 #: Calls that run another function -> the keyword and position of that function; its arguments follow it.

@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from paceline.concurrency.check.syntax.declarations import Class, Declarations, Function
-from paceline.concurrency.check.syntax.names import dotted, keyword, model_in, short_name
-from paceline.concurrency.check.syntax.tree import parent
+from paceline.concurrency.check.syntax.tree import dotted, keyword, model_in, parent, short_name
 from paceline.concurrency.check.values import sources
-from paceline.concurrency.check.values.annotations import annotated, class_named
-from paceline.concurrency.check.values.index import Index
-from paceline.concurrency.check.values.sources import Slot, Source
+from paceline.concurrency.check.values.guesses import annotated, class_named
+from paceline.concurrency.check.values.sources import Index, Slot, Source
 from paceline.concurrency.check.values.table import Key
 
 

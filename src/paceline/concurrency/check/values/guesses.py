@@ -14,17 +14,19 @@ import queue
 import re
 import socket
 import subprocess
+import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from functools import cached_property
 from io import BufferedRandom, TextIOWrapper
 from pathlib import Path
 
-from paceline.concurrency.check.syntax.declarations import Class, Declarations, Function
-from paceline.concurrency.check.syntax.names import dotted
-from paceline.concurrency.check.together.places import file_number, of_own_file
+from paceline.concurrency.check.libraries import catalogue
+from paceline.concurrency.check.syntax.declarations import Class, Declarations, Function, Resource
+from paceline.concurrency.check.syntax.tree import dotted, short_name
+from paceline.concurrency.check.together import file_number, of_own_file
 
 _KNOWN = (
     *(dict, list, set, str, bytes, deque, BufferedRandom, TextIOWrapper, Path, Executor, Future, socket.socket),
@@ -137,3 +139,82 @@ def _is_idle(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Pass) or (
         isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     )
+
+
+# The class of the program that an annotation, or the last part of a name, means.
+
+
+def annotated(annotation: ast.expr | None, module: Declarations) -> Class | None:
+    """The class that an annotation names: `Pool`, `"Pool"`, `Optional[Pool]`, `Pool | None`."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return module.classes.get(annotation.value.partition("|")[0].strip().removeprefix("Optional[").strip("]"))
+    if isinstance(annotation, ast.BinOp):
+        return annotated(annotation.left, module) or annotated(annotation.right, module)
+    if isinstance(annotation, ast.Subscript) and short_name(annotation.value) in ("Optional", "Annotated"):
+        return annotated(annotation.slice, module)
+    return class_named(annotation, module) if annotation is not None else None
+
+
+def class_named(node: ast.expr, module: Declarations) -> Class | None:
+    """The class of the program that has the last part of a name, of which nothing else is known."""
+    return None if _of_library(node, module) else module.classes.get(short_name(node))
+
+
+def _of_library(node: ast.expr, module: Declarations) -> bool:
+    """Whether a name is of the standard library: `sqlite3.Connection`, beside a class `Connection` of the program."""
+    head = module.imports.get(dotted(node).partition(".")[0], "") if isinstance(node, ast.Attribute) else ""
+    return head.partition(".")[0] in sys.stdlib_module_names
+
+
+# Which classes and names are locks, where no constructor of a library says so.
+
+
+def lock_class(cls: Class, attribute: Callable[[Class, str], Resource | None]) -> str | None:
+    """The kind of lock that a class of this file is: one that wraps a lock, and does nothing else."""
+    if not all(_OF_LOCKS.match(name) for name in cls.methods):
+        return None
+    for take, free in (("acquire", "release"), ("lock", "unlock")):
+        if take not in cls.methods or free not in cls.methods:
+            continue
+        takes = cls.methods[take]
+        for call in takes.calls:
+            if isinstance(call.func, ast.Attribute) and call.func.attr in ("acquire", "lock"):
+                lock = attribute(cls, short_name(call.func.value))
+                if lock is not None and lock.kind in catalogue.LOCKS:
+                    return lock.kind if len(takes.body) == 1 else "RLock"  # it may let its owner in again
+    return None
+
+
+def guessed(where: str, name: str) -> Resource | None:
+    """A lock or condition that is recognised by its name alone."""
+    low = name.lower().rstrip("s")
+    if low.endswith(catalogue.CONDITION_WORDS) or low == "cond" or low == "cv":
+        return Resource(where, "Condition", False)
+    if low.endswith(catalogue.LOCK_WORDS) and not low.endswith(_NOT_LOCKS):
+        return Resource(where, "Lock", False)
+    return None
+
+
+#: The methods of a class that is a lock, and nothing else.
+_OF_LOCKS = re.compile(
+    r"(__\w+__|_?(try_?)?(acquire|release|lock|unlock|locked|lock_\w+|acquire_\w+|release_\w+|is_\w+))$"
+)
+_NOT_LOCKS = (
+    "block",
+    "clock",
+    "unlock",
+    "deadlock",
+    "trylock",
+    "try_lock",
+    "flock",
+    "has_lock",
+    "is_lock",
+    "interlock",
+)
+
+
+def derived(cls: Class) -> str | None:
+    """The kind of resource that the instances of a class of this file are."""
+    if cls.is_a("threading.Thread", "threading.Timer"):
+        return "Thread"
+    return "Process" if cls.is_a("multiprocessing.Process", "multiprocessing.context.Process") else None

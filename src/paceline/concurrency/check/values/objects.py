@@ -17,8 +17,7 @@ from paceline.concurrency.check.syntax.declarations import Class, Declarations, 
 from paceline.concurrency.check.values.bindings import Argument, Binding, bindings, fields
 from paceline.concurrency.check.values.evaluation import Evaluation, Value
 from paceline.concurrency.check.values.guesses import ByName
-from paceline.concurrency.check.values.index import Index
-from paceline.concurrency.check.values.sources import Slot, Source
+from paceline.concurrency.check.values.sources import Index, Slot, Source
 from paceline.concurrency.check.values.table import Key, Table
 
 T = TypeVar("T")

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from paceline.concurrency.watcher.asking import asked, tasks_of
+from paceline.concurrency.watcher.polling import asked, tasks_of
 from paceline.concurrency.watcher.processes.holders import file_of
-from paceline.concurrency.watcher.processes.hotspot import is_own_thread
-from paceline.concurrency.watcher.processes.process_groups import Standing
+from paceline.concurrency.watcher.processes.interpreter import Standing
+from paceline.concurrency.watcher.processes.java import is_own_thread
 from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, ProcessWork, Snapshot, Thread, Wait
 from paceline.concurrency.watcher.waits import NO_END, Waits, children_of, parent_of, state_of, threads_of
 

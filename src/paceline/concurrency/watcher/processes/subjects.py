@@ -14,11 +14,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from paceline.concurrency.watcher.processes.holders import file_of
+from paceline.concurrency.watcher.processes.holders import address, file_of
 from paceline.concurrency.watcher.processes.interpreter import TORN, ThreadReader
 from paceline.concurrency.watcher.processes.objects import CodeFrame, Objects
 from paceline.concurrency.watcher.processes.possessors import Possessors, has_dictionary, is_lock, semaphore_of
-from paceline.concurrency.watcher.processes.sockets import address
 from paceline.concurrency.watcher.ranks import place_of
 from paceline.concurrency.watcher.samples import Frame, Process, Snapshot, Subject, users_line
 from paceline.concurrency.watcher.waits import call_of

@@ -29,8 +29,7 @@ from paceline.interfaces.api.fusing import can_fuse, settled
 from paceline.interfaces.api.train import RUNS, train
 from paceline.plans.plan import Plan
 from paceline.runtime.runs.comparison import ComparisonRecord, Row, StepTimes, Timing
-from paceline.runtime.runs.folder import emptied, new_folder
-from paceline.runtime.runs.record import this_machine
+from paceline.runtime.runs.record import emptied, new_folder, this_machine
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.schema import to_dict, write_json
 from paceline.runtime.runs.verdict import common_level, decided, seconds_to_hold, wilson

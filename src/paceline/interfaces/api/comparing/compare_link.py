@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from paceline.algorithms.codecs.sizes import most_gathered
+from paceline.algorithms.codecs.catalogue import most_gathered
 from paceline.errors import PlanError
 from paceline.interfaces.api.comparing.overhead import Case, step, verdict
 from paceline.interfaces.api.comparing.progress import Course
@@ -32,9 +32,8 @@ from paceline.interfaces.api.planning.measuring import Measured, measure_for
 from paceline.interfaces.api.train import train
 from paceline.planning.planner.cluster import COPIES, links_of
 from paceline.planning.planner.facts import reads
-from paceline.plans.clusters import check_method
 from paceline.plans.methods.prediction import Coding
-from paceline.plans.plan import Plan, make
+from paceline.plans.plan import Plan, check_method, make
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.engines.virtual import World, simulate_totals
 from paceline.runtime.runs.comparison import CodecRow, ComparisonRecord, Row, Timing

@@ -19,11 +19,10 @@ import torch
 
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.rules import GradientUpdate
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.errors import RunFailed
 from paceline.interfaces.api.planning.calibration_jobs import calibration_job
-from paceline.runtime.engines.workers.forkserver import interrupts_wait, nameless_main, prepare
-from paceline.runtime.engines.workers.process import become_worker
+from paceline.runtime.engines.workers.process import become_worker, interrupts_wait, nameless_main, prepare
 from paceline.training.data.opening import open_source
 from paceline.training.data.source import Order, Reader
 from paceline.training.gradients.learner import Learner

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import torch
 
-from paceline.algorithms.collectives.ring import Ring
+from paceline.algorithms.collectives.rings import Ring
 from paceline.errors import PacelineError, UsageError
 from paceline.interfaces.api.planning.busy_cores import BusyCores, Case, Steps
 from paceline.interfaces.api.planning.calibration_jobs import calibration_job, vector_job

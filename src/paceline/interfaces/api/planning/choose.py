@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from paceline.algorithms.codecs.sizes import most_gathered
+from paceline.algorithms.codecs.catalogue import most_gathered
 from paceline.algorithms.splits.derivation import Program
 from paceline.errors import PacelineError, PlanError, UsageError, suggest, whole
 from paceline.errors.arguments import check_arguments
@@ -34,9 +34,8 @@ from paceline.planning.planner.prediction import Prediction
 from paceline.planning.planner.prices import read as read_prices
 from paceline.planning.planner.simulating import BEST, simulated
 from paceline.planning.planner.split_search import search
-from paceline.plans.clusters import check_method
 from paceline.plans.methods.prediction import NotPredicted
-from paceline.plans.plan import Plan, make
+from paceline.plans.plan import Plan, check_method, make
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.runs.record import this_machine
 from paceline.training.gradients.payload import Payload

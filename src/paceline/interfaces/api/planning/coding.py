@@ -7,8 +7,7 @@ from time import perf_counter
 import torch
 from torch import nn
 
-from paceline.algorithms.codecs.catalogue import CODECS, parse
-from paceline.algorithms.codecs.sizes import SENT
+from paceline.algorithms.codecs.catalogue import CODECS, SENT, parse
 from paceline.plans.methods.prediction import Coding
 from paceline.training.gradients.encoder import GradientEncoder, PushedMessage
 from paceline.training.gradients.message import MessageShape

@@ -12,20 +12,18 @@ from typing import Any
 from paceline.errors import PacelineError, TuningError, suggest
 from paceline.interfaces.api.tuning.trial_plans import PlannedObjective
 from paceline.planning.tuner import journal as journals
-from paceline.planning.tuner.best import maker_of
 from paceline.planning.tuner.journal import SCHEMA
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Configuration, Space
 from paceline.planning.tuner.state_file import OLD_SUFFIX
-from paceline.planning.tuner.suggested import NamedArguments, suggested_space
 from paceline.planning.tuner.training import JobObjective, Measure
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Objective
 from paceline.planning.tuner.trials.choice import EXECUTORS
-from paceline.planning.tuner.varied import VariedJob
+from paceline.planning.tuner.varied import NamedArguments, VariedJob, maker_of, suggested_space
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.stepping import SteppedTraining
-from paceline.runtime.runs.folder import new_folder
+from paceline.runtime.runs.record import new_folder
 from paceline.training.data.opening import open_source
 from paceline.training.gradients.evaluate import rehearse
 from paceline.training.jobs.job import Job

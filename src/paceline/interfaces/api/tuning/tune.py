@@ -29,20 +29,18 @@ from paceline.interfaces.api.tuning.setup import (
 from paceline.interfaces.api.tuning.trial_plans import PlannedObjective
 from paceline.names import file_name
 from paceline.planning.tuner import journal as journals
-from paceline.planning.tuner.account import Account
-from paceline.planning.tuner.best import write_best
-from paceline.planning.tuner.drive import drive
 from paceline.planning.tuner.journal import SCHEMA, Journal
 from paceline.planning.tuner.optuna import Storage
 from paceline.planning.tuner.page import write_page
-from paceline.planning.tuner.result import Tuning
+from paceline.planning.tuner.result import Account, Tuning
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Space, read_space
 from paceline.planning.tuner.study import Study
 from paceline.planning.tuner.trial import Trial
-from paceline.planning.tuner.trials import Objective, Terms
+from paceline.planning.tuner.trials import Objective, Terms, drive
 from paceline.planning.tuner.trials.choice import ExecutorOptions, choose
 from paceline.planning.tuner.trials.peers import RankInfo, serve
+from paceline.planning.tuner.varied import write_best
 from paceline.runtime.runs.schema import write_json
 from paceline.training.data.opening import open_source
 from paceline.training.gradients.fused_replica import check_fusible

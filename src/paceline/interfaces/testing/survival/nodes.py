@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from paceline.interfaces.api.train import train
 from paceline.interfaces.testing.survival.hosts import Host
-from paceline.runtime.engines.workers.forkserver import fork_anew, interrupts_wait, nameless_main, prepare
+from paceline.runtime.engines.workers.process import fork_anew, interrupts_wait, nameless_main, prepare
 from paceline.training.jobs.job import Job
 
 CLASSES, INPUTS, HIDDEN, TEST = 4, 16, 24, 4000

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from paceline.errors import PacelineError, TrialFailed, TrialStopped
 from paceline.errors.failure import users_traceback
 from paceline.planning.tuner.space import Configuration
-from paceline.planning.tuner.study import Assignment
+from paceline.planning.tuner.study import Assignment, Study
 from paceline.planning.tuner.trial import Reporter, Trial
 
 #: Runs one leg of a trial: reports values, and returns the last one, or None where it has reported it.
@@ -105,3 +105,63 @@ def reason_of(error: BaseException) -> str:
     """Say why a trial failed, with the user's own lines."""
     reason = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
     return f"{reason}\n{users_traceback(error)}".rstrip() if not isinstance(error, PacelineError) else reason
+
+
+# The loop between a study, which decides, and what runs its trials.
+
+
+class Spent(NamedTuple):
+    """Where the time of a tuning went, in seconds."""
+
+    wall: float
+    inside: float  # trials' functions, over all workers
+    workers: int
+    legs: int
+
+
+def drive(
+    study: Study, trials: Trials, seconds: float | None = None, progress: Callable[[Study], object] | None = None
+) -> Spent:
+    """Run trials until the search has no more, or until no more may begin since the time is over."""
+    begin, origin = time.perf_counter(), time.time()
+    inside, legs = 0.0, 0
+    try:
+        while True:
+            late = seconds is not None and time.perf_counter() - begin >= seconds
+            may_end = late or _give(study, trials)
+            if may_end and not study.running:
+                break
+            for ended in trials.wait():
+                _record(study, ended, origin)
+                inside, legs = inside + ended.seconds, legs + 1
+            if progress is not None:
+                progress(study)
+    finally:
+        trials.close()
+    return Spent(time.perf_counter() - begin, inside, trials.workers, legs)
+
+
+def _give(study: Study, trials: Trials) -> bool:
+    """Give legs to workers that are free; return whether there was one, or none was needed."""
+    free = trials.free()
+    for worker in free:
+        if (assignment := study.next(worker)) is None:
+            break
+        trials.start(assignment, worker)
+    return bool(free)
+
+
+def _record(study: Study, ended: Ended, origin: float) -> None:
+    span = None
+    if ended.span is not None:
+        worker, began, until = ended.span
+        span = (worker, began - origin, until - origin)
+    study.end(
+        ended.trial,
+        ended.value,
+        stopped=ended.stopped,
+        reason=ended.reason,
+        seconds=ended.seconds,
+        suggested=ended.suggested,
+        span=span,
+    )

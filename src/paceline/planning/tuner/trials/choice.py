@@ -14,8 +14,7 @@ from paceline.planning.tuner.training import JobObjective
 from paceline.planning.tuner.trial import Trial
 from paceline.planning.tuner.trials import Ended, Objective, Report, Terms, Trials, run_leg
 from paceline.planning.tuner.trials.dispatch import Dispatcher, WorkerPool
-from paceline.planning.tuner.trials.messages import SearchOutcome
-from paceline.planning.tuner.trials.peers import Peers, RankInfo
+from paceline.planning.tuner.trials.peers import Peers, RankInfo, SearchOutcome
 from paceline.planning.tuner.trials.processes import Processes
 from paceline.planning.tuner.trials.stacked import LIMIT, Stacked, limited
 from paceline.training.data.source import TensorSource

@@ -19,7 +19,7 @@ from paceline.planning.tuner.training import JobObjective
 from paceline.planning.tuner.trials import Objective, Terms
 from paceline.planning.tuner.trials.dispatch import DIED, JOINED
 from paceline.planning.tuner.trials.worker import main
-from paceline.runtime.engines.workers import forkserver
+from paceline.runtime.engines.workers import process as forkserver
 from paceline.runtime.engines.workers.process import oom_kills
 from paceline.runtime.links.memory import SharedTensors
 from paceline.training.jobs.pickling import pack

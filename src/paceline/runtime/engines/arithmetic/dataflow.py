@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from paceline.algorithms.dataflow.instances import Instances
+from paceline.algorithms.dataflow import Instances
 from paceline.runtime.engines.arithmetic.common import Snapshots
 from paceline.runtime.engines.setup import Setup
 from paceline.training.data.source import Reader

@@ -17,12 +17,10 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.agenda import Agenda, Chunk
-from paceline.algorithms.schedules import Table, Work
+from paceline.algorithms.schedules import Pass, Table, Work, passes
 from paceline.algorithms.schedules.clock import Place, Walk
-from paceline.algorithms.schedules.passes import Pass, passes
 from paceline.algorithms.schedules.worker import Agree, Compute, Effect, SumUp, Update, follow
-from paceline.algorithms.server.actions import Action
-from paceline.algorithms.server.events import Pull, Push
+from paceline.algorithms.server.messages import Action, Pull, Push
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.runtime.engines.arithmetic.common import Snapshots, execute
 from paceline.runtime.engines.outcome import Snapshot

@@ -8,8 +8,7 @@ from contextlib import nullcontext
 from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.server.actions import Action
-from paceline.algorithms.server.events import Pull, Push
+from paceline.algorithms.server.messages import Action, Pull, Push
 from paceline.plans.methods import Server
 from paceline.runtime.engines.arithmetic.common import Snapshots, make_learner
 from paceline.runtime.engines.servers.ports import (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.collectives import Collective
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.errors import NotFinite
 from paceline.plans.methods.program import Step, Sum
 from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers

@@ -15,9 +15,9 @@ from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.cluster.epochs import Epochs
 from paceline.algorithms.cluster.shares import fitting, most_lanes
 from paceline.algorithms.collectives import Collective
-from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.algorithms.coordinators import Algebra, Dot
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.plans.methods import Synchronous
 from paceline.plans.methods.program import (
     BeginExchange,

@@ -49,9 +49,8 @@ from paceline.runtime.engines.observer import Ending
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.workers import messages
 from paceline.runtime.engines.workers.arena import Arena, ArenaShape
-from paceline.runtime.engines.workers.forkserver import short_folder
 from paceline.runtime.engines.workers.messages import Assignment
-from paceline.runtime.engines.workers.process import oom_kills
+from paceline.runtime.engines.workers.process import oom_kills, short_folder
 from paceline.runtime.engines.workers.state_buffers import ResumePoint, SnapshotFile
 from paceline.runtime.engines.workers.worker_context import REQUESTED, TAKEN
 from paceline.runtime.links.memory import SharedTensors

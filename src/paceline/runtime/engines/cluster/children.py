@@ -13,8 +13,8 @@ from time import perf_counter_ns as now
 from typing import Any, NamedTuple
 
 from paceline.runtime.engines.observer import GONE
-from paceline.runtime.engines.workers.forkserver import start_process
 from paceline.runtime.engines.workers.messages import Died
+from paceline.runtime.engines.workers.process import start_process
 from paceline.runtime.runs.live import ProcessKind
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from paceline.errors import MachineError, SecurityError, UsageError
 from paceline.runtime.engines.cluster.ray_watch import RayWatch
 from paceline.runtime.engines.ray_actor import Machine, this_machine
-from paceline.runtime.engines.workers.forkserver import short_folder
+from paceline.runtime.engines.workers.process import short_folder
 from paceline.runtime.links.tcp.address import Address, is_loopback
 
 AUTO = "auto"
@@ -188,7 +188,7 @@ def _join(ray: Any, address: str) -> None:
         raise UsageError(f"the Ray cluster at {address} cannot be joined: {first}. {advice}") from error
 
 
-# --- a cluster of its own ---
+# a cluster of its own.
 
 
 @contextlib.contextmanager
@@ -293,7 +293,7 @@ def _holds(files: Path, folder: str) -> bool:
     return any(os.readlink(file).startswith(os.path.realpath(folder)) for file in files.iterdir())
 
 
-# --- unauthenticated access ---
+# unauthenticated access.
 
 
 def refuse_open(head: Address) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from paceline.errors import PlanError
-from paceline.plans.clusters import check_method
-from paceline.plans.plan import Plan
+from paceline.plans.plan import Plan, check_method
 from paceline.runtime.engines.cluster.roster import Roster
 
 

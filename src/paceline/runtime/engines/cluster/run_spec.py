@@ -16,7 +16,7 @@ from paceline.runtime.engines.cluster import engine
 from paceline.runtime.engines.cluster.roster import Roster
 from paceline.runtime.engines.outcome import Life
 from paceline.runtime.engines.setup import set_up
-from paceline.runtime.engines.workers.forkserver import short_folder
+from paceline.runtime.engines.workers.process import short_folder
 from paceline.runtime.links.tcp.tls import CA, CERTIFICATE, KEY, MutualTls, make_keys
 from paceline.runtime.runs.live import Heartbeat
 from paceline.training.jobs.job import Job

@@ -12,7 +12,7 @@ from paceline.algorithms.cluster.group import Regroup
 from paceline.algorithms.cluster.shares import fitting, most_lanes
 from paceline.algorithms.collectives import Collective
 from paceline.algorithms.collectives.canonical import Canonical, spare_lanes
-from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.errors import PeerLost
 from paceline.plans.plan import Plan, program_of
 from paceline.runtime.engines.cluster.group_client import GroupClient

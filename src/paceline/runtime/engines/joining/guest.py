@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.errors import MachineError, RunFailed, UsageError
 from paceline.runtime.engines.joining.parcel import Package, Progress, different, lacking, receive_parcel
-from paceline.runtime.engines.workers.forkserver import fork_early
+from paceline.runtime.engines.workers.process import fork_early
 from paceline.runtime.links.pairing.code import Code
 from paceline.runtime.links.pairing.discovery import discover
 from paceline.runtime.links.pairing.line import Line

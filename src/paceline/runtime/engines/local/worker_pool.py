@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from paceline.algorithms.server.events import Death
+from paceline.algorithms.server.messages import Death
 from paceline.errors import DeathWarning, JobWarning, RunFailed
 from paceline.plans.methods.pipeline import LAYERS
 from paceline.plans.methods.split_layers import INSIDE
@@ -28,9 +28,8 @@ from paceline.runtime.engines.servers.stage_shards import stage_shards, whole_va
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.signals import termination
 from paceline.runtime.engines.workers.arena import ABORT, DESK_LOCK, GO, Arena, ArenaShape
-from paceline.runtime.engines.workers.forkserver import short_folder, start_process, too_long
 from paceline.runtime.engines.workers.messages import Assignment, Died, Failed, Finished, Message, Ready
-from paceline.runtime.engines.workers.process import oom_kills
+from paceline.runtime.engines.workers.process import oom_kills, short_folder, start_process, too_long
 from paceline.runtime.engines.workers.process_main import main
 from paceline.runtime.engines.workers.state_buffers import ResumePoint
 from paceline.runtime.engines.workers.worker_context import TAKEN

@@ -15,9 +15,8 @@ import numpy as np
 import torch
 
 from paceline.algorithms.cluster.epochs import Epoch, Epochs
-from paceline.algorithms.dataflow import WITHOUT_NUMBERS, Message, Work
+from paceline.algorithms.dataflow import WITHOUT_NUMBERS, Instances, Message, Work
 from paceline.algorithms.dataflow.holder import Holder, Outcome
-from paceline.algorithms.dataflow.instances import Instances
 from paceline.algorithms.dataflow.worker import (
     Client,
     Compute,
@@ -32,8 +31,8 @@ from paceline.algorithms.dataflow.worker import (
 )
 from paceline.errors import ReplayDiverged, UsageError
 from paceline.plans.methods import Synchronous
-from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.program import Gradient, all_of, effects
+from paceline.plans.methods.split_layers import Dataflow
 from paceline.plans.plan import Plan, program_of
 from paceline.runtime.engines.arithmetic.dataflow import DataflowArithmetic
 from paceline.runtime.engines.arithmetic.pipeline import StagedPipeline

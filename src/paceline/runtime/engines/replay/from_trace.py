@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from paceline.algorithms.agenda import Agenda, Chunk
-from paceline.algorithms.server.events import Pull, Push
+from paceline.algorithms.server.messages import Pull, Push
 from paceline.errors import ReplayDiverged
 from paceline.runtime.engines.arithmetic.pipeline import ReplicaArithmetic
 from paceline.runtime.engines.arithmetic.servers import ServerArithmetic

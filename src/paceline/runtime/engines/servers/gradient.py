@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.rules import GradientUpdate, Rule
-from paceline.algorithms.server.events import Push
-from paceline.algorithms.server.gathering import Gathering
+from paceline.algorithms.server.messages import Push
+from paceline.algorithms.server.shard import Gathering
 from paceline.algorithms.server.version_slots import VersionSlots
 from paceline.runtime.engines.servers.shard_memory import Locked, ShardMemory, ShardPort, WorkerSide
+from paceline.training.gradients.encoder import PulledView
 from paceline.training.gradients.message import MessageShape
 from paceline.training.gradients.native_step import native_versions
 from paceline.training.gradients.payload import GradientSum, Payload
-from paceline.training.gradients.pulled import PulledView
 from paceline.training.parameters.layout import Layout
 from paceline.training.parameters.optimizers import optimizer_over
 from paceline.training.parameters.replicas import weighted_sum
@@ -25,7 +25,7 @@ from paceline.training.parameters.store import ShardStore
 from paceline.training.parameters.worker_state import WorkerState
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 
 class RulePort(ShardPort):
@@ -152,7 +152,7 @@ class GradientPort(RulePort):
 
 # GatheringPort: a shard holds gradients until a round is full; the worker that fills it applies their sum.
 
-# Buffers for the gradients of a round until it is full; `algorithms.server.gathering` assigns the slots.
+# Buffers for the gradients of a round until it is full; `algorithms.server.shard` assigns the slots.
 
 
 class GatherBuffers:

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.algorithms.rules import Exchanging
-from paceline.algorithms.rules.ad_psgd import AdPsgd
-from paceline.algorithms.rules.plain import Plain
-from paceline.algorithms.server.actions import Action, Apply
-from paceline.algorithms.server.events import Pull, Push
+from paceline.algorithms.rules.averaging import AdPsgd
+from paceline.algorithms.rules.gradients import Plain
+from paceline.algorithms.server.messages import Action, Apply, Pull, Push
 from paceline.algorithms.server.shard import Shard
 from paceline.algorithms.server.version_slots import ReplicaSlots
 from paceline.plans.methods import Server
@@ -31,7 +30,7 @@ from paceline.training.parameters.store import restore_store, state_of_store
 from paceline.training.parameters.worker_state import WorkerState, copy_into, state_of_tensors
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 
 # Hogwild: all workers write into the same parameters without a lock; each has its own optimizer state.

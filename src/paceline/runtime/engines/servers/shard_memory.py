@@ -21,11 +21,9 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.rules import Averaging, Rule
-from paceline.algorithms.server.actions import Action, Apply, Held
 from paceline.algorithms.server.desk import Desk
-from paceline.algorithms.server.events import Event, Pull, Push
-from paceline.algorithms.server.gathering import Gathering
-from paceline.algorithms.server.shard import Shard
+from paceline.algorithms.server.messages import Action, Apply, Event, Held, Pull, Push
+from paceline.algorithms.server.shard import Gathering, Shard
 from paceline.algorithms.server.version_slots import ReplicaSlots, VersionSlots
 from paceline.plans.plan import Plan
 from paceline.runtime.runs.trace import Kind
@@ -41,7 +39,7 @@ from paceline.training.parameters.store import LocalStore
 from paceline.training.parameters.worker_state import WorkerState
 
 if TYPE_CHECKING:
-    from paceline.algorithms.state import State
+    from paceline.algorithms.server.messages import State
 
 
 #: A lock; its value is the nanoseconds that it was waited for.

@@ -11,14 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.dataflow import FORWARD, VALUE, Graph, Message, Work
-from paceline.algorithms.dataflow.example import example_graph
+from paceline.algorithms.dataflow import FORWARD, VALUE, Graph, Instances, Message, Work, example_graph
 from paceline.algorithms.dataflow.holder import Holder, Outcome, Step
-from paceline.algorithms.dataflow.instances import Instances
 from paceline.algorithms.dataflow.worker import Client, Compute, Drain, Forget, Record, Send, Take, Update
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
-from paceline.plans.methods.dataflow import Dataflow
+from paceline.plans.methods.split_layers import Dataflow
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.arithmetic.dataflow import DataflowArithmetic
 from paceline.runtime.engines.virtual.rows import Rows

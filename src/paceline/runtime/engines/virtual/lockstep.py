@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.codecs.sizes import exchanged
+from paceline.algorithms.codecs.catalogue import exchanged
 from paceline.algorithms.coordinators import Dot
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position

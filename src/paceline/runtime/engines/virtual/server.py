@@ -11,10 +11,23 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.codecs.sizes import estimate
-from paceline.algorithms.server.actions import Action, Apply, Held, Lease, Wait
+from paceline.algorithms.codecs.catalogue import estimate
 from paceline.algorithms.server.desk import Desk
-from paceline.algorithms.server.events import Ask, Command, Compute, Death, Finish, Join, Pull, Push
+from paceline.algorithms.server.messages import (
+    Action,
+    Apply,
+    Ask,
+    Command,
+    Compute,
+    Death,
+    Finish,
+    Held,
+    Join,
+    Lease,
+    Pull,
+    Push,
+    Wait,
+)
 from paceline.algorithms.server.worker import Client
 from paceline.errors import RunFailed
 from paceline.plans.methods import Server

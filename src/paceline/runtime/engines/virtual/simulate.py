@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.codecs.sizes import estimate
+from paceline.algorithms.codecs.catalogue import estimate
 from paceline.errors.arguments import check_arguments
 from paceline.plans.plan import Plan, program_of
 from paceline.runtime.engines.arithmetic.dataflow import DataflowArithmetic

@@ -1,6 +1,7 @@
 """A simulated world: its clock, the speeds of workers, the network between them and collectives on it, deaths.
 
-All randomness is seeded."""
+All randomness is seeded.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.algorithms.collectives import Collective, Round
-from paceline.algorithms.collectives.gather import Gather
+from paceline.algorithms.collectives.whole_vectors import Gather
 from paceline.errors import UsageError
 
 # A simulated clock, which goes to the next event at once.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.algorithms.collectives import SIT_OUT, Collective, Part, Step, lane_stride, segment_cuts, span_of
 from paceline.algorithms.collectives.canonical import lanes_of
-from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.kernels.exchange import ITSELF, NOBODY
 from paceline.runtime.links import TURNS, Link, Span
 from paceline.training.gradients.encoder import GradientEncoder

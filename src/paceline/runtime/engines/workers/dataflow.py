@@ -14,14 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from paceline.algorithms.dataflow import Message, Work
+from paceline.algorithms.dataflow import Instances, Message, Work
 from paceline.algorithms.dataflow.holder import Holder, Outcome, Step
-from paceline.algorithms.dataflow.instances import Instances
 from paceline.algorithms.dataflow.worker import Client, Compute, Drain, Forget, Record, Send, Take, Update
 from paceline.errors import JobError
 from paceline.errors.failure import Position
-from paceline.plans.methods.dataflow import Dataflow
 from paceline.plans.methods.program import run
+from paceline.plans.methods.split_layers import Dataflow
 from paceline.runtime.engines.workers.arena import Arena
 from paceline.runtime.engines.workers.messages import Assignment
 from paceline.runtime.engines.workers.state_buffers import SnapshotFile

@@ -17,8 +17,8 @@ from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.algorithms.cluster.shares import Membership
 from paceline.algorithms.collectives import Collective
 from paceline.algorithms.collectives.canonical import Canonical, lanes_of, spare_lanes
-from paceline.algorithms.collectives.neighbours import Neighbours
-from paceline.algorithms.mesh import Mesh
+from paceline.algorithms.collectives.whole_vectors import Neighbours
+from paceline.algorithms.splits import Mesh
 from paceline.plans.methods.split_layers import DATA, SplitLayers
 from paceline.runtime.engines.workers.arena import Arena
 from paceline.runtime.engines.workers.collectives import (

@@ -23,7 +23,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from paceline.algorithms.agenda import Agenda
-from paceline.algorithms.server.events import Death
+from paceline.algorithms.server.messages import Death
 from paceline.errors import RunFailed
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.workers.arena import DESK_LOCK, Arena

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.algorithms.coordinators import Dot
 from paceline.plans.methods import Synchronous
 from paceline.plans.methods.program import (
@@ -306,7 +306,7 @@ def perform(runner: PlanRunner, method: Synchronous, arena: Arena) -> Walk:
                     continue
                 effect = program.throw(EndOfTraining())
         except (StopIteration, EndOfTraining):
-            break  # paceline: ignore[PC502]  # the programs of all ranks end at the same effect
+            break  # the programs of all ranks end at the same effect
         answer = None if performer.generated and type(effect) in GENERATED else answers[type(effect)](*effect)
     runner.write_result(performer.own.result())
 

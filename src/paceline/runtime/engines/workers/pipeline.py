@@ -10,12 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.schedules import FORWARD, Table, Work
-from paceline.algorithms.schedules.passes import Pass, passes
+from paceline.algorithms.schedules import FORWARD, Pass, Table, Work, passes
 from paceline.algorithms.schedules.worker import Agree, Channel, Compute, Receive, Send, SumUp, Update
-from paceline.algorithms.server.actions import Lease, Wait
-from paceline.algorithms.server.events import Ask, Finish, Push
-from paceline.algorithms.server.replica import Assign, AwaitPushes, Count, Place, TakeUp
+from paceline.algorithms.server.messages import Ask, Finish, Lease, Push, Wait
+from paceline.algorithms.server.worker import Assign, AwaitPushes, Count, Place, TakeUp
 from paceline.errors import NotFinite
 from paceline.errors.failure import Position
 from paceline.plans.methods.pipeline import LAYERS, Pipeline

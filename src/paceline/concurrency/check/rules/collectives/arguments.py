@@ -10,12 +10,11 @@ from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.ranks.branches import of_rank
 from paceline.concurrency.check.ranks.collectives import Collective
 from paceline.concurrency.check.ranks.items import flattened
+from paceline.concurrency.check.ranks.origins import RANK
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, following
-from paceline.concurrency.check.varying.reasons import RANK
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, following, keyword, short_name
 
 ROOTED = (
     "broadcast",

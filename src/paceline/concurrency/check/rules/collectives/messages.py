@@ -7,15 +7,23 @@ from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.ranks.branches import condition, of_rank
-from paceline.concurrency.check.ranks.exchanges import Exchanges, is_message
-from paceline.concurrency.check.ranks.messages import ANY, WORLDS, Operation, Stuck, World
+from paceline.concurrency.check.ranks.messages import ANY, WORLDS, Exchanges, Operation, Stuck, World, is_message
 from paceline.concurrency.check.ranks.traces import Impossible, Trace, Undecided
 from paceline.concurrency.check.reporting.findings import Step
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, is_within, last_line, on_different_branches, parent
+from paceline.concurrency.check.syntax.tree import (
+    dotted,
+    enclosing,
+    is_constant,
+    is_within,
+    keyword,
+    last_line,
+    on_different_branches,
+    parent,
+    short_name,
+)
 
 SENDS, RECEIVES = ("send", "Send", "ssend", "Ssend"), ("recv", "Recv")
 

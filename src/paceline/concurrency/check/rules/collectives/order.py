@@ -6,12 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.ranks.items import Item, flattened
+from paceline.concurrency.check.ranks.origins import CHANCE, DATA
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
-from paceline.concurrency.check.syntax.tree import parent
-from paceline.concurrency.check.varying.reasons import CHANCE, DATA
+from paceline.concurrency.check.syntax.tree import dotted, is_constant, parent, short_name
 
 #: Collectives that carry nothing, so that those of any two elements match.
 ALIKE = ("barrier", "monitored_barrier", "wait_for_everyone")

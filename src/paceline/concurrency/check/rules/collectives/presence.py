@@ -6,14 +6,20 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.libraries.catalogue import WRAPPERS
+from paceline.concurrency.check.ranks.origins import DATA, SPREADS
 from paceline.concurrency.check.ranks.sequences import SKIPS
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, is_within, last_line
-from paceline.concurrency.check.varying.reasons import DATA
-from paceline.concurrency.check.varying.reduced import SPREADS
+from paceline.concurrency.check.syntax.tree import (
+    dotted,
+    enclosing,
+    is_constant,
+    is_within,
+    keyword,
+    last_line,
+    short_name,
+)
 
 #: Collectives of a value that each rank has of its own -> its position.
 GATHERS = {

@@ -10,13 +10,12 @@ from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import RANK_DECORATORS
 from paceline.concurrency.check.ranks.branches import MAKES_FILES
 from paceline.concurrency.check.ranks.items import Item, flattened
+from paceline.concurrency.check.ranks.origins import DATA, FILES, HOST, RANK
 from paceline.concurrency.check.ranks.sequences import Difference
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import is_constant, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, last_line, walk_here
-from paceline.concurrency.check.varying.reasons import DATA, FILES, HOST, RANK
+from paceline.concurrency.check.syntax.tree import enclosing, is_constant, last_line, short_name, walk_here
 
 
 def collective_on_some_ranks(facts: Facts) -> Iterator[Witness]:

@@ -10,9 +10,8 @@ from typing import NamedTuple
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import keyword, short_name
-from paceline.concurrency.check.syntax.tree import enclosing
-from paceline.concurrency.check.values.library_types import type_name
+from paceline.concurrency.check.syntax.tree import enclosing, keyword, short_name
+from paceline.concurrency.check.values.calls import type_name
 
 STARTS = {"init_process_group": 2, "init_rpc": 3}  # the position of `world_size`
 

@@ -11,9 +11,8 @@ from paceline.concurrency.check.ranks.branches import condition
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, last_line
-from paceline.concurrency.check.values.library_types import is_own_file
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, keyword, last_line, short_name
+from paceline.concurrency.check.values.calls import is_own_file
 
 MAKES = ("save", "makedirs", "mkdir", "download", "dump", "write", "rmtree", "remove", "unlink", "extract", "touch",
          "extractall", "to_csv", "to_parquet", "to_disk", "copy", "copyfile", "copytree", "move", "rename", "replace",

@@ -8,16 +8,23 @@ from collections.abc import Iterator
 from paceline.concurrency.check.flow.effects import is_limited
 from paceline.concurrency.check.libraries.catalogue import PUTS
 from paceline.concurrency.check.rules.endings import ends_by
-from paceline.concurrency.check.rules.futures import TAKES, attribute_of, makes_future, parts
 from paceline.concurrency.check.rules.rule import Witness, queue_uses
 from paceline.concurrency.check.summaries import Facts, Wait
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.graph import catches_all
-from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, on_different_branches, parent
+from paceline.concurrency.check.syntax.tree import (
+    dotted,
+    enclosing,
+    is_constant,
+    keyword,
+    on_different_branches,
+    parent,
+    short_name,
+)
 from paceline.concurrency.check.threads.accesses import GROWS
 from paceline.concurrency.check.threads.roots import in_loop
 from paceline.concurrency.check.threads.shared_state import is_caught
+from paceline.concurrency.check.values.sources import TAKES, attribute_of, makes_future, parts
 
 SETS = ("set_result", "set_exception")
 ASKS = ("done", "cancelled")

@@ -10,8 +10,7 @@ from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, parent
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, parent, short_name
 
 KINDS = (
     "Thread",

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import enclosing
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, short_name
 from paceline.concurrency.check.threads.shared_state import is_caught
 
 OF_LOOP = ("call_soon", "call_later", "call_at")

@@ -8,8 +8,17 @@ from collections.abc import Iterator
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, is_within, last_line, lines_of, parent, statement_of
+from paceline.concurrency.check.syntax.tree import (
+    dotted,
+    enclosing,
+    is_constant,
+    is_within,
+    last_line,
+    lines_of,
+    parent,
+    short_name,
+    statement_of,
+)
 from paceline.concurrency.check.threads.accesses import Access, iterates
 from paceline.concurrency.check.threads.roots import in_loop
 from paceline.concurrency.check.threads.shared_state import (

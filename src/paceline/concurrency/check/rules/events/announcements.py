@@ -12,15 +12,18 @@ from paceline.concurrency.check.libraries.catalogue import EVENTS
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
 from paceline.concurrency.check.syntax.tree import (
     awaited,
     block_of,
+    dotted,
     enclosing,
     following,
+    is_constant,
     is_within,
+    keyword,
     last_line,
     parent,
+    short_name,
     statement_of,
 )
 from paceline.concurrency.check.threads.roots import STARTS

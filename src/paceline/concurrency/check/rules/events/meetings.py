@@ -12,8 +12,7 @@ from paceline.concurrency.check.rules.endings import is_end_mark
 from paceline.concurrency.check.rules.rule import Witness, queue_uses
 from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Function, Resource
-from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, lines_of, parent
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, keyword, lines_of, parent, short_name
 from paceline.concurrency.check.threads.evidence import owns_lock
 from paceline.concurrency.check.threads.roots import STARTS, in_loop
 

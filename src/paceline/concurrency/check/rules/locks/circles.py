@@ -6,18 +6,16 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
-from paceline.concurrency.check.flow.components import shortest_circles
+from paceline.concurrency.check.flow.components import keep, shortest_circles, together
 from paceline.concurrency.check.flow.effects import Effect, runs_now, text_of
 from paceline.concurrency.check.flow.walk import Held
-from paceline.concurrency.check.flow.witnesses import keep, together
 from paceline.concurrency.check.libraries.catalogue import CALLBACK_WORDS
 from paceline.concurrency.check.reporting.findings import Step
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts, call_steps, is_single, same_object
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import is_within
-from paceline.concurrency.check.threads.lock_orders import WITNESSES, Edge, edges, of_instances
+from paceline.concurrency.check.syntax.tree import dotted, is_within, short_name
+from paceline.concurrency.check.threads.lock_order import WITNESSES, Edge, edges, of_instances
 from paceline.narrative import Wait
 
 

@@ -1,23 +1,273 @@
-"""Locks in code that Python runs in the middle of other code: destructors, handlers of signals and of logging."""
+"""Locks in code that runs in the middle of other code, and locks and threads that a forked child does not have."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check.flow.effects import runs_now
 from paceline.concurrency.check.flow.walk import Event, Held
-from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts, Take, Use
-from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
+from paceline.concurrency.check.syntax.declarations import Class, Function, Resource
+from paceline.concurrency.check.syntax.tree import (
+    dotted,
+    enclosing,
+    is_constant,
+    keyword,
+    last_line,
+    lines_of,
+    short_name,
+)
+from paceline.concurrency.check.threads.roots import FORKS, on_child_side
+from paceline.concurrency.check.together import same_file
+from paceline.concurrency.check.values.calls import type_name
 
-RUNS = {"del": "a destructor or callback of a weak reference", "gc": "a callback of the garbage collector"}
+STARTS = ("start", "fork", "forkpty")
+
+
+def lock_across_fork(facts: Facts) -> Iterator[Witness]:
+    """Report locks that are created once, in code that compares process ids."""
+    module = facts.module
+    if any(a.attr == "register_at_fork" for fn in module.functions for a in fn.attributes):
+        return
+    yield from _held(facts)
+    yield from _globals(facts)
+    for cls in module.classes.values():
+        asks = [fn for fn in cls.methods.values() if _asks(fn, facts)]
+        if not asks or not any(isinstance(n, ast.Compare) and _has_pid(n) for fn in asks for n in ast.walk(fn.node)):
+            continue
+        for attribute, values in cls.values.items():
+            constructions = [(m, fn) for value, fn in values if (m := module.constructed(value, fn))]
+            if not constructions or constructions[0][0][0] not in ("Lock", "RLock", "Condition"):
+                continue
+            (_kind, call), maker = constructions[0]
+            if (
+                not module.canonical(call.func).startswith(("threading.", "_thread."))
+                or len(constructions) > 1
+                or _again(maker, cls)
+            ):
+                continue
+            lock = f"{cls.name}.{attribute}"
+            taker = next((fn for fn in cls.methods.values() if lock in facts.takes(fn)), None)
+            if taker is not None:
+                yield _report_lock_across_fork(call, maker, asks[0], taker, lock, facts)
+
+
+def _globals(facts: Facts) -> Iterator[Witness]:
+    """Global locks that a function takes which compares the process id."""
+    top = facts.module.top
+    for fn in facts.module.functions:
+        if not _asks(fn, facts) or not any(isinstance(n, ast.Compare) and _has_pid(n) for n in ast.walk(fn.node)):
+            continue
+        for lock, take in facts.takes(fn).items():
+            construction = facts.module.constructed(top.bound[lock], top) if lock in top.bound else None
+            again = any(lock in other.globals for other in facts.module.functions if other is not top)
+            if (
+                construction is None
+                or again
+                or not take.resource.sure
+                or not same_file(construction[1].lineno, fn.line)
+            ):
+                continue
+            if facts.module.canonical(construction[1].func).startswith(("threading.", "_thread.")):
+                yield _report_lock_across_fork(construction[1], top, fn, fn, lock, facts)
+
+
+def _held(facts: Facts) -> Iterator[Witness]:
+    """Locks of threads that are held where a child is forked which takes them."""
+    for fn in facts.module.functions:
+        for effect, locks_held in facts.events(fn):
+            locks = [
+                h for h in locks_held if h.resource.non_reentrant and h.resource.sure and not h.resource.one_of_several
+            ]
+            call = effect.node
+            if not locks and isinstance(call, ast.Call) and short_name(call.func) in STARTS and facts.has_threads:
+                yield from _held_elsewhere(call, fn, facts)
+            if not locks or not isinstance(call, ast.Call):
+                continue
+            takes = {name: steps for steps in _in_child(call, fn, facts) for name in steps}
+            for first in locks:
+                lock = first.resource
+                if lock.id in takes and _of_threads(lock, facts):
+                    needed = next(steps[lock.id] for steps in _in_child(call, fn, facts) if lock.id in steps)
+                    yield Witness(call, fn, "forked", first=first, needed_at=needed[-1][1].lineno, needed=needed)
+
+
+def _held_elsewhere(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
+    """A lock that a child takes, and that a thread started before the fork takes again and again."""
+    begun = [r for r in facts.roots if r.kind == "thread" and r.line < call.lineno and r.line in lines_of(fn.node)]
+    for takes in _in_child(call, fn, facts) if begun and _forks_holding(facts) else ():
+        for name, steps in takes.items():
+            for root in begun:
+                take = facts.takes(root.function).get(name)
+                lock = take.resource if take is not None else None
+                if lock is None or not lock.sure or not lock.non_reentrant or not _of_threads(lock, facts):
+                    continue
+                if "." not in name:  # a global; an object's lock may be another one in the child
+                    yield Witness(
+                        call,
+                        fn,
+                        "forked-beside",
+                        thread=root.function,
+                        lock=lock,
+                        line=take.steps[-1][1].lineno,  # type: ignore[union-attr]
+                        needed_at=steps[-1][1].lineno,
+                        needed=steps,
+                    )
+                    return
+
+
+def _forks_holding(facts: Facts) -> bool:
+    """Whether nothing in the file asks for another way to start processes than a fork."""
+    words = {"spawn", "forkserver"}
+    arguments = (
+        a for fn in facts.module.functions for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords))
+    )
+    return not any(isinstance(a, ast.Constant) and a.value in words for a in arguments)
+
+
+def _in_child(call: ast.Call, fn: Function, facts: Facts) -> Iterator[dict[str, tuple[tuple[Function, ast.expr], ...]]]:
+    """The locks that a child takes which this call forks, each with the path to it."""
+    module = facts.module
+    if module.canonical(call.func) in FORKS:
+        for effect in facts.walker.effects(fn):
+            if on_child_side(effect.node, call):
+                if effect.kind == "take" and effect.resource is not None:
+                    yield {effect.resource.id: ((fn, effect.node),)}
+                elif effect.callee is not None and runs_now(effect):
+                    takes = facts.takes(effect.callee)
+                    yield {name: ((fn, effect.node), *take.steps) for name, take in takes.items()}
+    elif isinstance(call.func, ast.Attribute) and call.func.attr == "start":
+        process = module.resource(call.func.value, fn)
+        if process is None or process.kind != "Process":
+            return
+        construction = next((c for f in module.functions for c in f.calls if _makes(c, process.line)), None)
+        target = construction and keyword(construction, "target", 1)
+        child = module.function_named(target, fn) if target else None
+        if child is not None:
+            yield {name: take.steps for name, take in facts.takes(child).items()}
+
+
+def _makes(call: ast.Call, line: int) -> bool:
+    return call.lineno == line and keyword(call, "target") is not None
+
+
+def _of_threads(lock: Resource, facts: Facts) -> bool:
+    """Whether a lock belongs to threads: one of multiprocessing is released by the parent for the child too."""
+    calls = (c for fn in facts.module.functions for c in fn.calls if c.lineno == lock.line)
+    names = [facts.module.canonical(c.func) for c in calls]
+    return not any(name.startswith("multiprocessing.") for name in names)
+
+
+def _asks(fn: Function, facts: Facts) -> bool:
+    """Whether a function calls os.getpid()."""
+    return any(facts.module.canonical(call.func).endswith("os.getpid") for call in fn.calls)
+
+
+def _has_pid(node: ast.Compare) -> bool:
+    """Whether a comparison involves a process id."""
+    sides = [node.left, *node.comparators]
+    return any("pid" in ast.unparse(side).lower() for side in sides)
+
+
+def _again(maker: Function, cls: Class) -> bool:
+    """Whether the lock is created in a method that others call too, such as when a new process is detected."""
+    return maker.cls is cls and any(
+        isinstance(call.func, ast.Attribute) and call.func.attr == maker.name
+        for fn in cls.methods.values()
+        if fn.name != "__init__"
+        for call in fn.calls
+    )
+
+
+def _report_lock_across_fork(
+    call: ast.Call, maker: Function, asks: Function, taker: Function, lock: str, facts: Facts
+) -> Witness:
+    take = facts.takes(taker)[lock].steps[-1][1]
+    return Witness(call, maker, lock=lock, asks=asks, take=take, taker=taker)
+
+
+#: Functions that start a child and wait for it.
+RUNS = tuple(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))
+
+
+def fork_with_threads(facts: Facts) -> Iterator[Witness]:
+    """Report forks in files that start threads, unless the child execs."""
+    lines = [r.line for r in facts.roots if r.kind == "thread" and not r.alone]
+    lines += [
+        c.lineno
+        for fn in facts.module.functions
+        for c in fn.calls
+        if facts.module.constructed_kind(c, fn) == "Thread" or _starts(c, fn, facts) or _runs_in_threads(c, fn, facts)
+    ]
+    for fn in facts.module.functions if lines else ():
+        if any(short_name(c.func).startswith(("execl", "execv", "spawn")) and c.lineno > fn.line for c in fn.calls):
+            continue
+        for call in fn.calls:
+            line = next((line for line in lines if same_file(line, call.lineno)), None)
+            if line is not None and _forks_among_threads(call, fn, facts) and not _comes_first(call, fn, line):
+                yield _report_fork_with_threads(fn, call, line)
+
+
+def _starts(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call starts a thread that was made elsewhere."""
+    resource = resource_of(call, ("start",), fn, facts)
+    return resource is not None and resource.kind == "Thread"
+
+
+def _runs_in_threads(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call gives a task to an executor of threads, which starts one for it."""
+    resource = resource_of(call, ("submit", "map"), fn, facts)
+    executor = call.func.value if resource is not None and isinstance(call.func, ast.Attribute) else None
+    return executor is not None and type_name(executor, fn, facts.module).endswith("ThreadPoolExecutor")
+
+
+def _forks_among_threads(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call forks this process: itself, or as a process or pool of a context that is said to fork."""
+    if facts.module.canonical(call.func) in FORKS:
+        return True
+    if facts.module.constructed_kind(call, fn) == "Popen" or facts.module.canonical(call.func) in RUNS:
+        code = keyword(call, "preexec_fn")
+        return code is not None and not is_constant(code, None)
+    receiver = (
+        call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("Pool", "Process") else None
+    )
+    if isinstance(receiver, ast.Name):
+        receiver = next((scope.bound[receiver.id] for scope in fn.scopes() if receiver.id in scope.bound), None)
+    context = receiver if isinstance(receiver, ast.Call) and short_name(receiver.func) == "get_context" else None
+    return context is not None and is_constant(keyword(context, "method", 0), "fork")
+
+
+def _report_fork_with_threads(fn: Function, call: ast.Call, line: int) -> Witness:
+    how = ", and runs Python code in the child (preexec_fn)," if keyword(call, "preexec_fn") is not None else ""
+    return Witness(
+        call,
+        fn,
+        how=how,
+        line=line,
+        instead="use start_new_session=, process_group= or umask= in place of preexec_fn, or a small program"
+        if how
+        else "fork before the first thread is started, or use subprocess or the spawn method",
+    )
+
+
+def _comes_first(fork: ast.Call, fn: Function, started: int) -> bool:
+    """Whether the only threads are started by the same function, after the fork."""
+    loop = enclosing(fork, ast.For, ast.While)
+    again = loop is not None and started <= last_line(loop)
+    return fork.lineno < started <= last_line(fn.node) and not again
+
+
+# Locks in code that Python runs in the middle of other code: destructors, handlers of signals and of logging.
+
+INTERRUPTING = {"del": "a destructor or callback of a weak reference", "gc": "a callback of the garbage collector"}
 
 
 def lock_in_destructor(facts: Facts) -> Iterator[Witness]:
     """Report locks, queues and executors that destructors and collector callbacks wait for."""
-    for root in (r for r in facts.roots if r.kind in RUNS):
-        fn, handler = root.function, RUNS[root.kind]
+    for root in (r for r in facts.roots if r.kind in INTERRUPTING):
+        fn, handler = root.function, INTERRUPTING[root.kind]
         for take in facts.takes(fn).values():
             lock = take.resource
             is_private = fn.name == "__del__" and take.same and not _shared(lock.id, facts)

@@ -12,8 +12,15 @@ from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function, Resource
 from paceline.concurrency.check.syntax.graph import may_raise
-from paceline.concurrency.check.syntax.names import dotted, is_constant
-from paceline.concurrency.check.syntax.tree import contexts_around, enclosing, following, last_line, parent
+from paceline.concurrency.check.syntax.tree import (
+    contexts_around,
+    dotted,
+    enclosing,
+    following,
+    is_constant,
+    last_line,
+    parent,
+)
 from paceline.concurrency.check.threads.evidence import IMPORTS, of_threads
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 

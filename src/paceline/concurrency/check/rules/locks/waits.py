@@ -10,8 +10,7 @@ from paceline.concurrency.check.flow.walk import Held
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, is_within
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, is_within, keyword, short_name
 from paceline.concurrency.check.threads.shared_state import accesses_of_class
 
 Steps = tuple[tuple[Function, ast.expr], ...]

@@ -8,12 +8,19 @@ from collections.abc import Iterator
 from paceline.concurrency.check.rules.rule import Witness, blocks_that_make
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.concurrency.check.syntax.tree import is_within, last_line, parent
+from paceline.concurrency.check.syntax.tree import (
+    dotted,
+    is_constant,
+    is_within,
+    keyword,
+    last_line,
+    parent,
+    short_name,
+)
 from paceline.concurrency.check.threads.accesses import GROWS, SHRINKS, kind_of
 from paceline.concurrency.check.threads.shared_state import is_container
 from paceline.concurrency.check.values.bindings import start_arguments
-from paceline.concurrency.check.values.library_types import type_name
+from paceline.concurrency.check.values.calls import type_name
 
 #: Methods of a pool that have its processes run a function, and what makes such pools.
 TASKS = {

@@ -9,8 +9,16 @@ from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
-from paceline.concurrency.check.syntax.tree import awaited, enclosing, is_within, last_line, parent
+from paceline.concurrency.check.syntax.tree import (
+    awaited,
+    dotted,
+    enclosing,
+    is_within,
+    keyword,
+    last_line,
+    parent,
+    short_name,
+)
 from paceline.concurrency.check.values.bindings import start_arguments
 
 ENDS = ("terminate", "kill", "send_signal")

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.rules.forks import FORKS, on_child_side
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, parent
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, parent, short_name
+from paceline.concurrency.check.threads.roots import FORKS, on_child_side
 from paceline.concurrency.check.values.bindings import start_arguments
 
 READS = ("recv", "read", "readline")

@@ -14,8 +14,7 @@ from paceline.concurrency.check.reporting.findings import Step
 from paceline.concurrency.check.rules.rule import Witness, queue_of, queue_uses
 from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Formal, Function, Resource
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, last_line, parent
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, last_line, parent, short_name
 from paceline.concurrency.check.threads.roots import in_loop
 from paceline.narrative import Wait
 

@@ -12,8 +12,7 @@ from paceline.concurrency.check.rules.endings import ends_by
 from paceline.concurrency.check.rules.rule import Witness, queue_of, queue_uses
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import keyword, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, last_line
+from paceline.concurrency.check.syntax.tree import enclosing, keyword, last_line, short_name
 from paceline.concurrency.check.threads.roots import in_loop
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 

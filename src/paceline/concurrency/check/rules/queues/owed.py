@@ -9,13 +9,21 @@ from functools import partial
 from paceline.concurrency.check.flow.duties import Duty, Skipped, one_of
 from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.libraries.catalogue import EVENTS, PUTS
-from paceline.concurrency.check.rules.futures import makes_future
 from paceline.concurrency.check.rules.rule import Witness, queue_of, queue_uses
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import awaited, enclosing, following, parent, statement_of, user_of
+from paceline.concurrency.check.syntax.tree import (
+    awaited,
+    dotted,
+    enclosing,
+    following,
+    parent,
+    short_name,
+    statement_of,
+    user_of,
+)
 from paceline.concurrency.check.threads.roots import in_loop
+from paceline.concurrency.check.values.sources import makes_future
 
 
 def task_not_done(facts: Facts) -> Iterator[Witness]:

@@ -10,8 +10,7 @@ from paceline.concurrency.check.flow.effects import Effect, runs_now
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts, same_object
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import dotted, keyword, short_name
-from paceline.concurrency.check.syntax.tree import following, on_different_branches, parent
+from paceline.concurrency.check.syntax.tree import dotted, following, keyword, on_different_branches, parent, short_name
 from paceline.concurrency.check.threads.accesses import Access
 from paceline.concurrency.check.threads.shared_state import (
     BEGINNINGS,
@@ -28,7 +27,7 @@ from paceline.concurrency.check.threads.sharing import (
     may_overlap,
     stored_if_missing,
 )
-from paceline.concurrency.check.values.library_types import type_name
+from paceline.concurrency.check.values.calls import type_name
 
 #: What ends an object before another one takes its place.
 ENDS = ("cancel", "close", "stop", "terminate", "kill", "shutdown", "disconnect", "release")

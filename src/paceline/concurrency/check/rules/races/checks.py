@@ -10,8 +10,7 @@ from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS, LOCKS
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, following, last_line, lines_of, parent
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, following, last_line, lines_of, parent, short_name
 from paceline.concurrency.check.threads.accesses import SHRINKS, Access
 from paceline.concurrency.check.threads.evidence import CLAIMS, IMPORTS, of_all_objects, of_threads
 from paceline.concurrency.check.threads.shared_state import (

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, last_line, parent
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, last_line, parent, short_name
 from paceline.concurrency.check.threads.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_shared, is_teardown, starts_or_ends
 from paceline.concurrency.check.threads.sharing import absent, may_overlap

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, following, is_within, parent
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, following, is_within, parent, short_name
 from paceline.concurrency.check.threads.accesses import SHRINKS, VIEWS, Access, iterates
 from paceline.concurrency.check.threads.evidence import IMPORTS, STARTS, of_threads
 from paceline.concurrency.check.threads.shared_state import (

@@ -10,8 +10,7 @@ from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS, LOCKS
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, parent
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, parent, short_name
 from paceline.concurrency.check.threads.accesses import GROWS, SHRINKS, VIEWS, Access
 from paceline.concurrency.check.threads.evidence import owns_lock
 from paceline.concurrency.check.threads.shared_state import (

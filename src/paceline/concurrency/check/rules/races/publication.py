@@ -1,4 +1,4 @@
-"""State that others read, and that is written only after they may."""
+"""State that others read and that is written, or looked up and that is stored, only after they may."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from paceline.concurrency.check.libraries.catalogue import THREAD_EVENTS
-from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.libraries.catalogue import PUTS, THREAD_EVENTS
+from paceline.concurrency.check.rules.rule import Witness, queue_of
 from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import following, parent
-from paceline.concurrency.check.threads.evidence import OWNS_OTHER, of_threads
+from paceline.concurrency.check.syntax.tree import (
+    awaited,
+    dotted,
+    enclosing,
+    following,
+    on_different_branches,
+    parent,
+    short_name,
+)
+from paceline.concurrency.check.threads.accesses import Access
+from paceline.concurrency.check.threads.evidence import IMPORTS, OWNS_OTHER, of_threads
+from paceline.concurrency.check.threads.evidence import STARTS as STARTED_THREADS
 from paceline.concurrency.check.threads.roots import STARTS
-from paceline.concurrency.check.threads.shared_state import BEGINNINGS
+from paceline.concurrency.check.threads.shared_state import BEGINNINGS, accesses_of_class, is_caught
 
 RUNS = ("start_new_thread", "submit", "run_in_executor", "call_soon_threadsafe")  # a task begins only after an await
 #: What calls back into an object that it is given may be called like this.
@@ -181,3 +190,195 @@ def _assigned_late(sets: Use, wait: Use) -> Iterator[tuple[ast.expr, tuple[Funct
             on_self = dotted(read.value) == wait.fn.self_name and isinstance(read.ctx, ast.Load)
             if on_self and read.attr == target.attr and read.lineno > wait.line:
                 yield target, (wait.fn, read)
+
+
+# Entries that are stored only after what looks them up was sent or started.
+
+SENDS = ("send", "request", "publish", "submit", "write", "transmit", "dispatch", "emit", "post", "enqueue", "start",
+         "spawn", "worker", "call_async", "put")  # fmt: skip
+MESSAGES = ("send", "sendall", "sendto", "send_message", "send_request", "publish", "execute_command", "transmit")
+TAKES = ("pop", "remove", "discard", "get")
+ONES = ("start", "spawn", "worker", "put", "write", "post", "emit")
+
+
+def registered_late(facts: Facts) -> Iterator[Witness]:
+    """Report entries, stored under what a sending call returned, that another method takes out, and flags."""
+    for cls in facts.module.classes.values():
+        yield from _flag_set_late(cls, facts)
+        for accesses in accesses_of_class(cls, facts).values():
+            yield from _stored_late(accesses, cls, facts)
+
+
+def _stored_late(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Witness]:
+    takes = [a for a in accesses if _takes(a)]
+    yield from _queued_first(accesses, facts)
+    for store in accesses if takes else ():
+        if store.kind != "grow":
+            continue
+        other = next((t for t in takes if t.fn is not store.fn), None)
+        sent = _sent_before(store, facts) if other is not None else None
+        if (
+            other is None
+            or sent is None
+            or on_different_branches(sent, store.node)
+            or _together(store, sent, other, facts)
+        ):
+            continue
+        if store.fn.asynchronous and of_threads(cls, facts) < STARTED_THREADS and not _pauses_between(sent, store):
+            continue  # a task that was created runs only once this one awaits
+        if of_threads(cls, facts) < IMPORTS and not any(fn.asynchronous for fn in cls.methods.values()):
+            continue
+        yield Witness(store.node, store.fn, store=store, sent=sent, other=other)
+        return
+
+
+def _pauses_between(sent: ast.Call, store: Access) -> bool:
+    """Whether a coroutine lets others run from the call on until the entry is stored."""
+    return any(sent.lineno <= pause.lineno <= store.line for pause in store.fn.awaits)
+
+
+def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Witness]:
+    """A flag without which a thread of the class ends, and which is set only after the thread was started."""
+    for run in {id(r.function): r.function for r in facts.roots if r.kind == "thread"}.values():
+        needed = {dotted(flag): flag for test in run.tests if (flag := _needed(test)) is not None}
+        for fn in cls.methods.values() if run.cls is cls else ():
+            starts = [
+                c for c in fn.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "start" and not c.args
+            ]
+            for target, value in fn.assigns:
+                name = dotted(target)
+                started = next((c for c in starts if c.lineno < target.lineno and _in_one_block(c, target)), None)
+                if started is None or name not in needed or not (isinstance(value, ast.Constant) and value.value):
+                    continue
+                sets = [t.lineno for t, _ in fn.assigns if dotted(t) == name]
+                unset = (v for v, _ in cls.values.get(name.partition(".")[2], ()))
+                if min(sets) > started.lineno and any(isinstance(v, ast.Constant) and not v.value for v in unset):
+                    yield Witness(target, fn, "flag", started=started, run=run, flag=needed[name])
+
+
+def _needed(test: ast.AST) -> ast.expr | None:
+    """What has to be true for a thread to continue: `while self.running`, `if not self.running: return`."""
+    condition = getattr(test, "test", None)
+    if isinstance(test, ast.If) and isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
+        ends = not test.orelse and isinstance(test.body[-1], ast.Return | ast.Break)
+        return condition.operand if ends and isinstance(condition.operand, ast.Attribute) else None
+    first = (
+        condition.values[0] if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And) else condition
+    )
+    return first if isinstance(test, ast.While) and isinstance(first, ast.Attribute) else None
+
+
+def _in_one_block(call: ast.Call, target: ast.AST) -> bool:
+    """Whether a call and an assignment are statements of one block, so that one comes after the other."""
+    statement, assigned = enclosing(call, ast.stmt), parent(target)
+    return statement is not None and assigned is not None and parent(statement) is parent(assigned)
+
+
+def _queued_first(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
+    """An entry under a key with which a thread has been started, or which was put into its queue, before."""
+    lookups = [a for a in accesses if (_takes(a) or a.kind == "item") and facts.threads_of(a.fn)]
+    for store in accesses if lookups else ():
+        other = next((a for a in lookups if a.fn is not store.fn and not is_caught(a.node, "KeyError")), None)
+        key = _key(store) if store.kind == "grow" else None
+        call = None if key is None or other is None else _given_before(key, store, facts)
+        if other is None or call is None or on_different_branches(call, store.node):
+            continue
+        if not _together(store, call, other, facts):
+            yield Witness(store.node, store.fn, store=store, sent=call, other=other)
+            return
+
+
+def _given_before(key: str, store: Access, facts: Facts) -> ast.Call | None:
+    """The call that starts a thread with a key, or gives the key to one."""
+    fn = store.fn
+    for call in fn.calls:
+        name, constructor = short_name(call.func), call
+        if name == "start" and isinstance(call.func, ast.Attribute):
+            owner = call.func.value
+            value = fn.bound.get(owner.id) if isinstance(owner, ast.Name) else owner
+            constructor = value if isinstance(value, ast.Call) else call
+        elif name not in ("submit", "start_new_thread", "apply_async") and not queue_of(call, PUTS, fn, facts):
+            continue
+        nodes = (n for a in (*constructor.args, *(k.value for k in constructor.keywords)) for n in ast.walk(a))
+        if call.lineno < store.line and any(isinstance(n, ast.Name) and n.id == key for n in nodes):
+            return call if _leads(call, store) else None
+    return None
+
+
+def _leads(call: ast.Call, store: Access) -> bool:
+    """Whether the entry is stored on the way on that the call was made, and not on another one."""
+    branch, around = enclosing(call, ast.If), enclosing(store.node, ast.If)
+    return branch is None or branch is around or not isinstance(branch.body[-1], ast.Return)  # type: ignore[attr-defined]
+
+
+def _key(store: Access) -> str:
+    """The name of the key of an entry, or of the stored element."""
+    up = parent(store.node)
+    key = up.slice if isinstance(up, ast.Subscript) else None
+    if isinstance(up, ast.Attribute) and isinstance(call := parent(up), ast.Call) and call.args:
+        key = call.args[0]
+    return key.id if isinstance(key, ast.Name) else ""
+
+
+def _takes(access: Access) -> bool:
+    """Whether an entry is looked up and taken out."""
+    up = parent(access.node)
+    return access.kind == "shrink" or (isinstance(up, ast.Attribute) and up.attr in TAKES)
+
+
+def _sent_before(store: Access, facts: Facts) -> ast.Call | None:
+    """The call whose result is the key, or the stored element, and which sends or starts something."""
+    up = parent(store.node)
+    keys: list[ast.expr] = []
+    if isinstance(up, ast.Subscript):
+        keys = [up.slice]
+    elif isinstance(up, ast.Attribute) and isinstance(call := parent(up), ast.Call):
+        keys = call.args[:1]
+    for key in keys:
+        if isinstance(key, ast.Attribute) and isinstance(key.value, ast.Name):
+            return _sent_in_bulk(key.value.id, store)
+        if not isinstance(key, ast.Name):
+            continue
+        value = awaited(store.fn.bound.get(key.id))
+        if isinstance(value, ast.Call) and value.lineno < store.line and _sends(value, store.fn, facts):
+            return value
+        for call in store.fn.calls:
+            if call.lineno < store.line and (dotted(call.func) == f"{key.id}.start" or _sends_known(call, key, store)):
+                return call
+    return None
+
+
+def _sent_in_bulk(name: str, store: Access) -> ast.Call | None:
+    """The call that sends all elements of a list, where a loop over it then stores them: `d[task.uid] = task`."""
+    many = store.fn.looped.get(name)
+    for call in store.fn.calls if isinstance(many, ast.Name) else ():
+        arguments = [store.fn.bound.get(a.id, a) if isinstance(a, ast.Name) else a for a in call.args]
+        sent = any(isinstance(n, ast.Name) and n.id == many.id for a in arguments for n in ast.walk(a))  # type: ignore[union-attr]
+        if sent and short_name(call.func) in (*MESSAGES, "submit", "put") and call.lineno < store.line:
+            return call if _leads(call, store) else None
+    return None
+
+
+def _sends_known(call: ast.Call, key: ast.Name, store: Access) -> bool:
+    """Whether a call on every way to the entry sends a message, when the key of the entry was already known."""
+    fn = store.fn
+    if short_name(call.func) not in MESSAGES or any(n.id == key.id and n.lineno >= call.lineno for n in fn.stores):
+        return False
+    used = key.id in fn.parameters or any(n.id == key.id and n.lineno <= call.lineno for n in fn.names)
+    return used and _leads(call, store)
+
+
+def _sends(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call sends a message or starts a thread, by its name and by what it calls."""
+    name = short_name(call.func).lower().strip("_")
+    if name in ONES or any(name.startswith(word) for word in SENDS if word not in ONES):
+        return short_name(call.func)[:1].islower() or short_name(call.func).startswith("_")
+    callee = facts.module.callee(call, fn)
+    return callee is not None and any(
+        short_name(c.func).lower().strip("_") in ("send", "sendall", "send_message", "sendto") for c in callee.calls
+    )
+
+
+def _together(store: Access, sent: ast.Call, other: Access, facts: Facts) -> bool:
+    """Whether one lock is held over the call and the entry, and under which the entry is taken out."""
+    return bool(facts.held_at(sent, store.fn) & store.locks & other.locks)

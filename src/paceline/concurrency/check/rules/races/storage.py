@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant
-from paceline.concurrency.check.syntax.tree import parent
+from paceline.concurrency.check.syntax.tree import dotted, is_constant, parent
 from paceline.concurrency.check.threads.accesses import Access
 from paceline.concurrency.check.threads.evidence import IMPORTS, STARTS, of_threads
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, accesses_of_globals, is_caught

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.names import dotted, short_name
-from paceline.concurrency.check.syntax.tree import enclosing, last_line, parent
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, last_line, parent, short_name
 from paceline.concurrency.check.threads.accesses import Access
 from paceline.concurrency.check.threads.evidence import OWNS_LOCK, OWNS_OTHER, claims_safety, of_threads, owns_lock
 from paceline.concurrency.check.threads.shared_state import (
@@ -20,7 +19,7 @@ from paceline.concurrency.check.threads.shared_state import (
     is_teardown,
 )
 from paceline.concurrency.check.threads.sharing import absent, filled_at_once, of_class
-from paceline.concurrency.check.values.library_types import type_name
+from paceline.concurrency.check.values.calls import type_name
 
 
 def lost_update(facts: Facts) -> Iterator[Witness]:

@@ -10,8 +10,15 @@ from paceline.concurrency.check.rules.endings import done_before, ends_of, never
 from paceline.concurrency.check.rules.rule import Witness, blocks_that_make, resource_of
 from paceline.concurrency.check.summaries import Facts, Wait
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.names import dotted, is_constant, keyword, short_name
-from paceline.concurrency.check.syntax.tree import is_within, last_line, parent
+from paceline.concurrency.check.syntax.tree import (
+    dotted,
+    is_constant,
+    is_within,
+    keyword,
+    last_line,
+    parent,
+    short_name,
+)
 from paceline.concurrency.check.threads.roots import STARTS, in_loop
 from paceline.concurrency.check.values.bindings import start_arguments
 

@@ -12,9 +12,9 @@ from paceline.runtime.engines.cluster.servers.gathered import SumVector
 from paceline.runtime.engines.cluster.servers.shard_state import CodedVector, GradientVector, Vector, vector_pool
 from paceline.runtime.engines.workers.methods.runner import PlanRunner
 from paceline.runtime.links.tcp.connection import Buffer
+from paceline.training.gradients.encoder import PulledReader
 from paceline.training.gradients.message import MessageShape
 from paceline.training.gradients.payload import GradientSum
-from paceline.training.gradients.pulled import PulledReader
 from paceline.training.parameters.layout import ShardLayout, trainable
 from paceline.training.parameters.worker_state import WorkerState
 

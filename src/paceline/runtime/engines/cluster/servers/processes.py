@@ -21,7 +21,7 @@ from paceline.algorithms.cluster.messages import Process, Role
 from paceline.algorithms.cluster.outputs import TIMING, Timing
 from paceline.algorithms.cluster.shard import ShardMachine
 from paceline.algorithms.collectives import Collective
-from paceline.algorithms.collectives.neighbours import Neighbours
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.errors.failure import Position
 from paceline.plans.plan import server_of
 from paceline.runtime.engines.cluster.control import ShardStart

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.algorithms.cluster.group import Release
 from paceline.algorithms.cluster.messages import Process, Role
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
+from paceline.algorithms.server.gates import Asynchronous
 from paceline.errors import DeathWarning, RunFailed
 from paceline.plans.plan import server_of
 from paceline.runtime.engines.checkpoints import Checkpoint

@@ -18,11 +18,10 @@ from paceline.plans.plan import Plan, server_of
 from paceline.runtime.engines.cluster.servers.gathered import Round, SumVector
 from paceline.runtime.engines.cluster.servers.vector_pool import VectorPool
 from paceline.runtime.links.tcp.link import raw
-from paceline.training.gradients.encoder import PushedMessage
+from paceline.training.gradients.encoder import PulledView, PushedMessage, apart
 from paceline.training.gradients.learner import settled
 from paceline.training.gradients.message import MessageShape, up
 from paceline.training.gradients.native_step import fits, native_versions
-from paceline.training.gradients.pulled import PulledView, apart
 from paceline.training.gradients.replica import clipped
 from paceline.training.jobs.job import Job
 from paceline.training.parameters.layout import Layout, ShardLayout, not_trained, trainable

@@ -23,9 +23,7 @@ from paceline.algorithms.cluster.messages import NONE, Process, Pulled, Pushed, 
 from paceline.algorithms.cluster.outputs import Again, Apply, Changed
 from paceline.algorithms.cluster.shard import LOG_LIMIT
 from paceline.algorithms.cluster.views import EPOCH_BITS, Trust
-from paceline.algorithms.server.gates import Gate
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
-from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.server.gates import Asynchronous, Gate, StaleSynchronous
 
 # What happens in a history, apart from the chance of every message. Drawn from a seed, or written by hand.
 

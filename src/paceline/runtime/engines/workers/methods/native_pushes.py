@@ -27,10 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.algorithms.server.actions import Lease
 from paceline.algorithms.server.desk import Desk
-from paceline.algorithms.server.gates.asynchronous import Asynchronous
-from paceline.algorithms.server.gates.stale_synchronous import StaleSynchronous
+from paceline.algorithms.server.gates import Asynchronous, StaleSynchronous
+from paceline.algorithms.server.messages import Lease
 from paceline.errors import NotFinite
 from paceline.kernels.exchange import Ended, places_of
 from paceline.kernels.one_pass import ServedRule, ServedStep

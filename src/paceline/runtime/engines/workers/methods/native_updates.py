@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.collectives.chunk_tree import Run, joins_of
+from paceline.algorithms.collectives.canonical import Run, joins_of
 from paceline.errors import NotFinite
 from paceline.kernels.exchange import MOVE, PEER, PIECE, Ended, GradientExchange, Waits, places_of
 from paceline.runtime.engines.workers.collectives import PayloadReduction, Sums

@@ -9,10 +9,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from paceline.algorithms.agenda import Agenda, Chunk
-from paceline.algorithms.forecast import Forecast
+from paceline.algorithms.agenda import Agenda, Chunk, Forecast
 from paceline.algorithms.rules import Averaging, Rule
-from paceline.algorithms.rules.plain import Plain
+from paceline.algorithms.rules.gradients import Plain
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.workers.group import Group
 from paceline.runtime.engines.workers.worker_context import Meter, StateWriter, Station, WorkerContext

@@ -20,8 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.algorithms.server.actions import Action, Apply, Lease, Wait
-from paceline.algorithms.server.events import Ask, Compute, Finish, Pull, Push
+from paceline.algorithms.server.messages import Action, Apply, Ask, Compute, Finish, Lease, Pull, Push, Wait
 from paceline.algorithms.server.worker import Client
 from paceline.plans.methods import Server
 from paceline.runtime.engines.servers.ports import open_ports

@@ -1,1 +1,0 @@
-"""Which values differ from rank to rank, and why."""
