@@ -69,8 +69,10 @@ def in_child(
     environment = {**os.environ, "PACELINE_CACHE": str(folder), "PYTHONPATH": ":".join(filter(None, sys.path))}
     environment["CXX"] = str(_compiler(folder, flags))
     if any(flag.startswith("-fsanitize=address") for flag in flags):
-        library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
-        environment |= {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0"}
+        # With the library of C++, in which the sanitizers look at once for what throws exceptions.
+        files = [f"-print-file-name={name}" for name in ("libasan.so", "libstdc++.so.6")]
+        found = [subprocess.run(["g++", file], capture_output=True, text=True).stdout.strip() for file in files]
+        environment |= {"LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": "detect_leaks=0"}
     command = [sys.executable, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
 
