@@ -29,6 +29,7 @@ METHODS = {
     "scatter_object_list",
     "gather_object",
 }
+LAST = {call.rpartition(".")[2] for call in CALLS} | METHODS | {"unpack", "unpack_program"}
 PIPE = "a process that this one has started, through a pipe that both inherit"
 PARENT = "the process that has started this one, through a pipe that both inherit"
 USER = "the user, who names the file"
@@ -43,8 +44,8 @@ WRITTEN_BY = {
     "interfaces/api/comparing/gloo_shim/sitecustomize.py:<module>:exec_module": "PyTorch's own file",
     "interfaces/api/loading.py:load_run:torch.load": "a run's folder; weights_only, which no code can be put into",
     "interfaces/api/parallel.py:_write:np.load": f"ranks of this user; arrays without objects: {NO_CODE}",
-    "interfaces/api/planning/busy_cores.py:_main:recv": PARENT,
-    "interfaces/api/planning/busy_cores.py:_ask:recv": PIPE,
+    "interfaces/api/planning/calibration_jobs.py:_main:recv": PARENT,
+    "interfaces/api/planning/calibration_jobs.py:_ask:recv": PIPE,
     "interfaces/api/tuning/ranks.py:run_trials:unpack_program": DRIVER,
     "runtime/backend/group.py:recv_anysource:recv": f"a rank of this run, as the numbers of a tensor: {NO_CODE}",
     "runtime/doctor/way.py:_receive:recv": f"bytes of a socket, which are counted: {NO_CODE}",
@@ -102,11 +103,14 @@ def loaders(file: Path) -> Iterator[str]:
     }
     unpicks = "from paceline.training.jobs.pickling import" in file.read_text(encoding="utf-8")
     name = file.relative_to(SOURCE).as_posix()
+    possible = LAST | unpicklers
     for inside, node in _with_function(tree, "<module>"):
         if not isinstance(node, ast.Call):
             continue
+        last = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        if last not in possible and not last.endswith("Unpickler"):
+            continue  # unparsing every call takes seconds
         called = ast.unparse(node.func)
-        last = called.rpartition(".")[2]
         if called in CALLS or (isinstance(node.func, ast.Attribute) and last in METHODS):
             yield f"{name}:{inside}:{called if called in CALLS else last}"
         elif last in unpicklers or called.endswith("Unpickler"):

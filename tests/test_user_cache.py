@@ -14,7 +14,7 @@ from paceline import user_cache
 from paceline.concurrency.check.engine import Examined
 from paceline.concurrency.check.run import FOLDER, Cache
 from paceline.interfaces.api.planning.choose import open_card
-from paceline.planning.planner import history
+from paceline.planning.planner import validating
 from paceline.planning.planner.card import Card, default_file
 from tests.planning.planner.cards import CARD
 
@@ -129,14 +129,14 @@ def test_a_card_that_others_may_have_written_is_not_used(cache: Path, monkeypatc
 
 
 def test_a_table_of_validations_that_others_may_have_written_is_not_used(cache: Path) -> None:
-    entry = history.Entry("p", 2, "t", "d", "j", "ring", "autograd", "calibrated", 1.0, 0.1, 1.0)
-    history.append([entry], None)
-    history.append([entry], None)
-    assert history.read(None) == [entry, entry]
-    history.default_file().chmod(0o666)
-    assert history.read(None) == []
+    entry = validating.Entry("p", 2, "t", "d", "j", "ring", "autograd", "calibrated", 1.0, 0.1, 1.0)
+    validating.append([entry], None)
+    validating.append([entry], None)
+    assert validating.read(None) == [entry, entry]
+    validating.default_file().chmod(0o666)
+    assert validating.read(None) == []
     with pytest.raises(PermissionError):
-        history.append([entry], None)
+        validating.append([entry], None)
 
 
 def test_a_project_cannot_have_its_check_write_elsewhere(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from paceline.errors import PacelineError
 from paceline.interfaces.api.planning.choose import can_fuse, facts_of, open_card
 from paceline.interfaces.api.planning.dividing import Divider
 from paceline.interfaces.api.planning.measuring import Measured, measure_for
-from paceline.planning.planner.candidates import Candidate
+from paceline.planning.planner.prediction import Candidate
 from paceline.plans.plan import Plan, make
 from paceline.training.jobs.job import Job
 

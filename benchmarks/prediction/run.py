@@ -24,14 +24,13 @@ from jobs import FITTED, SETS
 
 from paceline.errors import PacelineError
 from paceline.interfaces.api.planning.choose import facts_of
-from paceline.planning.planner.candidates import same_learning
 from paceline.planning.planner.card import Card
 from paceline.planning.planner.choosing import PAYS
 from paceline.planning.planner.costs import Calibrated, Costs
 from paceline.planning.planner.facts import Facts, ModelDivision
 from paceline.planning.planner.methods import predict
 from paceline.planning.planner.model_cost import cost_of
-from paceline.planning.planner.prediction import Prediction
+from paceline.planning.planner.prediction import Prediction, same_learning
 from paceline.planning.planner.profiled import Profile, Profiled, learn, mean_without_outliers
 from paceline.planning.planner.validating import kendall
 from paceline.plans.methods.prediction import NotPredicted

@@ -21,7 +21,7 @@ from paceline.algorithms.splits import Held, SplitNode
 from paceline.algorithms.splits.derivation import PARAMETER, derive
 from paceline.algorithms.splits.recipes import OneWeirdTrick, Tensor
 from paceline.planning.planner.facts import ModelDivision
-from paceline.planning.planner.programs import division_of
+from paceline.planning.planner.split_search import division_of
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.methods.views import Parts
 from paceline.plans.plan import make

@@ -107,7 +107,7 @@ import torch
 torch.cuda.device = lambda where: contextlib.nullcontext()
 torch.cuda.init = lambda: None
 torch.cuda.current_stream = lambda where: types.SimpleNamespace(cuda_stream=0)
-from paceline.kernels.cuda import device, ways
+from paceline.kernels.cuda import device, gpu as ways
 text = open(sys.argv[1]).read()
 gpu = device.Nvidia(1)
 updates = ways.Updates(gpu, gpu.load(text), device.Launch(64, 512, 50_000), device.Launch(37, 64), 1, 1 << 45)

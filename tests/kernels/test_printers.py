@@ -34,7 +34,7 @@ from tests.kernels.networks import Case, encoders, examples, sequences
 # program's.
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_parts_gathered_after_each_layer_are_the_whole(ranks: int, by_ranks: dict[tuple[object, ...], object]) -> None:
     """To the bit: the rank that makes a place's sum makes all of it."""
     found = [result for key, result in by_ranks.items() if key[:2] == ("study", ranks)]

@@ -221,14 +221,24 @@ def _loaded(file: Path) -> ctypes.CDLL | None:
         return ctypes.CDLL(f"/proc/self/fd/{path}/{descriptor}")
 
 
-def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, bool]:
-    """Compiles a text, or finds it in the cache: (the library, its file, whether it was in the cache)."""
+def _place_of(text: str, extra: tuple[str, ...] = ()) -> tuple[Compiler, tuple[str, ...], Path]:
+    """Return the compiler of a text, its flags, and the file of the library that it makes."""
     toolchain = compiler()
     flags = (*FLAGS, "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native", *extra)
     if toolchain.openmp:
         flags = (*flags, "-fopenmp")
     key = "\0".join((str(ABI), text, *toolchain.command, toolchain.version, *flags, abilities()))
-    file = path_of(f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so")
+    return toolchain, flags, path_of(f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.so")
+
+
+def is_compiled(text: str) -> bool:
+    """Return whether a text lies compiled in the cache."""
+    return _place_of(text)[2].is_file()
+
+
+def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, bool]:
+    """Compiles a text, or finds it in the cache: (the library, its file, whether it was in the cache)."""
+    toolchain, flags, file = _place_of(text, extra)
     if (functions := _loaded(file)) is not None:
         return functions, file, True
     file = _compile(toolchain, text, flags, file)

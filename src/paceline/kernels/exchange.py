@@ -86,7 +86,7 @@ class Waits(NamedTuple):
 
 
 class GradientExchange(ctypes.Structure):
-    """How a call adds its gradients up with other workers, in every update."""
+    """What workers exchange in every update of a call: gradients that they sum, or weights that they mix."""
 
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("places", "moves", "pieces", "peers", "own")),
@@ -96,6 +96,7 @@ class GradientExchange(ctypes.Structure):
             "parameters", "steps", "chunks", "stride", "tail", "number", "spin", "nap", "deadline", "finite", "ended",
             "whom",
         )),
+        ("share", ctypes.c_double),
     ]  # fmt: skip
 
     @staticmethod
@@ -108,8 +109,9 @@ class GradientExchange(ctypes.Structure):
         stride: int,
         tail: int,
         waits: Waits,
+        share: float,
     ) -> GradientExchange:
-        """Return an exchange by these tables in this memory, all of which the caller keeps."""
+        """Return an exchange by these tables in this memory, all of which the caller keeps; see `exchange.hpp`."""
         exchange = GradientExchange(
             places=places.ctypes.data,
             moves=moves.ctypes.data,
@@ -119,6 +121,7 @@ class GradientExchange(ctypes.Structure):
             own=local.data_ptr(),
             stride=stride,
             tail=tail,
+            share=share,
             **waits._asdict(),
         )
         exchange.vectors[:] = [vector.data_ptr() for vector in vectors]

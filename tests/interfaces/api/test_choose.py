@@ -16,7 +16,7 @@ from paceline.errors import PlanError, UsageError
 from paceline.interfaces.api.planning.choose import choose
 from paceline.interfaces.api.planning.validate import validate
 from paceline.interfaces.api.simulate import simulate
-from paceline.planning.planner import history
+from paceline.planning.planner import validating
 from paceline.training.jobs.job import Job
 from tests.planning.planner.cards import CARD
 
@@ -52,6 +52,20 @@ def test_a_choice_from_a_card_alone() -> None:
     assert found.command == f'paceline.train(job, "{found.plan}")'
     assert json.loads(json.dumps(found.as_dict()))["plan"] == found.plan
     assert found.updates_per_epoch == 10
+
+
+def test_without_a_card_usual_figures_find_the_plans_that_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(
+        "paceline.interfaces.api.planning.choose.measured_card", lambda **_: pytest.fail("it calibrated")
+    )
+    found = choose(_job().with_(compute="autograd"), workers=2)
+    measured = {each.plan.name for each in found.ranking if each.level == "measured"}
+    assert "sequential" in measured
+    assert any(each.plan.workers == 2 for each in found.ranking if each.level == "measured")
+    assert not (tmp_path / "paceline" / "card.json").exists()
 
 
 def test_a_card_may_lie_in_a_file(tmp_path: Path) -> None:
@@ -144,7 +158,7 @@ def test_a_validation_measures_what_was_predicted(tmp_path: Path) -> None:
     )
     assert [each.plan for each in found.checks] == ["sequential", "ring:workers=2"]
     assert found.checks[1].bytes_predicted == found.checks[1].bytes_measured
-    assert len(history.read(table)) == 2
+    assert len(validating.read(table)) == 2
     with pytest.raises(UsageError, match="at least 2"):
         validate(_job(), rounds=1, card=CARD)
 

@@ -16,8 +16,7 @@ from paceline.algorithms.codecs.catalogue import most_gathered
 from paceline.errors import PlanError, UsageError
 from paceline.interfaces.api.comparing import compare_link
 from paceline.interfaces.api.comparing.compare import compare
-from paceline.interfaces.api.comparing.overhead import Case, StepTimes, step, verdict
-from paceline.interfaces.api.comparing.result import Comparison
+from paceline.interfaces.api.comparing.result import Case, Comparison, StepTimes, step, verdict
 from paceline.interfaces.api.planning.measuring import Measured
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.virtual import World, simulate

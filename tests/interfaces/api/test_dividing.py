@@ -12,9 +12,9 @@ from torch import nn
 from paceline.interfaces.api.planning.choose import Planner, facts_of
 from paceline.interfaces.api.planning.dividing import Divider
 from paceline.interfaces.api.planning.measuring import measure
-from paceline.planning.planner.candidates import Candidate
 from paceline.planning.planner.costs import Calibrated
 from paceline.planning.planner.model_cost import cost_of
+from paceline.planning.planner.prediction import Candidate
 from paceline.plans.methods.all_reduce import NativeDdp
 from paceline.plans.methods.coordinated import Coordinated
 from paceline.plans.methods.split_layers import Dataflow

@@ -67,9 +67,23 @@ def test_another_length_batch_or_way_of_computing_is_another_choice(
 def test_a_second_thread_trains_what_lasts_some_seconds_if_that_is_faster(
     monkeypatch: pytest.MonkeyPatch, one: float, two: float, plan: str
 ) -> None:
-    whole = {"sequential": one, "sequential:threads=2": two}
-    monkeypatch.setattr(following, "measure", lambda _, plan, __: SimpleNamespace(seconds=whole[str(plan)] / 6))
-    monkeypatch.setattr(following.os, "sched_getaffinity", lambda _: {0, 1})
+    _take(monkeypatch, {"sequential": one, "sequential:threads=2": two, "downpour:workers=2": 2.0})
     followed = following.follow(job())
     assert followed.plan == plan
     assert f"{two:.1f} s" in followed.why
+
+
+@pytest.mark.parametrize(("asynchronous", "said"), [(2.0, True), (3.9, False)])
+def test_a_faster_plan_with_other_numbers_is_named_and_not_taken(
+    monkeypatch: pytest.MonkeyPatch, asynchronous: float, said: bool
+) -> None:
+    _take(monkeypatch, {"sequential": 4.0, "sequential:threads=2": 3.9, "downpour:workers=2": asynchronous})
+    followed = following.follow(job())
+    assert followed.plan == "sequential"
+    assert ("downpour would be about 2.0 times as fast" in followed.why) is said
+
+
+def _take(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None:
+    """Let plans take so many seconds for the 6 updates of the job, on two cores."""
+    monkeypatch.setattr(following, "measure", lambda _, plan, __: SimpleNamespace(seconds=seconds[str(plan)] / 6))
+    monkeypatch.setattr(following.os, "sched_getaffinity", lambda _: {0, 1})

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from paceline.interfaces.api.planning.planner_page import choice_page, validation_page
+from paceline.interfaces.api.planning.planner_page import choice_page, scalings, validation_page
 from paceline.planning.planner.choosing import Layer, choose
 from paceline.planning.planner.facts import Facts
 from paceline.planning.planner.methods import predict
-from paceline.planning.planner.scaling import scalings
 from paceline.planning.planner.simulating import timeline
 from paceline.planning.planner.validating import check, validation
 from paceline.plans.plan import make

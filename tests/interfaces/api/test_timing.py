@@ -14,6 +14,7 @@ import paceline as pl
 from paceline.interfaces.api.comparing.progress import Cost, Course
 from paceline.interfaces.api.comparing.timing import LEAST, MOST, Entrant, Schedule, time_plans
 from paceline.plans.plan import Plan
+from paceline.training.gradients import probe
 
 X = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
 COURSE = Course(Cost(0.1, 1.0), lambda line: None, None)
@@ -49,6 +50,16 @@ def test_compiling_is_not_part_of_a_speed() -> None:
     assert entrant.speed > 2 * with_compiling
 
 
+def test_rounds_of_a_plan_probe_the_job_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    probed, find = [], probe._probed
+    monkeypatch.setattr(probe, "_probed", lambda *rest: probed.append(1) or find(*rest))
+    entrant = Entrant("sequential", Plan.parse("sequential"), job().with_(compute="autograd"), updates=5)
+    with probe.probing_once():
+        for _ in range(2):
+            entrant.time_round(0.0)
+    assert len(probed) == 1
+
+
 def test_more_time_is_more_rounds() -> None:
     assert Schedule.of(None).rounds == LEAST
     assert Schedule.of(0.05) == (LEAST, 0.01, 0)
@@ -68,7 +79,10 @@ def test_all_are_timed_in_every_round_and_to_and_fro(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 1})
     plans = [Plan.parse(plan, 2) for plan in ("sequential", "ring", "downpour")]
     run = pl.train(job(), "sequential", engine="virtual", folder=None)
-    timed = time_plans(job(), plans, [run] * 3, Schedule(2, 0.1), COURSE)
+    said: list[str] = []
+    timed = time_plans(job(), plans, [run] * 3, Schedule(2, 0.1), Course(Cost(0.1, 1.0), said.append, None))
+    so_far = "ring:workers=2 1.00 (1.00 to 1.00), downpour:workers=2 1.00 (1.00 to 1.00)"
+    assert said[-1] == f"after 2 rounds, times as fast as one process: {so_far}"
     first, second = order[: len(order) // 2], order[len(order) // 2 :]
     # One process with one thread is a plan and a single process at once, and timed once.
     assert first == [

@@ -31,8 +31,7 @@ from torch.utils.data import (
 
 import paceline as pl
 from paceline.errors import TuningError
-from paceline.interfaces.api.tuning.setup import objective_of
-from paceline.interfaces.api.tuning.trial_plans import PlannedObjective
+from paceline.interfaces.api.tuning.setup import PlannedObjective, objective_of
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.training import JobObjective, Measure
 from paceline.planning.tuner.trial import Trial

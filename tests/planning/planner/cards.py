@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.planning.planner.card import Card, ExchangeSeconds, Operations
+from paceline.planning.planner.card import FORWARD, UPDATE, Card, DispatchedCall, ExchangeSeconds, Operations
 from paceline.planning.planner.costs import Calibrated
 from paceline.planning.planner.model_cost import ModelCost
-from paceline.planning.planner.operations import FORWARD, UPDATE, DispatchedCall
 
 COMPUTE = {"call": 1e-5, "matmul.large": 1e-10, "near": 1e-10, "far": 1e-10}
 CARD = Card(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.planning.planner import history
+from paceline.planning.planner import validating
 from paceline.planning.planner.choosing import DOUBT, MEASURED, choose, corrected, finalists, flips, measured_as
 from paceline.planning.planner.prediction import Prediction
 from paceline.planning.planner.validating import check, kendall, validation
@@ -50,19 +50,19 @@ def test_kendall() -> None:
 def test_intervals_follow_the_table(tmp_path: Path) -> None:
     file = tmp_path / "validations.jsonl"
     checks = [check(_validating_predicted("sequential", 1.0, 0.1), [1.3, 1.3]) for _ in range(25)]
-    history.append(history.entries_of(validation("a job", checks), CARD, "2026-01-01", 1.0), file)
-    entries = history.read(file)
+    validating.append(validating.entries_of(validation("a job", checks), CARD, "2026-01-01", 1.0), file)
+    entries = validating.read(file)
     assert len(entries) == 25
-    by = history.factor(entries, CARD, "calibrated")
-    assert history.widened(_validating_predicted("sequential", 1.0, 0.1), by).high == pytest.approx(1.3, rel=1e-3)
-    assert history.factor(entries, CARD, "profiled") == 1.0
-    assert history.factor(entries[:5], CARD, "calibrated") == 1.0
+    by = validating.factor(entries, CARD, "calibrated")
+    assert validating.widened(_validating_predicted("sequential", 1.0, 0.1), by).high == pytest.approx(1.3, rel=1e-3)
+    assert validating.factor(entries, CARD, "profiled") == 1.0
+    assert validating.factor(entries[:5], CARD, "calibrated") == 1.0
 
 
 def test_lines_of_another_version_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "table.jsonl").write_text('{"plan": "ring"}\nnot JSON\n')
-    assert history.read(tmp_path / "table.jsonl") == []
-    assert history.read(tmp_path / "none.jsonl") == []
+    assert validating.read(tmp_path / "table.jsonl") == []
+    assert validating.read(tmp_path / "none.jsonl") == []
 
 
 # --- Which plans of a choice are measured, and what becomes of the others ---------------------------------------------
@@ -81,6 +81,11 @@ def test_plans_within_the_interval_of_the_fastest_and_one_process_are_measured()
     given = [_predicted(RING, 1.0), _predicted("gpipe:workers=2", 1.15), _predicted("ddp:workers=2", 1.5)]
     given.append(_predicted("sequential", 3.0))
     assert [p.plan.name for p in finalists(given, 9)] == ["ring", "gpipe", "sequential"]
+
+
+def test_the_fastest_plan_of_several_workers_is_measured_however_slow_a_card_says_it_is() -> None:
+    given = [_predicted("sequential", 1.0), _predicted(RING, 5.0), _predicted("ddp:workers=2", 6.0)]
+    assert [p.plan.name for p in finalists(given, 9)] == ["sequential", "ring"]
 
 
 def test_at_most_two_plans_that_are_alike_are_measured() -> None:

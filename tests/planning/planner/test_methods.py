@@ -10,12 +10,12 @@ from torch import nn
 from paceline.algorithms.codecs.catalogue import CODECS
 from paceline.algorithms.collectives.rings import Ring
 from paceline.errors import UsageError
-from paceline.interfaces.api.planning.coding import coding
-from paceline.planning.planner.candidates import candidates, numbers_of_workers, same_learning
+from paceline.interfaces.api.planning.measuring import coding
 from paceline.planning.planner.cluster import links_of
 from paceline.planning.planner.costs import meeting
 from paceline.planning.planner.facts import Facts, ModelDivision, coding_of, reads
 from paceline.planning.planner.methods import cut, predict
+from paceline.planning.planner.prediction import candidates, numbers_of_workers, same_learning
 from paceline.planning.planner.simulating import timeline
 from paceline.plans.methods.prediction import Coding, NotPredicted, queued
 from paceline.plans.plan import RECIPES, Plan, make

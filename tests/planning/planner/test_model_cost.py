@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from paceline.planning.planner.card import BACKWARD, FORWARD, UPDATE
 from paceline.planning.planner.model_cost import cost_of
-from paceline.planning.planner.operations import BACKWARD, FORWARD, UPDATE
 from paceline.training.jobs.job import Job
 
 

@@ -10,8 +10,14 @@ import pytest
 
 from paceline.algorithms.splits import Held, SplitNode
 from paceline.algorithms.splits.derivation import PARAMETER, Program
-from paceline.planning.planner.programs import division_of
-from paceline.planning.planner.split_search import OperationGraph, by_programming, by_proposals, exhaustive, search
+from paceline.planning.planner.split_search import (
+    OperationGraph,
+    by_programming,
+    by_proposals,
+    division_of,
+    exhaustive,
+    search,
+)
 from paceline.plans.methods.views import Parts
 from paceline.plans.plan import make
 

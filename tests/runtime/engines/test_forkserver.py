@@ -11,7 +11,7 @@ import pytest
 SCRIPT = """
 import multiprocessing, os, sys
 from multiprocessing import forkserver as server
-from paceline.runtime.engines.workers import forkserver
+from paceline.runtime.engines.workers import process as forkserver
 
 def modules(pipe):
     pipe.send({name for name in ("torch", "paceline.planning.tuner.trials.worker") if name in sys.modules})
@@ -44,7 +44,7 @@ EARLY = """
 import multiprocessing, os, random, signal, sys, time
 from multiprocessing import forkserver as server
 from pathlib import Path
-from paceline.runtime.engines.workers import forkserver
+from paceline.runtime.engines.workers import process as forkserver
 from paceline.runtime.engines.workers.process import become_worker
 
 LIGHT = ["paceline.planning.tuner.trials.worker"]

@@ -22,7 +22,7 @@ from paceline.kernels.exchange import Ended
 from paceline.kernels.printers.cpp import part
 from paceline.kernels.resident import NOTE
 from paceline.runtime.engines.workers.collectives import PayloadReduction, Reduction, payloads_of
-from paceline.runtime.engines.workers.methods.native_updates import NativeSum, native_sum
+from paceline.runtime.engines.workers.methods.native_updates import NativeExchange, native_exchange
 from paceline.runtime.links.shared_memory import SharedMemoryLink, SharedVectors
 from paceline.runtime.links.waiting import Cancelled, Doorbell, Waiter
 from paceline.training.gradients.payload import GradientSum, Payload
@@ -51,7 +51,7 @@ TEXT = "\n".join(
 )
 
 
-def one_exchange(native: NativeSum, memory: Tensor, note: np.ndarray) -> bool:
+def one_exchange(native: NativeExchange, memory: Tensor, note: np.ndarray) -> bool:
     """Make the exchange of one update."""
     functions, _, _ = library(TEXT)
     address = ctypes.c_void_p(note.ctypes.data)
@@ -79,8 +79,8 @@ class World:
         link = SharedMemoryLink(self.shared, rank, self.doorbells, self.waiter(rank))
         return PayloadReduction(Reduction(link, self.collective, self.workers), payloads_of(link.vectors, self.layout))
 
-    def native(self, rank: int, memory: Tensor, sums: PayloadReduction) -> NativeSum:
-        made = native_sum(sums, self.layout, self.gradients(memory), memory, self.waiter(rank), self.cancelled)
+    def native(self, rank: int, memory: Tensor, sums: PayloadReduction) -> NativeExchange:
+        made = native_exchange(sums, self.layout, self.gradients(memory), memory, self.waiter(rank), self.cancelled)
         assert made is not None
         return made
 
@@ -152,7 +152,7 @@ def test_generated_code_walks_every_table_as_python_does(
                 assert all(torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(a, b, strict=True))
 
 
-def alone(make: MakeMemory, deadline: float = 60.0) -> tuple[World, NativeSum, Tensor, np.ndarray]:
+def alone(make: MakeMemory, deadline: float = 60.0) -> tuple[World, NativeExchange, Tensor, np.ndarray]:
     """The first of two workers, whose peer never comes."""
     world, memory = World(make(1 << 16), 2, Ring(), deadline), torch.zeros(1000)
     native = world.native(0, memory, world.sums(0))
@@ -204,7 +204,7 @@ def test_statistics_and_missing_gradients_are_left_to_python(make_memory: MakeMe
     world, memory = World(make_memory(1 << 16), 2, Ring()), torch.zeros(1000)
     sums, waiter = world.sums(0), world.waiter(0)
     some = dict(list(world.gradients(memory).items())[:-1])
-    assert native_sum(sums, world.layout, some, memory, waiter, world.cancelled) is None
+    assert native_exchange(sums, world.layout, some, memory, waiter, world.cancelled) is None
     normed = nn.Sequential(nn.Linear(10, 13), nn.BatchNorm1d(13))
     layout = lay_out(normed, 1, ("1.running_mean",))
-    assert native_sum(sums, layout, world.gradients(memory), memory, waiter, world.cancelled) is None
+    assert native_exchange(sums, layout, world.gradients(memory), memory, waiter, world.cancelled) is None

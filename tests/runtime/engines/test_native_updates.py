@@ -87,6 +87,16 @@ def bits(run: Run) -> object:
         ("ring:workers=2", {"model": plain_model, "gradient_clip_norm": 0.3}),
         ("ring:workers=3", {"model": plain_model, "gradient_clip_norm": 0.3, "optimizer": ADAM, "batch_size": 7}),
         ("local_sgd:workers=2,every=7", {"gradient_clip_norm": 0.3}),
+        # Until the end a process evaluates its own replica, and the virtual engine the mean of all.
+        (
+            "gossip:workers=2",
+            {"model": plain_model, "evaluate_every": None, "epochs": 1, "optimizer": ADAM, "lr_scheduler": COSINE},
+        ),
+        # Three shares of a third: a product that is rounded before it is added would show.
+        (
+            "gossip:workers=3",
+            {"model": plain_model, "evaluate_every": None, "epochs": 1, "gradient_clip_norm": 0.3, "batch_size": 7},
+        ),
         ("ring:workers=2", {}),  # batch-norm's statistics travel, too: one by one
         pytest.param(
             "sequential:threads=2", {"optimizer": partial(torch.optim.RMSprop, momentum=0.5)}, marks=pytest.mark.soak
@@ -106,7 +116,7 @@ def test_the_bits_of_updates_one_by_one(plan: str, changes: dict[str, object]) -
 
 
 @pytest.mark.parametrize("limit", [None, 0.5], ids=["as it is", "clipped"])
-@pytest.mark.parametrize("plan", ["sequential", "ring:workers=2"])
+@pytest.mark.parametrize("plan", ["sequential", "ring:workers=2", "gossip:workers=3"])
 def test_a_leg_is_one_call(plan: str, limit: float | None) -> None:
     """Rows lie close: between two updates of a call nothing happens but the next gradient."""
     given = job(model=plain_model, test=None, evaluate_every=None, gradient_clip_norm=limit)
@@ -116,7 +126,7 @@ def test_a_leg_is_one_call(plan: str, limit: float | None) -> None:
     assert follows.any()  # never, where updates are made one by one: Python is between them
 
 
-@pytest.mark.parametrize("plan", ["sequential", "ring:workers=2"])
+@pytest.mark.parametrize("plan", ["sequential", "ring:workers=2", "gossip:workers=2"])
 def test_a_loss_that_is_not_finite_ends_the_run_there(plan: str) -> None:
     """The report names the update and its samples, as it does where updates are made one by one."""
     broken = job(model=plain_model)

@@ -20,7 +20,7 @@ from paceline.concurrency.check.reporting.findings import Step
 from paceline.concurrency.check.syntax.declarations import Class, Function, Resource
 from paceline.concurrency.check.syntax.tree import dotted, is_constant, keyword, parent, short_name
 from paceline.concurrency.check.threads.accesses import Access
-from paceline.concurrency.check.threads.roots import Root, Roots
+from paceline.concurrency.check.threads.roots import Root, Roots, in_loop
 from paceline.concurrency.check.together import of_own_file
 from paceline.concurrency.check.values.calls import method_name
 from paceline.concurrency.check.values.module import Module
@@ -210,6 +210,27 @@ class Facts:
                 if event.effect.callee is not None:
                     call_sites.setdefault(id(event.effect.callee), []).append((fn, event))
         return call_sites
+
+    def is_one_object(self, lock: Resource) -> bool:
+        """Whether the program has one such lock: a global, or that of a class of which it makes one object."""
+        cls = self.module.classes.get(lock.id.rpartition(".")[0])
+        if cls is None or lock.one_of_several:
+            return is_single(lock)
+        calls = ((c, fn) for fn in self.module.functions for c in fn.calls if short_name(c.func) == cls.name)
+        makes = [(c, fn) for c, fn in calls if cls in self.module.objects.classes(c.func, fn)]
+        return len(makes) == 1 and not in_loop(*makes[0])
+
+    def made_outside(self, maker: Function, functions: set[Function]) -> bool:
+        """Whether what a function makes, an object's constructor for it, is made by others than these functions."""
+        if maker.name != "__init__" or maker.cls is None:
+            return maker not in functions
+        name = maker.cls.name
+        sites = ((c, fn) for fn in self.module.functions for c in fn.calls if short_name(c.func) == name)
+        return any(fn not in functions for c, fn in sites if maker.cls in self.module.objects.classes(c.func, fn))
+
+    def reached_from(self, fn: Function) -> set[Function]:
+        """A function and all that it runs in its own thread."""
+        return self._begin.reached_from([fn])
 
     @cached_property
     def attributes_of_others(self) -> dict[str, list[tuple[ast.Attribute, Function]]]:

@@ -54,6 +54,7 @@ from paceline.runtime.runs.record import (
     unless_begun,
 )
 from paceline.runtime.runs.run import Run
+from paceline.training.gradients.probe import probing_once
 from paceline.training.jobs.job import Job, checked
 from paceline.training.jobs.loading import own_arguments
 
@@ -125,7 +126,8 @@ def train(
     if job is None:
         raise UsageError("no job is given: name a job file, a built-in job such as digits, or a run to resume")
     checked(job).refuse_unused()
-    return _begin(*_chosen(request, job if compute is None else job.with_(compute=compute)))
+    with probing_once():
+        return _begin(*_chosen(request, job if compute is None else job.with_(compute=compute)))
 
 
 def _joinable(engine: str, keys: object, trusted_network: bool, resume: object) -> str:

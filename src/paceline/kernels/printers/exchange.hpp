@@ -1,4 +1,4 @@
-// --- the sum of all workers' gradients, between the gradient and the step of an update ---
+// --- between the gradient and the step of an update: the sum of all workers' gradients, or a mixture of weights ---
 
 // A collective's table, walked over the vectors, the counters and the doorbells of `links.shared_memory`: what one
 // worker does here and another in Python fits together, step by step.
@@ -49,6 +49,7 @@ struct Exchange {
     int64_t spin, nap, deadline; // nanoseconds
     int64_t finite;              // whether a loss that is not finite ends the call
     int64_t ended, whom;         // why the call ended, and whom it waited for
+    double share;                // of every vector in a mixture of weights; 0 where gradients are summed
 };
 
 static bool ready(const Exchange& e, const Peer& peer) {
@@ -155,6 +156,29 @@ static bool exchange(Exchange& e, R* gradient, Note& note) {
     }
     read_vector(e, gradient, e.own);
     note.mean = (double)e.own[e.tail + e.parameters] / (double)e.own[e.tail + e.parameters + 1];
+    note.summed = now();
+    e.number++;
+    return true;
+}
+
+// Mixes this worker's weights with those of its neighbours, with the same share of each; their gradients are not touched.
+// As in Python a product and its sum are rounded once: a replay by Python has the same bits.
+static bool mix(Exchange& e, R* weights, Note& note) {
+    if (e.finite && !std::isfinite(note.loss)) return e.ended = NOT_FINITE, false;
+    const int64_t turn = e.number % 2, length = e.tail + e.parameters + 2;
+    const R share = R(e.share);
+    note.waited = 0;
+    write_vector(e, weights, e.own, 0, 1);
+    stream(e.vectors[turn], e.own, length);
+    for (const Move* move = e.moves; move < e.moves + e.steps; move++) offer(e.peers[move->to]);
+    for (int64_t q = 0; q < length; q++) e.own[q] *= share;
+    for (const Move* move = e.moves; move < e.moves + e.steps; move++) {
+        if (!await(e, move->from, note.waited)) return false;
+        const R* __restrict theirs = e.peers[move->from].vectors[turn];
+        for (int64_t q = 0; q < length; q++) e.own[q] = std::fma(theirs[q], share, e.own[q]);
+    }
+    read_vector(e, weights, e.own);
+    note.mean = note.loss;
     note.summed = now();
     e.number++;
     return true;

@@ -172,7 +172,7 @@ static void work_together(const Call& c) {
     work(c, 0, team);
 }
 
-// Update by update: the gradient, its sum over all workers, its norm, the step. Ends where the exchange cannot be made.
+// Update by update: the gradient, what is exchanged with other workers, its norm, the step. Ends where that cannot be made.
 static void work_one_by_one(const Call& c) {
     for (int64_t u = 0; u < c.updates; u++) {
         Call one = c;
@@ -182,8 +182,9 @@ static void work_one_by_one(const Call& c) {
         one.notes += u;
         one.updates = 1;
         one.update = -1;
-        if (c.exchange) {
-            Exchange& e = *(Exchange*)c.exchange;
+        Exchange* const with = (Exchange*)c.exchange;
+        if (with && !with->share) {
+            Exchange& e = *with;
             int64_t sums = 0;
             double total = 0;
             for (int64_t k = 0; k < e.chunks; one.order += e.pieces[k++].samples) {
@@ -197,6 +198,7 @@ static void work_one_by_one(const Call& c) {
         } else {
             *(Team*)c.team = Team{};
             work_together(one);
+            if (with && !mix(*with, (R*)c.weights, *one.notes)) return;
         }
         if (c.clipping) c.clipping->clip(c.clipping, c.gradients);
         FlushDenormals flush;

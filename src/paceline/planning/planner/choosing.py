@@ -27,17 +27,19 @@ MEASURED = "measured"
 def finalists(predictions: Sequence[Prediction], most: int) -> list[Prediction]:
     """Return the plans to measure next, the fastest first, at most so many; none once the fastest was measured.
 
-    These are the plans whose intervals reach below the fastest one's upper end, and one process.
+    These are the plans whose intervals reach below the fastest one's upper end, one process, and the fastest of those
+    with several workers: a card that was made on a busy machine rules all of them out.
     """
     usable = sorted((p for p in predictions if not p.ruled_out), key=lambda p: p.seconds)
     if not usable or most <= 0 or (usable[0].level == MEASURED):
         return []
     kinds = Counter(_kind(p) for p in usable if p.level == MEASURED)
+    team = next((p for p in usable if p.plan.workers > 1), None)
     chosen: list[Prediction] = []
     for each in usable:
         if each.level == MEASURED or len(chosen) == most or kinds[_kind(each)] >= ALIKE:
             continue
-        if each.low <= usable[0].high or each.plan.workers * each.plan.threads == 1:
+        if each.low <= usable[0].high or each.plan.workers * each.plan.threads == 1 or each is team:
             kinds[_kind(each)] += 1
             chosen.append(each)
     return chosen

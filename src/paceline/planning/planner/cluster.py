@@ -23,6 +23,7 @@ speeds = ["lognormal", 0.1]
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import math
 import re
@@ -32,10 +33,84 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import UsageError, suggest
-from paceline.planning.planner import prices
 from paceline.planning.planner.card import Card, ExchangeSeconds, of_data_sheet
 from paceline.runtime.engines.virtual import World
 from paceline.runtime.engines.virtual.world import SPREADS
+
+# --- Prices of machines, with their dates and sources -----------------------------------------------------------------
+# Prices change: each has a date, and a run keeps the one that was used. `--prices FILE` reads a table of your own, in
+# the columns of the common open catalogue: InstanceType, vCPUs, MemoryGiB, AcceleratorName, Price, Region.
+
+
+@dataclass(frozen=True)
+class Price:
+    """The price of one machine."""
+
+    sku: str
+    #: An hour.
+    dollars: float
+    cores: int
+    memory_gib: float
+    region: str
+    source: str
+
+
+DATE = "2024-01"
+SOURCE = f"on-demand price of about {DATE}, written down from memory and not checked against a catalogue"
+#: A few machines that are often rented, without discounts and traffic. The figures are examples.
+TABLE: Mapping[str, Price] = {
+    row[0]: Price(row[0], row[1], row[2], row[3], row[4], SOURCE)
+    for row in (
+        ("c5.large", 0.085, 2, 4, "us-east-1"),
+        ("c5.xlarge", 0.17, 4, 8, "us-east-1"),
+        ("c5.2xlarge", 0.34, 8, 16, "us-east-1"),
+        ("c5.4xlarge", 0.68, 16, 32, "us-east-1"),
+        ("m5.xlarge", 0.192, 4, 16, "us-east-1"),
+        ("m5.4xlarge", 0.768, 16, 64, "us-east-1"),
+        ("p3.2xlarge", 3.06, 8, 61, "us-east-1"),
+        ("p3.16xlarge", 24.48, 64, 488, "us-east-1"),
+        ("n1-standard-4", 0.19, 4, 15, "us-central1"),
+        ("n1-standard-16", 0.76, 16, 60, "us-central1"),
+    )
+}
+COLUMNS = ("InstanceType", "vCPUs", "MemoryGiB", "Price", "Region")
+
+
+def price_of(sku: str, table: Mapping[str, Price]) -> Price:
+    """Look a machine up. UsageError with the nearest name if there is none."""
+    if sku not in table:
+        raise UsageError(f"there is no price of {sku!r}; {suggest(sku, table)}; or give price= in dollars an hour")
+    return table[sku]
+
+
+def read_prices(file: Path) -> dict[str, Price]:
+    """Read a table of prices; of several regions, the cheapest counts."""
+    try:
+        with file.open(newline="", encoding="utf-8") as opened:
+            rows = list(csv.DictReader(opened))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the prices {file} cannot be read: {error}") from None
+    missing = [name for name in COLUMNS if not rows or name not in rows[0]]
+    if missing:
+        raise UsageError(f"the prices {file} lack the columns {', '.join(missing)}; they need {', '.join(COLUMNS)}")
+    prices: dict[str, Price] = {}
+    for number, row in enumerate(rows, 2):
+        try:
+            dollars = float(row["Price"] or "nan")
+            one = Price(
+                row["InstanceType"],
+                dollars,
+                int(float(row["vCPUs"] or 0)),
+                float(row["MemoryGiB"] or 0),
+                row["Region"],
+                str(file),
+            )
+        except ValueError as error:
+            raise UsageError(f"the prices {file}, line {number}: {error}") from None
+        if math.isfinite(dollars) and (one.sku not in prices or dollars < prices[one.sku].dollars):
+            prices[one.sku] = one
+    return prices
+
 
 COPIES = 2  # servers of a shard, by default
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -160,7 +235,7 @@ def links_of(text: str) -> Links:
     return Links(latency, rate / 8, far_latency=latency, uplink=rate / 8)
 
 
-def read(file: Path, table: Mapping[str, prices.Price] | None = None) -> Cluster:
+def read(file: Path, table: Mapping[str, Price] | None = None) -> Cluster:
     """Read a cluster file. UsageError with the nearest right thing for what is wrong in it."""
     try:
         import tomllib
@@ -176,7 +251,7 @@ def read(file: Path, table: Mapping[str, prices.Price] | None = None) -> Cluster
     rows = document.get("nodes", [])
     if not isinstance(rows, list) or not rows:
         raise UsageError(f"{file} has no nodes; add a table [[nodes]] with card= or gflops= and gigabytes=")
-    nodes = tuple(_node(row, file, number, table or prices.TABLE) for number, row in enumerate(rows))
+    nodes = tuple(_node(row, file, number, table or TABLE) for number, row in enumerate(rows))
     links = _numbers(Links, document.get("links", {}), f"{file}, [links]", positive=("bandwidth", "uplink"))
     failures = _failures(document.get("failures", {}), f"{file}, [failures]")
     return Cluster(nodes, links, failures)
@@ -225,7 +300,7 @@ def _failures(mapping: Mapping[str, Any], where: str) -> Failures:
     return failures
 
 
-def _node(row: Mapping[str, Any], file: Path, number: int, table: Mapping[str, prices.Price]) -> NodeGroup:
+def _node(row: Mapping[str, Any], file: Path, number: int, table: Mapping[str, Price]) -> NodeGroup:
     where = f"{file}, nodes {number}"
     _known(row, ("count", "card", "gflops", "gigabytes", "cores", "memory", "price", "sku", "slowness", "name"), where)
     count = row.get("count", 1)
@@ -241,7 +316,7 @@ def _node(row: Mapping[str, Any], file: Path, number: int, table: Mapping[str, p
         raise UsageError(f"{where}: give card=, a file of `paceline calibrate`, or gflops= and gigabytes=")
     card = replace(card, slowness=card.slowness * _number(row.get("slowness", 1.0), "slowness", where, positive=True))
     if "sku" in row:
-        quote = prices.price(str(row["sku"]), table)
+        quote = price_of(str(row["sku"]), table)
         return NodeGroup(card, count, quote.dollars, quote.source)
     price = _number(row["price"], "price", where) if "price" in row else None
     return NodeGroup(card, count, price, str(file) if price is not None else "")

@@ -15,9 +15,18 @@ from typing import NamedTuple, Protocol
 
 from paceline.algorithms.collectives import Collective
 from paceline.planning.planner import fitting
-from paceline.planning.planner.card import Card, ExchangeSeconds, Overhead
+from paceline.planning.planner.card import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    Card,
+    DispatchedCall,
+    ExchangeSeconds,
+    Overhead,
+    figures,
+    seconds,
+)
 from paceline.planning.planner.model_cost import ModelCost
-from paceline.planning.planner.operations import BACKWARD, FORWARD, UPDATE, DispatchedCall, figures, seconds
 from paceline.plans.methods.prediction import Guess
 
 

@@ -20,8 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.algorithms.collectives import Collective
-from paceline.planning.planner.card import ExchangeSeconds
-from paceline.planning.planner.operations import FIGURES
+from paceline.planning.planner.card import FIGURES, ExchangeSeconds
 
 FOLDS = 6
 ROUNDS = 8  # of reweighting

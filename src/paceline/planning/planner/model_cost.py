@@ -2,7 +2,8 @@
 
 PyTorch's fake tensors have shapes and no numbers. The step's operations go by a dispatch mode that records them:
 forward and loss, backward, and the optimizer's update. A model whose Python looks at numbers (`.item()`, a branch on a
-loss) cannot run so; it runs once with real tensors instead, with the same record.
+loss) cannot run so; it runs once with real tensors instead, with the same record. So does a small model that will be
+trained here anyway: fake mode takes a second to import, and longer than the step.
 
 This is the only file that knows PyTorch's dispatcher and its counters of floating-point operations.
 """
@@ -13,25 +14,29 @@ import contextlib
 import copy
 import functools
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 from torch.utils.module_tracker import ModuleTracker
 
-from paceline.planning.planner.operations import BACKWARD, FORWARD, UPDATE, DispatchedCall, figures
+from paceline.planning.planner.card import BACKWARD, FORWARD, UPDATE, DispatchedCall, figures
 from paceline.training.data.opening import open_source
 from paceline.training.gradients.loss import loss_function
 from paceline.training.jobs.job import PRECISIONS, Job
 from paceline.training.parameters.layout import trainable
 from paceline.training.stages.memory_estimate import OPERATION, Live
 
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+SMALL = 1 << 26  # bytes of the parameters of a model whose step is made with real tensors
 VIEWS = {
     "view", "_unsafe_view", "t", "transpose", "permute", "expand", "select", "slice", "squeeze", "unsqueeze", "detach",
     "alias", "as_strided", "split", "split_with_sizes", "unbind", "empty", "empty_like", "new_empty",
@@ -97,12 +102,20 @@ class ModelCost:
         return by_module
 
 
-def cost_of(job: Job, samples: int) -> ModelCost:
-    """Run one step of the job on so many samples in fake mode, and return what it costs."""
+def cost_of(job: Job, samples: int, here: bool = False) -> ModelCost:
+    """Run one step of the job on so many samples, and return what it costs.
+
+    The step runs in fake mode; `here` says that this machine will train the job, so that a small model may run.
+    """
     source = open_source(job.data, job.seed)
     batch = source.batch(torch.arange(samples) % len(source), 0)
     if job.batch_transform is not None:
         batch = job.batch_transform(batch)
+    if here and 0 < parameter_bytes(job) <= SMALL:
+        with torch.random.fork_rng(devices=[]):
+            return _recorded(job, job.make_model(), batch, samples, None, "it is small")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     try:
         mode = FakeTensorMode()
         return _recorded(job, _fake_module(job, mode), batch, samples, mode)
@@ -116,7 +129,8 @@ def parameter_bytes(job: Job) -> int:
     if isinstance(job.model, nn.Module):
         return sum(_bytes(p) for p in trainable(job.model).values())
     try:
-        with FakeTensorMode():
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # as of weights that are loaded into nothing
             return sum(_bytes(p) for p in trainable(job.model()).values())
     except Exception:
         return 0  # it will be made for real, and fail for its own reason if it does
@@ -301,5 +315,5 @@ def _recurrent(name: str, inputs: list[Tensor]) -> tuple[float, int, float]:
 
 def _bytes(tensor: Tensor) -> int:
     if tensor.is_sparse:
-        return int(tensor._nnz()) * tensor.element_size() if not isinstance(tensor, torch._subclasses.FakeTensor) else 0
+        return 0 if hasattr(tensor, "fake_mode") else int(tensor._nnz()) * tensor.element_size()
     return math.prod(tensor.shape) * tensor.element_size()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from paceline.errors import PacelineError
 from paceline.plans.methods.prediction import Terms
-from paceline.plans.plan import Plan
+from paceline.plans.plan import RECIPES, Plan, make
 
 
 def named(plan: Plan | str, compute: str) -> str:
@@ -76,3 +79,88 @@ class Prediction:
             "staleness": self.staleness,
             "ruled_out": self.ruled_out,
         }
+
+
+# --- Candidates: every plan that Paceline can run for a job, with its numbers of workers and threads ------------------
+# same    plans that learn as one process does: they compute the gradient of the same batch
+# any     also asynchronous servers, whose gradients are some updates old, plans that average replicas, and codecs,
+#         which leave something out of a gradient until later; how well these learn is for `compare` to say
+
+#: Options of plans that are tried besides their defaults.
+VARIANTS: dict[str, tuple[dict[str, object], ...]] = {
+    "downpour": ({}, {"shards": 2}),
+    "diloco": ({}, {"fragments": 4, "overlap": 2}),
+    "easgd": ({}, {"mode": "asynchronous"}),
+    "gossip": ({}, {"mode": "asynchronous"}),
+    "gpipe": ({}, {"micro_batches": 2}),
+    "one_f_one_b": ({}, {"micro_batches": 8}),
+}
+#: A measure, a user's own tables, another mathematics.
+NOT_CHOSEN = ("ceiling", "table", "per_layer", "sandblaster", "parallel_sgd")
+CODED = ("ring", "downpour", "diloco")  # plans that are tried with codecs
+LEARNING = ("same", "any")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan to be predicted."""
+
+    plan: Plan
+    compute: str = "autograd"
+
+    def __str__(self) -> str:
+        return named(self.plan, self.compute)
+
+
+def same_learning(plan: Plan) -> bool:
+    """Whether every update is the gradient of the whole batch, from the newest parameters."""
+    return plan.codec is None and plan.traits.whole_batch and (plan.traits.exchanges or plan.workers == 1)
+
+
+def candidates(
+    workers: Sequence[int],
+    cores: int,
+    learning: str = "same",
+    fused: bool = False,
+    names: Sequence[str] = (),
+    codecs: Sequence[str] = (),
+) -> Iterator[Candidate]:
+    """Yield what can be chosen; `workers` are the numbers to try besides one process, `codecs` those besides dense."""
+    for compute in ("autograd", "fused") if fused else ("autograd",):
+        for threads in sorted({1, cores}):
+            yield Candidate(make("sequential", threads=threads) if threads > 1 else make("sequential"), compute)
+    for name in names or RECIPES:
+        if name in NOT_CHOSEN or name == "sequential":
+            continue
+        for plan in _of_recipe(name, workers):
+            if learning == "any" or same_learning(plan):
+                yield Candidate(plan)
+                if fused and plan.name == "ring":
+                    yield Candidate(plan, "fused")
+    if learning == "any":
+        for name, codec, count in itertools.product(CODED, codecs, workers):
+            plan = make(name, workers=count, codec=codec)
+            yield Candidate(plan)
+            if name == "downpour" and plan.codec is not None and plan.codec.feedback:
+                yield Candidate(make(name, workers=count, codec=codec, pull=codec))
+
+
+def _of_recipe(name: str, workers: Sequence[int]) -> Iterator[Plan]:
+    """Yield a named plan with every number of workers that it can have."""
+    for options in VARIANTS.get(name, ({},)):
+        for count in workers:
+            try:
+                plan = make(name, workers=count, **options)  # type: ignore[arg-type]
+                if plan.traits.sums_gradients:
+                    plan.method.prove(count)
+            except (PacelineError, ValueError, AssertionError):
+                continue  # this number of workers cannot be divided so
+            yield plan
+
+
+def numbers_of_workers(cores: int, most: int | None = None) -> list[int]:
+    """Return the numbers of workers to try: up to 4, then doublings, up to as many as there are cores."""
+    top = max(2, cores) if most is None else most
+    return [
+        count for count in sorted({2, 3, 4, top, *(2**power for power in range(1, 20))}) if 2 <= count <= max(top, 2)
+    ]

@@ -9,8 +9,8 @@ from paceline.errors import WorkerDied
 from paceline.planning.planner.cluster import Cluster
 from paceline.planning.planner.costs import Costs, single
 from paceline.planning.planner.facts import Facts, answer_of, coding_of, reads
+from paceline.planning.planner.methods import crowded
 from paceline.planning.planner.prediction import Prediction
-from paceline.planning.planner.waiting import crowded
 from paceline.plans.methods.local_steps import NEVER
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.virtual import World, simulate, simulate_totals

@@ -154,6 +154,7 @@ def _averaged_before_steps(worker: Worker, exchanges: _Exchanges) -> Program:
     update = worker.first
     try:
         for update in worker.updates():
+            exchanges.number = exchanges.streaming.before(update, worker.last)
             if exchanges.due(update):
                 yield Offer(exchanges.number)
             yield from _local_step(update, exchanges)

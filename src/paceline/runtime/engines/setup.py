@@ -274,8 +274,8 @@ def set_up(
             choice = choose(job, module, source, batches, _refused(plan, engine, placement))
         job = job.with_(compute=choice.compute)
     elif job.compute == "fused":
-        job = fused_if_possible(job, module, source, not plan.traits.traced)
-    probed = _probed(job, plan, engine, module, optimizer, source, agenda, placement)
+        job = fused_if_possible(job, users_job, module, source, not plan.traits.traced)
+    probed = _probed(job, users_job, plan, engine, module, optimizer, source, agenda, placement)
     for note in probed.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
     refuse_parts(plan, agenda)
@@ -307,6 +307,7 @@ def _refuse_crowd(plan: Plan) -> None:
 
 def _probed(
     job: Job,
+    users_job: Job,
     plan: Plan,
     engine: str,
     module: nn.Module,
@@ -319,7 +320,7 @@ def _probed(
     traits = plan.traits
     with users_code("the first batch", hint=hint):
         by_rows = traits.takes_sparse and traits.optimizer_at_server
-        probed = probe(job, module, source, agenda, by_rows, placement.devices[0])
+        probed = probe(job, module, source, agenda, by_rows, placement.devices[0], users_job)
     refuse_changes(plan, module, probed)
     if probed.tables:
         refuse_sparse(plan, engine, probed.tables)

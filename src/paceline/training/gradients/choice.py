@@ -6,13 +6,14 @@ an update by PyTorch, timed: all take about a second       ──▶ PyTorch
     │ longer
 layers, loss, optimizer and data have kernels?     no      ──▶ PyTorch, and why
     │ yes: their text says how long a compiler takes, and about how long an update does
-PyTorch is done before code is made and pays       yes     ──▶ PyTorch
-    │ no
+PyTorch has trained it twice before code has       yes     ──▶ PyTorch
+    │ no, or the text was compiled before
 the same update by generated code, timed: hardly faster    ──▶ PyTorch
     │ faster
 generated code
 
-Whatever was measured is remembered, so the same job computes in the same way from then on, however busy the machine.
+Whatever was measured or decided is remembered, so the same job computes in the same way from then on, however busy the
+machine, and whatever is compiled later.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from paceline import user_cache
 from paceline.algorithms.agenda import Agenda
 from paceline.algorithms.rules.gradients import Plain
 from paceline.errors import JobError, JobWarning
-from paceline.kernels.build import ABI, abilities, compiling_seconds, folder
+from paceline.kernels.build import ABI, abilities, compiling_seconds, folder, is_compiled
 from paceline.kernels.comparison import WrongCode
 from paceline.training.data.source import Order, Reader, Source
 from paceline.training.gradients.fused_replica import (
@@ -56,9 +57,10 @@ from paceline.training.parameters.optimizers import has_hooks
 
 PAYS = 1.1  # times as fast as PyTorch, from which on generated code is chosen: both are timed only briefly
 FEW = 50  # batches with fewer of which nothing is measured
-SOON = 1.0  # seconds within which no compiler makes code for a network
+TRAININGS = 2  # of one job, by whose end its code has to be won back: few jobs are trained only once
+SOON = 0.6  # seconds of a training that is over before code for it could be won back
 SLOWER = 1.3  # times as long as the fastest update takes one of a training, by either way
-LITTLE = 0.15  # of the seconds of a training: so much may be lost on code that turns out to be slow
+LITTLE = 0.15  # of the seconds of these trainings: so much may be lost on code that turns out to be slow
 SECONDS = 0.02  # of each timing, of which the best of ROUNDS counts
 ROUNDS = 3
 #: Settings of a job that do not change how long an update takes.
@@ -74,6 +76,8 @@ class Choice(NamedTuple):
 
     compute: str
     why: str
+    #: Seconds that all batches are expected to take; None where nothing was measured.
+    seconds: float | None = None
 
     def __str__(self) -> str:
         return f"compute=auto took {self.compute}: {self.why}"
@@ -115,20 +119,28 @@ def _choose(
     if duration >= SOON:
         duration = SLOWER * batches * figure("autograd", autograd)
     if duration < SOON:
-        return Choice("autograd", f"a training of about {duration:.1f} s ends before code is made for it")
+        return Choice("autograd", f"a training of about {duration:.1f} s ends before code is made for it", duration)
     x, y = first_batch(fused, source)
     generated = network(fused, module)
-    compiling = figure("compiling", lambda: compiling_seconds(generated.draft(x).source))
-    update = figure("expected", lambda: generated.draft(x).seconds(job.batch_size))
-    expected = compiling + SLOWER * batches * update
-    if duration < PAYS * expected and compiling > LITTLE * duration:
-        return Choice("autograd", f"all takes about {duration:.1f} s, and code for it about {compiling:.0f} s to make")
+
+    def pays() -> float:
+        """1 where code is worth a try, 0 elsewhere."""
+        by_code = compiling + TRAININGS * SLOWER * batches * figure("expected", lambda: draft().seconds(job.batch_size))
+        worth = TRAININGS * duration >= PAYS * by_code or compiling <= LITTLE * TRAININGS * duration
+        return float(worth or is_compiled(draft().source))
+
+    draft = functools.partial(generated.draft, x)  # which takes a while, and is remembered by the network
+    compiling = figure("compiling", lambda: compiling_seconds(draft().source))
+    if not figure(f"code for {batches} batches", pays):
+        why = f"all takes about {duration:.1f} s, and code for it about {compiling:.0f} s to make"
+        return Choice("autograd", why, duration)
     generated.prepare(x, y)  # always: a compiler may have come or gone
     by_code = functools.partial(_seconds, fused, module, source, functools.partial(FusedGradients, fused))
-    by_kernels = figure(f"fused {generated.draft(x).digest}", by_code)
+    by_kernels = figure(f"fused {draft().digest}", by_code)
     by_pytorch = figure("autograd", autograd)
     figures = f"an update takes {by_kernels * 1e6:,.0f} µs in generated code and {by_pytorch * 1e6:,.0f} µs in PyTorch"
-    return Choice("fused" if by_pytorch > PAYS * by_kernels else "autograd", figures)
+    compute = "fused" if by_pytorch > PAYS * by_kernels else "autograd"
+    return Choice(compute, figures, SLOWER * batches * (by_kernels if compute == "fused" else by_pytorch))
 
 
 def choices() -> Path:

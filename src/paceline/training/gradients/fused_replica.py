@@ -30,6 +30,7 @@ from paceline.training.data.shards import Shards
 from paceline.training.data.source import Reader, Source, TensorSource
 from paceline.training.gradients.loss import split_batch
 from paceline.training.gradients.native_step import agrees, row_of
+from paceline.training.gradients.probe import known
 from paceline.training.gradients.replica import Replica, clipped, take_gradients
 from paceline.training.jobs.job import Batch, Job
 from paceline.training.parameters.layout import trainable
@@ -256,12 +257,12 @@ def by_ranks(job: Job, module: nn.Module) -> FusedNetwork:
     )
 
 
-def fused_if_possible(job: Job, module: nn.Module, source: Source, native: bool) -> Job:
+def fused_if_possible(job: Job, users_job: Job, module: nn.Module, source: Source, native: bool) -> Job:
     """Return the job where its network has kernels; without a compiler, a job whose gradients PyTorch computes."""
     if native:
         raise JobError("plan ddp is PyTorch's own, autograd included; compute='fused' goes with every other plan")
     try:
-        check_fusible(job, module, source)
+        known("fusible", job, users_job, lambda: check_fusible(job, module, source))
     except NoCompiler as error:
         warnings.warn(f"{error}; this run does", JobWarning, stacklevel=4)
         return job.with_(compute="autograd")

@@ -8,11 +8,11 @@ import contextlib
 import copy
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from paceline.training.data.source import Order, Source
 from paceline.training.gradients.loss import hint
 from paceline.training.gradients.replica import CPU, Replica
 from paceline.training.jobs.job import Job
+from paceline.training.jobs.pickling import CALLED
 from paceline.training.parameters.layout import not_trained
 from paceline.training.parameters.rows import advice, numbers, sparse_names
 
@@ -33,7 +34,7 @@ DRAWS, FAR = 4, 2.0  # losses that are drawn, and the multiple of their range by
 
 
 #: What a probe does not depend on.
-BESIDE = ("epochs", "test", "metrics", "evaluate", "evaluate_every")
+BESIDE = ("epochs", "test", "metrics", "evaluate", "evaluate_every", "compute")
 
 
 @dataclass(frozen=True)
@@ -48,35 +49,52 @@ class Probe:
 
 
 #: What is known within `probing_once`, with the job, whose parts keep their identity as long as it lives.
-_findings: ContextVar[dict[Any, tuple[Job, Probe]] | None] = ContextVar("findings", default=None)
+_findings: ContextVar[dict[Any, tuple[Job, Any]] | None] = ContextVar("findings", default=None)
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
 def probing_once() -> Iterator[None]:
     """Within the block, a job that is trained again is not probed again, unless its batches are divided otherwise."""
-    token = _findings.set(probes if (probes := _findings.get()) is not None else {})
+    token = _findings.set(findings if (findings := _findings.get()) is not None else {})
     try:
         yield
     finally:
         _findings.reset(token)
 
 
+def known(what: Hashable, job: Job, users_job: Job, find: Callable[[], T]) -> T:
+    """Return what was found before of this job within `probing_once`, or find it.
+
+    `users_job` has the functions of which `job` has copies.
+    """
+    findings = _findings.get()
+    if findings is None:
+        return find()
+    called = dict.fromkeys(CALLED, users_job)
+    settings = [getattr(called.get(each.name, job), each.name) for each in fields(job) if each.name not in BESIDE]
+    key = what, tuple(each if isinstance(each, int | float | str | None) else id(each) for each in settings)
+    if key not in findings:
+        findings[key] = users_job, find()
+    result: T = findings[key][1]
+    return result
+
+
 def probe(
-    job: Job, module: nn.Module, source: Source, training: Agenda, by_rows: bool = False, device: torch.device = CPU
+    job: Job,
+    module: nn.Module,
+    source: Source,
+    training: Agenda,
+    by_rows: bool = False,
+    device: torch.device = CPU,
+    users_job: Job | None = None,
 ) -> Probe:
     """Run one batch forward and backward on a copy of the module, whole and in two chunks.
 
     `training` says how batches are divided later. `by_rows` says that the plan would gain from sparse gradients.
     """
-    probes = _findings.get()
-    if probes is None:
-        return _probed(job, module, source, training, by_rows, device)
-    settings = [getattr(job, each.name) for each in fields(job) if each.name not in BESIDE]
-    plain = tuple(each if isinstance(each, int | float | str | None) else id(each) for each in settings)
-    key = (plain, replace(training, epochs=1, limit=None), by_rows, device)
-    if key not in probes:
-        probes[key] = job, _probed(job, module, source, training, by_rows, device)
-    return probes[key][1]
+    what = replace(training, epochs=1, limit=None), by_rows, device
+    return known(what, job, users_job or job, lambda: _probed(job, module, source, training, by_rows, device))
 
 
 def _probed(

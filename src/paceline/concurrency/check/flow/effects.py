@@ -182,11 +182,12 @@ def _is_minus_one(node: ast.expr) -> bool:
 
 def lock_expression(node: ast.expr) -> ast.expr:
     """The lock of `with lock:`, of `lock.acquire()` or of `stack.enter_context(lock)`."""
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+    entered = isinstance(parent(node), ast.withitem)
+    if entered or not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return node
     if node.func.attr in ENTERS and node.args:
         return node.args[0]
-    return node.func.value
+    return node.func.value if node.func.attr in TAKES | FREES | TRIES else node
 
 
 def runs_now(effect: Effect) -> bool:

@@ -43,6 +43,7 @@ class Held(NamedTuple):
     receiver: str  # `self._lock` as written: the same object, or only one of the same name?
     node: ast.expr  # the lock as an expression of the function that holds it
     stack: str = ""  # the ExitStack that releases it
+    by_callee: bool = False  # a function that was called has left it taken
 
 
 State = tuple[Held, ...]
@@ -144,7 +145,8 @@ class Walker:
         walk = self.walk(callee)
         if not walk.left and not walk.dropped:
             return None
-        new_locks = [self._given(h, callee, effect.node, fn) for h in walk.left or ()]
+        given = (self._given(h, callee, effect.node, fn) for h in walk.left or ())
+        new_locks = [lock._replace(by_callee=True) for lock in given]
         return new_locks, [self._given(h, callee, effect.node, fn) for h in walk.dropped]
 
     def _given(self, lock_held: Held, callee: Function, site: ast.expr, fn: Function) -> Held:
@@ -269,7 +271,7 @@ class _Search:
                 self._leave(state)
             if node is end or node is failure:
                 for lock_held in state:
-                    if not lock_held.by_with:
+                    if not lock_held.by_with or (lock_held.by_callee and node is end):
                         self.result.leaks.append(Leak(lock_held, came_from or node.line, node is failure))
                 continue
             self._remember(node, state)

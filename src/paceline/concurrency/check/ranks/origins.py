@@ -96,7 +96,8 @@ _LIBRARIES = re.compile(
 )
 _UNSEEDED = re.compile(r"uuid\.uuid[14]|secrets\.\w+|os\.urandom")
 _DRAWS = {"random", "randint", "randrange", "choice", "uniform", "integers", "normal", "standard_normal", "binomial",
-          "permutation", "sample", "choices", "rand", "randn", "random_sample", "poisson", "exponential"}  # fmt: skip
+          "permutation", "shuffle", "sample", "choices", "rand", "randn", "random_sample", "poisson",
+          "exponential"}  # fmt: skip
 _GENERATORS = {"random.Random", "numpy.random.default_rng", "numpy.random.RandomState"}
 #: What seeds one library alone; any other function whose name has `seed` is taken to seed all.
 _SEEDS = {
@@ -142,8 +143,8 @@ class Chances:
         return seed is None or is_constant(seed, None) or bool(self._why(seed, scope))
 
     def _made(self, node: ast.expr, fn: Function) -> tuple[ast.Call, Function] | None:
-        """The call that makes a generator: of a name, or of an attribute of the object."""
-        bindings: list[tuple[ast.expr, Function]] = []
+        """The call that makes a generator: this one, that of a name, or that of an attribute of the object."""
+        bindings: list[tuple[ast.expr, Function]] = [(node, fn)]
         if isinstance(node, ast.Name):
             bindings = [(scope.bound[node.id], scope) for scope in fn.scopes() if node.id in scope.bound][:1]
         elif isinstance(node, ast.Attribute) and (owner := self._type_of(node.value, fn)) is not None:

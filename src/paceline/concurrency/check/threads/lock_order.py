@@ -217,6 +217,8 @@ def place(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> Place
         return Place("parameter", node.id, frozenset([node.id])) if node.id in fn.parameters else None
     if isinstance(node, ast.Attribute):
         return _owner(node.value, fn, module, depth)
+    if isinstance(node, ast.Call) and len(node.args) == 1 and module.callee(node, fn) is not None:
+        return Place("element", ast.unparse(node), names_in(node.args[0]))  # `locks.of(key)`
     return None
 
 

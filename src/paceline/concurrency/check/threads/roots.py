@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -94,7 +94,25 @@ class Roots:
     @cached_property
     def all(self) -> list[Root]:
         """The functions in which threads, processes, tasks, handlers and destructors begin."""
-        return list(self._roots())
+        roots = list(self._roots())
+        runs_often = self.reached_from(r.function for r in roots if r.several and not r.own)
+        return [r._replace(several=True) if r.kind == "thread" and r.once_in in runs_often else r for r in roots]
+
+    def reached_from(self, functions: Iterable[Function]) -> set[Function]:
+        """These functions and all that they call."""
+        visited: set[Function] = set()
+        todo = list(functions)
+        while todo:
+            fn = todo.pop()
+            if fn not in visited:
+                visited.add(fn)
+                todo += self._called(fn)
+        return visited
+
+    def _called(self, fn: Function) -> list[Function]:
+        """What a function runs in its own thread: not a coroutine that it hands to the loop of another one."""
+        calls = (m for m in self.walker.effects(fn) if m.callee is not None)
+        return [m.callee for m in calls if not (m.callee.asynchronous and _is_handed_over(m.node))]  # type: ignore[union-attr, misc]
 
     def _roots(self) -> Iterator[Root]:
         """Every root of the file, in no particular order."""
@@ -191,7 +209,7 @@ class Roots:
         for function in [] if value is None else functions_of(value, fn, self.module):
             many = name in ("submit", "apply_async", *EACH) and not self._has_one_worker(call, fn)
             several = many or (name not in ("submit", *EACH) and self._is_repeated(call, fn, value, function))
-            is_confined = brings_own(value, call, fn)  # type: ignore[arg-type]
+            is_confined = brings_own(value, call, fn) or (name in EACH and _is_of_element(value))  # type: ignore[arg-type]
             alone = not several and joined_at_once(call, fn)
             once_in = None if name in EACH or in_loop(call, fn) else fn
             yield Root(kind, function, call.lineno, several, alone, is_confined, once_in=once_in)
@@ -284,7 +302,7 @@ class Roots:
                 tags = roots.setdefault(id(fn), set())
                 if tag not in tags:
                     tags.add(tag)
-                    todo += [m.callee for m in self.walker.effects(fn) if m.callee is not None]
+                    todo += self._called(fn)
         return roots
 
     def threads_of(self, fn: Function) -> set[str]:
@@ -301,6 +319,19 @@ class Roots:
     def has_threads(self) -> bool:
         """Whether the file starts any thread."""
         return any(root.kind == "thread" for root in self.all)
+
+
+def _is_of_element(value: ast.expr | None) -> bool:
+    """Whether what is run for each element is a method of the element: `pool.map(lambda job: job.run(), jobs)`."""
+    call = value.body if isinstance(value, ast.Lambda) else None
+    receiver = call.func.value if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) else None
+    return isinstance(value, ast.Lambda) and dotted(receiver) in {a.arg for a in value.args.args}  # type: ignore[arg-type]
+
+
+def _is_handed_over(coroutine: ast.expr) -> bool:
+    """Whether a coroutine is given to the loop of another thread."""
+    up = parent(coroutine)
+    return isinstance(up, ast.Call) and short_name(up.func) == "run_coroutine_threadsafe"
 
 
 def _coroutines(call: ast.Call, fn: Function) -> Iterator[tuple[ast.Call, bool]]:

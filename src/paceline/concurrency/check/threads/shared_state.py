@@ -47,12 +47,13 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
     uses = [
         (n, fn) for fn in methods for n in fn.attributes if isinstance(n.value, ast.Name) and n.value.id == fn.self_name
     ]
-    for attribute in cls.values:
+    for attribute in {**cls.values, **dict.fromkeys(sorted(cls.properties))}:
         others = facts.attributes_of_others.get(attribute, ())
         uses += [(n, fn) for n, fn in others if _of_object(n, fn, facts) is cls]
     for node, fn in uses:
-        if fn.name not in BEGINNINGS and (node.attr not in cls.methods or _is_kept(cls.methods[node.attr])):
-            kind = kind_of(node)
+        kind = kind_of(node)
+        is_state = node.attr not in cls.methods or _is_kept(cls.methods[node.attr])
+        if fn.name not in BEGINNINGS and (is_state or (kind == "update" and node.attr in cls.properties)):
             if kind == "shrink" and (resource := facts.module.attribute(cls, node.attr)) and resource.kind in EVENTS:
                 kind = "read"  # clear() of an event
             accesses.setdefault(node.attr, []).append(

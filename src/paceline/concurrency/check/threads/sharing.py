@@ -11,15 +11,27 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check import libraries
+from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import awaited, dotted, enclosing, last_line, parent, short_name
+from paceline.concurrency.check.syntax.tree import awaited, dotted, enclosing, is_within, last_line, parent, short_name
 from paceline.concurrency.check.threads.accesses import VIEWS, Access
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_caught, is_teardown
+from paceline.concurrency.check.values.module import name_of_site
 
 CALLERS = 4  # calls through which a private function is followed to those that may hold a lock
 # A file without any of these starts no threads, and no library starts them for it.
-THREAD_WORDS = ("thread", "Thread", "Lock", "Executor", "flask", "fastapi", "grpc", *libraries.threaded())
+THREAD_WORDS = (
+    "thread",
+    "Thread",
+    "Lock",
+    "Executor",
+    "in_executor",
+    "flask",
+    "fastapi",
+    "grpc",
+    *libraries.threaded(),
+)
 
 
 def may_coincide(one: Access, other: Access, facts: Facts) -> bool:
@@ -86,6 +98,69 @@ def may_be_alone(fn: Function, facts: Facts, depth: int = CALLERS) -> bool:
     return all(event.held or may_be_alone(caller, facts, depth - 1) for caller, event in callers)
 
 
+def comes_after(access: Access, other: Access, facts: Facts) -> bool:
+    """Whether the threads that make another access have ended before: they were joined, or their object was closed."""
+    names = _names_of(facts.threads_of(other.fn), facts)
+    return _follows_end(access.node, access.fn, names, facts, CALLERS) or _is_closed(access)
+
+
+def _names_of(threads: set[str], facts: Facts) -> list[set[str]]:
+    """For each of these threads, what it may be joined by: the names of its own objects, or those of its executor."""
+    names = []
+    for root in (r for r in facts.roots if f"{r.kind}:{r.function.qualname}" in threads):
+        cls = root.function.cls if root.function.name == "run" else None
+        ids = set() if cls is None else {cls.name}
+        for fn in facts.module.functions:
+            for call in fn.calls:
+                is_start = call.lineno == root.line
+                pool = facts.module.resource(call.func.value, fn) if isinstance(call.func, ast.Attribute) else None
+                if is_start and pool is not None and pool.kind in ("Executor", "Pool"):
+                    ids.add(pool.id)
+                elif is_start and facts.module.constructed_kind(call, fn) == "Thread":
+                    ids.add(name_of_site(call, fn).id)
+        names.append(ids)
+    return names
+
+
+def _follows_end(at: ast.AST, fn: Function, names: list[set[str]], facts: Facts, depth: int) -> bool:
+    """Whether a function, or else all its callers, wait for the end of all these threads before a place in it."""
+    line = getattr(at, "lineno", 0)
+    joined = {
+        m.resource.id
+        for m in facts.walker.effects(fn)
+        if m.kind == "wait" and not m.timeout and m.resource is not None and m.line < line
+        if m.resource.kind in ("Thread", "Executor", "Pool") and _leads_to(m.node, at)
+    }
+    joins = (c for c in fn.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "join" and c.lineno < line)
+    for call in joins:
+        if not has_timeout(call, "join") and _leads_to(call, at):
+            joined |= {cls.name for cls in facts.module.objects.classes(call.func.value, fn)}  # type: ignore[attr-defined]
+    for block in fn.withs:
+        pools = (facts.module.resource(i.optional_vars or i.context_expr, fn) for i in block.items)
+        joined |= {p.id for p in pools if p is not None and p.kind == "Executor" and last_line(block) < line}
+    if names and all(ids & joined for ids in names):
+        return True
+    callers = facts.callers.get(id(fn), []) if depth and names else []
+    return bool(callers) and all(
+        _follows_end(event.effect.node, caller, names, facts, depth - 1) for caller, event in callers
+    )
+
+
+def _leads_to(node: ast.AST, at: ast.AST) -> bool:
+    """Whether a step is done on every way to a place: it is no part of a branch that is not around the place too."""
+    test = enclosing(node, ast.If)
+    return not isinstance(test, ast.If) or is_within(at, [test])
+
+
+def _is_closed(access: Access) -> bool:
+    """Whether a function has ended the object, which is not its own, before it uses an attribute of it."""
+    owner = dotted(access.node.value) if isinstance(access.node, ast.Attribute) else access.fn.self_name
+    ends = (c for c in access.fn.calls if isinstance(c.func, ast.Attribute) and dotted(c.func.value) == owner)
+    return owner != access.fn.self_name and any(
+        c.lineno < access.line and short_name(c.func) in _CLOSES and _leads_to(c, access.node) for c in ends
+    )
+
+
 def filled_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
     """A key that is filled where it was found missing, in a function that several threads run: where, and that line."""
     for access, line in filled_if_missing(accesses):
@@ -95,17 +170,49 @@ def filled_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acces
 
 def filled_if_missing(accesses: list[Access]) -> Iterator[tuple[Access, int]]:
     """`if key not in d: d[key] = make()` and its like without a lock: the change, and the line of the look-up."""
+    yield from ((access, line) for access, line, _ in _fillings(accesses) if not access.locks)
+
+
+def filled_under_late_lock(accesses: list[Access], facts: Facts) -> Iterator[tuple[Access, int]]:
+    """A key that is looked up before the lock is taken under which it is filled, with what there must not be twice."""
+    for access, line, value in _fillings(accesses):
+        block, container = enclosing(access.node, ast.With), dotted(access.node)
+        if not isinstance(block, ast.With) or line >= block.lineno or facts.guards(access.fn) & access.locks:
+            continue
+        inside = (n for s in block.body for n in ast.walk(s) if isinstance(n, ast.Attribute | ast.Name))
+        again = any(dotted(n) == container and n.lineno < access.line for n in inside)
+        if (
+            access.locks
+            and not again
+            and _is_single_use(value, access.fn, facts)
+            and may_coincide(access, access, facts)
+        ):
+            yield access, line
+
+
+def _is_single_use(value: ast.expr, fn: Function, facts: Facts) -> bool:
+    """Whether a value is an object that has to be closed, or a lock, thread or the like: a second one is no copy."""
+    classes = facts.module.objects.classes(value, fn)
+    if any(cls.method(name) is not None for cls in classes for name in _CLOSES):
+        return True
+    return any(facts.module.constructed_kind(*made) is not None for made in facts.module.objects.made(value, fn))
+
+
+_CLOSES = ("close", "stop", "shutdown", "release", "terminate", "disconnect", "logout", "aclose", "__exit__", "join")
+
+
+def _fillings(accesses: list[Access]) -> Iterator[tuple[Access, int, ast.expr]]:
+    """`if key not in d: d[key] = make()` and its like: the change, the line of the look-up, and what is stored."""
     for access in accesses:
         subscript = parent(access.node)
-        if access.kind != "grow" or access.locks or not isinstance(subscript, ast.Subscript):
+        if access.kind != "grow" or not isinstance(subscript, ast.Subscript):
             continue
         statement = parent(subscript)
-        value = awaited(statement.value) if isinstance(statement, ast.Assign) else None
-        if isinstance(value, ast.Name):
-            value = awaited(access.fn.bound.get(value.id))
-        line = _looked_up(subscript, access.fn) if isinstance(value, ast.Call) else 0
-        if line:
-            yield access, line
+        stored = awaited(statement.value) if isinstance(statement, ast.Assign) else None
+        made = awaited(access.fn.bound.get(stored.id)) if isinstance(stored, ast.Name) else stored
+        line = _looked_up(subscript, access.fn) if isinstance(made, ast.Call) else 0
+        if line and stored is not None:
+            yield access, line, stored
 
 
 def stored_if_missing(access: Access) -> bool:
@@ -156,7 +263,7 @@ def _looked_up(subscript: ast.Subscript, fn: Function) -> int:
         if branch.lineno > subscript.lineno or not isinstance(branch, ast.If):
             continue
         leaves = isinstance(branch.body[-1], ast.Return) and branch is not test
-        missing = absent(branch.test) if branch is test else dotted(_present(branch.test)) if leaves else ""
+        missing = absent(branch.test) if branch is test else dotted(present(branch.test)) if leaves else ""
         for target, value in fn.assigns if missing else ():
             gets = isinstance(value, ast.Call) and short_name(value.func) == "get" and bool(value.args)
             if gets and dotted(target) == missing and dotted(value.func.value) == dotted(subscript.value):  # type: ignore[attr-defined]
@@ -184,7 +291,7 @@ def absent(test: ast.expr) -> str:
     return ""
 
 
-def _present(test: ast.expr) -> ast.expr:
+def present(test: ast.expr) -> ast.expr:
     """The `x` of `x` and `x is not None`."""
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.IsNot):
         return test.left

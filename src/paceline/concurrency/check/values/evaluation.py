@@ -114,6 +114,10 @@ class Evaluation:
         for key, source in (*entries, *self._given(("element", holder, slot))):
             if slot is None or key is None or key == slot:
                 yield from self._follow(source)
+        made_by = holder.what.func if isinstance(holder.what, ast.Call) else None
+        if isinstance(made_by, ast.Attribute) and made_by.attr == "__subclasses__" and holder.fn is not None:
+            bases = (value.what for value in self.evaluate(made_by.value, holder.fn) if value.kind == "class")
+            yield from (Value("class", each) for base in bases for each in self._index.derived(base))  # type: ignore[arg-type]
 
     def _of_results(self, fn: Function) -> Iterator[Value]:
         """What a function returns, but for its own object."""
@@ -155,6 +159,8 @@ class Evaluation:
         """The own object or class of a method."""
         if fn.cls is None or node.id not in (fn.self_name, "cls") or fn.decorated("staticmethod"):
             return None
+        if node.id != fn.self_name and (node.id in fn.looped or node.id in fn.bound):
+            return None  # another class: `for cls in classes`
         return Value("class" if node.id == "cls" or fn.decorated("classmethod") else "object", fn.cls)
 
     def _attribute(self, node: ast.Attribute, fn: Function) -> Iterator[Value]:
@@ -230,7 +236,7 @@ class Evaluation:
         elif name in _PASS and len(call.args) > _PASS[name]:
             values = self.evaluate(call.args[_PASS[name]], fn)
             yield from self._entered(values) if name.startswith("enter") else values
-        elif sources.is_container(call):
+        elif sources.is_container(call) or name == "__subclasses__":
             yield Value("container", call, fn=fn)
         else:
             yield from self._looked_up(call, fn) or self._foreign(call, fn)

@@ -23,12 +23,10 @@ from pathlib import Path
 
 from paceline.algorithms.codecs.catalogue import most_gathered
 from paceline.errors import PlanError
-from paceline.interfaces.api.comparing.overhead import Case, step, verdict
 from paceline.interfaces.api.comparing.progress import Course
-from paceline.interfaces.api.comparing.timing import Ratio, Schedule, thread_counts
-from paceline.interfaces.api.comparing.trainings import train_by_all
-from paceline.interfaces.api.planning.coding import coding
-from paceline.interfaces.api.planning.measuring import Measured, measure_for
+from paceline.interfaces.api.comparing.result import Case, step, verdict
+from paceline.interfaces.api.comparing.timing import Ratio, Schedule, thread_counts, train_by_all
+from paceline.interfaces.api.planning.measuring import Measured, coding, measure_for
 from paceline.interfaces.api.train import train
 from paceline.planning.planner.cluster import COPIES, links_of
 from paceline.planning.planner.facts import reads

@@ -13,13 +13,13 @@ import os
 import statistics
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from paceline.errors import CrowdedWarning, JobWarning, PacelineError, RunStopped
 from paceline.interfaces.api.comparing.progress import Course
-from paceline.interfaces.api.comparing.trainings import failed
 from paceline.interfaces.api.train import train
 from paceline.plans.plan import Plan, make
 from paceline.runtime.runs.comparison import FailedPlan
@@ -28,9 +28,65 @@ from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.verdict import PAYS, SETTLED, Interval, median_interval, steady
 from paceline.training.jobs.job import Job
 
+# --- The whole trainings of a comparison, one by every plan -----------------------------------------------------------
+# A plan that is refused, or that fails, is noted with its reason, and the others go on. Ctrl-C ends the trainings; what
+# was trained until then is the result.
+
+
+@dataclass
+class Trainings:
+    """The plans that have trained the job, with their runs, and those that have failed."""
+
+    plans: list[Plan] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    failed: list[FailedPlan] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def ends_here(self) -> bool:
+        """Whether Ctrl-C ended the trainings before there was anything to compare a plan with."""
+        return self.interrupted and all(plan.workers > 1 for plan in self.plans)
+
+
+def train_by_all(plans: Sequence[Plan], by: Callable[[Plan], Run], place: Path | None) -> Trainings:
+    """Train by every plan. Raise what the first one raised if all fail, or one process, which all are compared with."""
+    done, first = Trainings(), None
+    for plan in plans:
+        before = _folders(place)
+        try:
+            done.runs.append(by(plan))
+            done.plans.append(plan)
+        except RunStopped:
+            raise
+        except PacelineError as error:
+            if plan.workers == 1:
+                raise
+            first = first or error
+            done.failed.append(failed(plan, error, next(iter(_folders(place) - before), None)))
+        except KeyboardInterrupt:
+            done.interrupted = True
+            if done.ends_here:
+                raise
+            break
+    if first is not None and not done.runs:
+        raise first
+    return done
+
+
+def failed(plan: Plan, error: PacelineError, run: str | None = None) -> FailedPlan:
+    """Return the line of a plan that has raised an error."""
+    lines = str(error).strip().splitlines() or [""]
+    return FailedPlan(str(plan), plan.workers, f"{type(error).__name__}: {lines[0].rstrip('.')}", run)
+
+
+def _folders(place: Path | None) -> set[str]:
+    return set() if place is None else {str(path) for path in place.iterdir() if path.is_dir()}
+
+
 SHORT = 0.4  # seconds of a round by default
 LONG = 3.0  # seconds of a round, where there is time for more than LEAST of them
 LEAST, MOST = 5, 25  # rounds
+FIRST = 2  # rounds after which it is said how fast plans are so far
 ENOUGH = 13  # rounds by default, at most: from then on intervals leave out three rounds at each end
 MORE = "the rounds disagree; timing a further one, round"
 PATIENCE = 60.0  # seconds of timing after which no round is added
@@ -212,6 +268,16 @@ class Timed:
             for interval in (plan.over(single).interval for plan in self.plans if plan.plan.workers > 1)
         )
 
+    @property
+    def so_far(self) -> str:
+        """How fast plans are beside the best single process, as far as it is known; empty without such plans."""
+        ratios = {each.name: each.over(self.best_single) for each in self.plans if each.plan.workers > 1}
+        parts = [
+            f"{name} {each.value:.2f} ({each.interval.low:.2f} to {each.interval.high:.2f})"
+            for name, each in sorted(ratios.items(), key=lambda item: -item[1].value)
+        ]
+        return f"after {self.rounds} rounds, times as fast as one process: {', '.join(parts)}" if parts else ""
+
     def _ratios(self) -> Iterator[Ratio]:
         for plan in self.plans:
             yield plan.over(self.best_single)
@@ -236,6 +302,8 @@ def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: S
             text = f"{MORE} {number + 1}" if further else f"timing, round {number + 1} of {schedule.rounds}"
             _time_round(timed, number, text, schedule, course)
             timed.rounds = number + 1
+            if timed.rounds == FIRST and (sentence := timed.so_far):
+                course.say(sentence)
     except KeyboardInterrupt:
         timed.interrupt()
         if not timed.singles:

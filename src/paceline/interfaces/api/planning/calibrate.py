@@ -19,17 +19,24 @@ import torch
 
 from paceline.algorithms.collectives.rings import Ring
 from paceline.errors import PacelineError, UsageError
-from paceline.interfaces.api.planning.busy_cores import BusyCores, Case, Steps
-from paceline.interfaces.api.planning.calibration_jobs import calibration_job, vector_job
+from paceline.interfaces.api.planning.calibration_jobs import BusyCores, Case, Steps, calibration_job, vector_job
 from paceline.interfaces.api.planning.dividing import Divider
 from paceline.interfaces.api.planning.measuring import Measured, Say, measure
 from paceline.planning.planner import fitting
-from paceline.planning.planner.card import Card, ExchangeSeconds, Operations, default_file
+from paceline.planning.planner.card import (
+    BACKWARD,
+    FORWARD,
+    UPDATE,
+    USUAL,
+    Card,
+    ExchangeSeconds,
+    Operations,
+    default_file,
+)
 from paceline.planning.planner.costs import Calibrated
 from paceline.planning.planner.facts import Facts
 from paceline.planning.planner.methods import predict
 from paceline.planning.planner.model_cost import cost_of
-from paceline.planning.planner.operations import BACKWARD, FORWARD, UPDATE, USUAL
 from paceline.plans.methods.prediction import NotPredicted
 from paceline.plans.plan import Plan, make
 from paceline.runtime.runs.record import this_machine
@@ -182,7 +189,7 @@ def measure_operations(
             if number % SAID == 0:
                 say(f"steps of {jobs} small networks with 1 to {cores} busy cores, from network {number + 1} on ...")
             job = calibration_job(number)
-            cost = cost_of(job, job.batch_size)
+            cost = cost_of(job, job.batch_size, here=True)
             compute.append(cost.figures(FORWARD, BACKWARD))
             update.append(cost.figures(UPDATE))
             pool.prepare_job(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -15,23 +16,19 @@ from paceline.errors import PacelineError, PlanError, UsageError, suggest, whole
 from paceline.errors.arguments import check_arguments
 from paceline.interfaces.api.fusing import can_fuse
 from paceline.interfaces.api.planning.calibrate import measured_card
-from paceline.interfaces.api.planning.coding import codings
 from paceline.interfaces.api.planning.dividing import Divider, Splittable, splittable
-from paceline.interfaces.api.planning.finalists import with_finalists
-from paceline.interfaces.api.planning.measuring import Say
-from paceline.interfaces.api.planning.profiling import profiled
+from paceline.interfaces.api.planning.measuring import Say, codings, with_finalists
+from paceline.interfaces.api.planning.profiling import glanced, profiled
 from paceline.planning.planner import cluster as clusters
-from paceline.planning.planner.candidates import LEARNING, Candidate, candidates, numbers_of_workers
-from paceline.planning.planner.card import Card, default_file
+from paceline.planning.planner.card import Card, default_file, usual
 from paceline.planning.planner.choosing import GOALS, USABLE, Choice, Layer, fits
 from paceline.planning.planner.choosing import choose as rank
-from paceline.planning.planner.cluster import Cluster, NodeGroup, links_of
+from paceline.planning.planner.cluster import Cluster, NodeGroup, links_of, read_prices
 from paceline.planning.planner.costs import Calibrated, Costs
 from paceline.planning.planner.facts import Facts, ModelDivision, coding_of, reads
 from paceline.planning.planner.methods import predict
 from paceline.planning.planner.model_cost import cost_of, parameter_bytes
-from paceline.planning.planner.prediction import Prediction
-from paceline.planning.planner.prices import read as read_prices
+from paceline.planning.planner.prediction import LEARNING, Candidate, Prediction, candidates, numbers_of_workers
 from paceline.planning.planner.simulating import BEST, simulated
 from paceline.planning.planner.split_search import search
 from paceline.plans.methods.prediction import NotPredicted
@@ -60,19 +57,21 @@ class Planner:
     divider: Divider | None = None
     #: Whether a way is searched for each layer.
     searches: bool = True
+    #: Whether only plans that may be the fastest divide the model, which takes a while.
+    glances: bool = False
 
     @property
     def most_split(self) -> int:
         """The most workers for which splits of each layer are searched: more than there are cores never pay."""
         return min(self.card.cores, MOST_SPLIT)
 
-    def predict(self, candidate: Candidate) -> Prediction | None:
-        """Predict a candidate; None where the planner has no model of it."""
+    def predict(self, candidate: Candidate, divide: bool = True) -> Prediction | None:
+        """Predict a candidate; None where the planner has no model of it, or has none unless the model is divided."""
         costs = self.costs.get(candidate.compute)
         if costs is None:
             return None
         try:
-            division = self._divided(candidate.plan)
+            division = self._divided(candidate.plan) if divide else None
             return predict(candidate.plan, costs, replace(self.facts, division=division), candidate.compute)
         except (NotPredicted, PacelineError):
             return None
@@ -101,11 +100,28 @@ class Planner:
     def predictions(self, workers: Sequence[int], learning: str) -> list[Prediction]:
         """Predict all candidates; with codecs where their costs are known."""
         fused, codecs = "fused" in self.costs, tuple(self.facts.codecs)
-        tried = candidates(workers, self.card.cores, learning, fused, codecs=codecs)
-        predicted = [self.predict(each) for each in tried]
+        tried = list(candidates(workers, self.card.cores, learning, fused, codecs=codecs))
+        predicted = [self.predict(each, divide=not self.glances) for each in tried]
+        if self.glances:
+            best = min(p.high for p in predicted if p is not None and not p.plan.traits.divided)
+            predicted = [self._divided_if_it_may_win(*pair, best) for pair in zip(tried, predicted, strict=True)]
+        else:
+            best = math.inf
         if self.divider is not None and self.searches:
-            predicted += [self.split(self.divider.job, count) for count in workers if count <= self.most_split]
+            counts = [count for count in workers if count <= self.most_split and self._ideal(count) <= best]
+            predicted += [self.split(self.divider.job, count) for count in counts]
         return [each for each in predicted if each is not None]
+
+    def _divided_if_it_may_win(self, candidate: Candidate, known: Prediction | None, best: float) -> Prediction | None:
+        """Predict a plan that divides the model where it may be faster than `best`, as the model is divided by it."""
+        plan = candidate.plan
+        if not plan.traits.divided or (known.low if known else self._ideal(plan.workers)) > best:
+            return known
+        return self.predict(candidate)
+
+    def _ideal(self, workers: int) -> float:
+        """The seconds of an update that workers compute in equal parts, without an exchange."""
+        return self.costs["autograd"].compute(self.facts.batch, workers, 1).seconds / workers
 
     def split(self, job: Job, workers: int) -> Prediction | None:
         """Search a way for each layer; None where every layer is best whole, or the model cannot be split."""
@@ -129,8 +145,11 @@ class Planner:
         return predict(plan, self.costs["autograd"], facts).seconds
 
 
-def open_card(card: str | Path | Card | None, say: Say = lambda line: None) -> Card:
-    """Return a card, this machine's by default; a machine without one is calibrated first, in half a minute."""
+def open_card(card: str | Path | Card | None, say: Say = lambda line: None, rough: bool = False) -> Card:
+    """Return a card, this machine's by default; a machine without one is calibrated first, in half a minute.
+
+    `rough`: instead, it gets the figures of a usual machine for this time.
+    """
     if isinstance(card, Card):
         return card
     if card is not None:
@@ -144,6 +163,10 @@ def open_card(card: str | Path | Card | None, say: Say = lambda line: None) -> C
         pass
     except OSError as error:
         say(f"the card {default_file()} is not used: {error.strerror}")
+    if rough:
+        say("this machine has no card (paceline calibrate makes one): plans are looked for by figures of a usual one")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return usual(this_machine().processor, len(os.sched_getaffinity(0)), memory)
     say("this machine has no card yet: calibrating it, once, for half a minute ...")
     measured = measured_card(say=say)
     try:
@@ -188,23 +211,26 @@ def planner_for(
     coded: bool = False,
     here: bool = True,
     workers: Sequence[int] = (),
+    glance: bool = False,
 ) -> Planner:
     """Make predictions for a job possible: count its operations, and profile it if the level asks for that.
 
     `here` is whether this machine will run the plans: then stages are weighed, and splits of each layer searched.
     `workers` are the numbers of workers that will be predicted; a profile measures plans of the least and of the most.
+    `glance` says that the plans that may be fastest will be measured, for which a short profile is enough.
     """
     facts, updates = facts_of(job, coded)
-    base = Calibrated(card, lambda samples: cost_of(job, samples))
+    base = Calibrated(card, lambda samples: cost_of(job, samples, here and level == "profiled"))
     base.cost(min(facts.batch, job.batch_size))
     costs: dict[str, Costs] = {"autograd": base}
     divider = Divider(job, level == "profiled" and here)
     if level == "profiled":
-        plain = job.with_(compute="autograd")
-        costs["autograd"] = profiled(plain, base, facts, divider, workers, say)
-        if fused and can_fuse(job):
-            costs["fused"] = profiled(job.with_(compute="fused"), base, facts, divider, workers, say)
-    return Planner(job, card, facts, updates, costs, divider, here)
+        for compute in ("autograd", "fused") if fused and can_fuse(job) else ("autograd",):
+            one = job.with_(compute=compute)
+            costs[compute] = (
+                glanced(one, base, facts, say) if glance else profiled(one, base, facts, divider, workers, say)
+            )
+    return Planner(job, card, facts, updates, costs, divider, here, glance)
 
 
 # --- the choice ---
@@ -256,20 +282,28 @@ def choose(
             else found_there
         )
     checked(job)
-    machine_card = open_card(card, say)
+    return with_command(_here(job, card, goal, level, learning, workers, say), command)
+
+
+def _here(
+    job: Job, card: str | Path | Card | None, goal: str, level: str, learning: str, workers: int | None, say: Say
+) -> Choice:
+    """Choose for this machine: predictions find the plans that may be best, and these are measured."""
+    races = level == "profiled" and goal != "memory"
+    machine_card = open_card(card, say, rough=races)
     counts = numbers_of_workers(machine_card.cores, workers) if workers != 1 else []
     with probing_once():
-        planner = planner_for(job, machine_card, level, job.compute != "autograd", say=say, workers=counts)
+        fused = job.compute != "autograd"
+        planner = planner_for(job, machine_card, level, fused, say=say, workers=counts, glance=races)
         predictions = planner.predictions(counts, learning)
         if job.compute == "fused" and "fused" in planner.costs:
             predictions = [each for each in predictions if each.compute == "fused"]
-        if level == "profiled" and goal != "memory":
+        if races:
             say("measuring the plans that may be fastest ...")
             predictions = with_finalists(
                 job, [fits(each, machine_card.memory, machine_card.memory) for each in predictions], say
             )
-    choice = rank(predictions, goal, machine_card.memory, planner.updates_per_epoch)
-    return with_command(planner.explained(choice), command)
+    return planner.explained(rank(predictions, goal, machine_card.memory, planner.updates_per_epoch))
 
 
 def cluster_of(cluster: str | Path | Cluster | None, prices: str | Path | None = None) -> Cluster:

@@ -9,8 +9,7 @@ from paceline.algorithms.schedules.clock import Walk
 from paceline.algorithms.schedules.worker import Send
 from paceline.algorithms.splits.derivation import Program
 from paceline.planning.planner.facts import ModelDivision
-from paceline.planning.planner.programs import division_of
-from paceline.planning.planner.split_search import OperationGraph
+from paceline.planning.planner.split_search import OperationGraph, division_of
 from paceline.plans.methods.views import Parts, Stages
 from paceline.plans.plan import Plan, make
 from paceline.runtime.engines.dividing import peaks_of

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 import numpy as np
+import torch
+from torch import nn
 
-from paceline.errors import CrowdedWarning, JobWarning
+from paceline.algorithms.codecs.catalogue import CODECS, SENT, parse
+from paceline.errors import CrowdedWarning, JobWarning, PacelineError
+from paceline.planning.planner.choosing import MOST, corrected, finalists, measured_as
+from paceline.planning.planner.prediction import Prediction
+from paceline.plans.methods.prediction import Coding
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.local.worker_pool import train
 from paceline.runtime.engines.outcome import Life
@@ -18,7 +26,10 @@ from paceline.runtime.engines.setup import set_up
 from paceline.runtime.runs.live import Heartbeat
 from paceline.runtime.runs.trace import Columns, Kind, Trace
 from paceline.runtime.runs.verdict import steady
+from paceline.training.gradients.encoder import GradientEncoder, PushedMessage
+from paceline.training.gradients.message import MessageShape
 from paceline.training.jobs.job import Job
+from paceline.training.parameters.layout import Layout, lay_out
 
 WARM = 3  # updates of each worker that are left out
 DEADLINE = 120.0  # seconds
@@ -156,3 +167,103 @@ def _between(mine: Columns) -> float:
 
 
 Say = Callable[[str], None]
+
+
+# What each codec does to the gradient of a job: the bytes of a message, and the seconds to write and to read it.
+
+ENOUGH = 1 << 20  # numbers of a gradient by which codecs are timed; a larger one takes as many times as long
+REPEATS = 3
+
+
+def codings(layout: Layout) -> dict[str, Coding]:
+    """Return what each codec does with its default to gradients of this layout."""
+    return {name: coding(name, layout) for name in CODECS}
+
+
+def coding(name: str, layout: Layout) -> Coding:
+    """Return what one codec does: its bytes follow from the layout, its seconds are measured."""
+    codec = parse(name)
+    assert codec is not None
+    shape = MessageShape(codec, layout.shards[0], layout.dtype)
+    timed, times = layout, 1.0
+    if layout.numbers > ENOUGH:
+        timed, times = lay_out(nn.Linear(1024, 1024, dtype=layout.dtype), 1, []), layout.numbers / ENOUGH
+    encode, decode = _seconds(GradientEncoder(codec, timed, [range(len(timed.shards[0].parameters))], 0))
+    return Coding(shape.fixed + 4 * SENT * shape.words, times * encode, times * decode)
+
+
+def _seconds(encoder: GradientEncoder) -> tuple[float, float]:
+    """Return the least seconds that a message took to write, and to read."""
+    (shape,) = encoder.shapes
+    pushed = PushedMessage(shape, encoder.seed)
+    gradients = [0.001 * torch.randn(span.shape, dtype=shape.dtype) for span in shape.shard.parameters]
+    buffers = [torch.zeros(span.shape, dtype=shape.dtype) for span in shape.shard.buffers]
+    written, read = [], []
+    for update in range(REPEATS):
+        start = perf_counter()
+        encoder.write(0, gradients, buffers, (0.0, 0.0), pushed.message, update, 0)
+        encoder.finalize()
+        middle = perf_counter()
+        pushed.gradients(update)
+        written.append(middle - start)
+        read.append(perf_counter() - middle)
+    return min(written), min(read)
+
+
+# --- Plans that are measured: a check of predictions, or the finalists of a choice ------------------------------------
+# The best of many predictions is likely too low. So a choice that profiles the model also trains by the plans that may
+# be fastest, for a moment each, and ranks them by what they took.
+
+ROUNDS, SECONDS = 3, 0.15
+FAR = 1.15  # times as long as the fastest: a plan that takes longer is not measured again
+
+
+def with_finalists(job: Job, predictions: Sequence[Prediction], say: Say = lambda line: None) -> list[Prediction]:
+    """Return the predictions, with measured seconds for the plans that may be fastest.
+
+    Where a plan turns out slower than predicted, the next ones are measured, too, until the fastest is a measured one.
+    """
+    current, tried = list(predictions), 0
+    while shortlist := finalists(current, MOST - tried):
+        tried += len(shortlist)
+        runs = measured_in_rounds(job, shortlist, ROUNDS, SECONDS, say, FAR)
+        measured = {each.name: _as_measured(each, done) for each, done in zip(shortlist, runs, strict=True)}
+        current = corrected(predictions, [measured.get(each.name, each) for each in current])
+    return current
+
+
+def _as_measured(each: Prediction, runs: Sequence[Measured]) -> Prediction:
+    if not runs:
+        return replace(each, ruled_out="it cannot train this job")
+    return measured_as(each, [run.seconds for run in runs])
+
+
+def measured_in_rounds(
+    job: Job,
+    predictions: Sequence[Prediction],
+    rounds: int,
+    seconds: float,
+    say: Say = lambda line: None,
+    far: float = math.inf,
+) -> list[list[Measured]]:
+    """Train by every plan in each round, to and fro; a plan that cannot train the job has no measurements.
+
+    One that takes more than `far` times as long as the fastest is left out of further rounds.
+    """
+    runs: list[list[Measured]] = [[] for _ in predictions]
+    running = list(range(len(predictions)))
+    for number in range(rounds):
+        say(f"measuring {len(running)} plan{'s' * (len(running) > 1)}, round {number + 1} of {rounds} ...")
+        for place in running[:: -1 if number % 2 else 1]:
+            each, before = predictions[place], runs[place]
+            guess = before[-1].seconds if before else each.seconds
+            try:
+                before.append(measure_for(job.with_(compute=each.compute), each.plan, seconds, guess, bool(before)))
+            except PacelineError as error:
+                say(f"{each.name} is left out: {str(error).splitlines()[0]}")
+                before.clear()
+        took = {place: statistics.median(run.seconds for run in runs[place]) for place in running if runs[place]}
+        running = [place for place, median in took.items() if median <= far * min(took.values())]
+        if len(running) < 2 and far < math.inf:
+            break
+    return runs

@@ -20,10 +20,22 @@ from paceline.plans.methods.prediction import NotPredicted
 from paceline.plans.plan import Plan, make
 from paceline.training.jobs.job import Job
 
-SECONDS = 0.3  # of each run
-ROUNDS = 2  # of a profile, interleaved
+SECONDS, SHORT = 0.3, 0.1  # of each run: for predictions, and for a choice among measured finalists
+ROUNDS = 2  # of a profile for predictions, interleaved
 #: A plan of each family, of which others are predicted; generated code has no other family than the first two.
 ANCHORS = ("ring", "downpour", "ddp", "gpipe", "tensor")
+
+
+def glanced(job: Job, base: Costs, facts: Facts, say: Say = lambda line: None) -> Profiled:
+    """Measure one process, and as many as there are cores, once: enough to find the plans that are to be measured."""
+    cores, batch = base.card.cores, min(job.batch_size, facts.batch)
+    cases = {(1, 1, batch), (1, cores, batch), (cores, 1, _part(batch, cores))}
+    say(f"a few real steps of {_what(job)} ...")
+    return Profiled(base, [_profile(case, [_profile_run(job, base, case, SHORT)]) for case in sorted(cases)])
+
+
+def _what(job: Job) -> str:
+    return f"{job.name}{', computed by generated code' * (job.compute == 'fused')}"
 
 
 def profiled(
@@ -37,11 +49,11 @@ def profiled(
         parts = {_part(batch, count) for count in (1, cores, 2 * cores, *counts)}
         cases += [(1, cores, batch), *((cores, 1, part) for part in sorted(parts, reverse=True))]
     runs: dict[tuple[int, int, int], list[Measured]] = {case: [] for case in cases}
-    what = f"profiling {job.name}{', computed by generated code' * (job.compute == 'fused')}"
+    what = f"profiling {_what(job)}"
     for number in range(ROUNDS):
         say(f"{what}: a few real steps, round {number + 1} of {ROUNDS} ...")
         for case in cases[:: 1 if number % 2 == 0 else -1]:
-            runs[case].append(_profile_run(job, base, case, runs[case]))
+            runs[case].append(_profile_run(job, base, case, SECONDS, runs[case]))
     profile = Profiled(base, [_profile(case, measured) for case, measured in runs.items()])
     for name in ANCHORS if job.compute == "autograd" else ANCHORS[:1]:
         for count in counts:
@@ -54,12 +66,14 @@ def _part(batch: int, parts: int) -> int:
     return max(1, -(-batch // parts))
 
 
-def _profile_run(job: Job, base: Costs, case: tuple[int, int, int], before: Sequence[Measured]) -> Measured:
+def _profile_run(
+    job: Job, base: Costs, case: tuple[int, int, int], seconds: float, before: Sequence[Measured] = ()
+) -> Measured:
     busy, threads, samples = case
     plan = make("sequential", threads=threads) if busy == 1 else make("ceiling", workers=busy, threads=threads)
     guess = before[0].seconds if before else base.compute(samples, busy, threads).seconds / busy
     one = job.with_(batch_size=samples, accumulate_grad_batches=1)
-    return measure_for(one, plan, SECONDS, guess, bool(before))
+    return measure_for(one, plan, seconds, guess, bool(before))
 
 
 def _profile(case: tuple[int, int, int], runs: Sequence[Measured]) -> Profile:

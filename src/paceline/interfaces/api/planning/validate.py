@@ -15,13 +15,11 @@ from pathlib import Path
 from paceline.errors import PacelineError, UsageError
 from paceline.errors.arguments import check_arguments
 from paceline.interfaces.api.planning.choose import Planner, open_card, planner_for
-from paceline.interfaces.api.planning.finalists import measured_in_rounds
-from paceline.interfaces.api.planning.measuring import Say, traced
+from paceline.interfaces.api.planning.measuring import Say, measured_in_rounds, traced
 from paceline.interfaces.api.planning.planner_page import validation_page
-from paceline.planning.planner import history
-from paceline.planning.planner.candidates import Candidate, numbers_of_workers
+from paceline.planning.planner import validating
 from paceline.planning.planner.card import Card
-from paceline.planning.planner.prediction import Prediction
+from paceline.planning.planner.prediction import Candidate, Prediction, numbers_of_workers
 from paceline.planning.planner.simulating import timeline
 from paceline.planning.planner.validating import Validation, check, validation
 from paceline.plans.plan import Plan
@@ -64,8 +62,8 @@ def validate(
         numbers_of_workers(machine_card.cores, workers) if workers != 1 else []
     )
     planner = planner_for(job, machine_card, level, say=say, workers=counts)
-    by = history.factor(history.read(table), machine_card, level)
-    predictions = [history.widened(each, by) for each in _predicted(planner, parsed_plans, learning, counts, seed)]
+    by = validating.factor(validating.read(table), machine_card, level)
+    predictions = [validating.widened(each, by) for each in _predicted(planner, parsed_plans, learning, counts, seed)]
     with probing_once():
         runs = measured_in_rounds(job, predictions, rounds, seconds, say)
     checks = [
@@ -82,9 +80,9 @@ def validate(
         raise UsageError("none of these plans can train this job")
     result = validation(job.name, checks)
     try:
-        history.append(history.entries_of(result, machine_card, datetime.date.today().isoformat(), by), table)
+        validating.append(validating.entries_of(result, machine_card, datetime.date.today().isoformat(), by), table)
     except OSError as error:
-        say(f"the results are not kept in {table or history.default_file()}: {error.strerror}")
+        say(f"the results are not kept in {table or validating.default_file()}: {error.strerror}")
     if page is not None:
         page.write_text(validation_page(result, _timelines(planner, predictions)), encoding="utf-8")
     return result

@@ -15,6 +15,7 @@ from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
 from paceline.interfaces.api.tuning.ranks import Where, local_ranks, meet
 from paceline.interfaces.api.tuning.setup import (
+    PlannedObjective,
     can_continue,
     check,
     functions,
@@ -26,7 +27,6 @@ from paceline.interfaces.api.tuning.setup import (
     same_header,
     space_of,
 )
-from paceline.interfaces.api.tuning.trial_plans import PlannedObjective
 from paceline.names import file_name
 from paceline.planning.tuner import journal as journals
 from paceline.planning.tuner.journal import SCHEMA, Journal

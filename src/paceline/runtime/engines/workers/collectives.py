@@ -162,8 +162,13 @@ def reduction_of(link: Link, collective: Collective, workers: int, payloads: Seq
 class PayloadReduction(Sums):
     """Adds gradients up, or averages replicas, as payloads over the vectors of a reduction's link."""
 
+    #: Of each vector, where they are mixed; 0 where they are summed.
+    share = 0.0
+
     def __init__(self, reduction: Reduction, payloads: Sequence[Payload]) -> None:
         self.reduction, self.payloads, self.bytes = reduction, payloads, reduction.bytes
+        self.link, self.table = reduction.link, reduction.table
+        self.stride, self.lanes = reduction.stride, reduction.lanes
 
     def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         """Run the collective of this number; return (the sum over all workers, nanoseconds waited, bytes sent)."""
@@ -198,7 +203,8 @@ class NeighbourMixing:
         self.link, self.weights, self.payloads = link, graph.weights(link.rank, workers), payloads
         self.mixture = torch.zeros(Payload.length(layout), dtype=layout.dtype)
         self.mixed = Payload(layout, self.mixture)
-        self.others = [other for other, _ in self.weights[1:]]
+        self.others, self.share = [other for other, _ in self.weights[1:]], self.weights[0][1]
+        self.stride, self.lanes = len(self.mixture), 1
         self.bytes = len(self.others) * self.mixture.nbytes
         self._whole = [Span(turn, 0, len(self.mixture)) for turn in range(TURNS)]
         #: The number of the collective that this worker's contribution was offered for last.
@@ -223,6 +229,10 @@ class NeighbourMixing:
         vectors = {other: link.take(other, self._whole[turn]) for other in self.others}
         weighted_sum({link.rank: link.vectors[turn], **vectors}, self.weights, self.mixture)
         return self.mixed.read(computed.samples), link.waited - before, self.bytes
+
+    def table(self) -> list[Move]:
+        """Return with whom the whole vector is exchanged, in the order in which theirs are added."""
+        return [Move(other, 0, self.stride, other, 0, self.stride, add=True, at=0) for other in self.others]
 
 
 # Sums of gradients and means of steps under a codec: messages are summed by the plan's table, or gathered and summed.

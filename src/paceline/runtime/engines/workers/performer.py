@@ -206,7 +206,10 @@ class AveragingAnswers:
             if isinstance(collective, Neighbours)
             else runner.group.sums(collective, runner.encoder)
         )
-        self.native = None if rule.mixes_first else native_updates(runner, store)
+        # What is mixed before the step is exchanged in the call that makes both, so every update has to exchange.
+        self.native = None
+        if not rule.mixes_first or rule.every == 1:
+            self.native = native_updates(runner, store, self.means if rule.mixes_first else None)
         self.answers: dict[type, Callable[..., Any]] = {
             Step: partial(runner.step, self.replica),
             Offer: self.offer,
@@ -268,8 +271,8 @@ class AveragingAnswers:
         return self._arrived
 
 
-#: Effects of an update that generated code has made already.
-GENERATED = (Gradient, Sum, Step)
+#: Effects of an update that generated code has made already; exchanges only if they are part of its updates.
+GENERATED, EXCHANGED = (Gradient, Sum, Step), (Offer, Exchange)
 
 
 def walk_of(runner: PlanRunner, arena: Arena) -> Walk | None:
@@ -307,7 +310,7 @@ def perform(runner: PlanRunner, method: Synchronous, arena: Arena) -> Walk:
                 effect = program.throw(EndOfTraining())
         except (StopIteration, EndOfTraining):
             break  # the programs of all ranks end at the same effect
-        answer = None if performer.generated and type(effect) in GENERATED else answers[type(effect)](*effect)
+        answer = None if performer.generated and type(effect) in performer.inside else answers[type(effect)](*effect)
     runner.write_result(performer.own.result())
 
 
@@ -344,6 +347,7 @@ class Performer:
         self.first, self.last = runner.resume_point.updates, runner.agenda.updates
         #: Whether generated code has made the update that the program is at: gradient, sum and step.
         self.generated = False
+        self.inside = (*GENERATED, *EXCHANGED) if answers.native and answers.native.collective else GENERATED
 
     def updates(self, *, dealt: bool = False, until: Callable[[range], range] = all_of) -> Iterator[int]:
         """Yield the updates that are yet to be made; see `Worker`."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check.ranks.branches import condition, of_rank
 from paceline.concurrency.check.ranks.items import Item, flattened
 from paceline.concurrency.check.ranks.origins import CHANCE, DATA
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import dotted, is_constant, parent, short_name
+from paceline.concurrency.check.syntax.tree import dotted, is_constant, is_within, parent, short_name
 
 #: Collectives that carry nothing, so that those of any two elements match.
 ALIKE = ("barrier", "monitored_barrier", "wait_for_everyone")
@@ -64,7 +65,28 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
         return f"{ast.unparse(over)}, a dictionary that every rank fills for itself"
     if isinstance(over, ast.Name) and (_filled_here(over.id, fn, facts) or _filled_by_data(over, fn, facts)):
         return f"{over.id}, a dictionary that every rank fills for itself"
+    values = facts.module.objects.of(over, fn) if not ordered else ()
+    containers = [(v.what, v.fn) for v in values if isinstance(v.what, ast.AST) and v.fn is not None]
+    if any(_filled_apart(container, scope, facts) for container, scope in containers):
+        return f"{ast.unparse(over)}, which ranks fill in different orders"
     return ""
+
+
+def _filled_apart(container: ast.AST, fn: Function, facts: Facts) -> bool:
+    """Whether a function fills a container that it makes on one side of a test only which ranks decide differently."""
+    name = next((t.id for t, v in fn.assigns if v is container and isinstance(t, ast.Name)), "")
+    if not name:
+        return False
+    stores = [
+        (s, ast.unparse(s.slice)) for s in fn.subscripts if isinstance(s.ctx, ast.Store) and dotted(s.value) == name
+    ]
+    added = (c for c in fn.calls if dotted(c.func) in (f"{name}.append", f"{name}.insert") and c.args)
+    stores += [(c, ast.unparse(c.args[-1])) for c in added]  # type: ignore[misc]
+    for test in (t for t in fn.tests if isinstance(t, ast.If)):
+        sides = [{key for store, key in stores if is_within(store, side)} for side in (test.body, test.orelse)]
+        if sides[0] != sides[1] and condition(test.test, fn, facts.module) is not None:
+            return True
+    return False
 
 
 def _filled_by_data(node: ast.expr | None, fn: Function, facts: Facts, depth: int = 0) -> bool:
@@ -166,6 +188,31 @@ def _filled_here(name: str, fn: Function, facts: Facts) -> bool:
     return _is_empty_dict(start) and any(
         dotted(s.value) == name for f in facts.module.functions if f is not top for s in f.subscripts
     )
+
+
+def shares_overlap(facts: Facts) -> Iterator[Witness]:
+    """Report shares by the rank of a sequence that the function has shuffled, or drawn, on each rank by itself."""
+    for fn in facts.module.functions:
+        for share in (s for s in fn.subscripts if isinstance(s.ctx, ast.Load) and isinstance(s.value, ast.Name)):
+            first = share.slice.lower if isinstance(share.slice, ast.Slice) else None
+            parts = [first.left, first.right] if isinstance(first, ast.BinOp) else [first] if first is not None else []
+            if not any(of_rank(part, fn, facts.module) for part in parts):
+                continue
+            name = share.value.id  # type: ignore[attr-defined]
+            drawn = next((c for c in fn.calls if c.lineno <= share.lineno and _orders(c, name, fn, facts)), None)
+            if drawn is not None:
+                yield Witness(share, fn, drawn=drawn)
+
+
+def _orders(call: ast.Call, name: str, fn: Function, facts: Facts) -> bool:
+    """Whether a call puts a sequence into an order that it draws on this rank alone, or makes such a sequence."""
+    value = fn.bound.get(name)
+    shuffles = short_name(call.func) == "shuffle" and any(dotted(a) == name for a in call.args)
+    makes = short_name(call.func) in DRAWS and value is not None and any(n is call for n in ast.walk(value))
+    return (shuffles or makes) and bool(facts.module.varying.why(call, fn))
+
+
+DRAWS = ("randperm", "permutation", "permuted")
 
 
 def collective_in_thread(facts: Facts) -> Iterator[Witness]:

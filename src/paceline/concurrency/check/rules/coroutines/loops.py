@@ -10,7 +10,7 @@ from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, parent, short_name
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, keyword, parent, short_name
 
 KINDS = (
     "Thread",
@@ -37,7 +37,7 @@ def blocking_in_async(facts: Facts) -> Iterator[Witness]:
             resource = effect.resource
             if (
                 effect.kind != "wait"
-                or effect.timeout
+                or (effect.timeout and not _lasts(effect.node))
                 or resource is None
                 or not resource.sure
                 or resource.kind not in KINDS
@@ -45,7 +45,26 @@ def blocking_in_async(facts: Facts) -> Iterator[Witness]:
                 continue
             if isinstance(parent(effect.node), ast.Await) or _is_done(effect.node, fn.calls):
                 continue
-            yield Witness(effect.node, fn, place=place(fn), effect=effect, resource=resource)
+            if effect.timeout:
+                yield Witness(effect.node, fn, "limited", place=place(fn), effect=effect, resource=resource)
+            else:
+                yield Witness(effect.node, fn, place=place(fn), effect=effect, resource=resource)
+
+
+def _lasts(wait: ast.expr) -> bool:
+    """Whether a wait with a timeout may take that long: it waits at all, and for more than an instant."""
+    if not isinstance(wait, ast.Call) or any(is_constant(a, False) for a in (*wait.args, *_values(wait))):
+        return False
+    timeout = keyword(wait, "timeout", 1 if short_name(wait.func) in ("get", "put") else 0)
+    number = timeout.value if isinstance(timeout, ast.Constant) else None
+    return timeout is not None and (not isinstance(number, int | float) or number > INSTANT)
+
+
+def _values(call: ast.Call) -> list[ast.expr]:
+    return [k.value for k in call.keywords]
+
+
+INSTANT = 0.01  # seconds
 
 
 def place(fn: Function) -> str:

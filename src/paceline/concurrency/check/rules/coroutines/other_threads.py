@@ -5,13 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check.flow.effects import Effect
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import dotted, enclosing, short_name
 from paceline.concurrency.check.threads.shared_state import is_caught
+from paceline.concurrency.check.threads.sharing import several
 
 OF_LOOP = ("call_soon", "call_later", "call_at")
+OF_ASYNCIO = ("AsyncLock", "AsyncCondition", "AsyncSemaphore", "AsyncEvent", "AsyncQueue")
 OWN_LOOP = ("new_event_loop", "run_until_complete", "run_forever", "run", "set_event_loop")
 
 
@@ -20,15 +23,44 @@ def loop_from_thread(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         yield from _stops(fn, facts)
         yield from _stopped_from_outside(fn, facts)
+    yield from _of_two_loops(facts)
+    reported: set[Function] = set()
     for root in facts.roots:
-        fn = root.function
-        if root.kind != "thread" or fn.asynchronous or any(short_name(c.func) in OWN_LOOP for c in fn.calls):
-            continue
-        for call in fn.calls:
-            what = _touches(call, fn, facts)
-            if what:
-                yield Witness(call, fn, what=what, root=root)
-                break
+        todo = [root.function] if root.kind == "thread" else []
+        visited: set[Function] = set()
+        while todo:
+            fn = todo.pop()
+            if fn in visited or facts.on_loop(fn) or any(short_name(c.func) in OWN_LOOP for c in fn.calls):
+                continue
+            visited.add(fn)
+            todo += [effect.callee for effect in facts.runs(fn) if effect.callee is not None and not effect.perhaps]
+            call = next((c for c in fn.calls if _touches(c, fn, facts)), None)
+            if call is not None and fn not in reported:
+                reported.add(fn)
+                yield Witness(call, fn, what=_touches(call, fn, facts), root=root)
+
+
+def _of_two_loops(facts: Facts) -> Iterator[Witness]:
+    """A lock, event or queue of asyncio for which tasks of two loops wait, which two threads run."""
+    loops = [
+        fn for fn in facts.module.functions if any(facts.module.canonical(c.func) == "asyncio.run" for c in fn.calls)
+    ]
+    waits: dict[str, dict[Function, tuple[Effect, Function]]] = {}
+    shared: set[str] = set()
+    for start in loops if any(map(facts.threads_of, loops)) else ():
+        runs = facts.reached_from(start)
+        for fn in (fn for fn in facts.module.functions if fn in runs and fn.asynchronous):
+            for effect, _ in facts.events(fn):
+                thing = effect.resource
+                if thing is not None and thing.sure and thing.kind in OF_ASYNCIO and thing.line:
+                    waits.setdefault(thing.id, {}).setdefault(start, (effect, fn))
+                    makers = (f for f in facts.module.functions for c in f.calls if c.lineno == thing.line)
+                    if facts.threads_of(start) and any(facts.made_outside(maker, runs) for maker in makers):
+                        shared.add(thing.id)
+    for name, users in waits.items():
+        start, (effect, fn) = next(iter(users.items()))
+        if name in shared and (len(users) > 1 or several(facts.threads_of(start), facts)):
+            yield Witness(effect.node, fn, "two-loops", thing=name, start=start)
 
 
 def _stops(fn: Function, facts: Facts) -> Iterator[Witness]:

@@ -296,9 +296,37 @@ STARTS = ("create_task", "ensure_future")
 def task_not_kept(facts: Facts) -> Iterator[Witness]:
     """Report calls of create_task and ensure_future that are statements of their own."""
     for fn in facts.module.functions:
+        yield from _left_running(fn, facts)
         for call in fn.calls:
             if short_name(call.func) in STARTS and isinstance(parent(call), ast.Expr) and _of_asyncio(call, facts):
                 yield _forgotten(call, fn)
+
+
+def _left_running(fn: Function, facts: Facts) -> Iterator[Witness]:
+    """`async with open() as x: await gather(...)` of tasks that use x, where the program survives that one raises."""
+    for wait in fn.awaits:
+        call, block = wait.value, enclosing(wait, ast.AsyncWith, ast.With)
+        if not isinstance(call, ast.Call) or short_name(call.func) != "gather" or keyword(call, "return_exceptions"):
+            continue
+        several = len(call.args) > 1 or any(isinstance(a, ast.Starred) for a in call.args)
+        opened = [dotted(i.optional_vars) for i in getattr(block, "items", ()) if i.optional_vars is not None]
+        parts = [n for a in call.args for n in ast.walk(a)]
+        parts += [n for p in parts if isinstance(p, ast.Name) and p.id in fn.bound for n in ast.walk(fn.bound[p.id])]
+        name = next((n for n in opened if any(isinstance(p, ast.Name) and p.id == n for p in parts)), "")
+        if several and name and block is not None and _is_survived(block, fn, facts):
+            yield Witness(call, fn, "left-running", name=name, block=block)
+            return
+
+
+def _is_survived(at: ast.AST, fn: Function, facts: Facts, depth: int = 2) -> bool:
+    """Whether an exception at a place is caught, here or by a caller."""
+    tried = enclosing(at, ast.Try)
+    while isinstance(tried, ast.Try):
+        if tried.handlers and is_within(at, tried.body):
+            return any(not isinstance(h.body[-1], ast.Raise) for h in tried.handlers)
+        tried = enclosing(tried, ast.Try)
+    callers = facts.callers.get(id(fn), ()) if depth else ()
+    return any(_is_survived(event.effect.node, caller, facts, depth - 1) for caller, event in callers)
 
 
 def _of_asyncio(call: ast.Call, facts: Facts) -> bool:

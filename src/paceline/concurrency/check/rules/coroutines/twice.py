@@ -29,7 +29,7 @@ from paceline.concurrency.check.threads.shared_state import (
     is_teardown,
     starts_or_ends,
 )
-from paceline.concurrency.check.threads.sharing import absent, filled_if_missing, line_of_check
+from paceline.concurrency.check.threads.sharing import absent, filled_if_missing, line_of_check, several
 
 
 def lazy_across_await(facts: Facts) -> Iterator[Witness]:
@@ -115,19 +115,21 @@ def _taken_late(fn: Function, facts: Facts) -> Iterator[Witness]:
     for test in fn.tests:
         if not isinstance(test, ast.If) or not isinstance(test.body[-1], ast.Raise | ast.Return) or test.orelse:
             continue
-        attributes = {dotted(n) for n in ast.walk(test.test) if isinstance(n, ast.Attribute)}
+        attributes = {ast.unparse(n) for n in ast.walk(test.test) if isinstance(n, ast.Attribute | ast.Subscript)}
         rest = following(test)
         if _locked(test, fn, facts):
             continue
         for index, statement in enumerate(rest):
-            name = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            name = ast.unparse(target) if isinstance(target, ast.Attribute | ast.Subscript) else ""
             on_self = (
                 name.startswith(f"{fn.self_name}.")
                 and isinstance(test.test, ast.Attribute)
                 and _called_twice(fn, facts)
             )
-            shared = on_self or (_is_shared(name, fn) and not is_teardown(fn))
-            if name in attributes and name.count(".") == 1 and _waits(rest[:index], fn) and shared:
+            entry = isinstance(target, ast.Subscript) and several(facts.reached.get(id(fn), set()), facts)
+            shared = on_self or (_is_shared(name, fn) and not is_teardown(fn)) or entry
+            if name in attributes and (entry or name.count(".") == 1) and _waits(rest[:index], fn) and shared:
                 assert isinstance(statement, ast.Assign)
                 between = any(dotted(t) == name and test.lineno < t.lineno < statement.lineno for t, _ in fn.assigns)
                 if not between and not is_constant(statement.value, None):

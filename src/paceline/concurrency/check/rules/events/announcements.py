@@ -123,6 +123,9 @@ def _done_with(clear: Use, event: Event, facts: Facts) -> Iterator[Witness]:
             continue
         names = [n for n in inside.values() if isinstance(n, ast.Attribute | ast.Name) and n.lineno > wait.line]
         done = {dotted(n) for n in names if n.lineno < clear.line} - {dotted(n) for n in names if n.lineno > clear.line}
+        for effect in facts.walker.effects(clear.fn):
+            if id(effect.node) in inside and wait.line < effect.line < clear.line and effect.callee is not None:
+                done |= {dotted(a) for a in effect.callee.attributes if effect.callee.cls is clear.fn.cls}
         done -= {dotted(n) for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)}
         change = next(_changes(event, done, clear.fn, facts), None)
         if change is not None:

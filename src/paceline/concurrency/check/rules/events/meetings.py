@@ -15,8 +15,10 @@ from paceline.concurrency.check.syntax.declarations import Function, Resource
 from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, keyword, lines_of, parent, short_name
 from paceline.concurrency.check.threads.evidence import owns_lock
 from paceline.concurrency.check.threads.roots import STARTS, in_loop
+from paceline.concurrency.check.values.calls import functions_of
 
 KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
+LATER = ("apply_async", "map_async", "starmap_async")
 BARRIERS = ("Barrier", "AsyncBarrier")
 
 
@@ -35,6 +37,7 @@ def never_set(facts: Facts) -> Iterator[Witness]:
         yield from _barriers(fn, facts)
     for fn in facts.module.functions:
         yield from _made_for_others(fn, facts)
+        yield from _by_callbacks(fn, waits | gets, facts)
     for fn in facts.module.functions if waits else ():
         cleared = {use.of for use in facts.uses(("clear",), KINDS) if use.fn is fn and use.of in waits}
         if cleared and id(fn) not in run:  # says itself that others wait while it works
@@ -76,6 +79,20 @@ def _for_others(fn: Function, facts: Facts) -> Iterator[Witness]:
         aside = [w for w in waits if enclosing(w.call, ast.If) is not None and sets and w.line < sets[0].line]
         if aside and all(use.fn is fn and not in_loop(use.call, fn) for use in sets):
             yield from _skipped(fn, [use.call for use in sets], event, aside[0])
+
+
+def _by_callbacks(fn: Function, waits: dict[str, Use], facts: Facts) -> Iterator[Witness]:
+    """What others wait for and the callback of a pool's task does, which does not run where the task raises."""
+    for call in fn.calls:
+        callback = keyword(call, "callback")
+        if callback is None or short_name(call.func) not in LATER or keyword(call, "error_callback") is not None:
+            continue
+        for run in functions_of(callback, fn, facts.module):
+            runs = [run, *(e.callee for e in facts.runs(run) if e.callee is not None)]
+            sets = next((u for u in facts.uses(("set", *PUTS)) if u.fn in runs and u.of in waits), None)
+            if sets is not None:
+                yield Witness(call, fn, "callback", run=run, event=sets.of, waiter=waits[sets.of])
+                return
 
 
 def _made_for_others(fn: Function, facts: Facts) -> Iterator[Witness]:

@@ -217,7 +217,7 @@ def callback_under_lock(facts: Facts) -> Iterator[Witness]:
                 continue
             if effect.callee is None:
                 yield from _added(effect, locks, fn, facts)
-            what = _callback(effect, fn, facts)
+            what = _callback(effect, fn, facts) or _known_callback(effect, locks, fn, facts)
             first = next((h for h in locks if h.resource.non_reentrant or what == "the callbacks of a future"), None)
             if not what or first is None or first.resource.id in reported:
                 continue
@@ -257,6 +257,16 @@ def _added(effect: Effect, locks: list[Held], fn: Function, facts: Facts) -> Ite
         lock = lock_held.resource
         if lock.non_reentrant and lock.id in takes:
             yield Witness(call, fn, "added", lock=lock, lock_held=lock_held, steps=takes[lock.id].steps)
+
+
+def _known_callback(effect: Effect, locks: list[Held], fn: Function, facts: Facts) -> str:
+    """A callback, whatever it is called: a function in a variable that takes one of these locks, the only such one."""
+    call = effect.node
+    named = getattr(call, "func", call)
+    if effect.callee is None or effect.implicit or effect.callee.name == short_name(named) or not runs_now(effect):
+        return ""
+    takes = facts.takes(effect.callee)
+    return "a callback" if any(h.resource.id in takes and facts.is_one_object(h.resource) for h in locks) else ""
 
 
 def _enters(fn: Function, lock: str, facts: Facts) -> bool:

@@ -22,6 +22,7 @@ from paceline.concurrency.check.syntax.tree import (
 from paceline.concurrency.check.threads.roots import FORKS, on_child_side
 from paceline.concurrency.check.together import same_file
 from paceline.concurrency.check.values.calls import type_name
+from paceline.concurrency.check.values.module import name_of_site
 
 STARTS = ("start", "fork", "forkpty")
 
@@ -195,8 +196,11 @@ RUNS = tuple(f"subprocess.{name}" for name in ("run", "call", "check_call", "che
 def fork_with_threads(facts: Facts) -> Iterator[Witness]:
     """Report forks in files that start threads, unless the child execs."""
     lines = [r.line for r in facts.roots if r.kind == "thread" and not r.alone]
+    made = [(c, fn) for fn in facts.module.functions for c in fn.calls if facts.module.constructed_kind(c, fn)]
+    begun = {c.lineno: _begun(c, fn, facts) for c, fn in made}
+    lines = [begun.get(line, line) for line in lines]
     lines += [
-        c.lineno
+        begun.get(c.lineno, c.lineno)
         for fn in facts.module.functions
         for c in fn.calls
         if facts.module.constructed_kind(c, fn) == "Thread" or _starts(c, fn, facts) or _runs_in_threads(c, fn, facts)
@@ -206,7 +210,8 @@ def fork_with_threads(facts: Facts) -> Iterator[Witness]:
             continue
         for call in fn.calls:
             line = next((line for line in lines if same_file(line, call.lineno)), None)
-            if line is not None and _forks_among_threads(call, fn, facts) and not _comes_first(call, fn, line):
+            first = _comes_first(call, begun.get(call.lineno, call.lineno), fn, line) if line is not None else True
+            if line is not None and not first and _forks_among_threads(call, fn, facts):
                 yield _report_fork_with_threads(fn, call, line)
 
 
@@ -252,11 +257,18 @@ def _report_fork_with_threads(fn: Function, call: ast.Call, line: int) -> Witnes
     )
 
 
-def _comes_first(fork: ast.Call, fn: Function, started: int) -> bool:
+def _begun(construction: ast.Call, fn: Function, facts: Facts) -> int:
+    """The line at which what is made here is started by the same function, or else is made."""
+    name = name_of_site(construction, fn).id
+    starts = (use.line for use in facts.uses(("start",), of=name) if use.fn is fn)
+    return min(starts, default=construction.lineno)
+
+
+def _comes_first(fork: ast.Call, forked: int, fn: Function, started: int) -> bool:
     """Whether the only threads are started by the same function, after the fork."""
     loop = enclosing(fork, ast.For, ast.While)
     again = loop is not None and started <= last_line(loop)
-    return fork.lineno < started <= last_line(fn.node) and not again
+    return forked < started <= last_line(fn.node) and not again
 
 
 # Locks in code that Python runs in the middle of other code: destructors, handlers of signals and of logging.

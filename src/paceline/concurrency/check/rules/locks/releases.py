@@ -48,12 +48,23 @@ def lock_leak(facts: Facts) -> Iterator[Witness]:
                 or (leak.raised and fn is facts.module.top)
             ):
                 continue
-            frees = [m for m, _ in walk.events if m.kind == "free" and m.resource and m.resource.id == lock.id]
-            take = next((m for m, _ in walk.events if m.kind in ("take", "try") and m.line == leak.held.line), None)
-            if not frees or take is None or _depends(take, frees) or _handed_on(lock, fn, facts):
+            frees = [m for m, _ in walk.events if m.line != leak.held.line and _gives_back(m, lock, facts)]
+            kinds = ("call",) if leak.held.by_callee else ("take", "try")
+            take = next((m for m, _ in walk.events if m.kind in kinds and m.line == leak.held.line), None)
+            if not frees or take is None or _depends(take, frees):
+                continue
+            in_handlers = all(enclosing(free.node, ast.ExceptHandler) is not None for free in frees)
+            if in_handlers if leak.held.by_callee else _handed_on(lock, fn, facts):
                 continue
             reported.add(lock.id)
             yield _report(fn, leak, take, min(m.line for m in frees))
+
+
+def _gives_back(effect: Effect, lock: Resource, facts: Facts) -> bool:
+    """Whether a call releases a lock, itself or in the function that it runs."""
+    if effect.callee is not None:
+        return lock.id in facts.drops(effect.callee)
+    return effect.kind == "free" and effect.resource is not None and effect.resource.id == lock.id
 
 
 def _entered(fn: Function, facts: Facts) -> Iterator[Witness]:

@@ -18,6 +18,7 @@ from paceline.concurrency.check.syntax.tree import (
     short_name,
 )
 from paceline.concurrency.check.threads.accesses import GROWS, SHRINKS, kind_of
+from paceline.concurrency.check.threads.roots import Root
 from paceline.concurrency.check.threads.shared_state import is_container
 from paceline.concurrency.check.values.bindings import start_arguments
 from paceline.concurrency.check.values.calls import type_name
@@ -62,9 +63,44 @@ def copied_to_child(facts: Facts) -> Iterator[Witness]:
                 yield from _in_task(call, fn, facts)
                 if runs.cls is not None and _is_target(call, fn):
                     yield from _kept(runs.cls, runs, facts)
+    for root in facts.roots:
+        if root.kind == "process" and root.several:
+            yield from _one_offset(root, facts)
     for cls in facts.module.classes.values():
         if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
             yield from _kept(cls, cls.methods["run"], facts)
+
+
+def _one_offset(root: Root, facts: Facts) -> Iterator[Witness]:
+    """A file that was opened before the processes were forked, in which each of them seeks."""
+    tag = f"process:{root.function.qualname}"
+    inside = {fn for fn in facts.module.functions if tag in facts.reached.get(id(fn), ())}
+    for fn in facts.module.functions if inside else ():
+        for call in fn.calls if fn in inside else ():
+            if not isinstance(call.func, ast.Attribute) or call.func.attr != "seek" or facts.held_at(call, fn):
+                continue
+            for opens, maker in facts.module.objects.made(call.func.value, fn):
+                opened = facts.module.canonical(opens.func) in OPENS and facts.made_outside(maker, inside)
+                if opened and (maker.name != "__init__" or _is_handed(maker.cls, root, facts)):
+                    yield Witness(call, fn, "offset", opens=opens, root=root)
+                    return
+
+
+def _is_handed(cls: Class | None, root: Root, facts: Facts) -> bool:
+    """Whether a child is given an object of a class: as an argument, as that whose method it runs, or in such a one."""
+    for fn in facts.module.functions:
+        for start in (c for c in fn.calls if c.lineno == root.line):
+            target = keyword(start, "target", 1)
+            given = [*start_arguments(start, fn), *([target.value] if isinstance(target, ast.Attribute) else [])]
+            for each in (c for value in given for c in facts.module.objects.classes(value, fn)):
+                values = (v for pairs in each.values.values() for v in pairs)
+                if each is cls or any(cls in facts.module.objects.classes(*value) for value in values):
+                    return True
+    return False
+
+
+#: What opens a file whose position the processes share that a fork copies it to.
+OPENS = ("open", "io.open", "os.fdopen", "tempfile.TemporaryFile", "tempfile.NamedTemporaryFile")
 
 
 def _is_target(call: ast.Call, fn: Function) -> bool:
@@ -87,6 +123,10 @@ def _assigned_late(runs: Function, task: ast.Call, fn: Function) -> Iterator[Wit
 def _in_task(task: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
     """A lock or queue of multiprocessing among the arguments of a task: only a new process can be given one."""
     if short_name(task.func) not in TASKS:
+        return
+    runs = facts.module.objects.functions(task.args[0], fn)
+    if runs and all(isinstance(each.node, ast.Lambda) or each.outer not in (None, facts.module.top) for each in runs):
+        yield Witness(task.args[0], fn, "unpicklable", run=ast.unparse(task.args[0]), task=task)
         return
     arguments = [*task.args[1:], *(k.value for k in task.keywords)]
     arguments += [fn.bound[a.id] for a in arguments if isinstance(a, ast.Name) and a.id in fn.bound]
@@ -117,10 +157,8 @@ def _run_in_child(call: ast.Call, fn: Function, facts: Facts) -> Function | None
         return module.function_named(target, fn) if target is not None else None
     if not isinstance(call.func, ast.Attribute) or call.func.attr not in TASKS or not call.args:
         return None
-    pool = call.func.value
-    binding = fn.bound.get(pool.id) if isinstance(pool, ast.Name) else pool
-    name = module.canonical(binding.func) if isinstance(binding, ast.Call) else ""
-    return module.function_named(call.args[0], fn) if name in POOLS else None
+    pools = (module.canonical(made.func) for made, _ in module.objects.made(call.func.value, fn))
+    return module.function_named(call.args[0], fn) if any(pool in POOLS for pool in pools) else None
 
 
 def _assigned(runs: Function, start: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
@@ -192,6 +230,8 @@ def wait_for_the_dead(facts: Facts) -> Iterator[Witness]:
     shared: dict[str, ast.Call] = {}
     for fn in facts.module.functions:
         for call in (c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process"):
+            if not _may_fail(call, fn, facts):
+                continue
             resources = (facts.module.resource(value, fn) for value in start_arguments(call, fn))
             shared |= {r.id: call for r in resources if r is not None and r.kind in ("ProcessEvent", "ProcessQueue")}
     for fn in facts.module.functions if shared else ():
@@ -205,6 +245,19 @@ def wait_for_the_dead(facts: Facts) -> Iterator[Witness]:
             yield Witness(effect.node, fn, started=shared[name], what=effect.waits_for, resource=name)
 
 
+def _may_fail(start: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a child may end before its time by what it does: it raises or exits, or runs code that is not known."""
+    child = _run_in_child(start, fn, facts)
+    if child is None:
+        return True
+    for each in facts.reached_from(child):
+        ends = any(facts.module.canonical(c.func) in EXITS or dotted(c.func) in each.parameters for c in each.calls)
+        if ends or any(isinstance(n, ast.Raise) for n in ast.walk(each.node)):
+            return True
+    return False
+
+
+EXITS = ("sys.exit", "exit", "quit", "os._exit", "os.abort", "os.kill")
 LATER = ("apply_async", "map_async", "starmap_async", "imap", "imap_unordered")
 GETS = ("get", "wait")
 

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import has_timeout
+from paceline.concurrency.check.libraries.catalogue import PUTS
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
@@ -288,6 +289,7 @@ WRITES = ("put", "put_nowait", "send", "send_bytes", "close")
 def join_before_drain(facts: Facts) -> Iterator[Witness]:
     """Report joins of a child before the first read of the queue or pipe that it writes to."""
     for fn in facts.module.functions:
+        yield from _joined_first(fn, facts)
         started = [c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process"]
         for queue, start in _given(started, fn, facts).items():
             join = next((c for c in fn.calls if c.lineno > start.lineno and _joins(c, fn, facts)), None)
@@ -299,6 +301,21 @@ def join_before_drain(facts: Facts) -> Iterator[Witness]:
                 continue
             if reads and min(reads) > join.lineno:
                 yield Witness(join, fn, queue=queue, read=min(reads), started=start)
+
+
+def _joined_first(fn: Function, facts: Facts) -> Iterator[Witness]:
+    """The join of children, whatever function has started them, before the first item of theirs is got from a queue."""
+    waits = [e for e in facts.walker.effects(fn) if e.kind == "wait" and e.resource is not None and not e.timeout]
+    joins = [e for e in waits if e.resource.kind == "Process"]  # type: ignore[union-attr]
+    for get in (e for e in waits if joins and e.resource.kind == "ProcessQueue"):  # type: ignore[union-attr]
+        queue = get.resource.id  # type: ignore[union-attr]
+        reads = [use.line for use in facts.uses(READS, ("ProcessQueue",), queue) if use.fn is fn]
+        fillers = (use.fn for use in facts.uses(PUTS, ("ProcessQueue",), queue))
+        by_child = any(tag.startswith("process:") for each in fillers for tag in facts.reached.get(id(each), ()))
+        made = (c for f in facts.module.functions for c in f.calls if c.lineno == joins[0].resource.line)  # type: ignore[union-attr]
+        start = next(made, None)
+        if by_child and start is not None and joins[0].line < min(reads):
+            yield Witness(joins[0].node, fn, queue=ast.unparse(get.node.func.value), read=min(reads), started=start)  # type: ignore[attr-defined]
 
 
 def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast.Call]:

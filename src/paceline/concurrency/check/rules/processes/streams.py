@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, parent, short_name
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, keyword, parent, short_name
 from paceline.concurrency.check.threads.roots import FORKS, on_child_side
 from paceline.concurrency.check.values.bindings import start_arguments
 
@@ -110,6 +110,7 @@ def own_end(facts: Facts) -> Iterator[Witness]:
     """Report loops that end with the end of a pipe whose writing end the same process never closes."""
     for fn in facts.module.functions:
         for reading, writing, pipe in _pipes(fn, facts):
+            yield from _inherited(reading, writing, fn, facts)
             if dotted(pipe.func) == "os.pipe":
                 fork = next((c for c in fn.calls if facts.module.canonical(c.func) in FORKS), None)
                 read = _read_to_end(reading, fn) if fork is not None else None
@@ -122,6 +123,22 @@ def own_end(facts: Facts) -> Iterator[Witness]:
             entered = any(dotted(item.context_expr) == writing for block in fn.withs for item in block.items)
             if fork is not None and read is not None and not closed and not entered and read.lineno > fork.lineno:
                 yield Witness(read, fn, writing=writing, fork=fork)
+
+
+def _inherited(reading: str, writing: str, fn: Function, facts: Facts) -> Iterator[Witness]:
+    """A child that is given both ends, and reads to the end without having closed the writing one."""
+    for start in (c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process"):
+        target = keyword(start, "target", 1)
+        child = facts.module.function_named(target, fn) if target is not None else None
+        ends = [dotted(a) for a in start_arguments(start, fn)]
+        if child is None or reading not in ends or writing not in ends:
+            continue
+        parameters = [name for name in child.parameters if name != child.self_name or child.cls is None]
+        mine = dict(zip(ends, parameters, strict=False))
+        read = _received_to_end(mine[reading], child) if {reading, writing} <= mine.keys() else None
+        uses = [n for n in child.names if read is not None and n.id == mine[writing]]
+        if read is not None and not any(isinstance(parent(n), ast.Call | ast.Attribute) for n in uses):
+            yield Witness(read, child, "inherited", writing=mine[writing], fork=start)
 
 
 def _pipes(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:

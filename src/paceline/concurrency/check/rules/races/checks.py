@@ -27,6 +27,7 @@ from paceline.concurrency.check.threads.sharing import (
     claimed_at_once,
     emptied_at_once,
     filled_if_missing,
+    filled_under_late_lock,
     may_coincide,
     removed_at_once,
     stored_if_missing,
@@ -72,7 +73,8 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Witn
 
 def _filled_twice(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Witness]:
     """A key that two threads find missing, and each store an object for."""
-    for access, line in list(filled_if_missing(accesses))[:1]:
+    late = list(filled_under_late_lock(accesses, facts))
+    for access, line in [*filled_if_missing(accesses), *late][:1]:
         together = may_coincide(access, access, facts)
         least = IMPORTS if of_all_objects(access.fn) else CLAIMS
         alone = facts.runs_on_own(access.fn) and (access.fn.name == "run" or access.fn.name.startswith("_"))

@@ -9,10 +9,18 @@ from collections.abc import Iterator
 from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, last_line, parent, short_name
+from paceline.concurrency.check.syntax.tree import (
+    dotted,
+    enclosing,
+    following,
+    is_constant,
+    last_line,
+    parent,
+    short_name,
+)
 from paceline.concurrency.check.threads.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_shared, is_teardown, starts_or_ends
-from paceline.concurrency.check.threads.sharing import absent, may_overlap
+from paceline.concurrency.check.threads.sharing import absent, may_overlap, present
 
 
 def lazy_start(facts: Facts) -> Iterator[Witness]:
@@ -249,31 +257,30 @@ def flag_before_work(facts: Facts) -> Iterator[Witness]:
 
 
 def _half_made(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
-    """`if x is None: with lock: if x is None: x = make(); x.set_up()`: the check before the lock finds it too early."""
-    name = absent(test.test)
+    """`if x is None: with lock: x = make(); x.set_up()`: the check before the lock finds what is not complete yet."""
+    leaves = isinstance(test.body[-1], ast.Return)
+    name = absent(test.test) or (dotted(present(test.test)) if leaves else "")
     if not name or facts.held_at(test, fn) or not (name in fn.globals or _is_shared(name, fn, facts)):
         return
-    locked = (s for s in test.body if isinstance(s, ast.With))
-    for again in (s for block in locked for s in block.body if isinstance(s, ast.If) and absent(s.test) == name):
-        assignment = next((s for s in again.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
-        if (
-            assignment is None
-            or not isinstance(assignment.value, ast.Call | ast.Dict | ast.List)
-            or not facts.held_at(assignment, fn)
-        ):
+    for assignment in _assigns(fn):
+        makes = isinstance(assignment.value, ast.Call | ast.Dict | ast.List | ast.Set)
+        if assignment.lineno < test.lineno or dotted(assignment.targets[0]) != name or not makes:
             continue
-        for later in again.body[again.body.index(assignment) + 1 :]:
-            if _completes(later, name):
-                yield Witness(assignment, fn, "half-made", name=name, later=later, test=test)
-                return
+        later = next((s for s in following(assignment) if _completes(s, name, fn, facts)), None)
+        if later is not None and facts.held_at(assignment, fn):
+            yield Witness(assignment, fn, "half-made", name=name, later=later, test=test)
+            return
 
 
-def _completes(statement: ast.stmt, name: str) -> bool:
-    """Whether a statement calls a method of an object or sets an attribute or item of it."""
+def _completes(statement: ast.stmt, name: str, fn: Function, facts: Facts) -> bool:
+    """Whether a statement calls a method of an object or sets an attribute or item of it, itself or in a method."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        fills = facts.module.callee(statement.value, fn)
+        if fills is not None and fills is not fn and fills.cls is not None and fills.cls is fn.cls:
+            return any(_completes(s, name, fills, facts) for s in fills.body)
         return dotted(statement.value.func).startswith(f"{name}.")
     if isinstance(statement, ast.For):
-        return any(_completes(s, name) for s in statement.body)
+        return any(_completes(s, name, fn, facts) for s in statement.body)
     target = dotted(statement.targets[0]) if isinstance(statement, ast.Assign) else ""
     return target.startswith((f"{name}.", f"{name}["))
 

@@ -20,7 +20,7 @@ from paceline.concurrency.check.threads.shared_state import (
     is_teardown,
     own_locks,
 )
-from paceline.concurrency.check.threads.sharing import may_be_alone, may_coincide
+from paceline.concurrency.check.threads.sharing import comes_after, may_be_alone, may_coincide
 
 #: Functions that make a task of a coroutine.
 TASKS = ("create_task", "ensure_future", "run_coroutine_threadsafe")
@@ -62,6 +62,8 @@ def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator
         ends = is_teardown(loop.fn) and not _joins_elements(loop, changes, facts)
         quiet = ends or loop.fn.name in ("__repr__", "__str__")
         why = None if quiet else _meets(loop, changes, facts, cls)
+        if why is not None and comes_after(loop, why[0], facts):
+            continue
         if why is None and quiet and (removes := _by_element(loop, changes, facts)) is not None:
             why = (removes, f"{removes.fn.qualname}, a callback of what the loop ends,", 0.55)
         if why is None and (callback := _given_away(loop, accesses)) is not None:

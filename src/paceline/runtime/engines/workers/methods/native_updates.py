@@ -7,7 +7,8 @@
     so many are made         ◀──────── rows of the trace  ◀────────────────── a note of each update
 
 Every update has the bits that it has alone: it draws what its number says, and is stepped by the same code. Where
-workers add their gradients up, generated code walks the collective's table between gradient and step (`native_sum`).
+workers add their gradients up, or mix their parameters, generated code does so between gradient and step
+(`native_exchange`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.collectives.canonical import Run, joins_of
 from paceline.errors import NotFinite
 from paceline.kernels.exchange import MOVE, PEER, PIECE, Ended, GradientExchange, Waits, places_of
-from paceline.runtime.engines.workers.collectives import PayloadReduction, Sums
+from paceline.runtime.engines.workers.collectives import Means, NeighbourMixing, PayloadReduction
 from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner
 from paceline.runtime.engines.workers.worker_context import REQUESTED, norm
 from paceline.runtime.links import waiting
@@ -46,28 +47,32 @@ from paceline.training.parameters.store import LocalStore
 # A worker in generated code and one in Python keep step: each update has its own collective, by the same table.
 
 
-def native_sum(
-    sums: Sums,
+def native_exchange(
+    means: Means,
     layout: Layout,
     gradients: Mapping[str, Tensor],
     memory: Tensor,
     waiter: Waiter,
     cancelled: memoryview,
     chunks: int = 0,
-) -> NativeSum | None:
-    """Return the sum as generated code makes it; None where vectors do not lie in memory that workers share.
+) -> NativeExchange | None:
+    """Return a collective as generated code walks it; None where vectors do not lie in memory that workers share.
 
     Args:
-        sums: the same sum in Python.
+        means: the same collective in Python.
         layout: of the vectors.
         gradients: by the names of parameters, as views of `memory`.
-        memory: where generated code leaves a gradient and takes the sum from.
+        memory: where generated code leaves a gradient and takes the sum from; weights lie in theirs alike.
         waiter: how this worker waits.
         cancelled: one integer, which is not 0 when the run has been cancelled.
         chunks: of a batch, where they are summed in the order of one tree; 0 for one chunk of each worker.
     """
-    if not isinstance(sums, PayloadReduction) or not isinstance(link := sums.reduction.link, SharedMemoryLink):
+    if not isinstance(means, PayloadReduction | NeighbourMixing):
         return None
+    if not isinstance(link := means.link, SharedMemoryLink):
+        return None
+    if means.share and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        return None  # PyTorch rounds a product before it is added there, and generated code does not
     if layout.buffers:  # batch-norm's statistics travel, too
         return None
     (shard,) = layout.shards
@@ -82,15 +87,15 @@ def native_sum(
         int(NAP_SECONDS * 1e9),
         int(waiter.deadline * 1e9),
     )
-    return NativeSum(sums, link, places, shard.length, waiter, waits, chunks)
+    return NativeExchange(means, link, places, shard.length, waiter, waits, chunks)
 
 
-class NativeSum:
-    """The sum of all workers' gradients, as a call of generated code makes it in every update."""
+class NativeExchange:
+    """What a call of generated code exchanges with other workers in every update."""
 
     def __init__(
         self,
-        sums: PayloadReduction,
+        means: PayloadReduction | NeighbourMixing,
         link: SharedMemoryLink,
         places: np.ndarray,
         tail: int,
@@ -98,19 +103,20 @@ class NativeSum:
         waits: Waits,
         chunks: int,
     ) -> None:
-        self.link, self.waiter, self.bytes, self._chunks = link, waiter, sums.bytes, chunks
-        moves = np.array([tuple(move) for move in sums.reduction.table()], MOVE)
+        self.link, self.waiter, self.bytes, self._chunks = link, waiter, means.bytes, chunks
+        moves = np.array([tuple(move) for move in means.table()], MOVE)
         self._peers = np.zeros(len(link.counts), PEER)
         for rank, row in enumerate(self._peers):
             shared = link.shared_with(rank)
             row["offered"], row["awaited"] = waiting.address_of(shared.offered), waiting.address_of(shared.awaited)
             row["doorbell"] = shared.doorbell.address
             row["vectors"] = [vector.data_ptr() for vector in shared.vectors]
-        stride = sums.reduction.stride
+        stride = means.stride
         #: The partial sums: as many as lie beside each other before the exchange, or in it.
-        local = torch.zeros(stride * (sums.reduction.lanes + chunks.bit_length()), dtype=link.vectors[0].dtype)
+        local = torch.zeros(stride * (means.lanes + chunks.bit_length()), dtype=link.vectors[0].dtype)
         offered = link.shared_with(link.rank).vectors
-        self.exchange = GradientExchange.of(places, moves, self._peers, local, offered, stride, tail, waits)
+        peers, share = self._peers, means.share
+        self.exchange = GradientExchange.of(places, moves, peers, local, offered, stride, tail, waits, share)
         self._alive = (places, moves, local)  # the exchange has only their addresses
         self._first = 0
 
@@ -143,15 +149,15 @@ FIRST = 16  # updates of the first call, which shows how long they take
 NANOSECONDS = 20_000_000  # of a call: in between, checkpoints that were requested are seen
 
 
-def native_updates(runner: PlanRunner, store: LocalStore, sums: Sums | None = None) -> NativeUpdates | None:
+def native_updates(runner: PlanRunner, store: LocalStore, means: Means | None = None) -> NativeUpdates | None:
     """Return what makes the updates of a worker that steps this store; None where updates have to be made one by one.
 
-    `sums` adds the gradients of every update up, where workers do not make updates alone.
+    `means` is the collective of every update, where workers do not make updates alone.
     """
     job, reader = runner.job, runner.learner.reader
     if job.on_nan == "skip" or job.accumulate_grad_batches > 1 or runner.group.parts is None:
         return None
-    if reader is None or not isinstance(store.stepper, FusedStep) or (sums is not None and runner.encoder is not None):
+    if reader is None or not isinstance(store.stepper, FusedStep) or (means is not None and runner.encoder is not None):
         return None
     tensors = readable(store.stepper.fused, job, reader.source)
     if not tensors:
@@ -161,14 +167,14 @@ def native_updates(runner: PlanRunner, store: LocalStore, sums: Sums | None = No
         native.loop.clipping = clipping_of(runner.replica, native.loop.resident.made)
         if native.loop.clipping is None:
             return None
-    if sums is not None:
+    if means is not None:
         compiled = native.loop.resident.made
-        gradient, waiter, cancelled = compiled.memory["gradients"], runner.waiter, runner.shared.cancelled
-        chunks = runner.plan.canonical
-        native.sum = native_sum(sums, runner.layout, compiled.gradients, gradient, waiter, cancelled, chunks)
-        if native.sum is None:
+        memory, views = compiled.memory["gradients"], compiled.gradients
+        waiter, cancelled, chunks = runner.waiter, runner.shared.cancelled, runner.plan.canonical
+        native.collective = native_exchange(means, runner.layout, views, memory, waiter, cancelled, chunks)
+        if native.collective is None:
             return None
-        native.loop.exchange = native.sum.exchange
+        native.loop.exchange = native.collective.exchange
     return native
 
 
@@ -181,8 +187,8 @@ class NativeUpdates:
         self.loop = step.loop(x, y, runner.job.seed, np.frombuffer(runner.shared.doing, np.int64), MOST)
         compiled = self.loop.resident.made
         self._gradient = compiled.memory["gradients"][: compiled.plan.sizes["weights"]]
-        #: How the gradients of each update are added up; None where this worker makes its updates alone.
-        self.sum: NativeSum | None = None
+        #: What is exchanged in each update; None where this worker makes its updates alone.
+        self.collective: NativeExchange | None = None
         #: The mean losses of the last call's updates: of all workers that add their gradients up.
         self.means: list[float] = []
         #: Updates of the next call, at most.
@@ -209,10 +215,10 @@ class NativeUpdates:
         distance, first, stop = updates.step * self.runner.agenda.batch_size, chunks[0].start, chunks[-1].stop
         places = np.add.outer(np.arange(len(updates)) * distance, np.arange(first, stop)).ravel()
         order = self.order.samples(chunks[0].epoch, torch.from_numpy(places))
-        if self.sum is not None:
-            self.sum.begin(updates[0], chunks, self.runner.job.on_nan == "stop")
+        if self.collective is not None:
+            self.collective.begin(updates[0], chunks, self.runner.job.on_nan == "stop")
         notes = self.loop.make(order, stop - first, updates, chunks[0].number, self._settings(len(updates)))
-        count = self.sum.end() if self.sum is not None else self._finite(notes)
+        count = self.collective.end() if self.collective is not None else self._finite(notes)
         self.store.updates += count
         self._most = max(1, min(MOST, NANOSECONDS * len(updates) // (now() - start)))
         self._record(updates[:count], chunks, version, start, notes[:count])
@@ -263,13 +269,13 @@ class NativeUpdates:
         chunks = self._chunks(update)
         self.runner.doing(update)
         self.runner.due = GradientRequest(update, chunks, version)
-        if self.sum is not None:
-            self.sum.check()
+        if self.collective is not None:
+            self.collective.check()
         raise NotFinite(loss, update, [number for chunk in chunks for number in self.order.indices(chunk).tolist()])
 
     def _record(self, updates: range, chunks: Sequence[Chunk], version: int, start: int, notes: Columns) -> None:
         """Write the rows of each update: its gradient, its collective if there is one, and its step."""
-        self.means = (notes["loss"] if self.sum is None else notes["mean"]).tolist()
+        self.means = (notes["loss"] if self.collective is None else notes["mean"]).tolist()
         rows = self._rows[: len(updates)]
         computed, summed, applied = rows.T
         rows["update"] = np.array(updates)[:, None]
@@ -282,12 +288,13 @@ class NativeUpdates:
         computed["value"] = notes["loss"]
         computed["waited"][:1], computed["waited"][1:] = self.runner.waited, 0
         self.runner.waited = 0
-        if self.sum is not None:
+        if self.collective is not None:
             summed["start"], summed["end"], applied["start"] = notes["computed"], notes["summed"], notes["summed"]
-            weight = sum(chunk.weight for chunk in chunks)
-            computed["value"] = weight * notes["loss"] / weight  # as where updates are made one by one
-            summed["waited"], summed["bytes"] = notes["waited"], self.sum.bytes
-        self.runner.record_rows(rows.ravel() if self.sum is not None else rows[:, ::2].ravel())
+            if not self.collective.exchange.share:  # where gradients are summed, as where updates are made one by one
+                weight = sum(chunk.weight for chunk in chunks)
+                computed["value"] = weight * notes["loss"] / weight
+            summed["waited"], summed["bytes"] = notes["waited"], self.collective.bytes
+        self.runner.record_rows(rows.ravel() if self.collective is not None else rows[:, ::2].ravel())
 
 
 def before(updates: range, stop: int) -> range:
