@@ -48,7 +48,7 @@ IMPORTED_ONCE = (
     "paceline.interfaces.cli",
     "paceline.interfaces.testing.survival.nodes",
     "paceline.runtime.engines.cluster.engine",
-    "paceline.runtime.engines.cluster.worker_main",
+    "paceline.runtime.engines.cluster.worker",
     "paceline.runtime.engines.cluster.servers.processes",
 )
 

@@ -21,9 +21,9 @@ from job import job
 from paceline.algorithms.cluster.messages import DESK, Process, Propose, Push, Pushed, Role, pack
 from paceline.algorithms.cluster.outputs import TIMING
 from paceline.algorithms.rules.gradients import Plain
+from paceline.runtime.engines.cluster.servers.loop import MESSAGES, kind_of, peer_of
 from paceline.runtime.engines.cluster.servers.shard_process import ShardProcess
 from paceline.runtime.engines.cluster.servers.shard_state import GradientVector, ShardState
-from paceline.runtime.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
 from paceline.runtime.links.tcp.handshake import Identity, Peer

@@ -26,8 +26,8 @@ from paceline.algorithms.cluster.messages import Process, Propose, Push, Pushed,
 from paceline.algorithms.cluster.outputs import TIMING
 from paceline.algorithms.cluster.shard import ShardMachine
 from paceline.algorithms.codecs.catalogue import CODECS
+from paceline.runtime.engines.cluster.servers.loop import MESSAGES, kind_of, peer_of
 from paceline.runtime.engines.cluster.servers.shard_process import ShardProcess
-from paceline.runtime.engines.cluster.servers.wire import MESSAGES, kind_of, peer_of
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
 from paceline.runtime.links.tcp.handshake import Identity

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.concurrency.check.engine import check_text
-from paceline.concurrency.explore.session import Session
-from paceline.concurrency.explore.settings import Settings, Target
+from paceline.concurrency.explore.session import Session, Settings, Target
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -43,30 +42,37 @@ PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 
 
 class Program(NamedTuple):
-    """A program with its bug, and repaired."""
+    """A program with its bug, and repaired: the texts of its files, of which `main.py` is run."""
 
     name: str
-    wing: str  # threads, asyncio, processes, ranks
+    wing: str  # threads, asyncio, processes, ranks, or mixed
     mechanism: str
     part: str
-    broken: str
-    repaired: str
+    broken: dict[str, str]
+    repaired: dict[str, str]
+
+    def write(self, side: str, folder: Path) -> Path:
+        """Write one side into a folder of its own; return the file that is run."""
+        folder.mkdir(parents=True)
+        for name, text in getattr(self, side).items():
+            (folder / name).write_text(text)
+        return folder / "main.py"
 
 
 def programs() -> Iterator[Program]:
-    """Yield the programs of the data file."""
-    for head, text in corpus(HERE / "programs.txt").items():
-        sides: dict[str, list[str]] = {"broken": [], "repaired": []}
-        at = "both"
+    """Yield the programs of the data files."""
+    for head, text in (corpus(HERE / "programs.txt") | corpus(HERE / "larger.txt")).items():
+        sides: dict[str, dict[str, str]] = {"broken": {}, "repaired": {}}
+        at, file = "both", "main.py"
         for line in text.splitlines():
             if line in ("<<<", "===", ">>>"):
                 at = {"<<<": "broken", "===": "repaired", ">>>": "both"}[line]
-                continue
-            for side in sides:
-                if at in ("both", side):
-                    sides[side].append(line)
-        name, wing, mechanism, part = head.split()
-        yield Program(name, wing, mechanism, part, *("\n".join(side) + "\n" for side in sides.values()))
+            elif line.startswith("--- "):
+                file = line.removeprefix("--- ")
+            else:
+                for side in sides if at == "both" else (at,):
+                    sides[side][file] = sides[side].get(file, "") + f"{line}\n"
+        yield Program(*head.split(), *sides.values())  # type: ignore[arg-type]
 
 
 def explored(session: Session, file: Path, program: Program, seconds: float) -> tuple[bool, dict[str, Any]]:
@@ -76,12 +82,12 @@ def explored(session: Session, file: Path, program: Program, seconds: float) -> 
     return report["verdict"] == "found", report
 
 
-def static(tool: str, file: Path) -> set[str]:
+def static(tool: str, folder: Path) -> set[str]:
     """Return the codes that a static tool reports."""
     if tool == "check":
-        return {each.rule for each in check_text(file.name, file.read_text())}
+        return {each.rule for file in folder.glob("*.py") for each in check_text(file.name, file.read_text())}
     done = subprocess.run(
-        [*STATIC[tool], str(file)], capture_output=True, text=True, check=False, env={**os.environ, "PATH": PATH}
+        [*STATIC[tool], str(folder)], capture_output=True, text=True, check=False, env={**os.environ, "PATH": PATH}
     )
     return {str(each.get("code") or each.get("symbol")) for each in json.loads(done.stdout or "[]")}
 
@@ -90,9 +96,7 @@ def judge(
     program: Program, folder: Path, sessions: dict[bool, Session], seconds: tuple[float, float]
 ) -> dict[str, Any]:
     """Return what each tool says of a program."""
-    broken, repaired = folder / f"{program.name}.py", folder / f"{program.name}_repaired.py"
-    broken.write_text(program.broken)
-    repaired.write_text(program.repaired)
+    broken, repaired = (program.write(side, folder / program.name / side) for side in ("broken", "repaired"))
     session, begin = sessions[program.wing == "ranks"], time.monotonic()
     found, report = explored(session, broken, program, seconds[0])
     row: dict[str, Any] = {**program._asdict(), "seconds": round(time.monotonic() - begin, 2)}
@@ -102,7 +106,7 @@ def judge(
     row |= {"explore": [found, false], "kind": kind, "schedules": report["schedules"], "twin": twin["verdict"]}
     row["false_kind"] = twin["finding"]["kind"] if false else twin["reason"]
     for tool in ("check", *(each for each in STATIC if shutil.which(each, path=PATH))):
-        bad, good = static(tool, broken), static(tool, repaired)
+        bad, good = static(tool, broken.parent), static(tool, repaired.parent)
         row[tool] = [bool(bad - good), bool(good) if tool == "check" else bool(good - bad)]
     return row
 

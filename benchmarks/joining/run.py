@@ -267,7 +267,7 @@ ATTACK = """
 import socket, sys, threading, time
 from paceline.errors import PacelineError
 from paceline.runtime.links.pairing.code import WORDS, Code
-from paceline.runtime.links.pairing.visit import visit
+from paceline.runtime.links.pairing.exchange import visit
 from paceline.runtime.links.tcp.address import Address
 where, number, until = Address.parse(sys.argv[1]), int(sys.argv[2]), time.monotonic() + float(sys.argv[3])
 answers, opened = {}, [0, 0]

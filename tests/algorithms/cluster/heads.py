@@ -3,6 +3,9 @@
 Every node has the machine that decides who leads. The head leases batches; a node that has computed one writes a row,
 and keeps it. The head puts the rows of all into its trace, and sends a copy of that to its deputy. A head that takes
 over begins with its copy, and asks every node for the rows that the copy lacks.
+
+Some runs are open: they begin with one node, and others join while they go on, into ranks that are free or whose nodes
+were lost. A node that the run has gone on without comes back, as the next node of its rank.
 """
 
 from __future__ import annotations
@@ -15,9 +18,18 @@ from typing import Any, NamedTuple
 
 from paceline.algorithms.cluster import succession
 from paceline.algorithms.cluster.numbered_rows import NumberedRows, Writer
-from paceline.algorithms.cluster.succession import Alone, Confirmed, Deposed, Lead, Succession, deputy, first_roll
+from paceline.algorithms.cluster.succession import (
+    NO_ROLL,
+    Alone,
+    Confirmed,
+    Deposed,
+    Lead,
+    Roll,
+    Succession,
+    first_roll,
+)
 
-SILENCE, PATIENCE, TICK = 2.5, 10.0, 0.5
+SILENCE, PATIENCE, TICK, RETRY = 2.5, 10.0, 0.5, 1.0
 FAULTS = ("kill", "kill", "kill the head", "stop", "stop the head", "cut in two", "cut one off")
 
 
@@ -53,15 +65,19 @@ class Resend(NamedTuple):
 
 
 class Trace:
-    """The rows that a head has, each as (rank, batch)."""
+    """The rows that a head has, each as (number of a node, batch)."""
 
     def __init__(self, rows: list[tuple[int, int]], counts: dict[Writer, int]) -> None:
         self.rows, self.numbered = list(rows), NumberedRows(counts)
 
-    def add(self, rank: int, rows: Rows) -> list[tuple[int, int]]:
+    def count(self, number: int) -> int:
+        """Return how many rows of a node are there."""
+        return self.numbered.counts.get(Writer(number, 0), 0)
+
+    def add(self, number: int, rows: Rows) -> list[tuple[int, int]]:
         """Take rows of a node; return those that are new."""
-        known = self.numbered.known(Writer(rank, 0), rows.first, len(rows.batches))
-        new = [(rank, batch) for batch in rows.batches[known:]]
+        known = self.numbered.known(Writer(number, 0), rows.first, len(rows.batches))
+        new = [(number, batch) for batch in rows.batches[known:]]
         self.rows += new
         return new
 
@@ -72,15 +88,18 @@ class Node:
     #: A planted fault is another class.
     machine: type[Succession] = Succession
 
-    def __init__(self, world: World, rank: int) -> None:
-        self.world, self.rank = world, rank
-        self.machine_ = self.machine(rank, world.nodes, PATIENCE, first_roll(world.nodes))
+    def __init__(self, world: World, number: int, roll: Roll) -> None:
+        self.world, self.number, self.rank = world, number, number % world.nodes
+        self.machine_ = self.machine(number, world.nodes, PATIENCE, roll)
+        #: The newest node of each rank, as the newest roll says, and the one that this node is connected with.
+        self.newest = {each % world.nodes: each for each in roll.members}
+        self.peers = dict(self.newest)
         self.alive, self.ended, self.wakes = True, "", 0.0
         self.rows: list[int] = []
         self.doing: int | None = None
         #: The copy of the head's trace, as its deputy has it.
         self.copy = Trace([], {})
-        self.trace: Trace | None = Trace([], {}) if rank == 0 else None
+        self.trace: Trace | None = Trace([], {}) if self.machine_.leads else None
         #: Of a head: what each rank computes, those whose rows have not come yet, or were not asked for, and the deputy
         #: that has a copy.
         self.leased: dict[int, int] = {}
@@ -107,35 +126,60 @@ class Node:
         self.world.reach_again(self)
         self.world.later(TICK, self.tick)
 
-    def lost(self, rank: int, dead: bool) -> None:
-        """A connection has ended."""
+    def lost(self, number: int, dead: bool) -> None:
+        """A connection has ended, or could not be made."""
         if not self.runs:
             return
         if self.wakes > self.world.now:
-            self.world.at(self.wakes, self.lost, rank, dead)
+            self.world.at(self.wakes, self.lost, number, dead)
             return
-        self.perform(self.machine_.lost(self.world.now, rank, dead))
+        if self.newest.get(number % self.world.nodes) == number:
+            self.perform(self.machine_.lost(self.world.now, number, dead))
 
-    def receive(self, sender: int, message: Any) -> None:
+    def receive(self, sender: int, message: Any, newest: dict[int, int]) -> None:
+        """Take a message; a roll comes with the newest node of each rank."""
         if not self.runs:
             return
         if self.wakes > self.world.now:
-            self.world.at(self.wakes, self.receive, sender, message)
+            self.world.at(self.wakes, self.receive, sender, message, newest)
             return
+        rank = sender % self.world.nodes
         if isinstance(message, succession.Roll | succession.Vote | succession.Accepted | succession.Later):
-            self.perform(self.machine_.handle(self.world.now, sender, message))
+            if sender < self.newest.get(rank, -1):
+                return
+            self.peers[rank] = sender
+            if isinstance(message, succession.Vote):
+                self.learn(newest)
+            before = self.machine_.roll
+            outputs = self.machine_.handle(self.world.now, rank, message)
+            if isinstance(message, Roll) and (self.machine_.roll != before or message == before):
+                self.newest = newest
+            self.perform(outputs)
             if isinstance(message, succession.Accepted) and self.machine_.leads and sender in self.unrequested:
                 assert self.trace is not None
                 self.unrequested.discard(sender)
-                self.request_rows(sender, self.trace.numbered.counts.get(Writer(sender, 0), 0))
+                self.request_rows(sender, self.trace.count(sender))
         elif isinstance(message, Rows):
             self.take_rows(sender, message)
         elif self.is_head(sender):
             self.execute(sender, message)
         self.lead()
 
+    def learn(self, newest: dict[int, int]) -> None:
+        """Take what a voter knows of nodes: it may have accepted a later roll."""
+        for rank, number in newest.items():
+            self.newest[rank] = max(number, self.newest.get(rank, number))
+
     def is_head(self, sender: int) -> bool:
-        return self.machine_.head == sender and not self.machine_.seeks
+        rank = sender % self.world.nodes
+        return self.machine_.head == rank and self.peers.get(rank) == sender and not self.machine_.seeks
+
+    def post(self, rank: int, message: Any) -> None:
+        """Send a message to the node of a rank."""
+        if rank == self.rank:
+            self.execute(self.number, message)
+        elif (number := self.peers.get(rank, self.newest.get(rank))) is not None:
+            self.world.send(self.number, number, message)
 
     def execute(self, head: int, message: Lease | Copy | Resend | Result) -> None:
         if isinstance(message, Result):
@@ -144,7 +188,7 @@ class Node:
             self.doing = message.batch
             self.world.later(self.world.chance.uniform(0.05, 0.4), self.computed, message.batch)
         elif isinstance(message, Resend):
-            self.world.send(self.rank, head, Rows(message.first, tuple(self.rows[message.first :]), True, self.doing))
+            self.world.send(self.number, head, Rows(message.first, tuple(self.rows[message.first :]), True, self.doing))
         elif message.whole:
             self.copy = Trace(list(message.rows), message.counts)
         else:
@@ -159,63 +203,74 @@ class Node:
             return
         self.rows.append(batch)
         self.doing = None
-        self.world.applied(self.rank, batch)
+        self.world.applied(self.number, batch)
         rows = Rows(len(self.rows) - 1, (batch,))
         if self.trace is not None:
-            self.take_rows(self.rank, rows)
+            self.take_rows(self.number, rows)
             self.lead()
         elif not self.machine_.seeks:
-            self.world.send(self.rank, self.machine_.head, rows)
+            self.post(self.machine_.head, rows)
 
     # --- the head ---
 
     def perform(self, outputs: list[Any]) -> None:
         for output in outputs:
             if isinstance(output, succession.Send):
-                self.world.send(self.rank, output.to, output.message)
+                self.post(output.to, output.message)
             elif isinstance(output, Lead):
                 self.take_over()
             elif isinstance(output, Confirmed):
                 if output.roll.final and not self.finished:
                     self.finished = True
                     self.world.finishes(self)
-                    for rank in set(output.roll.ranks) - {self.rank}:
-                        self.world.send(self.rank, rank, Result())
+                    for number in set(output.roll.members) - {self.number}:
+                        self.post(number % self.world.nodes, Result())
+                    self.ended = "done"
             elif isinstance(output, Deposed | Alone):
                 self.ended = str(output)
+                self.world.leaves(self)
+                self.world.later(RETRY, self.world.comes, self)
         self.lead()
+
+    def welcome(self, number: int) -> None:
+        """Let a node belong to the run, as the newest of its rank."""
+        rank = number % self.world.nodes
+        self.newest[rank] = self.peers[rank] = number
+        self.leased.pop(rank, None)
+        self.perform(self.machine_.join(self.world.now, number))
 
     def take_over(self) -> None:
         self.trace, self.leased = Trace(self.copy.rows, self.copy.numbered.counts), {}
-        self.unanswered = set(self.machine_.roll.ranks)
-        self.unrequested = self.unanswered - {self.rank}
-        first = self.trace.numbered.counts.get(Writer(self.rank, 0), 0)
-        self.take_rows(self.rank, Rows(first, tuple(self.rows[first:]), True, self.doing))
+        self.unanswered = set(self.machine_.roll.members)
+        self.unrequested = self.unanswered - {self.number}
+        first = self.trace.count(self.number)
+        self.take_rows(self.number, Rows(first, tuple(self.rows[first:]), True, self.doing))
 
-    def request_rows(self, rank: int, first: int) -> None:
-        """Ask a rank that has accepted the roll for its rows."""
-        self.world.send(self.rank, rank, Resend(first))
+    def request_rows(self, number: int, first: int) -> None:
+        """Ask a node that has accepted the roll for its rows."""
+        self.post(number % self.world.nodes, Resend(first))
 
-    def take_rows(self, rank: int, rows: Rows) -> None:
-        if self.trace is None or rank not in self.machine_.roll.ranks:
+    def take_rows(self, number: int, rows: Rows) -> None:
+        if self.trace is None or number not in self.machine_.roll.members:
             return
+        rank = number % self.world.nodes
         if rows.answers:
-            self.unanswered.discard(rank)
+            self.unanswered.discard(number)
             if rows.doing is not None:
                 self.leased[rank] = rows.doing
-        elif rank in self.unanswered:
+        elif number in self.unanswered:
             return  # it is among those that are asked for
-        new = self.trace.add(rank, rows)
+        new = self.trace.add(number, rows)
         if self.leased.get(rank) in rows.batches:
             del self.leased[rank]
         self.copies(new)
 
     def copies(self, new: list[tuple[int, int]]) -> None:
         assert self.trace is not None
-        to, counts = deputy(self.machine_.roll, self.world.nodes), dict(self.trace.numbered.counts)
+        to, counts = self.machine_.deputy, dict(self.trace.numbered.counts)
         if to is not None:
             whole = to != self.copied
-            self.world.send(self.rank, to, Copy(tuple(self.trace.rows if whole else new), counts, whole))
+            self.post(to, Copy(tuple(self.trace.rows if whole else new), counts, whole))
         self.copied = to
 
     def lead(self) -> None:
@@ -223,9 +278,10 @@ class Node:
         if self.trace is None or not self.runs:
             return
         roll = self.machine_.roll
-        self.unanswered &= set(roll.ranks)
-        self.leased = {rank: batch for rank, batch in self.leased.items() if rank in roll.ranks}
-        if deputy(roll, self.world.nodes) != self.copied:
+        ranks = {number % self.world.nodes for number in roll.members}
+        self.unanswered &= set(roll.members)
+        self.leased = {rank: batch for rank, batch in self.leased.items() if rank in ranks}
+        if self.machine_.deputy != self.copied:
             self.copies([])
         if self.unanswered:
             return
@@ -235,10 +291,9 @@ class Node:
                 self.perform(self.machine_.finish(self.world.now))
             return
         left = [b for b in range(self.world.batches) if b not in done and b not in self.leased.values()]
-        for rank in sorted(set(roll.ranks) - self.leased.keys())[: len(left)]:
+        for rank in sorted(ranks - self.leased.keys())[: len(left)]:
             self.leased[rank] = left.pop(0)
-            lease = Lease(self.leased[rank])
-            self.execute(self.rank, lease) if rank == self.rank else self.world.send(self.rank, rank, lease)
+            self.post(rank, Lease(self.leased[rank]))
 
 
 class World:
@@ -249,8 +304,12 @@ class World:
         self.nodes, self.batches = chance.choice((2, 3, 3, 3, 4, 5)), chance.choice((8, 16, 30))
         self.now, self._count = 0.0, 0
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.node, self.open = node, chance.random() < 0.5
+        first = first_roll(range(1 if self.open else self.nodes))
+        #: Every node that there has been, by its number.
+        self.all = {number: node(self, number, first) for number in first.members}
         #: Pairs that are connected, and when the last message of each direction arrives.
-        self.connected = {frozenset((0, rank)) for rank in range(1, self.nodes)}
+        self.connected = {frozenset((0, number)) for number in first.members[1:]}
         self.arrives: dict[tuple[int, int], float] = {}
         #: Pairs between which nothing passes, until when; every connection has a number of its own.
         self.cuts: dict[frozenset[int], float] = {}
@@ -259,13 +318,14 @@ class World:
         self.log: list[str] = []
         self.done: list[tuple[Node, float]] = []
         self.applications: list[tuple[float, int, int]] = []
-        self.all = [node(self, rank) for rank in range(self.nodes)]
         span = 0.3 * self.batches / self.nodes + 1.0
         self.faults = chance.choice((1, 1, 2, 3))
         for _ in range(self.faults):
             self.at(chance.uniform(0.0, span), self.fault, chance.choice(FAULTS))
-        for each in self.all:
+        for each in list(self.all.values()):
             each.begin()
+        for _ in range(chance.randint(1, self.nodes) if self.open else 0):
+            self.at(chance.uniform(0.0, span), self.comes, None)
 
     def at(self, when: float, what: Callable[..., None], *arguments: Any) -> None:
         self._count += 1
@@ -289,22 +349,24 @@ class World:
     def send(self, sender: int, to: int, message: Any) -> None:
         pair = frozenset((sender, to))
         if pair not in self.connected:
-            self.later(self.chance.uniform(0.01, 0.1), self.dial, sender, to, message)
+            if isinstance(message, succession.Vote):
+                self.later(self.chance.uniform(0.01, 0.1), self.dial, sender, to, message)
             return
         when = self.arrives[sender, to] = max(
             self.arrives.get((sender, to), 0.0), self.now + self.chance.expovariate(50.0)
         )
-        self.at(when, self.deliver, sender, to, message, self.serial[pair])
+        newest = dict(self.all[sender].newest)
+        self.at(when, self.deliver, sender, to, message, self.serial[pair], newest)
 
-    def deliver(self, sender: int, to: int, message: Any, serial: int) -> None:
+    def deliver(self, sender: int, to: int, message: Any, serial: int, newest: dict[int, int]) -> None:
         pair = frozenset((sender, to))
         if self.serial[pair] != serial or pair not in self.connected:
             return
         if (until := self.cuts.get(pair, 0.0)) > self.now:
-            self.at(until, self.deliver, sender, to, message, serial)
+            self.at(until, self.deliver, sender, to, message, serial, newest)
             return
         self.log.append(f"{self.now:.2f} {sender} -> {to} {message}")
-        self.all[to].receive(sender, message)
+        self.all[to].receive(sender, message, newest)
 
     def dial(self, sender: int, to: int, message: Any) -> None:
         """Connect, and send a message; whoever cannot be reached is lost, and surely dead if its machine says so."""
@@ -329,16 +391,65 @@ class World:
         """A head dials those that it has lost, so that one of them tells it of a later term."""
         if not node.machine_.leads:
             return
-        for other in self.all:
-            pair = frozenset((node.rank, other.rank))
+        for number in node.newest.values():
+            other, pair = self.all[number], frozenset((node.number, number))
             if other is node or pair in self.connected or not other.runs or other.wakes > self.now:
                 continue
             if (
                 self.parted.get(pair, 0.0) + 1.0 <= self.now >= self.cuts.get(pair, 0.0)
-                and other.rank not in node.machine_.dead
+                and number not in node.machine_.dead
             ):
                 self.connect(pair)
+                node.peers[other.rank] = number
                 node.perform(node.machine_.reconnected(other.rank))
+
+    # --- who comes ---
+
+    def comes(self, before: Node | None, until: float = 0.0) -> None:
+        """Let a new node join where a run is led, or one come back that the run has gone on without."""
+        until = until or self.now + 60.0
+        if before is not None and before.wakes > self.now:
+            self.at(before.wakes, self.comes, before, until)
+            return
+        reached = [each for each in self.all.values() if self._reaches(before, each)]
+        leading = [each for each in reached if each.machine_.leads and each.trace is not None and not each.finished]
+        if before is None:
+            told = leading  # by the screens of machines that lead, or believe that they do
+        else:
+            heads = {each.newest.get(each.machine_.head) for each in reached if not each.machine_.seeks}
+            told = [each for each in leading if each.number in heads]
+        if told:
+            head = self.chance.choice(told)
+            taken = {number % self.nodes for number in head.machine_.roll.members}
+            free = [rank for rank in range(self.nodes) if rank not in taken]
+            free = free if before is None else [rank for rank in free if rank == before.rank]
+            if free:
+                self._join(head, min(free, key=lambda rank: (rank in head.newest, rank)))
+                return
+        if before is not None and self.now < until:
+            self.later(RETRY, self.comes, before, until)
+
+    def _reaches(self, before: Node | None, there: Node) -> bool:
+        if not there.runs or there.wakes > self.now:
+            return False
+        if before is None:
+            return True
+        return (
+            there.number in before.newest.values()
+            and self.cuts.get(frozenset((before.number, there.number)), 0.0) <= self.now
+        )
+
+    def _join(self, head: Node, rank: int) -> None:
+        number = head.newest[rank] + self.nodes if rank in head.newest else rank
+        while number in self.all:  # two heads that do not know of each other have given out one each
+            number += self.nodes
+        self.log.append(f"{self.now:.2f} {number} joins {head.number}")
+        node = self.all[number] = self.node(self, number, NO_ROLL)
+        node.newest = dict(head.newest) | {rank: number}
+        node.peers[head.rank] = head.number
+        self.connect(frozenset((number, head.number)))
+        head.welcome(number)
+        node.begin()
 
     def part(self, pair: frozenset[int], after: float, dead: bool = False) -> None:
         """End a connection; both ends take note of it, at different moments, before they connect again."""
@@ -356,69 +467,77 @@ class World:
     # --- faults ---
 
     def fault(self, what: str) -> None:
-        running = [each for each in self.all if each.runs]
+        running = [each for each in self.all.values() if each.runs]
         if not running:
             return
         victim = self.chance.choice(running)
         if what.endswith("the head"):
             victim = next((each for each in running if each.machine_.leads), victim)
-        self.log.append(f"{self.now:.2f} {what}: {victim.rank}")
+        self.log.append(f"{self.now:.2f} {what}: {victim.number}")
         if what.startswith("kill"):
             self.kill(victim)
         elif what.startswith("stop"):
             self.stop(victim, self.chance.choice((1.0, 4.0, 8.0, 30.0)))
         else:
-            one = (
-                {victim.rank} if what == "cut one off" else set(self.chance.sample(range(self.nodes), self.nodes // 2))
-            )
+            numbers = sorted(self.all)
+            half = self.chance.sample(numbers, len(numbers) // 2)
+            one = {victim.number} if what == "cut one off" else set(half)
             until = self.now + self.chance.choice((1.0, 4.0, 8.0, 30.0))
-            for pair in [frozenset((a, b)) for a in one for b in set(range(self.nodes)) - one]:
+            for pair in [frozenset((a, b)) for a in one for b in set(numbers) - one]:
                 self.cuts[pair] = max(until, self.cuts.get(pair, 0.0))
                 if pair in self.connected and until - self.now > SILENCE:
                     self.part(pair, SILENCE)
 
     def kill(self, node: Node) -> None:
         node.alive = False
-        for pair in [pair for pair in self.connected if node.rank in pair]:
+        for pair in [pair for pair in self.connected if node.number in pair]:
             cut = self.cuts.get(pair, 0.0) > self.now
             self.part(pair, SILENCE if cut else self.chance.uniform(0.0, 0.1), dead=not cut)
+
+    def leaves(self, node: Node) -> None:
+        """A node ends by itself; it says so to those that are connected."""
+        for pair in [pair for pair in self.connected if node.number in pair]:
+            self.part(pair, self.chance.uniform(0.0, 0.1), dead=True)
 
     def stop(self, node: Node, seconds: float) -> None:
         node.wakes = self.now + seconds
         if seconds > SILENCE:
-            for pair in [pair for pair in self.connected if node.rank in pair]:
+            for pair in [pair for pair in self.connected if node.number in pair]:
                 self.part(pair, SILENCE)
 
     # --- what must hold ---
 
-    def applied(self, rank: int, batch: int) -> None:
-        self.log.append(f"{self.now:.2f} {rank} applies {batch}")
-        self.applications.append((self.now, rank, batch))
+    def applied(self, number: int, batch: int) -> None:
+        self.log.append(f"{self.now:.2f} {number} applies {batch}")
+        self.applications.append((self.now, number, batch))
 
     def finishes(self, node: Node) -> None:
         """A head may give the run its result."""
         assert node.trace is not None
         batches = Counter(batch for _, batch in node.trace.rows)
         wrong = {b: batches[b] for b in range(self.batches) if batches[b] != 1}
-        assert not wrong, f"the trace of rank {node.rank} has batches {wrong} not once"
-        ranks = set(node.machine_.roll.ranks)
-        for rank in ranks:
-            own = [batch for other, batch in node.trace.rows if other == rank]
-            assert own == self.all[rank].rows, f"the trace lacks or repeats rows of rank {rank}"
-        times = Counter(batch for _, rank, batch in self.applications if rank in ranks)
+        assert not wrong, f"the trace of node {node.number} has batches {wrong} not once"
+        members = set(node.machine_.roll.members)
+        for number in members:
+            own = [batch for other, batch in node.trace.rows if other == number]
+            assert own == self.all[number].rows, f"the trace lacks or repeats rows of node {number}"
+        times = Counter(batch for _, number, batch in self.applications if number in members)
         twice = [batch for batch, count in times.items() if count > 1]
         assert not twice, f"batches {twice} were applied twice"
         for other, when in self.done:
-            late = [a for a in self.applications if a[0] > when and a[1] in ranks]
-            assert not (other.alive and late), f"ranks {other.rank} and {node.rank} both finish the run"
+            if other.machine_.roll[:2] <= node.machine_.roll.base:
+                continue  # it had asked when every update was made, so both have the same result
+            late = [a for a in self.applications if a[0] > when and a[1] in members]
+            assert not (other.alive and late), f"nodes {other.number} and {node.number} both finish the run"
         self.done.append((node, self.now))
 
     def check(self) -> str:
         """Look at the end: a run that could finish has."""
-        leaders = [each for each in self.all if each.runs and each.machine_.leads and each.trace is not None]
-        unfinished = [each.rank for each in leaders if not each.finished]
+        nodes = self.all.values()
+        leaders = [each for each in nodes if each.runs and each.machine_.leads and each.trace is not None]
+        unfinished = [each.number for each in leaders if not each.finished]
         if unfinished:
-            return f"ranks {unfinished} lead for ever"
-        if self.faults == 1 and self.nodes > 2 and not self.done:
+            return f"nodes {unfinished} lead for ever"
+        if self.faults == 1 and self.nodes > 2 and not self.open and not self.done:
             return "the run has ended, although a majority lived"
         return ""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from paceline.algorithms.cluster.applied import Applied
 from paceline.algorithms.cluster.desk import DeskMachine
-from paceline.algorithms.cluster.followers import NEVER
 from paceline.algorithms.cluster.leases import Registration
 from paceline.algorithms.cluster.messages import (
     NONE,
     Acknowledged,
+    Applied,
     Enrol,
     InSync,
     NextBatch,
@@ -25,7 +24,7 @@ from paceline.algorithms.cluster.messages import (
     Replicated,
 )
 from paceline.algorithms.cluster.outputs import Again, Output, Send
-from paceline.algorithms.cluster.shard import ShardMachine
+from paceline.algorithms.cluster.shard import NEVER, ShardMachine
 from paceline.algorithms.cluster.views import EPOCH_BITS, ShardViews, Trust
 from paceline.algorithms.cluster.worker import Stage, WorkerMachine
 from paceline.algorithms.server.gates import Backup

@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from paceline.algorithms.cluster.explore import TooManyWorlds, explore
-from paceline.algorithms.cluster.machines import Machines
+from paceline.algorithms.cluster.explore import Machines, SmallCluster, TooManyWorlds, explore
 from paceline.algorithms.cluster.messages import Role
-from paceline.algorithms.cluster.small_cluster import SmallCluster
 from paceline.algorithms.cluster.worker import WorkerMachine
 from paceline.algorithms.server.gates import StaleSynchronous
 from tests.algorithms.cluster.planted_faults import PLANTED

@@ -13,8 +13,7 @@ import pytest
 
 from paceline.concurrency.explore import formats
 from paceline.concurrency.explore.report import read_token
-from paceline.concurrency.explore.session import Session, drills_of
-from paceline.concurrency.explore.settings import Settings, Target, parse_target
+from paceline.concurrency.explore.session import Session, Settings, Target, drills_of, parse_target
 from paceline.errors import UsageError
 
 PAGE = Path(__file__).parents[3] / "docs" / "internals" / "explorer.md"
@@ -72,7 +71,7 @@ def test_a_replay_gives_the_finding_again(session: Session, program: str) -> Non
 
 
 def test_a_race_that_does_no_harm_is_reported_on_request(session: Session, tmp_path: Path) -> None:
-    target = written(tmp_path, RACE)
+    target = written(tmp_path, RACE.replace("print(Box.value)", "print('done')"))
     assert session.explore(target).report["verdict"] == "dismissed within bounds"
     finding = session.explore(target, Settings(races=True, first=True)).report["finding"]
     assert finding["kind"] == "data race"
@@ -172,6 +171,142 @@ def test_a_lost_update_is_found_early_and_is_no_lost_wake_up(session: Session, t
     assert any(each["what"] == "is interrupted before it writes done" for each in report["finding"]["schedule"])
 
 
+THREADS = """
+import threading
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(VALUE)
+"""
+UPDATES = {
+    "global": ("x = 0\ndef work():\n    global x\n    x += 1\n", "x"),
+    "attribute": ("class A:\n    n = 0\na = A()\ndef work():\n    a.n += 1\n", "a.n"),
+    "item": ("d = {'a': 0}\ndef work():\n    d['a'] = d.get('a', 0) + 1\n", "d"),
+    "array": ("import numpy\nd = numpy.zeros(1)\ndef work():\n    d[0] += 1\n", "d"),
+    "loop": ("x = 0\ndef work():\n    global x\n    for _ in range(8_000):\n        x += 1\n", "x"),
+}
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_a_lost_update_is_found_without_an_assertion(session: Session, tmp_path: Path, name: str) -> None:
+    source, value = UPDATES[name]
+    report = session.explore(written(tmp_path, source + THREADS.replace("VALUE", value)), Settings(first=True)).report
+    assert report["finding"]["kind"] == "lost update"
+    assert report["schedules"] < 20
+    again = session.explore(Target(str(tmp_path / "app.py")), replay=report["replay"]).report
+    assert again["finding"] == report["finding"]
+
+
+def test_results_that_differ_because_of_a_race_are_reported(session: Session, tmp_path: Path) -> None:
+    source = "d = {'a': 0}\ndef work():\n    old = d['a']\n    d['a'] = old + 1\n"
+    target = written(tmp_path, source + THREADS.replace("VALUE", "d['a']"))
+    finding = session.explore(target, Settings(first=True)).report["finding"]
+    assert finding["kind"] == "results differ"
+    assert "nothing orders the accesses" in finding["message"]
+    harmless = source.replace("old + 1", "1") + THREADS.replace("VALUE", "d['a']")
+    assert session.explore(written(tmp_path, harmless)).report["verdict"] == "dismissed within bounds"
+
+
+def test_timers_that_are_due_together_come_in_any_order(session: Session, tmp_path: Path) -> None:
+    source = UPDATES["attribute"][0] + THREADS.replace("Thread(target=work)", "Timer(0.01, work)")
+    report = session.explore(written(tmp_path, source.replace("VALUE", "a.n")), Settings(first=True)).report
+    assert report["finding"]["kind"] == "lost update"
+    assert report["schedules"] < 20
+
+
+CHANCES = {
+    "deadlock": """
+import random, threading
+lock = threading.Lock()
+def work():
+    lock.acquire()
+    if random.random() < 0.001:
+        return
+    lock.release()
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+with lock:
+    pass
+""",
+    "a collection": """
+import threading
+lock = threading.Lock()
+class Handle:
+    def __del__(self):
+        with lock:
+            pass
+def work():
+    handle = Handle()
+    handle.me = handle
+    del handle
+    with lock:
+        with threading.Lock():
+            pass
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+""",
+}
+
+
+@pytest.mark.parametrize("name", CHANCES)
+def test_rare_numbers_and_collections_come_about_and_are_replayed(session: Session, tmp_path: Path, name: str) -> None:
+    target = written(tmp_path, CHANCES[name])
+    report = session.explore(target, Settings(first=True, seconds=20)).report
+    assert report["finding"]["kind"] == "deadlock"
+    assert not report["without_a_switch"]
+    assert session.explore(target, replay=report["replay"]).report["finding"] == report["finding"]
+
+
+LOOPS = {
+    "never awaited": "async def note():\n    pass\nasync def main():\n    note()\n",
+    "blocked loop": "import time\nasync def main():\n    time.sleep(0.5)\n",
+    "not thread-safe": (
+        "import asyncio, threading\nasync def main():\n    loop = asyncio.get_running_loop()\n"
+        "    threading.Thread(target=lambda: loop.call_soon(print)).start()\n    await asyncio.sleep(1)\n"
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_what_asyncio_would_warn_of_is_a_finding(session: Session, tmp_path: Path, kind: str) -> None:
+    report = session.explore(Target(written(tmp_path, LOOPS[kind]).file, function="main"), Settings(first=True)).report
+    assert report["finding"]["kind"] == kind
+    assert report["finding"]["line"] in (3, 4)
+
+
+def test_a_reader_that_holds_the_last_end_to_write_waits_for_itself(session: Session, tmp_path: Path) -> None:
+    source = """
+import multiprocessing
+
+def read(source, sink):
+    CLOSE
+    try:
+        while True:
+            source.recv()
+    except EOFError:
+        pass
+
+if __name__ == "__main__":
+    source, sink = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.Process(target=read, args=(source, sink))
+    process.start()
+    sink.close()
+    process.join(5)
+"""
+    finding = session.explore(written(tmp_path, source.replace("CLOSE", "pass")), Settings(first=True)).report[
+        "finding"
+    ]
+    assert finding["message"] == "a thread waits for what it holds itself"
+    repaired = session.explore(
+        written(tmp_path, source.replace("CLOSE", "sink.close()")), Settings(schedules=20)
+    ).report
+    assert repaired["finding"] is None
+
+
 BRIDGE = """
 import asyncio
 import threading
@@ -261,6 +396,8 @@ for x, y in loader:
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(x), y).backward()
     optimizer.step()
+if dist.get_rank() == 0:
+    torch.save(model.state_dict(), "/dev/null")
 dist.barrier()
 """
 
@@ -273,6 +410,7 @@ def test_drills_say_what_one_fault_does(tmp_path: Path) -> None:
         "ended with a clear error",
         "hung",
         "silently diverged",
+        "ended with a clear error",
         "ended with a clear error",
     ], answer.text
     assert answer.code == 1
@@ -333,3 +471,30 @@ def test_what_cannot_be_explored_is_no_finding_and_a_script_of_ranks_is_known(
     assert answer.code == code
     assert line in answer.text
     assert "replay:" not in answer.text
+
+
+def test_a_handler_of_a_signal_runs_between_two_steps_of_its_thread(session: Session, tmp_path: Path) -> None:
+    source = """
+import os, signal, threading
+
+class State:
+    wanted = 0
+
+def ask(*_):
+    State.wanted += 1
+
+def work():
+    with lock:
+        State.wanted
+
+signal.signal(signal.SIGUSR1, ask)
+lock = threading.Lock()
+thread = threading.Thread(target=work)
+thread.start()
+for _ in range(20):
+    with lock:
+        os.kill(os.getpid(), signal.SIGUSR1)
+thread.join()
+"""
+    report = session.explore(written(tmp_path, source), Settings(schedules=20)).report
+    assert report["finding"] is None, report["finding"]

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.concurrency.explore.session import Session
-from paceline.concurrency.explore.settings import Settings, Target
+from paceline.concurrency.explore.session import Session, Settings, Target
 
 PROGRAMS = Path(__file__).parent / "programs"
 FILES = sorted(PROGRAMS.glob("*/*.py"))

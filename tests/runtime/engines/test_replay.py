@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import paceline as pl
-from paceline.algorithms.cluster.epochs import Epoch, Epochs
+from paceline.algorithms.cluster.shares import Epoch, Epochs
 from paceline.errors import ReplayDiverged, RunFolderError, UsageError, WorkerFailed
 from paceline.interfaces.testing.jobs import JOBS
 from paceline.plans.plan import Plan

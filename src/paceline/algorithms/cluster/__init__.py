@@ -1,16 +1,13 @@
 """The protocol of a cluster: a machine for every process, on a network that loses, doubles, delays and cuts.
 
-    messages    what processes send each other, and how it is packed into integers
+    messages    what processes send each other, and how it is packed into integers; the batches that a shard has
     outputs     what a machine asks of its engine: to send, to apply, to compute
-    applied     the batches that a shard has: a low-water mark and a set above it
     views       the desk's side of one shard: which servers hold it
     desk        leases batches to workers; rebuilt from the shards when it was lost
     shard       a shard server: primary, backup or spare
     worker      asks, computes, pushes to every shard
-    machines    the classes of the three machines
     steps       the steps of single processes, each computed once
-    small_cluster  what may happen next to a few processes
-    explore     walks every interleaving of them
+    explore     what may happen next to a few processes, and every interleaving of it
     launchers   what a launcher says in the environment
     succession  who leads the run: terms, votes, rolls
     numbered_rows  which rows of the trace a head has

@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterator, Sequence
 from enum import IntEnum
 from functools import partial
 
-from paceline.algorithms.cluster.applied import common
 from paceline.algorithms.cluster.leases import DeskDuties, Leases, Registration
 from paceline.algorithms.cluster.messages import (
     NONE,
@@ -35,6 +34,7 @@ from paceline.algorithms.cluster.messages import (
     Unknown,
     Views,
     WhichViews,
+    common,
 )
 from paceline.algorithms.cluster.outputs import Again, Changed, Finished, Lost, Output, Send, Timing
 from paceline.algorithms.cluster.views import EPOCH_BITS, ShardViews

@@ -9,6 +9,9 @@
 Of each term only one rank can be the head: `term % nodes`. So no term has two heads, and no vote is split. A rank votes
 only when it has lost the head itself, so one bad link deposes no one.
 
+A node that joins while the run goes on may take the rank of one that was lost, which may be only asleep. So those that
+vote are nodes, by their numbers: of the k-th node of rank r it is `k * nodes + r`, as with all processes of a run.
+
 A majority is one of the newest roll, so a run of five may lose one after another. Ranks whose process is known to be
 gone are not counted; at a tie the side with the head of the roll goes on. As long as a roll is not confirmed, a
 majority of the one before is asked for, too: any two majorities have a rank in common, which knows the newer roll.
@@ -19,27 +22,29 @@ meanwhile, or was cut off, gets no majority for it: it is told of the later term
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
 class Roll(NamedTuple):
-    """The ranks that belong to a run."""
+    """The nodes that belong to a run."""
 
     term: int
     #: Grows with each change within a term.
     number: int
-    ranks: tuple[int, ...]
-    #: Those of the last roll that was confirmed, without the dead; the same as `ranks` once this one is.
+    members: tuple[int, ...]
+    #: Those of the last roll that was confirmed, without the dead; the same as `members` once this one is.
     before: tuple[int, ...]
     #: Whether every update is made, so that the run may be given its result.
     final: bool = False
+    #: The term and number of the roll that the head of this term was elected by.
+    base: tuple[int, int] = (0, 0)
 
     @property
     def confirmed(self) -> bool:
         """Whether a majority has accepted it."""
-        return self.ranks == self.before
+        return self.members == self.before
 
     @property
     def age(self) -> tuple[int, int, bool]:
@@ -48,15 +53,17 @@ class Roll(NamedTuple):
 
 
 class Vote(NamedTuple):
-    """A rank follows no lower term any longer, and has accepted this roll last."""
+    """A node follows no lower term any longer, and has accepted this roll last."""
 
+    voter: int
     term: int
     roll: Roll
 
 
 class Accepted(NamedTuple):
-    """A rank has accepted the roll of this number."""
+    """A node has accepted the roll of this number."""
 
+    voter: int
     term: int
     number: int
 
@@ -71,14 +78,14 @@ Message = Roll | Vote | Accepted | Later
 
 
 class Send(NamedTuple):
-    """Send a message to a rank, which has to be connected first if it is not the head."""
+    """Send a message to the node of a rank, which has to be connected first if it is not the head."""
 
     to: int
     message: Message
 
 
 class Lead(NamedTuple):
-    """This rank is the head from now on."""
+    """This node is the head from now on."""
 
     term: int
 
@@ -90,13 +97,13 @@ class Confirmed(NamedTuple):
 
 
 class Deposed(NamedTuple):
-    """The run goes on under the head of a later term, without this rank."""
+    """The run goes on under the head of a later term, without this node."""
 
     term: int
 
 
 class Alone(NamedTuple):
-    """This rank belongs to no majority: it can neither lead nor follow."""
+    """This node belongs to no majority: it can neither lead nor follow."""
 
     why: str
 
@@ -104,115 +111,138 @@ class Alone(NamedTuple):
 Output = Send | Lead | Confirmed | Deposed | Alone
 
 
-def first_roll(nodes: int) -> Roll:
-    """Return the roll of a run that begins."""
-    ranks = tuple(range(nodes))
-    return Roll(0, 0, ranks, ranks)
+#: The roll of a node that joins, and that knows none yet: older than any.
+NO_ROLL = Roll(0, -1, (), ())
 
 
-def next_term(term: int, nodes: int, candidates: Collection[int]) -> int:
-    """Return the next term of which one of these ranks is the head."""
-    return next(later for later in range(term + 1, term + nodes + 1) if later % nodes in candidates)
+def first_roll(ranks: Iterable[int]) -> Roll:
+    """Return the roll of a run that begins with the first nodes of these ranks."""
+    first = tuple(ranks)
+    return Roll(0, 0, first, first)
+
+
+def next_term(term: int, nodes: int, candidates: Iterable[int]) -> int:
+    """Return the next term of which one of these nodes is the head."""
+    ranks = {number % nodes for number in candidates}
+    return next(later for later in range(term + 1, term + nodes + 1) if later % nodes in ranks)
 
 
 def deputy(roll: Roll, nodes: int) -> int | None:
     """Return the rank that leads next if the head of a roll is lost; None if there is no other."""
-    head = roll.term % nodes
-    others = set(roll.ranks) - {head}
+    others = {number % nodes for number in roll.members} - {roll.term % nodes}
     return next_term(roll.term, nodes, others) % nodes if others else None
 
 
 @dataclass
 class Succession:
-    """One rank's part in it. `patience` is how many seconds a rank waits for a majority, or for its candidate."""
+    """One node's part in it. `patience` is how many seconds a node waits for a majority, or for its candidate."""
 
-    rank: int
+    number: int
+    #: The ranks that there may be.
     nodes: int
     patience: float
-    #: The newest roll that this rank has accepted, or made.
+    #: The newest roll that this node has accepted, or made.
     roll: Roll
-    #: Ranks whose process is known to be gone.
+    #: Nodes whose process is known to be gone.
     dead: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        #: The lowest term that this rank follows.
+        self.rank = self.number % self.nodes
+        #: The lowest term that this node follows.
         self.term = self.roll.term
-        self.leads = self.head == self.rank
-        #: Whether it has lost its head and knows of no other yet; and the ranks that it cannot reach since then.
+        self.leads = self.head == self.rank and self.number in self.roll.members
+        #: Whether it has lost its head and knows of no other yet; and the nodes that it cannot reach since then.
         self.seeks = False
         self.unreached: set[int] = set()
-        #: The votes for terms of this rank; what its roll was accepted by.
+        #: The votes for terms of this rank; those that have accepted the roll.
         self.votes: dict[int, dict[int, Roll]] = {}
         self.accepted: set[int] = set()
-        #: Since when this rank waits for a majority or its candidate; None if it does not.
+        #: Since when this node waits for a majority or its candidate; None if it does not.
         self.since: float | None = None
+        #: Of a head that has taken over: since when, and the members of which it has heard nothing yet.
+        self.leads_since, self.unheard = 0.0, set[int]()
 
     @property
     def head(self) -> int:
-        """The rank of the head, or of the one that this rank votes for."""
+        """The rank of the head, or of the one that this node votes for."""
         return self.term % self.nodes
 
+    @property
+    def deputy(self) -> int | None:
+        """The rank that is to have what this head has: the next one whose node follows it already."""
+        following = tuple(number for number in self.roll.members if number not in self.unheard)
+        return deputy(self.roll._replace(members=following), self.nodes)
+
     def handle(self, now: float, sender: int, message: Message) -> list[Output]:
-        """Take a message of another rank."""
+        """Take a message of the node of a rank."""
         if isinstance(message, Roll):
             return self._take_roll(sender, message)
         if isinstance(message, Vote):
             return self._take_vote(now, sender, message)
         if isinstance(message, Accepted):
-            if self.leads and message == (self.roll.term, self.roll.number):
-                self.accepted.add(sender)
+            if self.leads and message.term == self.term:
+                self.unheard.discard(message.voter)
+                if message.number == self.roll.number:
+                    self.accepted.add(message.voter)
             return self._confirm_if_accepted()
-        return [Deposed(message.term)] if message.term > self.term or self.seeks else []
+        return self._deposed(message.term) if message.term > self.term or self.seeks else []
 
-    def lost(self, now: float, rank: int, dead: bool = False) -> list[Output]:
-        """A rank cannot be reached any longer; `dead` if its process is known to be gone. It may be said again."""
+    def lost(self, now: float, number: int, dead: bool = False) -> list[Output]:
+        """A node cannot be reached any longer; `dead` if its process is known to be gone. It may be said again."""
         if dead:
-            self.dead.add(rank)
+            self.dead.add(number)
         if self.leads:
-            return self._remove(now, rank) if rank in self.roll.ranks else self._confirm_if_accepted()
-        if rank != self.head and not self.seeks:
+            return self._remove(now, number) if number in self.roll.members else self._confirm_if_accepted()
+        for votes in self.votes.values():
+            votes.pop(number, None)
+        leads = number % self.nodes == self.head
+        if not leads and not self.seeks:
             return []
-        self.unreached.add(rank)
-        self.votes.get(self.term, {}).pop(rank, None)
-        return self._seek(now) if rank == self.head else self._lead_if_elected(now)
+        self.unreached.add(number)
+        return self._seek(now) if leads else self._lead_if_elected(now)
 
     def reconnected(self, rank: int) -> list[Output]:
-        """A rank that was lost is connected again: it is sent the roll, and answers with a later one."""
+        """A node that was lost is connected again: it is sent the roll, and answers with a later one."""
         return [Send(rank, self.roll)] if self.leads else []
 
     def tick(self, now: float) -> list[Output]:
         """Give up whom was waited for."""
+        if self.leads and self.unheard and now - self.leads_since >= self.patience:
+            away, self.unheard = self.unheard, set()
+            return [output for number in sorted(away) for output in self.lost(now, number)]
         if self.since is None or now - self.since < self.patience:
             return []
         if self.leads or self.head == self.rank:
             self.since = None
-            return [Alone(f"no majority of ranks {_listed(self.roll.before)} could be reached for {self.patience:g} s")]
-        self.unreached.add(self.head)
+            ranks = _listed(number % self.nodes for number in self.roll.before)
+            return [Alone(f"no majority of ranks {ranks} could be reached for {self.patience:.3g} s")]
+        self.unreached |= {number for number in self.roll.members if number % self.nodes == self.head}
         return self._seek(now)
 
-    def join(self, now: float, rank: int) -> list[Output]:
-        """A rank has come in the place of one that was lost."""
-        self.dead.discard(rank)
-        return self._changed(now, tuple(sorted({*self.roll.ranks, rank})), self.roll.final)
+    def join(self, now: float, number: int) -> list[Output]:
+        """A node has come, perhaps in the place of one that was lost."""
+        others = {other for other in self.roll.members if other % self.nodes != number % self.nodes}
+        return self._changed(now, tuple(sorted({*others, number})), self.roll.final)
 
     def finish(self, now: float) -> list[Output]:
-        """Every update is made: ask whether this rank is still the head. It is when a final roll is confirmed."""
-        return self._changed(now, self.roll.ranks, True)
+        """Every update is made: ask whether this node is still the head. It is when a final roll is confirmed."""
+        return self._changed(now, self.roll.members, True)
 
     # --- the head ---
 
-    def _remove(self, now: float, rank: int) -> list[Output]:
-        return self._changed(now, tuple(other for other in self.roll.ranks if other != rank), self.roll.final)
+    def _remove(self, now: float, number: int) -> list[Output]:
+        return self._changed(now, tuple(other for other in self.roll.members if other != number), self.roll.final)
 
-    def _changed(self, now: float, ranks: tuple[int, ...], final: bool) -> list[Output]:
-        return [*self._propose(now, ranks, final), *self._confirm_if_accepted()]
+    def _changed(self, now: float, members: tuple[int, ...], final: bool) -> list[Output]:
+        return [*self._propose(now, members, final), *self._confirm_if_accepted()]
 
-    def _propose(self, now: float, ranks: tuple[int, ...], final: bool) -> list[Output]:
-        """Make the next roll, and ask its ranks to accept it."""
-        before = tuple(rank for rank in self.roll.before if rank not in self.dead)
+    def _propose(self, now: float, members: tuple[int, ...], final: bool) -> list[Output]:
+        """Make the next roll, and ask its members to accept it."""
+        before = tuple(number for number in self.roll.before if number not in self.dead)
         number = self.roll.number + 1 if self.roll.term == self.term else 1
-        self.roll = Roll(self.term, number, ranks, before, final)
-        self.accepted, self.since = {self.rank}, now
+        base = self.roll.base if self.roll.term == self.term else (self.roll.term, self.roll.number)
+        self.roll = Roll(self.term, number, members, before, final, base)
+        self.accepted, self.since = {self.number}, now
         return self._broadcast()
 
     def _confirm_if_accepted(self) -> list[Output]:
@@ -220,66 +250,76 @@ class Succession:
         if not self.leads or self.since is None or not self._have_majority(self.accepted, roll):
             return []
         self.since = None
-        self.roll = roll._replace(before=roll.ranks)
+        self.roll = roll._replace(before=roll.members)
         return [Confirmed(self.roll), *self._broadcast()]
 
     def _broadcast(self) -> list[Output]:
-        return [Send(rank, self.roll) for rank in self.roll.ranks if rank != self.rank]
+        return [Send(number % self.nodes, self.roll) for number in self.roll.members if number != self.number]
 
     # --- the others ---
 
     def _take_roll(self, sender: int, roll: Roll) -> list[Output]:
-        """Accept a roll, unless it is an older one than this rank knows, or of a term that it has left."""
+        """Accept a roll, unless it is an older one than this node knows, or of a term that it has left."""
         if roll.term < self.roll.term:
             return [Send(sender, Later(self.roll.term))]
         if roll.term < self.term or roll.age < self.roll.age:
             return []
         if self.leads:
-            return [Deposed(roll.term)] if roll.term > self.term else []
+            return self._deposed(roll.term) if roll.term > self.term else []
+        if roll.term > self.roll.term and (self.roll.term, self.roll.number) > roll.base:
+            return self._deposed(roll.term)  # it has gone on with an earlier head, of which this one does not know
         self.term, self.roll, self.seeks, self.since, self.unreached = roll.term, roll, False, None, set()
-        return [Send(sender, Accepted(roll.term, roll.number))]
+        return [Send(sender, Accepted(self.number, roll.term, roll.number))]
+
+    def _deposed(self, term: int) -> list[Output]:
+        """Take note that the head of a later term leads, without this rank."""
+        self.term, self.leads, self.since = term, False, None
+        return [Deposed(term)]
 
     def _take_vote(self, now: float, sender: int, vote: Vote) -> list[Output]:
         """Count a vote; one that comes after the majority is answered by the roll."""
         if self.leads and vote.term >= self.term:
-            belongs = sender in self.roll.ranks and vote.term == self.term
+            belongs = vote.voter in self.roll.members and vote.term == self.term
             return [Send(sender, self.roll if belongs else Later(self.term))]
         if vote.term > self.roll.term and vote.term % self.nodes == self.rank:
-            self.votes.setdefault(vote.term, {})[sender] = vote.roll
+            self.votes.setdefault(vote.term, {})[vote.voter] = vote.roll
         return self._lead_if_elected(now)
 
     def _seek(self, now: float) -> list[Output]:
-        """Vote for the next rank that may be reached."""
+        """Vote for the next node that may be reached."""
         self.seeks, self.since = True, now
-        candidates = set(self.roll.ranks) - self.unreached - self.dead
-        self.term = next_term(self.term, self.nodes, candidates | {self.rank})
+        candidates = set(self.roll.members) - self.unreached - self.dead
+        self.term = next_term(self.term, self.nodes, candidates | {self.number})
         if self.head != self.rank:
-            return [Send(self.head, Vote(self.term, self.roll))]
-        self.votes.setdefault(self.term, {})[self.rank] = self.roll
+            return [Send(self.head, Vote(self.number, self.term, self.roll))]
+        self.votes.setdefault(self.term, {})[self.number] = self.roll
         return self._lead_if_elected(now)
 
     def _lead_if_elected(self, now: float) -> list[Output]:
-        """Lead as soon as a majority of the newest roll has voted for this rank."""
+        """Lead as soon as a majority of the newest roll has voted for this node."""
         votes = self.votes.get(self.term, {})
         if self.leads or not self.seeks or self.head != self.rank:
             return []
         newest = max(votes.values(), key=lambda roll: roll.age)
-        if not self._have_majority(votes, newest):
+        if self.number not in newest.members or not self._have_majority(votes, newest):
             return []
-        self.leads, self.seeks = True, False
-        ranks = tuple(rank for rank in newest.ranks if rank in votes or rank not in self.unreached | self.dead)
-        self.roll = newest
-        return [*self._propose(now, ranks, False), Lead(self.term), *self._confirm_if_accepted()]
+        self.leads, self.seeks, self.leads_since = True, False, now
+        away = self.unreached | self.dead
+        members = tuple(number for number in newest.members if number in votes or number not in away)
+        self.roll, self.unheard = newest, set(members) - votes.keys()
+        return [*self._propose(now, members, False), Lead(self.term), *self._confirm_if_accepted()]
 
     def _have_majority(self, votes: Collection[int], roll: Roll) -> bool:
         """Whether votes are a majority of a roll, and of the one before as long as that is not confirmed."""
-        return all(self._is_majority(votes, ranks, roll.term % self.nodes) for ranks in {roll.ranks, roll.before})
+        head = roll.term % self.nodes
+        return all(self._is_majority(votes, members, head) for members in {roll.members, roll.before})
 
-    def _is_majority(self, votes: Collection[int], ranks: Collection[int], head: int) -> bool:
-        counted = set(ranks) - self.dead
-        twice = 2 * len(counted & set(votes))
-        return twice > len(counted) or (twice == len(counted) and head in votes)
+    def _is_majority(self, votes: Collection[int], members: Collection[int], head: int) -> bool:
+        counted = set(members) - self.dead
+        voters = counted & set(votes)
+        tie = 2 * len(voters) == len(counted) and any(number % self.nodes == head for number in voters)
+        return tie or 2 * len(voters) > len(counted)
 
 
-def _listed(ranks: Collection[int]) -> str:
+def _listed(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))

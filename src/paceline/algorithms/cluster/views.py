@@ -14,8 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from paceline.algorithms.cluster.applied import Applied, common
-from paceline.algorithms.cluster.messages import NONE, Process, Propose, Role, Status, SyncSpare, View
+from paceline.algorithms.cluster.messages import NONE, Applied, Process, Propose, Role, Status, SyncSpare, View, common
 from paceline.algorithms.cluster.outputs import Changed, Output, Send
 
 

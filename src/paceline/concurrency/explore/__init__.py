@@ -4,7 +4,7 @@ operation, scheduler      one thread runs at a time; who is next is chosen at ev
 strategies/               how it is chosen: a pure machine for each published strategy
 interpose/                puts controlled forms behind the names of threading, queue, multiprocessing, time and asyncio
 rewriting/                makes accesses of data operations, in the program's own files
-clocks, waits, suspects   what counts as wrong: races, deadlocks, what the checker suspects
+finding, oracles          what counts as wrong: failures, deadlocks, lost updates, races, what the checker suspects
 child, search, report     one run in a process of its own; run after run; what was found, and its token
 ranks/                    ranks of torch.distributed as threads, and drills
 worker, session           the exploring process, and how to start it

@@ -14,9 +14,8 @@ from typing import Any
 from paceline.concurrency.check.options import choose_files
 from paceline.concurrency.check.reporting.findings import Finding, Proof
 from paceline.concurrency.explore.finding import relative
-from paceline.concurrency.explore.session import Answer, Session
-from paceline.concurrency.explore.settings import Settings, Target
-from paceline.concurrency.explore.suspects import Suspect
+from paceline.concurrency.explore.oracles import Suspect
+from paceline.concurrency.explore.session import Answer, Session, Settings, Target
 
 TESTS = 8  # of one file that are tried
 RACES, RANKS = "PC4", "PC5"

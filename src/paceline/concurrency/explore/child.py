@@ -16,20 +16,21 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-from paceline.concurrency.explore.finding import Finding, at, exception_in
-from paceline.concurrency.explore.interpose import control, event_loop, threads
+from paceline.concurrency.explore.finding import Finding, at, exception_in, story_of
+from paceline.concurrency.explore.interpose import control, threads
+from paceline.concurrency.explore.interpose.chance import Chance, Random, begin
 from paceline.concurrency.explore.operation import Operation
+from paceline.concurrency.explore.oracles import Suspect, silent
 from paceline.concurrency.explore.rewriting import importing
-from paceline.concurrency.explore.scheduler import Run, real_monotonic, real_sleep
-from paceline.concurrency.explore.settings import Settings, Target
-from paceline.concurrency.explore.strategies import Executed, Strategy
+from paceline.concurrency.explore.scheduler import Run, is_working, real_monotonic, real_sleep
+from paceline.concurrency.explore.session import Settings, Target
+from paceline.concurrency.explore.strategies import Executed, Strategy, Switch
 from paceline.concurrency.explore.strategies.directed import Target as Lines
 from paceline.concurrency.explore.strategies.directed import targets
-from paceline.concurrency.explore.strategies.replay import Switch
-from paceline.concurrency.explore.suspects import Suspect, confirmed
-from paceline.concurrency.explore.waits import story_of
 
 RANKS = "paceline.concurrency.explore.ranks"  # whose modules are imported only where there are ranks
+LONG = 1500  # steps of a run, above which `dpor` is left out: it would try the last passes of a loop for ever
+PATIENCE = 5  # times as long as a run may take on a machine without other work
 STALL = 0.5  # real seconds without a step and without work, after which a thread blocks outside the control
 
 
@@ -43,7 +44,7 @@ class Outcome(NamedTuple):
     outside: tuple[str, ...] = ()  # where threads blocked outside the control
     races: tuple[Finding, ...] = ()
     suspect: Suspect | None = None  # that the finding confirms
-    output: bytes = b""
+    output: bytes | None = None  # of a run that was not cut short
     trace: tuple[list[Executed], dict[int, Operation]] | None = None
     targets: frozenset[Lines] = frozenset()  # lines at which threads conflicted
     lines: frozenset[tuple[str, int]] = frozenset()  # that were executed
@@ -51,6 +52,8 @@ class Outcome(NamedTuple):
     modules: tuple[str, ...] = ()  # that were imported
     lost: str = ""  # why there is no outcome
     drill: dict[str, Any] | None = None
+    draws: int = 0  # of random numbers
+    chance: Chance = Chance()
 
 
 class Job(NamedTuple):
@@ -61,6 +64,7 @@ class Job(NamedTuple):
     strategy: Strategy
     shared: frozenset[str] | None  # data that threads are known to share
     traced: bool = False  # whether the search learns from the steps
+    chance: Chance = Chance()
 
 
 def run_once(job: Job) -> Outcome:
@@ -74,17 +78,21 @@ def run_once(job: Job) -> Outcome:
             os._exit(70)  # not reached unless something in this package is wrong
     os.close(write)
     try:
-        return _outcome(read, job.settings.run_seconds)
+        return _outcome(read, job.settings.run_seconds, pid)
     finally:
         os.close(read)
         os.kill(pid, signal.SIGKILL)  # it has reported, or is too late
         os.waitpid(pid, 0)
 
 
-def _outcome(read: int, seconds: float) -> Outcome:
-    data, end = bytearray(), time.monotonic() + seconds
+def _outcome(read: int, seconds: float, pid: int) -> Outcome:
+    data, begin, idle = bytearray(), time.monotonic(), 0
     while True:
-        if not select.select([read], [], [], max(0.0, end - time.monotonic()))[0]:
+        if not select.select([read], [], [], 1.0)[0]:
+            late = (time.monotonic() - begin) / seconds  # on a busy machine, a run that works is waited for longer
+            idle = 0 if is_working(str(pid), 1) else idle + 1
+            if late < 1 or (late < PATIENCE and idle < 3):
+                continue
             return Outcome(lost=f"a run has not ended within {seconds:g} s: it waits, or computes, outside the control")
         part = os.read(read, 1 << 20)
         if not part:
@@ -104,7 +112,8 @@ class _Child:
         self._modules, self._output = frozenset(sys.modules), os.memfd_create("output")
         self._fault: Any = None
         self._ended = _thread.allocate_lock()
-        self._run = Run(job.strategy, job.settings.steps, self.finish, job.shared)
+        self._chance, collect_at = job.chance, begin(job.chance)
+        self._run = Run(job.strategy, job.settings.steps, self.finish, job.shared, job.settings.passes, collect_at)
 
     def run(self) -> NoReturn:
         os.dup2(self._output, 1)
@@ -112,6 +121,8 @@ class _Child:
         control.run, main = self._run, self._run.add("MainThread")
         self._run.begin(main)
         threads.begin()
+        sys.set_coroutine_origin_tracking_depth(1)
+        gc.disable()  # garbage is collected when the run says so
         _thread.start_new_thread(self._watch, ())
         try:
             self._execute()
@@ -130,7 +141,7 @@ class _Child:
         if settings.drill:
             from paceline.concurrency.explore.ranks import drills
 
-            self._fault = drills.fault(settings.drill, settings.ranks)
+            self._fault = drills.fault(settings.drill)
             drills.arm(self._fault)
         if settings.ranks:
             from paceline.concurrency.explore.ranks.launch import run_ranks
@@ -146,21 +157,23 @@ class _Child:
             if not task.daemon:
                 threads.wait_for_end(task)
         gc.collect()  # so that tasks whose exception no one has read say so
-        finding = threads.unread() or next(iter(event_loop.unread), None)
+        finding = threads.unread() or next(iter(control.notes), None)
         if finding is None and RANKS in sys.modules:
-            finding = sys.modules[f"{RANKS}.replicas"].diverged()
+            finding = sys.modules[f"{RANKS}.drills"].diverged()
         self.finish(finding)
 
     def finish(self, finding: Finding | None) -> NoReturn:
         """Report, and end the process, from whatever thread."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a handler would begin again
         if not self._ended.acquire(False):
             real_sleep(3600)  # another thread reports
         run, suspect, lost = self._run, None, ""
         if finding is not None and finding.kind == "not supported":
             lost, finding = f"{finding.message}{at(finding.place)}", None
-        if finding is None and (hit := confirmed(self._settings.suspects, run)):
-            suspect, finding = hit
+        if finding is None and not lost:
+            suspect, finding = silent(self._settings.suspects, run)
         builtins.print(end="", flush=True)
+        longest = 0 if lost else sys.maxsize if self._settings.ranks else LONG
         outcome = Outcome(
             finding and story_of(finding, run),
             tuple(run.switches),
@@ -169,14 +182,16 @@ class _Child:
             tuple(run.outside),
             tuple(story_of(race, run) for race in run.races.findings([each.name for each in run.tasks])),
             suspect,
-            os.pread(self._output, 1 << 20, 0),
-            (run.trace, run.pending()) if self._traced else None,
+            None if run.is_cut_short else os.pread(self._output, 1 << 20, 0),
+            (run.trace, run.pending()) if self._traced and len(run.trace) <= longest else None,
             frozenset(targets(run.trace)) if self._traced else frozenset(),
             frozenset(run.lines) if self._settings.suspects else frozenset(),
             tuple(importing.compiled),
             tuple(set(sys.modules) - self._modules),
             lost,
             drill=None if self._fault is None else sys.modules[f"{RANKS}.drills"].outcome(self._fault, finding),
+            draws=Random.draws,
+            chance=self._chance,
         )
         data = pickle.dumps(outcome)
         while data:

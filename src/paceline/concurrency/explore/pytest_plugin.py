@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from paceline.concurrency.explore.session import Session
-from paceline.concurrency.explore.settings import Settings, Target
+from paceline.concurrency.explore.session import Session, Settings, Target
 
 
 def pytest_configure(config: pytest.Config) -> None:

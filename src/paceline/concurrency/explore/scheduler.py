@@ -8,25 +8,26 @@ Time passes only when an option is chosen that *expires*: then it is the deadlin
 from __future__ import annotations
 
 import _thread
+import gc
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.concurrency.explore import clocks
-from paceline.concurrency.explore.finding import Finding
-from paceline.concurrency.explore.operation import Operation, Option
-from paceline.concurrency.explore.strategies import Decision, Executed, Strategy
-from paceline.concurrency.explore.strategies.replay import Switch
-from paceline.concurrency.explore.waits import circle_of, deadlock
+from paceline.concurrency.explore.finding import Finding, circle_of, deadlock
+from paceline.concurrency.explore.operation import Operation, Option, Place
+from paceline.concurrency.explore.oracles import Clock, Races
+from paceline.concurrency.explore.strategies import Decision, Executed, Strategy, Switch
 
 real_sleep, real_monotonic = time.sleep, time.monotonic  # the real ones, which the program does not get
 
 DAY, START = 86_400.0, 1_000_000.0  # virtual seconds; small enough for the loop of asyncio to add nanoseconds
 #: Steps that a thread makes in a row in the plain order: Python lets the others run after a while too.
 QUANTUM = 2000
+SELDOM = 128  # of a long loop, where all its passes would be too many
 POLLS = 1000  # a program that has let time pass so often, and has not ended, polls for what never comes
 OUTSIDE_PATIENCE = 2.0  # real seconds for an answer from outside the control: a socket, a thread of a library
 
@@ -46,7 +47,8 @@ class Task:
     outside: bool = False  # it blocks where it cannot be scheduled
     steps: int = 0
     quiet: int = 0  # in how many sections that are not interrupted it is
-    clock: clocks.Clock = field(default_factory=dict)
+    clock: Clock = field(default_factory=dict)
+    signals: list[Callable[[], Any]] = field(default_factory=list)  # handlers that are to be called
 
     def __post_init__(self) -> None:
         self.gate.acquire()
@@ -85,14 +87,22 @@ class Run:
         most: int,
         finish: Callable[[Finding | None], NoReturn],
         shared: frozenset[str] | None = None,
+        passes: int = 0,
+        collect_at: int = 0,
     ) -> None:
-        """Prepare a run; threads are interrupted only at the `shared` data, once it is known."""
+        """Prepare a run; threads are interrupted only at the `shared` data, once it is known.
+
+        Of the passes of a thread over a line, they are interrupted only at so many, and then at one of many. At one
+        step garbage is collected.
+        """
         self.sharing = Sharing(shared)
         self.tasks: list[Task] = []
         self.now, self.steps = START, 0
         self.switches: list[Switch] = []  # the deviations from the plain order: they are the schedule
+        self.is_cut_short = False  # because it would repeat an earlier run
+        self.turns = 0  # how many of them only end the turn of a thread that runs on and on
         self.trace: list[Executed] = []
-        self.races = clocks.Races()
+        self.races = Races()
         self.outside: dict[str, None] = {}  # where a thread blocked outside the control
         self.lines = set[tuple[str, int]]()  # that were executed, those without an operation left out
         self._strategy, self._most = strategy, most  # of steps
@@ -100,6 +110,8 @@ class Run:
         self._by_ident: dict[int, Task] = {}
         self._running: Task | None = None
         self._in_a_row = 0
+        self._collect_at = collect_at
+        self._passes, self._passed = passes, Counter[tuple[int, str, Place]]()
 
     # ---- threads
 
@@ -137,11 +149,19 @@ class Run:
         """Wait until the operation is chosen; False if its deadline passed first. Its effect is the caller's."""
         if task.quiet and operation.ready():
             return True
+        if self._collect_at and self.steps >= self._collect_at:
+            self._collect_at = 0
+            gc.collect()  # a destructor may make steps of its own
+        while task.signals:
+            task.signals.pop(0)()
         task.expired = False
         task.steps += 1
         self.lines.add(operation.place[:2])
-        if operation.is_data and not self.sharing.can_matter(task.number, operation):
+        is_private = operation.is_data and not self.sharing.can_matter(task.number, operation)
+        if is_private:
             self._count()
+        is_lock = not operation.is_data and operation.ready()
+        if is_private or (is_lock and self.is_one_of_many(task, operation.verb, operation.place)):
             self.races.step(task.number, task.clock, operation)
             return True
         task.pending = operation
@@ -154,6 +174,14 @@ class Run:
         task.pending = None
         self.races.step(task.number, task.clock, operation)
         return not task.expired
+
+    def is_one_of_many(self, task: Task, verb: str, place: Place) -> bool:
+        """Count the passes of a thread over a line: after the first ones, only each `SELDOM`-th is a step."""
+        if not self._passes:
+            return False
+        passage = task.number, verb, place
+        self._passed[passage] += 1
+        return self._passed[passage] > self._passes and self._passed[passage] % SELDOM > 0
 
     def _come_back(self, task: Task) -> None:
         """Take a place in the queue again, after a wait that could not be scheduled."""
@@ -175,7 +203,7 @@ class Run:
         """Return where the running thread waits outside the control, as `MainThread at app.py:7`; empty if it works."""
         task = self._running
         ident = next((ident for ident, each in self._by_ident.items() if each is task), None)
-        if task is None or ident is None or _is_working():
+        if task is None or ident is None or is_working("self", 2):
             return ""
         frame = sys._current_frames().get(ident)
         while frame is not None and "__explore__" not in frame.f_globals:
@@ -204,19 +232,22 @@ class Run:
         self._count()
         options = self.options() or self._wait_outside()
         pending = self.pending()
-        plain = self._plain(task, options)
+        plain, is_turn = self._plain(task, options)
         chosen = self._strategy.pick(Decision(self.steps, task.number, task.steps, options, pending, plain))
         if chosen is None:
+            self.is_cut_short = True
             self.finish(None)
-        if chosen != plain:
+        if chosen != plain or is_turn:
+            self.turns += chosen == plain
             self.switches.append(Switch(task.number, task.steps, chosen.thread, chosen.expires))
         operation = pending[chosen.thread]
         self.trace.append(Executed(chosen, operation, tuple(options), pending))
         self._strategy.executed(chosen, operation)
         following = self.tasks[chosen.thread]
+        following.expired = chosen.expires or not operation.ready()
         if chosen.expires:
             assert operation.deadline is not None
-            following.expired, self.now = True, max(self.now, operation.deadline)
+            self.now = max(self.now, operation.deadline)
         return following
 
     def _count(self) -> None:
@@ -235,24 +266,22 @@ class Run:
             operation = each.pending
             if operation is None or each.outside:
                 continue
-            if operation.ready():
+            is_due = operation.deadline is not None and operation.deadline <= self.now
+            if is_due or operation.ready():
                 on.append(Option(each.number, False))
-            if operation.deadline is not None:
+            if operation.deadline is not None and not is_due:
                 late.append((operation.deadline, each.number))
         late.sort()
-        first = max(self.now, late[0][0]) if late else 0.0
-        return on + [Option(number, True) for deadline, number in late if deadline <= first]
+        return on + [Option(number, True) for deadline, number in late if deadline == late[0][0]]
 
-    def _plain(self, task: Task, options: list[Option]) -> Option:
-        """Return the step without a switch: the same thread, else the next one in the order of their creation."""
+    def _plain(self, task: Task, options: list[Option]) -> tuple[Option, bool]:
+        """Return the step without a switch, the same thread or the next one; and whether a thread's turn is over."""
         on = [each for each in options if not each.expires]
-        if not on:
-            return options[0]
         same = Option(task.number, False)
-        if same in on and self._in_a_row < QUANTUM:
-            return same
-        others = [each for each in on if each != same] or on
-        return next((each for each in others if each.thread > task.number), others[0])
+        others = [each for each in on if each != same]
+        if not others or (same in on and self._in_a_row < QUANTUM):
+            return (same if same in on else options[0]), False
+        return next((each for each in others if each.thread > task.number), others[0]), same in on
 
     def _wait_outside(self) -> list[Option]:
         """Wait for an answer from outside the control, for a while; there is a deadlock if none comes."""
@@ -281,11 +310,11 @@ class Run:
             if each.pending is not None
         ]
         # A program that ends in the plain order is not too long.
-        kind = "never ends" if polls or self.switches else "too long"
+        kind = "never ends" if polls or len(self.switches) > self.turns else "too long"
         return Finding(kind, f"the program has not ended after {bound}", tuple(scenes))
 
 
-def _is_working() -> bool:
-    """Whether another thread than this one runs, or waits for a processor or a disk: when busy, that may take long."""
-    states = [file.read_text().rpartition(") ")[2][0] for file in Path("/proc/self/task").glob("*/stat")]
-    return sum(state in "RD" for state in states) > 1
+def is_working(process: str, threads: int) -> bool:
+    """Whether so many threads run, or wait for a processor or a disk: on a busy machine, that may take long."""
+    states = [file.read_text().rpartition(") ")[2][0] for file in Path(f"/proc/{process}/task").glob("*/stat")]
+    return sum(state in "RD" for state in states) >= threads

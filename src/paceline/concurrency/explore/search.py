@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shlex
 import sys
 import time
@@ -10,22 +11,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 
 from paceline.concurrency.explore.child import Job, Outcome, run_once
 from paceline.concurrency.explore.finding import Finding
+from paceline.concurrency.explore.interpose.chance import Chance
 from paceline.concurrency.explore.report import Report, write_token
 from paceline.concurrency.explore.rewriting import importing
-from paceline.concurrency.explore.settings import Settings, Target
-from paceline.concurrency.explore.strategies import Drawn, Strategy
+from paceline.concurrency.explore.session import Settings, Target
+from paceline.concurrency.explore.strategies import Drawn, RandomWalk, Replay, Strategy, Switch
 from paceline.concurrency.explore.strategies.directed import DirectedRun
 from paceline.concurrency.explore.strategies.dpor import Dpor
 from paceline.concurrency.explore.strategies.pos import PosRun
-from paceline.concurrency.explore.strategies.random_walk import RandomWalk
-from paceline.concurrency.explore.strategies.replay import Replay, Switch
 
 SHRINK_SECONDS = 10.0
-#: Schedules of the other strategies that a program with time-outs still gets when `dpor` has ended: its proof leaves
-#: early time-outs out.
+USUAL = Chance()  # the numbers that the plain run draws
+PASSES = 20  # of a line that are explored where all would be too many
+#: Schedules of the other strategies that a program still gets when `dpor` has ended, if it has what the proof leaves
+#: out: early time-outs, other random numbers, collections that call a destructor.
 AFTER_PROOF = 300
 #: Modules that are imported once for all runs: to import them starts no thread and reads nothing of the program.
 COMMON = {*sys.stdlib_module_names, "numpy", "pytest", "torch"} - {"antigravity", "this", "idlelib"}
@@ -58,21 +61,24 @@ class Explorer:
         if self._plain.lost:
             return report.without_verdict(self._plain.lost)
         for finding in () if self._plain.suspect else self._findings(self._plain)[:1]:
+            if finding.kind == "too long" and not self._settings.passes:
+                self._settings = replace(self._settings, passes=PASSES)
+                report.passes = PASSES
+                return self.explore_plain()
             if finding.kind == "too long":
                 return report.without_verdict(f"{finding.message}: give it a smaller input, or more with --steps")
             if finding.kind == "exception" and finding.where is None:  # no line of the program was executed
                 return report.without_verdict(finding.message)
-            report.add(finding, write_token(()), 0)
+            self._add(finding, self._plain)
         return report
 
-    def replay(self, switches: Sequence[Switch]) -> Report:
-        if self._settings.same:
-            self._plain = self._run(Replay())
-        outcome = self._run(Replay(switches))
+    def replay(self, switches: Sequence[Switch], chance: Chance) -> Report:
+        self._plain = self._run(Replay(), counted=False)
+        outcome = self._run(Replay(switches), chance=chance)
         if outcome.lost:
             return self._report.without_verdict(outcome.lost)
         for finding in self._findings(outcome)[:1]:
-            return self._report.add(finding, write_token(switches, outcome.suspect), len(switches))
+            return self._add(finding, outcome)
         return self._report.without_verdict("the schedule leads to no finding: the program has changed, or is repaired")
 
     def drill(self, faults: Sequence[str]) -> Report:
@@ -88,27 +94,36 @@ class Explorer:
         settings, report = self._settings, self._report
         searches = self._searches()
         dpor = next((each for each in searches if isinstance(each, Dpor)), Dpor())
-        limit = settings.schedules
+        limit, is_long = settings.schedules, bool(settings.passes)
         for search in itertools.cycle(searches):
             is_over = time.monotonic() - self._start > settings.seconds or report.schedules >= limit
             if is_over or (settings.first and report.all) or (settings.suspects and not self._settings.suspects):
                 return
-            if search is dpor and dpor.ended:
+            if search is dpor and (dpor.ended or is_long):
+                if len(searches) == 1:
+                    return
                 continue
             strategy = search.next()
             if strategy is None:
-                report.dismissed_after, report.has_timeouts = dpor.runs, dpor.has_timeouts
-                if not dpor.has_timeouts or len(searches) == 1:
+                report.dismissed_after = 0 if report.lost else dpor.runs
+                has_destructor = any("__del__" in Path(file).read_text(errors="replace") for file in self._plain.files)
+                report.is_partial = dpor.has_timeouts or self._plain.draws > 0 or has_destructor
+                if not report.is_partial or len(searches) == 1:
                     return
                 limit = min(limit, report.schedules + AFTER_PROOF)
                 continue
             before = self._shared
-            outcome = self._run(strategy, traced=search is dpor)
+            # Every other one draws other numbers; the orders of `dpor` are all of one program.
+            seed = 0 if search is dpor or report.schedules % 2 else settings.seed * 1_000_003 + report.schedules
+            chance = Chance(seed, self._plain.draws, self._plain.steps) if seed else USUAL
+            outcome = self._run(strategy, traced=search is dpor, chance=chance)
             self._judge(outcome, search.name)
             if self._shared != before:
                 dpor.begin_again()  # its runs did not stop at the data that threads are now known to share
-            elif search is dpor and outcome.trace is not None:
+            elif outcome.trace is not None:
                 dpor.learn(*outcome.trace)
+            elif search is dpor and not outcome.lost:
+                is_long = True
 
     def _searches(self) -> list[Dpor | Drawn]:
         settings = self._settings
@@ -129,23 +144,32 @@ class Explorer:
         if outcome.lost:
             self._report.lost[outcome.lost] = self._report.lost.get(outcome.lost, 0) + 1
         for finding in self._findings(outcome):
-            switches = list(outcome.switches)
+            switches, chance = list(outcome.switches), outcome.chance
             if any(finding.is_like(each.finding) for each in self._report.all) and not outcome.suspect:
                 continue
-            if (first := self._again(switches, finding)) is None:
+            if chance.seed and (first := self._again(switches, finding, USUAL)):
+                chance = USUAL
+            elif (first := self._again(switches, finding, chance)) is None:
                 self._report.unstable += 1
                 continue
             seconds = min(SHRINK_SECONDS, self._settings.seconds)
-            short = shrink(switches, partial(self._again, finding=finding), seconds)
-            last = self._again(short, finding) or first
-            self._report.add(last, write_token(short, outcome.suspect), len(short), name)
+            short = shrink(switches, partial(self._again, finding=finding, chance=chance), seconds)
+            if finding.kind == "results differ" and not short:  # they differ from run to run
+                self._report.unstable, self._plain = self._report.unstable + 1, self._plain._replace(output=None)
+                continue
+            last = self._again(short, finding, chance) or first
+            self._add(last, outcome._replace(switches=tuple(short), chance=chance), name)
             if outcome.suspect:
                 others = tuple(each for each in self._settings.suspects if each != outcome.suspect)
                 self._settings = replace(self._settings, suspects=others)
 
-    def _again(self, switches: Sequence[Switch], finding: Finding) -> Finding | None:
+    def _add(self, finding: Finding, outcome: Outcome, name: str = "plain") -> Report:
+        token = write_token(outcome.switches, outcome.suspect, self._settings.passes, outcome.chance)
+        return self._report.add(finding, token, len(outcome.switches), name, outcome.chance.seed)
+
+    def _again(self, switches: Sequence[Switch], finding: Finding, chance: Chance) -> Finding | None:
         """Return what a schedule leads to, if that is like a finding."""
-        again = self._findings(self._run(Replay(switches), counted=False))
+        again = self._findings(self._run(Replay(switches), counted=False, chance=chance))
         return next((each for each in again if each.is_like(finding)), None)
 
     def _findings(self, outcome: Outcome) -> list[Finding]:
@@ -153,12 +177,20 @@ class Explorer:
         findings = [outcome.finding] if outcome.finding is not None else []
         if self._settings.races:
             findings += outcome.races
-        if self._settings.same and not findings and not outcome.lost and outcome.output != self._plain.output:
-            findings.append(_difference(self._plain.output, outcome.output))
+        plain, output = self._plain.output, outcome.output
+        is_comparable = outcome.chance.seed == 0 or self._plain.draws == 0
+        if plain is not None and output is not None and output != plain and not findings and is_comparable:
+            self._report.differs = True
+            if self._settings.same:
+                findings.append(Finding("results differ", _difference(_lines(plain), _lines(output))))
+            elif outcome.races and (one := _results(plain)) != (other := _results(output)):
+                race = outcome.races[0]
+                message = f"{_difference(one, other)}: {race.message}"
+                findings.append(replace(race, kind="results differ", message=message))
         return findings
 
-    def _run(self, strategy: Strategy, traced: bool = False, counted: bool = True) -> Outcome:
-        outcome = run_once(Job(self._target, self._settings, strategy, self._shared, traced))
+    def _run(self, strategy: Strategy, traced: bool = False, counted: bool = True, chance: Chance = USUAL) -> Outcome:
+        outcome = run_once(Job(self._target, self._settings, strategy, self._shared, traced, chance))
         if counted:
             self._report.count(outcome, time.monotonic() - self._start)
         if self._shared is not None:
@@ -200,10 +232,17 @@ def shrink(switches: Sequence[Switch], fails: Callable[[Sequence[Switch]], objec
     return short
 
 
-def _difference(plain: bytes, other: bytes) -> Finding:
+def _lines(output: bytes) -> list[str]:
+    return output.decode(errors="replace").splitlines()
+
+
+def _results(output: bytes) -> list[str]:
+    """Return what is printed but for the order of the lines, and times."""
+    return sorted(re.sub(r"\d+\.\d+", "#", line) for line in _lines(output))
+
+
+def _difference(plain: Sequence[str], other: Sequence[str]) -> str:
     """Describe outputs that differ, by their first different line."""
-    lines = itertools.zip_longest(
-        plain.decode(errors="replace").splitlines(), other.decode(errors="replace").splitlines(), fillvalue="(nothing)"
-    )
+    lines = itertools.zip_longest(plain, other, fillvalue="(nothing)")
     first, second = next(((one, two) for one, two in lines if one != two), ("", ""))
-    return Finding("results differ", f"the program prints {second!r}; without a switch it prints {first!r}")
+    return f"the program prints {second!r}; without a switch it prints {first!r}"

@@ -7,12 +7,68 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from paceline.concurrency.explore.oracles import Suspect
 from paceline.concurrency.explore.report import Report
-from paceline.concurrency.explore.settings import DRILLS, STRATEGIES, Settings, Target
 from paceline.errors import UsageError
+
+DRILLS = ("exception", "short", "nan", "sigterm", "disk")
+STRATEGIES = ("auto", "random", "pos", "dpor", "directed")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A script with its own main, or a function without arguments."""
+
+    file: str = ""  # of a script, or of the function
+    module: str = ""  # of the function, where no file is named
+    function: str = ""
+    arguments: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.file or self.module}{f':{self.function}' if self.function else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How long, how, and what else than crashes and deadlocks counts as wrong."""
+
+    seconds: float = 30.0
+    schedules: int = 2_000
+    strategy: str = "auto"
+    seed: int = 0
+    races: bool = False
+    same: bool = False
+    ranks: int = 0
+    drill: str = ""  # one fault on one rank
+    first: bool = False  # end the search with the first finding
+    suspects: tuple[Suspect, ...] = ()  # of the checker, each looked for until it is confirmed
+    steps: int = 20_000  # after which a run is given up
+    passes: int = 0  # of a thread over a line, after which few are steps; 0 where all are
+    run_seconds: float = 30.0  # real ones, for a single run
+
+
+def parse_target(text: str, arguments: tuple[str, ...] = ()) -> Target:
+    """Return the target that a command line names.
+
+    >>> parse_target("shop.stock:sell_last_item").function
+    'sell_last_item'
+    """
+    name, colon, function = text.rpartition(":")
+    if not colon:
+        name, function = text, ""
+    if colon and not function.replace(".", "_").isidentifier():
+        raise UsageError(f"{text!r}: {function!r} is not the name of a function; write FILE.py:FUNCTION")
+    if name.endswith(".py"):
+        return Target(file=name, function=function, arguments=arguments)
+    if not function:
+        raise UsageError(
+            f"{text!r} is neither a script nor a function; write FILE.py, FILE.py:FUNCTION or MODULE:FUNCTION"
+        )
+    return Target(module=name, function=function, arguments=arguments)
 
 
 class Request(NamedTuple):
@@ -56,7 +112,7 @@ class Session:
     def explore(
         self,
         target: Target,
-        settings: Settings = Settings(),  # noqa: B008  # frozen
+        settings: Settings = Settings(),  # frozen
         *,
         replay: str = "",
         drills: Sequence[str] = (),
@@ -83,14 +139,19 @@ class Session:
 
 
 def drills_of(names: Sequence[str], ranks: int) -> list[str]:
+    """Return drills as KIND:STEP:RANK: usually in step 2 of the last rank, but rank 0 is the one that saves.
+
+    >>> drills_of(["nan", "disk:3"], ranks=2)
+    ['nan:2:1', 'disk:3:0']
+    """
     if names and ranks < 2:
         raise UsageError(f"--drill {names[0]}: a fault on one rank needs others; add --ranks 2 or more")
-    drills = [each for name in names for each in (DRILLS if name == "all" else (name,))]
-    for each in drills:
+    drills = []
+    for each in (each for name in names for each in (DRILLS if name == "all" else (name,))):
         kind, *numbers = each.split(":")
         if kind not in DRILLS or len(numbers) > 2 or not all(number.isdigit() for number in numbers):
-            kinds = ", ".join(DRILLS)
-            raise UsageError(
-                f"--drill {each}: not a drill; write {kinds} or all, each as KIND, KIND:STEP or KIND:STEP:RANK"
-            )
+            form = f"{', '.join(DRILLS)} or all, each as KIND, KIND:STEP or KIND:STEP:RANK"
+            raise UsageError(f"--drill {each}: not a drill; write {form}")
+        usual = ["1", "0"] if kind == "disk" else ["2", str(ranks - 1)]
+        drills.append(":".join([kind, *numbers, *usual[len(numbers) :]]))
     return drills

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.concurrency.explore import interpose
+from paceline.concurrency.explore.interpose.chance import Chance
 from paceline.concurrency.explore.report import Report, read_token
 from paceline.concurrency.explore.rewriting.importing import Finder, Scope, compiled
 from paceline.concurrency.explore.search import Explorer
@@ -55,8 +56,9 @@ def _explore(request: Request) -> Report:
     gc.freeze()
     try:
         if request.replay:
-            switches, suspects = read_token(request.replay)
-            return Explorer(target, replace(settings, suspects=suspects)).replay(switches)
+            switches, suspects, passes, chance = read_token(request.replay)
+            explorer = Explorer(target, replace(settings, suspects=suspects, passes=passes))
+            return explorer.replay(switches, Chance(*chance))
         explorer = Explorer(target, settings)
         return explorer.drill(request.drills) if request.drills else explorer.explore()
     finally:

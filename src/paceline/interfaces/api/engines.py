@@ -18,6 +18,7 @@ from paceline.training.jobs.job import Job
 if TYPE_CHECKING:
     from paceline.runtime.engines.cluster import Roster
     from paceline.runtime.engines.cluster.successor import Successor
+    from paceline.runtime.engines.joining.parcel import Parcel
     from paceline.runtime.engines.virtual import World
 
 
@@ -51,6 +52,8 @@ class Request:
     trusted_network: bool = False
     #: What this node has if it leads a run whose head is lost.
     successor: Successor | None = None
+    #: What travels to machines that join, if they may.
+    parcel: Parcel | None = None
 
     @property
     def leads(self) -> bool:
@@ -78,10 +81,10 @@ def _cluster(life: Life, request: Request) -> AbstractContextManager[Outcome]:
     from paceline.runtime.engines.cluster import engine
 
     assert request.node is not None
-    if request.node.open:
+    if request.parcel is not None and request.leads:
         from paceline.runtime.engines.joining import open_nodes
 
-        return open_nodes.train(life, request.node, request.backups)
+        return open_nodes.train(life, request.node, request.parcel, request.successor, request.backups)
     if request.successor is not None:
         return engine.lead(life, request.successor, request.backups)
     return engine.train(life, request.node, request.backups)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from paceline.algorithms.cluster.variables import value
+from paceline.algorithms.cluster.launchers import value
 from paceline.errors import PlanError, UsageError
 from paceline.plans.plan import Plan
 from paceline.plans.recipe import refuse_tables

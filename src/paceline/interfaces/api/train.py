@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import (
     Blamed,
     CheckpointWarning,
+    DeathWarning,
     JobWarning,
     PacelineError,
+    PeerLost,
     PlanError,
     PlanWarning,
     RunFailed,
@@ -35,7 +38,7 @@ from paceline.interfaces.callbacks.loggers import named
 from paceline.plans.plan import Plan, check_method
 from paceline.runtime.engines import checkpoints, cluster, mpi
 from paceline.runtime.engines.checkpoints import CheckpointRequest
-from paceline.runtime.engines.cluster.successor import Promoted
+from paceline.runtime.engines.cluster.successor import Dismissed, Promoted
 from paceline.runtime.engines.job_file import save_job_file
 from paceline.runtime.engines.outcome import Life, finish
 from paceline.runtime.engines.record import first_record, life_record
@@ -60,10 +63,12 @@ from paceline.training.jobs.loading import own_arguments
 
 if TYPE_CHECKING:
     from paceline.runtime.engines.cluster import Roster
+    from paceline.runtime.engines.joining.guest import Guest
     from paceline.runtime.engines.virtual import World
 
 RUNS = Path("runs")
 AUTO = "auto"
+RETURNS = 16  # times that a node comes back which was asleep, or whose network was gone
 
 
 @accepts_old_names(RENAMED_ARGUMENTS["train"])
@@ -199,16 +204,46 @@ def _begin(request: Request, job: Job) -> Run:
     plan = plan_of(request.plan, request.workers or (node.nodes if node else None), engine)
     interval = _possible(request, plan)
     leads = not _follows(job, plan, engine, node)
-    folder = request.folder if leads else None
     with _notes_of_rank_0(request), _ranks(engine):
         setup = set_up(job, plan, engine, request.max_updates, tested=leads, bounded=True)
-    try:
-        return _in_folder(request, job, setup, folder, interval)
-    except Promoted as promoted:
-        request = replace(request, successor=promoted.successor)
-        setup = promoted.successor.part.setup.tested()
-        job = job.with_(model=setup.job.model)  # that of the first head, where the models of ranks differ
-        return _in_folder(request, job, setup, request.folder, interval)
+    if node is None or not node.open:
+        return _take_part(request, job, setup, interval)
+    from paceline.runtime.engines.joining.open_nodes import opened_run
+
+    with opened_run(setup, node, request.timeout, interval, request.backups) as (placed, parcel):
+        return _take_part(replace(request, node=placed, parcel=parcel), job, setup, interval)
+
+
+def take_part(guest: Guest, runs: Path, callbacks: Sequence[Any] = ()) -> Run:
+    """Train the part of a machine that has joined a run; its folder is made in `runs`, should this machine lead."""
+    spec, roster, parcel = guest.settle()
+    request = Request(
+        spec.job, spec.plan, None, "cluster", runs, spec.limit, spec.deadline, spec.interval, callbacks=callbacks,
+        node=roster, backups=spec.backups, parcel=parcel,
+    )  # fmt: skip
+    with _notes_of_rank_0(request):
+        setup = set_up(spec.job, spec.plan, "cluster", spec.limit, tested=False, bounded=True)
+    return _take_part(request, spec.job, setup, spec.interval)
+
+
+def _take_part(request: Request, job: Job, setup: Setup, interval: CheckpointInterval | None) -> Run:
+    """Train this process's part, which leads the run or follows; in a cluster that may change while it goes on."""
+    before: Dismissed | None = None
+    for returns in itertools.count():
+        try:
+            return _in_folder(request, job, setup, request.folder if request.leads else None, interval)
+        except Promoted as promoted:
+            request = replace(request, successor=promoted.successor)
+            setup = promoted.successor.part.setup.tested()
+            job = job.with_(model=setup.job.model)  # that of the first head, where the models of ranks differ
+        except Dismissed as error:
+            if error.roster is None or returns >= RETURNS:
+                raise
+            warnings.warn(f"{error}. This machine comes back as one of the others", DeathWarning, stacklevel=2)
+            before, request = error, replace(request, node=error.roster, successor=None)
+        except PeerLost as error:
+            raise (before or error) from error
+    raise AssertionError
 
 
 def _in_folder(

@@ -49,7 +49,7 @@ ExploreDrills = Annotated[
     typer.Option(
         "--drill",
         metavar="KIND[:STEP[:RANK]]",
-        help="With --ranks: try a fault on one rank: exception, short, nan, sigterm, or all. May be repeated.",
+        help="With --ranks: try a fault on one rank: exception, short, nan, sigterm, disk, or all. May be repeated.",
     ),
 ]
 ExploreSeconds = Annotated[float, typer.Option("--seconds", min=0.0, help="Search no longer than this.")]
@@ -98,8 +98,7 @@ def explore(
     repeated. A finding shows the order, with as few switches as it needs, and a token that replays it. Exits with 0
     when nothing was found, 1 when something was, 2 when the program could not be explored.
     """
-    from paceline.concurrency.explore.session import Session, drills_of
-    from paceline.concurrency.explore.settings import Settings, parse_target
+    from paceline.concurrency.explore.session import Session, Settings, drills_of, parse_target
 
     settings = Settings(
         seconds=seconds,

@@ -30,18 +30,21 @@ def keys(folder: options.KeyFolder, hosts: options.Hosts = None, days: options.D
         console.print(f"{each}  copy it to {where}, and start with --keys there", soft_wrap=True)
 
 
-def join(words: options.Code, yes: options.Yes = False) -> None:
+def join(
+    words: options.Code, yes: options.Yes = False, runs: options.Runs = Path("runs"), quiet: options.Quiet = False
+) -> None:
     """Let this machine take part in a training on another one, which shows CODE.
 
     The job, the modules beside it and small files that it reads come from there, and are run here as this user: you are
-    asked once. Ctrl-C leaves the run, which goes on without this machine.
+    asked once. Ctrl-C leaves the run, which goes on without this machine. If the machine that leads is lost, another
+    one leads; if it is this one, the run's folder is made in --runs, and others join here.
     """
     from paceline.runtime.engines.joining import guest
 
     door, code = guest.parse(words)
-    quiet = not console.is_terminal  # it would print an empty line
+    plain = not console.is_terminal  # it would print an empty line
     with Progress(
-        TextColumn("the job"), BarColumn(), DownloadColumn(), console=console, transient=True, disable=quiet
+        TextColumn("the job"), BarColumn(), DownloadColumn(), console=console, transient=True, disable=plain
     ) as bar:
         task = bar.add_task("", total=None, visible=False)
 
@@ -56,12 +59,22 @@ def join(words: options.Code, yes: options.Yes = False) -> None:
             bar.start()
             return agreed
 
-        def progress(come: int, total: int) -> None:
-            bar.update(task, completed=come, total=total, visible=come < total)
+        def progress(received: int, total: int) -> None:
+            bar.update(task, completed=received, total=total, visible=received < total)
 
         joined = guest.visit_run(door, code, consents, progress, saying(quiet=False))
-    with joined as part:
-        part.train(saying(quiet=False))
+    runs = runs.absolute()
+    with joined as guest_here:
+        console.print(f"joined the run of {guest_here.offer.host} as rank {guest_here.rank}; Ctrl-C leaves it")
+        from paceline.interfaces.api.train import take_part
+        from paceline.interfaces.callbacks.progress_bar import ProgressBar
+        from paceline.interfaces.cli.train import report
+
+        run = take_part(guest_here, runs, [ProgressBar("", quiet, console)])
+        if run.path is not None:
+            report(run)
+        else:
+            console.print("the run is done; the machine that leads it has its folder")
 
 
 def _described(offer: Offer) -> str:

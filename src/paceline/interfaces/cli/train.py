@@ -71,7 +71,7 @@ def train(
             address=address, joinable=joinable, epochs=epochs if resume else None, loggers=logger or (),
             callbacks=_callbacks(early_stopping, best_checkpoint, str(resume) if resume or not chosen else "", quiet),
         )  # fmt: skip
-    _report(run, json, rank)
+    report(run, json, rank)
 
 
 def _callbacks(early_stopping: str | None, best_checkpoint: str | None, title: str, quiet: bool) -> list[Any]:
@@ -81,7 +81,8 @@ def _callbacks(early_stopping: str | None, best_checkpoint: str | None, title: s
     return [*named_callbacks(early_stopping, best_checkpoint), ProgressBar(title, quiet, console)]
 
 
-def _report(run: Run, json: bool, rank: int) -> None:
+def report(run: Run, json: bool = False, rank: int = 0) -> None:
+    """Show what a run has come to."""
     if rank and run.path is None:
         return  # another rank leads, and reports for all
     if json:

@@ -18,9 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from paceline.algorithms.cluster.explore import Machines, SmallCluster
 from paceline.algorithms.cluster.explore import explore as explore_cluster
-from paceline.algorithms.cluster.machines import Machines
-from paceline.algorithms.cluster.small_cluster import SmallCluster
 from paceline.algorithms.collectives import Collective, table_seconds
 from paceline.algorithms.collectives.canonical import Canonical
 from paceline.algorithms.collectives.proof import has_its_rounds, prove, prove_mixing

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 
-from paceline.algorithms.cluster.variables import value
+from paceline.algorithms.cluster.launchers import value
 from paceline.errors import UsageError
 from paceline.runtime.backend import collectives, fallback, group_memory, point_to_point
 from paceline.runtime.backend.collectives import Unsupported, flat

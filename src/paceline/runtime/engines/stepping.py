@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from paceline.algorithms.cluster.epochs import Epochs
+from paceline.algorithms.cluster.shares import Epochs
 from paceline.errors import JobWarning, NotFinite
 from paceline.plans.methods.all_reduce import Alone
 from paceline.plans.plan import Plan

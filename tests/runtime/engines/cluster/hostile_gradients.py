@@ -10,9 +10,9 @@ import torch
 
 from paceline.algorithms.cluster.messages import Process, Propose, Push, Role, pack
 from paceline.algorithms.codecs.catalogue import CODECS
+from paceline.runtime.engines.cluster.servers.loop import MESSAGES, peer_of
 from paceline.runtime.engines.cluster.servers.shard_process import ShardProcess
 from paceline.runtime.engines.cluster.servers.shard_state import CodedVector
-from paceline.runtime.engines.cluster.servers.wire import MESSAGES, peer_of
 from paceline.runtime.links.tcp.hub import Received
 from paceline.training.gradients.encoder import GradientEncoder
 from tests.runtime.engines.cluster.stubs import Notes, layout_of, maker, shard_server, small_job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,6 @@ import torch.distributed
 
 from paceline.errors import RunFailed
 from paceline.runtime.engines import cluster
-from paceline.runtime.engines.cluster import agent_store
 from tests.runtime.engines.cluster.nodes import nodes, told
 
 
@@ -59,7 +59,7 @@ def test_a_rank_0_that_does_not_come_is_waited_for_until_the_deadline(tmp_path: 
 
 
 def test_a_store_that_is_gone_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent_store, "CONNECTING", 0.2)
+    monkeypatch.setattr(sys.modules["paceline.runtime.engines.cluster.roster"], "CONNECTING", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environ = {

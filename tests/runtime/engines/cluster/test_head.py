@@ -92,8 +92,26 @@ def test_the_head_is_killed_and_the_next_rank_leads(tmp_path: Path, plan: str) -
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("plan", ["downpour:shards=2", "ring", "ssp:bound=2", "backup:backups=1", "local_sgd:every=4"])
-def test_a_stopped_head_is_replaced_and_ends_when_it_wakes(tmp_path: Path, plan: str) -> None:
+@pytest.mark.parametrize("plan", ["downpour:shards=2", "ssp:bound=2", "backup:backups=1"])
+def test_a_stopped_head_is_replaced_and_comes_back_when_it_wakes(tmp_path: Path, plan: str) -> None:
+    with started(tmp_path, NodeProgram(plan, 3, BATCHES, STEP), held=True) as (ran, _):
+        heads = Heads(ran)
+        heads.machine(0, signal.SIGSTOP)
+        run = heads.leads()
+        heads.machine(0, signal.SIGCONT)
+
+        def is_back() -> bool:
+            begun = [e for e in read_events(run) if e.kind is EventKind.STARTED and e.process is ProcessKind.WORKER]
+            return len({e.pid for e in begun if e.rank == 0}) == 2
+
+        heads.until(is_back, "another worker of the first head's node")
+        heads.finish([0], {})
+        assert "rank 1 leads it now" in ran.running[0].out.read_text()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("plan", ["ring", "local_sgd:every=4"])
+def test_a_stopped_head_of_a_group_is_replaced_and_ends_when_it_wakes(tmp_path: Path, plan: str) -> None:
     with started(tmp_path, NodeProgram(plan, 3, BATCHES, STEP), held=True) as (ran, _):
         heads = Heads(ran)
         heads.machine(0, signal.SIGSTOP)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.runtime.engines.cluster.servers.placement import Placement
+from paceline.runtime.engines.cluster.servers.node_servers import Placement
 
 
 def test_a_run_that_begins_with_all_its_nodes() -> None:

@@ -10,8 +10,7 @@ import pytest
 from paceline.algorithms.cluster.messages import Process, Push, Role
 from paceline.algorithms.cluster.outputs import TIMING
 from paceline.algorithms.cluster.worker import WorkerMachine
-from paceline.runtime.engines.cluster.servers.loop import MachineLoop
-from paceline.runtime.engines.cluster.servers.wire import Other, addresses_to_bytes, kind_of, peer_of
+from paceline.runtime.engines.cluster.servers.loop import MachineLoop, Other, addresses_to_bytes, kind_of, peer_of
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.hub import Gone, Received, Unreached
 from tests.runtime.engines.cluster.stubs import AT_DESK, AT_SERVER, Notes, shard_server

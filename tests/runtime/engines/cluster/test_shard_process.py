@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from paceline.algorithms.cluster.applied import Applied
 from paceline.algorithms.cluster.messages import (
     NONE,
+    Applied,
     Copy,
     Enrol,
     Message,
@@ -30,10 +30,10 @@ from paceline.algorithms.cluster.messages import (
 )
 from paceline.algorithms.cluster.outputs import TIMING, Apply
 from paceline.runtime.engines.cluster.servers.collector import Collector
+from paceline.runtime.engines.cluster.servers.loop import MESSAGES, Other, kind_of, peer_of
 from paceline.runtime.engines.cluster.servers.server_head import ServerHead
 from paceline.runtime.engines.cluster.servers.shard_process import ShardProcess
 from paceline.runtime.engines.cluster.servers.shard_state import ShardState
-from paceline.runtime.engines.cluster.servers.wire import MESSAGES, Other, kind_of, peer_of
 from paceline.runtime.links.tcp.hub import Received
 from paceline.runtime.runs.trace import DTYPE
 from tests.runtime.engines.cluster.stubs import AT_DESK, Notes, layout_of, maker, shard_server, small_job

@@ -17,7 +17,8 @@ from paceline.runtime.links.tcp.address import Address
 
 SAID: dict[str, Any] = {
     "host": "alice", "job": "job", "plan": "downpour:workers=8", "python": python(), "packages": [],
-    "files": ["job.py"], "elsewhere": [], "bytes": 100, "head": ["192.0.2.7", 40000], "back": True,
+    "files": ["job.py"], "elsewhere": [], "bytes": 100, "head": ["192.0.2.7", 40000], "head_rank": 0,
+    "back": True,
 }  # fmt: skip
 
 

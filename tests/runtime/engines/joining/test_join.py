@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import signal
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +43,7 @@ def step(model, batch):
     passes.append(None)
     if len(passes) >= 10:  # the checks before a start make fewer
         Path(FOLDER, f"computes-{{os.getcwd().count('paceline-')}}").touch()
+        Path(FOLDER, f"at-{{Path.cwd().name}}").touch()
         while os.path.exists(os.path.join(FOLDER, "hold")):
             time.sleep(0.005)
     return scale * ((model(batch[0]).squeeze(1) - batch[1]) ** 2).mean()
@@ -134,6 +138,99 @@ def test_a_machine_that_leaves_costs_no_update(alice: Path) -> None:
     assert "the run goes on without this rank" in left.err
     rows = trace_of(alice)
     assert sorted(rows[rows["kind"] == Kind.APPLY]["update"]) == list(range(60))
+
+
+def processes_of(folder: Path) -> list[int]:
+    """Return the processes of the first machine."""
+    (run,) = (folder / "runs").iterdir()
+    return [
+        each["process"]["pid"] for each in json.loads((run / "live.json").read_text())["processes"] if not each["rank"]
+    ]
+
+
+@pytest.fixture
+def scratch() -> Iterator[None]:
+    """What a killed machine leaves behind is removed."""
+    before = set(Path(tempfile.gettempdir()).glob("paceline-*"))
+    yield
+    for folder in set(Path(tempfile.gettempdir()).glob("paceline-*")) - before:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def door_of(running: Running) -> list[str]:
+    """Return how to join a run that this machine leads by now."""
+    found: list[tuple[str, str]] = []
+
+    def shown() -> bool:
+        found[:] = re.findall(r"or: paceline join (\S+) (\S+)", running.err.read_text())
+        return bool(found) or not running.process.is_alive()
+
+    wait_for(shown, running)
+    assert found, running.err.read_text()
+    return list(found[-1])
+
+
+@pytest.mark.usefixtures("scratch")
+def test_a_machine_that_has_joined_leads_and_lets_others_in_when_the_first_one_is_killed(alice: Path) -> None:
+    home = alice.parent
+    (home / "carol").mkdir()
+    first, where = open_run(alice, "--plan", "downpour")
+    running = [first]
+    try:
+        wait_for(lambda: (home / "computes-0").exists(), first)
+        running.append(bob := typed(home / "bob", "join", *where, "--yes", "--quiet"))
+        wait_for(lambda: len(list(home.glob("at-*"))) == 2, *running)
+        for pid in processes_of(alice):
+            os.kill(pid, signal.SIGKILL)
+        where = door_of(bob)
+        running.append(carol := typed(home / "carol", "join", *where, "--yes", "--quiet"))
+        wait_for(lambda: len(list(home.glob("at-*"))) == 3, *running)
+        (home / "hold").unlink()
+        joined, led = carol.end(PATIENCE), bob.end(PATIENCE)
+    finally:
+        for each in running:
+            each.stop()
+    assert led.code == joined.code == 0, (led.err, joined.err)
+    assert "the head is lost: rank 1 leads from now on" in led.err
+    rows = trace_of(home / "bob")
+    assert set(rows[rows["kind"] == Kind.COMPUTE]["worker"]) == {0, 1, 2}, "the newcomer got a rank that none had"
+    assert sorted(rows[rows["kind"] == Kind.APPLY]["update"]) == list(range(60)), "every batch is in the model once"
+    (run,) = (home / "bob" / "runs").iterdir()
+    assert json.loads((run / "run.json").read_text())["summary"]["workers"] == 3
+
+
+@pytest.mark.soak
+def test_a_head_that_wakes_comes_back_to_the_run_that_another_one_leads(alice: Path) -> None:
+    home = alice.parent
+    (home / "carol").mkdir()
+    first, where = open_run(alice, "--plan", "downpour")
+    running, stopped = [first], list[int]()
+    try:
+        wait_for(lambda: (home / "computes-0").exists(), first)
+        running.append(bob := typed(home / "bob", "join", *where, "--yes", "--quiet"))
+        wait_for(lambda: "the next machine" in first.err.read_text(), *running)
+        code = re.findall(r"the next machine: paceline join (\S+)", first.err.read_text())[-1]
+        running.append(carol := typed(home / "carol", "join", where[0], code, "--yes", "--quiet"))
+        wait_for(lambda: len(list(home.glob("at-*"))) == 3, *running)
+        stopped = processes_of(alice)
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        door_of(bob)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        wait_for(lambda: "comes back" in first.err.read_text(), *running)
+        wait_for(lambda: len(list(home.glob("at-alice"))) == 1, *running)
+        (home / "hold").unlink()
+        ended = [each.end(PATIENCE) for each in (carol, bob, first)]
+    finally:
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        for each in running:
+            each.stop()
+    assert [each.code for each in ended] == [0, 0, 0], [each.err for each in ended]
+    rows = trace_of(home / "bob")
+    assert sorted(rows[rows["kind"] == Kind.APPLY]["update"]) == list(range(60)), "every batch is in the model once"
 
 
 @pytest.mark.soak

@@ -23,7 +23,7 @@ from paceline.runtime.engines.joining.parcel import (
     python,
     receive_parcel,
 )
-from paceline.runtime.links.pairing.line import Line
+from paceline.runtime.links.pairing.exchange import Line
 
 #: Opens files in several ways, and says what would travel.
 PROGRAM = """

@@ -14,10 +14,9 @@ import pytest
 
 from paceline.errors import MachineError, PeerLost, PeerRefused
 from paceline.runtime.links.pairing import door as door_module
-from paceline.runtime.links.pairing.code import WORDS, Code
-from paceline.runtime.links.pairing.door import GUESSES, Door, listen_anywhere
-from paceline.runtime.links.pairing.line import Line
-from paceline.runtime.links.pairing.visit import visit
+from paceline.runtime.links.pairing.code import GUESSES, LONG, WORDS, Code
+from paceline.runtime.links.pairing.door import FREE, LONGEST_PAUSE, REMEMBERED, Door, Refused, listen_anywhere
+from paceline.runtime.links.pairing.exchange import Line, visit
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.tls import make_keys
 
@@ -49,7 +48,8 @@ class Host:
 
 @pytest.fixture
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
-    monkeypatch.setattr(door_module, "PAUSE", 0.01)
+    monkeypatch.setattr(door_module, "SPACING", 0.01)
+    monkeypatch.setattr(door_module, "FIRST_PAUSE", 0.0)
     host = Host(tmp_path)
     yield host
     host.door.close()
@@ -89,51 +89,83 @@ def test_two_machines_at_once_do_not_join_with_the_same_code(host: Host) -> None
         assert line.receive() == b"the job"
 
 
-def test_after_a_few_wrong_codes_no_machine_can_join(host: Host) -> None:
+def test_after_five_wrong_codes_a_longer_one_is_shown_and_lets_machines_in(host: Host) -> None:
     code = host.door.code
     for number in range(1, GUESSES + 1):
         with pytest.raises(PeerRefused, match="the code is wrong"):
             host.join(wrong(code))
         line = host.said.get(timeout=20)
-        expected = f"the {GUESSES}th: no machine can join" if number == GUESSES else f"({number} of {GUESSES}"
+        expected = "from now on codes are longer" if number == GUESSES else f"({number} of {GUESSES}"
         assert expected in line
-    with pytest.raises(MachineError, match="nothing listens at"):
+    assert line.endswith(f"The next machine: paceline join {host.door.code}")
+    with pytest.raises(PeerRefused, match="its screen shows a longer one"):
         host.join(code)
+    assert host.door.code.words.count("-") == LONG - 1
+    for _ in range(GUESSES):
+        with pytest.raises(PeerRefused, match="the code is wrong"):
+            host.join(wrong(host.door.code))
+    assert host.join(host.door.code) == b"the job"
+    assert host.said.get(timeout=20) == f"bob has joined; the next machine: paceline join {host.door.code}"
 
 
-def test_who_tries_codes_at_full_speed_has_few_guesses_and_costs_little(tmp_path: Path) -> None:
-    """Four attackers for two seconds, some of whom guess and some of whom only knock; the door pauses as it does."""
+def test_an_honest_machine_is_let_in_while_others_try_codes_at_full_speed(tmp_path: Path) -> None:
+    """Attackers at two addresses, some of whom guess and some of whom only knock; the door pauses as it does."""
     host = Host(tmp_path)
-    code, until, tried = host.door.code, time.monotonic() + 2.0, [0, 0]
+    done, right = threading.Event(), list[str]()
 
-    def guess() -> None:
-        while time.monotonic() < until:
-            tried[0] += 1
-            try:
-                host.join(wrong(code))
-            except (PeerRefused, PeerLost, MachineError):
-                continue
-            tried[1] += 1
+    def guess(source: str) -> None:
+        while not done.is_set():
+            with suppress(PeerRefused, PeerLost, MachineError):
+                joins(source, wrong(host.door.code))
+                right.append(source)
 
-    def knock() -> None:
-        while time.monotonic() < until:
-            try:
-                with socket.create_connection(host.door.address, 1.0) as raw:
-                    raw.sendall(b"\x16\x03\x01")
-            except OSError:
-                return
+    def knock(source: str) -> None:
+        while not done.is_set():
+            with suppress(OSError), socket.create_connection(host.door.address, 1.0, (source, 0)) as raw:
+                raw.sendall(b"\x16\x03\x01")
 
-    attackers = [threading.Thread(target=each) for each in (guess, guess, knock, knock)]
+    def joins(source: str, code: Code) -> bytes:
+        with visit(host.door.address, code, source) as (line, _):
+            line.send(b"bob")
+            return line.receive()
+
+    attackers = [
+        threading.Thread(target=each, args=(f"127.0.0.{number}",)) for number in (2, 3) for each in (guess, knock)
+    ]
     try:
         for each in attackers:
             each.start()
-        for each in attackers:
-            each.join(60)
-        assert tried[1] == 0
-        assert tried[0] > 0
-        assert host.said.qsize() <= GUESSES
+        until = time.monotonic() + 20.0
+        while host.door.codes.wrong < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        content = b""
+        while (
+            not content and time.monotonic() < until
+        ):  # a code that is guessed at five times gives way to a longer one
+            with suppress(PeerRefused):
+                content = joins("127.0.0.1", host.door.code)
+        assert content == b"the job"
+        assert not right
     finally:
+        done.set()
+        for each in attackers:
+            each.join(20)
         host.door.close()
+
+
+def test_a_machine_that_was_refused_waits_longer_each_time_and_others_do_not() -> None:
+    refused, now, looked_at = Refused(), 0.0, 0
+    while now < 600.0:
+        assert not refused.wait(now, "192.168.1.9")
+        refused.add(now, "192.168.1.66")
+        looked_at += 1
+        now += refused.wait(now, "192.168.1.66")
+    assert FREE + 600 / LONGEST_PAUSE < looked_at < 30
+    refused.forget("192.168.1.66")
+    assert not refused.wait(now, "192.168.1.66")
+    for number in range(REMEMBERED + 10):
+        refused.add(now, str(number))
+    assert len(refused.until) == len(refused.counts) == REMEMBERED
 
 
 def test_what_is_no_machine_that_pairs_is_closed_and_no_guess(host: Host) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from paceline.concurrency.explore.interpose import clock, event_loop, processes, queues, threads
+from paceline.concurrency.explore.interpose import chance, event_loop, locks, processes, threads
 from paceline.concurrency.explore.interpose.locks import PRIMITIVES
 from paceline.concurrency.explore.interpose.threads import Thread, Timer
 
@@ -17,5 +17,5 @@ def install() -> None:
     """Put the controlled forms in place, for the rest of this process."""
     for each in (*PRIMITIVES, Thread, Timer):
         setattr(threading, each.__name__, each)
-    for module in (queues, threads, clock, event_loop, processes):
+    for module in (locks, threads, chance, event_loop, processes):
         module.install()

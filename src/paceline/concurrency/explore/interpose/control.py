@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import linecache
 import re
@@ -11,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from paceline.concurrency.explore.finding import MARK as MARK
+from paceline.concurrency.explore.finding import Finding
 from paceline.concurrency.explore.operation import Mode, Operation, Place, Touch
 from paceline.concurrency.explore.scheduler import Run, Task, real_monotonic, real_sleep
 
@@ -19,9 +21,13 @@ MODELLED = {
     "queue", "logging", "logging.handlers", "sched", "socketserver", "concurrent.futures._base",
     "concurrent.futures.thread", "asyncio.base_events", "multiprocessing.pool", "multiprocessing.dummy",
 }  # fmt: skip
+SLOW = 0.1  # seconds for which a callback may block its loop, as asyncio has it
 _ASSIGNED = re.compile(r"^\s*([\w.\[\]'\"]+)\s*(?::[^=]+)?=[^=]")
 
 shared: dict[int, Any] = {}  # what processes send each other without a copy
+
+#: What asyncio's debug mode would tell: exceptions that no one has read, a loop that is blocked.
+notes: list[Finding] = []
 
 #: The run in progress; None before and after one.
 run: Run | None = None
@@ -153,7 +159,12 @@ def step(
         operation.ready = ready
     if timeout is not None:
         operation.deadline = current.now + timeout
-    return current.perform(task, operation)
+    if current.perform(task, operation):
+        return True
+    if timeout is not None and timeout >= SLOW and asyncio._get_running_loop() is not None:
+        message = f"{task.name} {verb} {subject} in its event loop: for {timeout:g} s no task of the loop can run"
+        notes.append(Finding("blocked loop", message, place=operation.place))
+    return False
 
 
 def wait_outside(ready: Callable[[], bool] | None, timeout: float | None) -> bool:

@@ -1,7 +1,8 @@
-"""asyncio: the loop runs its callbacks in its own order, first in, first out, as it always does.
+"""`time` and `asyncio`: a clock that passes only when the scheduler says so, sleeps that cost nothing, and the loop.
 
-What varies is time, and the threads beside the loop: it may be late, so that several timers are due at once, and a
-callback from another thread may come at any time. Choosing among ready callbacks would report what can never happen.
+The loop runs its callbacks in its own order, first in, first out, as it always does. What varies is time, and the
+threads beside the loop: it may be late, so that several timers are due at once, and a callback from another thread may
+come at any time. Choosing among ready callbacks would report what can never happen.
 """
 
 from __future__ import annotations
@@ -9,20 +10,46 @@ from __future__ import annotations
 import asyncio
 import selectors
 import threading
+import time
+import warnings
 from asyncio import events
+from collections.abc import Callable
 from typing import Any
 
 from paceline.concurrency.explore.finding import Finding, exception_in
 from paceline.concurrency.explore.interpose import control
 from paceline.concurrency.explore.interpose.control import here, step
 from paceline.concurrency.explore.operation import Place
-from paceline.concurrency.explore.scheduler import real_monotonic
+from paceline.concurrency.explore.scheduler import real_monotonic, real_sleep
 
+#: To look at a clock takes this long, so that a loop that polls a clock ends.
+TICK = 0.001
+EPOCH = 1_700_000_000.0  # the virtual time of day at the virtual second 0
 RealLoop = asyncio.SelectorEventLoop
 _acquire, _release = asyncio.Lock.acquire, asyncio.Lock.release
 
-#: Exceptions in tasks and callbacks that no one has read.
-unread: list[Finding] = []
+
+def monotonic() -> float:
+    """Return the virtual time in a thread under control, else the real one."""
+    where = here()
+    if where is None:
+        return real_monotonic()
+    run, _ = where
+    run.now += TICK
+    return run.now
+
+
+def _virtual(real: Callable[[], Any], epoch: float, unit: Callable[[float], Any]) -> Callable[[], Any]:
+    return lambda: unit(monotonic() + epoch) if here() is not None else real()
+
+
+def sleep(seconds: float, /) -> None:
+    if here() is None:
+        real_sleep(seconds)
+    elif seconds <= 0:
+        step("yields to", "other threads", "clock", mode="read")
+    else:
+        step("sleeps", f"for {seconds:g} s", "clock", ready=lambda: False, timeout=seconds)
 
 
 class Loop(RealLoop):
@@ -39,12 +66,14 @@ class Loop(RealLoop):
         if isinstance(error, Exception) and here() is not None and self._exception_handler is None:  # type: ignore[attr-defined]
             task = context.get("task") or context.get("future")
             who = f"task {task.get_name()}" if isinstance(task, asyncio.Task) else "a callback of the loop"
-            unread.append(exception_in(who, error, "unread exception", f" ({context.get('message', '')})"))
+            control.notes.append(exception_in(who, error, "unread exception", f" ({context.get('message', '')})"))
         super().call_exception_handler(context)
 
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:  # type: ignore[override]
         if here() is not None and self._thread_id not in (None, threading.get_ident()):  # type: ignore[attr-defined]
             step("adds a callback to", "the loop, without waking it", id(self))
+            message = "another thread adds a callback to the loop without waking it: use call_soon_threadsafe"
+            control.notes.append(Finding("not thread-safe", message, place=control.place()))
             self._unnoticed += 1
         return super().call_soon(callback, *args, context=context)
 
@@ -63,15 +92,14 @@ class Loop(RealLoop):
         super()._run_once()  # type: ignore[misc]
 
     def _wait_for_work(self) -> None:
-        """Wait until a callback is ready; or let time pass to the next timer, which may be earlier than necessary."""
-        while not self._has_work():
-            due = self._next_timer()
+        """Wait until a callback is ready or a timer is due; the loop may be late, so that the next one is due too."""
+        due = self._next_timer(0.0)
+        while not self._has_work() and (due is None or due > self.time()):
             step("waits in", Waiting(self), id(self), ready=self._has_work, deadline=due, acquires=True)
-            if due is not None and due <= self.time():
-                return
-        due = self._next_timer()
-        if due is not None:
-            step("runs", "callbacks of the loop", id(self), deadline=due, acquires=True)
+            due = self._next_timer(0.0)
+        later = self._next_timer(self.time())
+        if later is not None:
+            step("runs", "callbacks of the loop", id(self), deadline=later, acquires=True)
 
     def _has_work(self) -> bool:
         if len(self._ready) > self._unnoticed or self._stopping:  # type: ignore[attr-defined]
@@ -80,9 +108,9 @@ class Loop(RealLoop):
             self._process_events(self._selector.select(0))  # type: ignore[attr-defined]
         return len(self._ready) > self._unnoticed  # type: ignore[attr-defined]
 
-    def _next_timer(self) -> float | None:
-        times = [each._when for each in self._scheduled if not each._cancelled]  # type: ignore[attr-defined]
-        return min(times, default=None)
+    def _next_timer(self, after: float) -> float | None:
+        times = (each._when for each in self._scheduled if not each._cancelled)  # type: ignore[attr-defined]
+        return min((each for each in times if each > after), default=None)
 
 
 class Waiting:
@@ -109,6 +137,13 @@ def _scene(task: asyncio.Task[Any]) -> tuple[str, str, Place | None]:
     return f"task {task.get_name()}", what, place
 
 
+def _unawaited(coroutine: Any) -> None:
+    """Note a coroutine that was called and never awaited; Python calls this when it destroys it."""
+    (file, line, function), *_ = coroutine.cr_origin or [("", 0, "")]
+    message = f"coroutine {coroutine.__qualname__} was never awaited, so that nothing of it was done"
+    control.notes.append(Finding("never awaited", message, place=Place(file, line, function)))
+
+
 _waits_for: dict[asyncio.Task[Any], asyncio.Lock] = {}
 _holders: dict[asyncio.Lock | None, tuple[str, Place]] = {}
 
@@ -130,6 +165,12 @@ def _release_and_note(self: asyncio.Lock) -> None:
 
 
 def install() -> None:
+    time.sleep = sleep  # type: ignore[assignment]
+    threading._time = monotonic  # type: ignore[attr-defined]  # of conditions
+    for name, epoch in (("monotonic", 0.0), ("perf_counter", 0.0), ("time", EPOCH)):
+        setattr(time, name, _virtual(getattr(time, name), epoch, float))
+        setattr(time, f"{name}_ns", _virtual(getattr(time, f"{name}_ns"), epoch, lambda seconds: int(seconds * 1e9)))
+    warnings._warn_unawaited_coroutine = _unawaited  # type: ignore[attr-defined]
     events.new_event_loop = asyncio.new_event_loop = lambda: Loop(selectors.DefaultSelector())
     asyncio.SelectorEventLoop = Loop
     asyncio.Lock.acquire = _acquire_and_note  # type: ignore[method-assign]

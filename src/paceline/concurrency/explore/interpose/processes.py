@@ -119,10 +119,17 @@ class Connection(Shared):
 
     def recv(self) -> Any:
         source = self._use(self._source)
-        step("reads from", self, id(source), ready=lambda: self.ready, acquires=True)
+        step("reads from", self, id(source), ready=lambda: self.ready, acquires=True, holder=lambda: self._own_writer())
         if not source:
             raise EOFError
         return pickle.loads(source.popleft())
+
+    def _own_writer(self) -> int | None:
+        """Return the reader, if only its own process could still write what it waits for, and has no other thread."""
+        run, me = this()
+        owners = {id(owner) for each, owner in Connection.open.items() if each._sink is self._source}
+        alone = [each for each in run.tasks if each.context is me.context and not each.done] == [me]
+        return me.number if alone and owners == {id(me.context)} else None
 
     send_bytes, recv_bytes = send, recv
 

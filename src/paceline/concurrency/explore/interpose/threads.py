@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures.thread as pool
 import itertools
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -22,7 +23,6 @@ from paceline.concurrency.explore.operation import Operation, Touch
 from paceline.concurrency.explore.scheduler import Task
 
 RealThread = threading.Thread
-RealTimer = threading.Timer
 _orders = itertools.count()
 
 
@@ -77,7 +77,7 @@ class Thread(RealThread):
 class Timer(Thread):
     """A thread that calls a function after a time, unless it is cancelled before."""
 
-    cancel, run = RealTimer.cancel, RealTimer.run
+    cancel, run = threading.Timer.cancel, threading.Timer.run
 
     def __init__(self, interval: float, function: Callable[..., Any], args: Any = None, kwargs: Any = None) -> None:
         super().__init__()
@@ -169,6 +169,17 @@ def _numbered_init(self: Future[Any]) -> None:
     self.explored_order = next(_orders)  # type: ignore[attr-defined]
 
 
+_signal = signal.signal
+
+
+def _deferred(number: int, handler: Any) -> Any:
+    """Let a handler of the program run at the next step of its thread, which may wait to be chosen now."""
+    if not callable(handler) or not control.is_controlled():
+        return _signal(number, handler)
+    task = control.this()[1]
+    return _signal(number, lambda *details: task.signals.append(lambda: handler(*details)))
+
+
 def begin() -> None:
     """Give the module a lock under control in the place of the one that it made when it was imported."""
     pool._global_shutdown_lock = lock = Lock()  # type: ignore[assignment]
@@ -182,6 +193,7 @@ def end() -> None:
 
 
 def install() -> None:
+    signal.signal = _deferred  # type: ignore[assignment]
     Future.__init__ = _numbered_init  # type: ignore[method-assign, assignment]
     # A set of futures has the same order in every run, which by their addresses it would not have.
     Future.__hash__ = lambda self: self.explored_order  # type: ignore[method-assign, attr-defined]

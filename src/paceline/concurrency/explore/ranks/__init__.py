@@ -11,7 +11,7 @@ from functools import cache
 @cache
 def install() -> None:
     """Put the modelled backend and launchers in place; this imports PyTorch."""
-    from paceline.concurrency.explore.ranks import launch, process_group, replicas
+    from paceline.concurrency.explore.ranks import drills, launch, process_group
 
-    for module in (process_group, launch, replicas):
+    for module in (process_group, launch, drills):
         module.install()

@@ -6,25 +6,91 @@ ended as if nothing had happened, but the ranks' parameters differ or are not fi
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import math
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from paceline.concurrency.explore.finding import Finding
 from paceline.concurrency.explore.interpose import control
-from paceline.concurrency.explore.ranks import replicas
+
+# Whether replicas stay replicas: parameters that all ranks had in common at their first step, compared at the end.
+# Parameters that differ from the first step on are shards, stages or deliberate; those that differ only later have
+# diverged without a message.
+
+_first: dict[int, str] = {}  # by rank, at its first step
+_used: dict[int, list[torch.optim.Optimizer]] = {}
+
+
+class Replicas(NamedTuple):
+    """The parameters of all ranks, compared."""
+
+    were_equal: bool
+    are_equal: bool
+    finite: bool
+
+
+def compare() -> Replicas:
+    """Compare the parameters that optimizers of the ranks have stepped."""
+    last = {_digest(used) for used in _used.values()}
+    finite = all(bool(torch.isfinite(each).all()) for used in _used.values() for each in _parameters(used))
+    return Replicas(len(_first) > 1 and len(set(_first.values())) == 1, len(last) <= 1, finite)
+
+
+def diverged() -> Finding | None:
+    result = compare()
+    if not result.were_equal or result.are_equal:
+        return None
+    return Finding(
+        "ranks diverge",
+        "the ranks had the same parameters at their first step, and have different ones at the end",
+        conclusion="no rank notices: let every rank apply the same gradients, in the same number of steps",
+    )
+
+
+def _note(optimizer: Any, *_: Any) -> None:
+    rank = control.rank()
+    if rank is None:
+        return
+    used = _used.setdefault(rank, [])
+    if not any(each is optimizer for each in used):
+        used.append(optimizer)
+        _first.setdefault(rank, _digest(used))
+
+
+def _parameters(used: list[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    """Return what this rank holds: of a DTensor its own part, to compute nothing that would be a collective."""
+    every = [each.detach() for optimizer in used for group in optimizer.param_groups for each in group["params"]]
+    return [getattr(each, "to_local", lambda each=each: each)() for each in every]
+
+
+def _digest(used: list[torch.optim.Optimizer]) -> str:
+    total = hashlib.sha256()
+    for each in _parameters(used):
+        total.update(str(each.shape).encode() + each.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def install() -> None:
+    optimizers.register_optimizer_step_pre_hook(_note)
+
 
 KINDS = {
     "exception": "an exception in step {step} of rank {rank}",
     "short": "a loader with one batch fewer on rank {rank}",
     "nan": "an output that is NaN in step {step} of rank {rank}",
     "sigterm": "SIGTERM in step {step} of rank {rank}",
+    "disk": "a full disk at checkpoint {step} of rank {rank}",
 }
 
 
@@ -54,15 +120,14 @@ class Fault:
         return control.rank() == self.rank
 
 
-def fault(text: str, ranks: int) -> Fault:
-    """Return the fault of KIND, KIND:STEP or KIND:STEP:RANK: in the second step, on the last rank by default.
+def fault(text: str) -> Fault:
+    """Return the fault of a text.
 
-    >>> str(fault("exception:3", 2))
+    >>> str(fault("exception:3:1"))
     'an exception in step 3 of rank 1'
     """
-    kind, *numbers = text.split(":")
-    step, rank = (*map(int, numbers), *(2, max(0, ranks - 1))[len(numbers) :])
-    return Fault(kind, rank, step)
+    kind, step, rank = text.split(":")
+    return Fault(kind, int(rank), int(step))
 
 
 def outcome(fault: Fault, finding: Finding | None) -> dict[str, str]:
@@ -70,7 +135,7 @@ def outcome(fault: Fault, finding: Finding | None) -> dict[str, str]:
     if not fault.done:
         row["outcome"] = "not reached"
     elif finding is None:
-        compared = replicas.compare()
+        compared = compare()
         same = compared.finite and (compared.are_equal or not compared.were_equal)
         row["outcome"] = "continued" if same else "silently diverged"
         row["message"] = "" if compared.finite else "parameters are not finite"
@@ -82,7 +147,7 @@ def outcome(fault: Fault, finding: Finding | None) -> dict[str, str]:
 
 
 def arm(fault: Fault) -> None:
-    {"exception": _at_step, "sigterm": _at_step, "nan": _in_output, "short": _in_loader}[fault.kind](fault)
+    {"nan": _in_output, "short": _in_loader, "disk": _at_save}.get(fault.kind, _at_step)(fault)
 
 
 def _at_step(fault: Fault) -> None:
@@ -93,6 +158,17 @@ def _at_step(fault: Fault) -> None:
             _terminate()
 
     optimizers.register_optimizer_step_pre_hook(before)
+
+
+def _at_save(fault: Fault) -> None:
+    save = torch.save
+
+    def full(*arguments: Any, **settings: Any) -> None:
+        if fault.is_due():
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(*arguments, **settings)
+
+    torch.save = full
 
 
 def _terminate() -> None:
@@ -112,8 +188,10 @@ def _in_output(fault: Fault) -> None:
 
     def after(module: Any, inputs: Any, output: Any) -> Any:
         fault.depth -= fault._is_here()
-        if isinstance(output, torch.Tensor) and fault.depth == 0 and module.training and fault.is_due():
-            return output * float("nan")
+        if fault.depth == 0 and module.training and fault.is_due():
+            return tree_map_only(
+                torch.Tensor, lambda each: each * math.nan if each.is_floating_point() else each, output
+            )
         return None
 
     modules.register_module_forward_pre_hook(before)
@@ -121,18 +199,18 @@ def _in_output(fault: Fault) -> None:
 
 
 def _in_loader(fault: Fault) -> None:
-    """Leave out the last batch of an epoch."""
+    """Leave out the last batch of every epoch."""
     iterate = DataLoader.__iter__
 
     def shorter(self: Any) -> Iterator[Any]:
         batches = iterate(self)
-        if not fault.is_due():
+        if not fault._is_here():
             yield from batches
             return
         following = next(batches, None)
         for batch in batches:
             yield following
             following = batch
+        fault.done = True
 
-    fault.step = 1
     DataLoader.__iter__ = shorter  # type: ignore[method-assign, assignment]

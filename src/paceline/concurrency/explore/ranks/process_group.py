@@ -77,29 +77,26 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
     # ---- collectives
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        return self._reduction("all_reduce", tensors, opts, tensors, lambda all_: zip(*all_, strict=True))
+        return self._reduction("all_reduce", tensors, opts, tensors)
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
         outputs = tensors if self._position == opts.rootRank else []
-        return self._reduction(
-            f"reduce to {opts.rootRank}", tensors, opts, outputs, lambda all_: zip(*all_, strict=True)
-        )
+        return self._reduction(f"reduce to {opts.rootRank}", tensors, opts, outputs)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
         mine: Callable[[list[Tensors]], Any] = lambda all_: [[each[self._position] for each in all_]]  # noqa: E731
         return self._reduction("reduce_scatter", inputs[0], opts, outputs, mine)
 
-    def _reduction(self, name: str, inputs: Tensors, opts: Any, outputs: Tensors, columns: Any) -> Work:
+    def _reduction(self, name: str, inputs: Tensors, opts: Any, outputs: Tensors, columns: Any = None) -> Work:
         name, _, root = name.partition(" ")
         operator = _operator(opts)
         detail = f"{operator} of {_shapes(inputs)} {root}".rstrip()
-        return self._collective(
-            name,
-            detail,
-            inputs,
-            outputs,
-            lambda all_: [_REDUCE[operator](torch.stack(list(each))) for each in columns(all_)],
-        )
+
+        def reduced(all_: list[Tensors]) -> Tensors:
+            every = zip(*all_, strict=True) if columns is None else columns(all_)
+            return [_REDUCE[operator](torch.stack(list(each))) for each in every]
+
+        return self._collective(name, detail, inputs, outputs, reduced)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
         detail = f"{_shapes(tensors)} from {opts.rootRank}"
@@ -110,14 +107,11 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
         flat = [each for output in outputs for each in output]
-        return self._collective(
-            "all_gather",
-            _shapes(inputs),
-            inputs,
-            flat,
-            lambda all_: [y for x in zip(*all_, strict=True) for y in x],
-            outputs,
-        )
+
+        def results(all_: list[Tensors]) -> Tensors:
+            return [each for of_one in zip(*all_, strict=True) for each in of_one]
+
+        return self._collective("all_gather", _shapes(inputs), inputs, flat, results, outputs)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
         def joined(all_: list[Tensors]) -> Tensors:

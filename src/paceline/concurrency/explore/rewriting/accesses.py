@@ -84,24 +84,30 @@ class _Accesses(ast.NodeTransformer):
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> Any:
-        node.value = self.visit(node.value)
         if isinstance(node.slice, ast.Slice) or any(isinstance(each, ast.Slice) for each in ast.walk(node.slice)):
             node.slice = self.visit(node.slice)
-            node.value = self._call("whole", node, node.value, node.lineno, _mode(node.ctx))
-            return node
-        index = self.visit(node.slice)
-        self._numbers += 1
-        node.value = self._call("hold", node, node.value, self._numbers)
-        node.slice = self._call("item", node, index, node.lineno, self._numbers, _mode(node.ctx))
+            node.value = self._call("whole", node, self.visit(node.value), node.lineno, _mode(node.ctx))
+        else:
+            node.value, node.slice = self._keyed(node, node.value, node.slice, _mode(node.ctx))
         return node
+
+    def _keyed(self, node: Any, container: ast.expr, key: ast.expr, mode: str) -> tuple[ast.Call, ast.Call]:
+        """Return a container and the key of an item, within the calls that announce its access."""
+        container, key = self.visit(container), self.visit(key)
+        self._numbers += 1
+        held = self._call("hold", node, container, self._numbers)
+        return held, self._call("item", node, key, node.lineno, self._numbers, mode)
 
     def visit_Call(self, node: ast.Call) -> Any:
         function = node.func
-        if isinstance(function, ast.Attribute):
-            function.value = self._call("method", function, self.visit(function.value), function.attr, function.lineno)
-        else:
+        key: list[ast.expr] = []
+        if not isinstance(function, ast.Attribute):
             node.func = self.visit(function)
-        node.args = [self.visit(each) for each in node.args]
+        elif function.attr == "get" and node.args and not isinstance(node.args[0], ast.Starred):
+            function.value, *key = self._keyed(function, function.value, node.args.pop(0), "read")
+        else:
+            function.value = self._call("method", function, self.visit(function.value), function.attr, function.lineno)
+        node.args = key + [self.visit(each) for each in node.args]
         node.keywords = [self.visit(each) for each in node.keywords]
         if isinstance(function, ast.Name) and function.id in READERS:
             node.args = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Hashable, Iterator
@@ -46,7 +47,10 @@ class Points:
             return owner
         location = _attribute(owner, name, mode == "read")
         if location is not None:
-            self._announce(owner, f"{_label(owner)}.{name}", (Touch(location, _mode(mode)),), line, mode, number)
+            # What is read of a class may be stored in its object meanwhile.
+            places = dict.fromkeys((location, (id(owner), name)))
+            touches = tuple(Touch(each, _mode(mode)) for each in places)
+            self._announce(owner, f"{_label(owner)}.{name}", touches, line, mode, number)
         return owner
 
     def method(self, owner: Any, name: str, line: int) -> Any:
@@ -59,7 +63,7 @@ class Points:
     # ---- items and elements
 
     def hold(self, container: Any, number: int) -> Any:
-        if isinstance(container, CONTAINERS):
+        if not self._is_alone() and _is_container(container):
             self._open.containers.append((number, container))
         return container
 
@@ -71,7 +75,7 @@ class Points:
         return key
 
     def whole(self, container: Any, line: int, mode: str) -> Any:
-        if isinstance(container, CONTAINERS):
+        if not self._is_alone() and _is_container(container):
             shape, elements = (id(container), "shape"), (id(container), "elements")
             touches = (Touch(shape, _mode(mode)), Touch(elements, "read"))
             self._announce(container, f"the elements of a {_label(container)}", touches, line, mode, is_access=False)
@@ -103,14 +107,17 @@ class Points:
         write = _pop(self._open.writes, number)
         if write is not None:
             _, subject, touches, line = write
-            self._perform(subject, touches, line, "writes")
+            # A container is extended in place, so that nothing of it is lost.
+            in_place = isinstance(value, CONTAINERS) or hasattr(type(value), "__iadd__")
+            self._perform(subject, touches, line, "changes" if in_place else "writes")
         return value
 
     # ----
 
     def _is_alone(self) -> bool:
         where = control.here()
-        return where is None or len(where[0].tasks) == 1 or control.rank() is not None  # ranks share nothing
+        # Ranks share nothing.
+        return where is None or len(where[0].tasks) == 1 or getattr(where[1].context, "rank", None) is not None
 
     def _announce(
         self,
@@ -141,7 +148,16 @@ class Points:
         if where is not None:
             run, task = where
             place = Place(self._file, line, "")
+            if run.is_one_of_many(task, verb, place):
+                return
             run.perform(task, Operation(verb, subject, touches, place, is_data=True, is_access=is_access))
+
+
+def _is_container(thing: Any) -> bool:
+    """Whether it has items that no method of the program stores: a list, or an array."""
+    if isinstance(thing, CONTAINERS) or not hasattr(type(thing), "__setitem__"):
+        return isinstance(thing, CONTAINERS)
+    return control.MARK not in getattr(sys.modules.get(type(thing).__module__), "__dict__", {})
 
 
 def _pop(entries: list[Any], number: int) -> Any:

@@ -7,6 +7,7 @@ from a seed. One strategy chooses for one run, and a *search* makes the strategy
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from random import Random
 from typing import NamedTuple
 
 from paceline.concurrency.explore.operation import Operation, Option
@@ -57,3 +58,52 @@ class Drawn:
 def split(options: Sequence[Option]) -> tuple[list[Option], list[Option]]:
     """Return the options of threads that can continue, and those for which time must pass, the earliest first."""
     return [each for each in options if not each.expires], [each for each in options if each.expires]
+
+
+class Switch(NamedTuple):
+    """After which step of which thread another one continues, or time passes."""
+
+    thread: int
+    own_step: int
+    to: int
+    expires: bool
+
+
+class Replay(Strategy):
+    """The plain order but for a list of switches, each named by the thread and its own step.
+
+    A switch that does not fit any more, because an earlier one was left out, is passed over. So a list can be made
+    shorter by leaving switches out and looking whether the finding stays. Without any switch no thread is interrupted,
+    as if every step were short: what goes wrong then is a bug, but no finding of the schedule.
+    """
+
+    def __init__(self, switches: Sequence[Switch] = ()) -> None:
+        self._to = {(each.thread, each.own_step): Option(each.to, each.expires) for each in switches}
+
+    def pick(self, decision: Decision) -> Option:
+        option = self._to.get((decision.current, decision.own_step))
+        return option if option in decision.options else decision.plain  # type: ignore[return-value]
+
+
+# --- Random walk: at each step, with a probability that is drawn once for a run, any thread that can continue ---------
+# Few switches find most bugs, so most runs draw a small probability. Also called naive random scheduling: unlike
+# `pos`, it favours no order of conflicting operations, and long threads are interrupted more often than short ones.
+
+SWITCH = (0.02, 0.1, 0.3, 0.6)
+#: Half of the runs let time pass only when no thread can continue; the others let it pass early now and then.
+EARLY = (0.0, 0.0, 0.05, 0.3)
+
+
+class RandomWalk(Strategy):
+    """Chooses the steps of one run at random."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = Random(seed)
+        self._switch, self._early = self._chance.choice(SWITCH), self._chance.choice(EARLY)
+
+    def pick(self, decision: Decision) -> Option:
+        on, late = split(decision.options)
+        if late and (not on or self._chance.random() < self._early):
+            return late[0] if not on else self._chance.choice(late)
+        blocked = decision.plain.thread != decision.current
+        return self._chance.choice(on) if blocked or self._chance.random() < self._switch else decision.plain

@@ -10,9 +10,9 @@ The lines come from what `paceline check` suspects, else from the conflicts that
 
 from __future__ import annotations
 
-import random
 from collections.abc import Hashable, Iterable
 from itertools import combinations
+from random import Random
 
 from paceline.concurrency.explore.operation import Operation, Option, Place
 from paceline.concurrency.explore.strategies import Decision, Executed, Strategy, split
@@ -42,7 +42,7 @@ class DirectedRun(Strategy):
     """Chooses the steps of one run by a target."""
 
     def __init__(self, seed: int, target: Target) -> None:
-        self._chance = random.Random(seed)
+        self._chance = Random(seed)
         self._target = target
 
     def pick(self, decision: Decision) -> Option:

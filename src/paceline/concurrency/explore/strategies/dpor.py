@@ -138,7 +138,8 @@ def races(run: Sequence[Executed], pending: Mapping[int, Operation], since: int)
 
     def compare(late: Option, operation: Operation) -> None:
         for earlier in orders.unordered(late.thread, operation):
-            result.append((earlier, orders.initials(run, earlier, late, operation)))
+            if not _enables(run, earlier, late.thread, operation):
+                result.append((earlier, orders.initials(run, earlier, late, operation)))
 
     for at, step in enumerate(run):
         if at >= since:
@@ -147,6 +148,12 @@ def races(run: Sequence[Executed], pending: Mapping[int, Operation], since: int)
     for thread, operation in pending.items():
         compare(Option(thread, False), operation)
     return result
+
+
+def _enables(run: Sequence[Executed], at: int, thread: int, operation: Operation) -> bool:
+    """Whether a step lets a thread continue that was blocked before it."""
+    option, is_next = Option(thread, False), run[at].pending.get(thread) is operation
+    return is_next and option not in run[at].options and at + 1 < len(run) and option in run[at + 1].options
 
 
 class _Past(NamedTuple):
@@ -164,7 +171,7 @@ class _Orders:
     def __init__(self) -> None:
         self._clocks: dict[int, Clock] = {}
         self._steps: list[_Past] = []
-        self._past: dict[Hashable, list[tuple[int, Mode]]] = {}  # the steps at each location
+        self._last: dict[Hashable, dict[tuple[int, Mode, bool], int]] = {}  # at each location, of thread, mode, release
 
     def initials(self, run: Sequence[Executed], earlier: int, late: Option, operation: Operation) -> set[Option]:
         """Return the steps that could come first if the late operation came before the earlier one.
@@ -184,37 +191,35 @@ class _Orders:
         return first
 
     def unordered(self, thread: int, operation: Operation) -> list[int]:
-        """Return the conflicting steps of other threads that could come after this operation as well."""
-        known, steps = self._clocks.get(thread, {}), set[int]()
-        for at, is_ordered in self._conflicting(operation, known, every=True):
+        """Return the last conflicting step of each other thread that could come after this operation as well."""
+        known, steps = self._clocks.get(thread, {}), dict[int, int]()
+        for at in self._conflicting(operation):
             past = self._steps[at]
             # A lock is released by its holder, and taken when it is free: the two are never both possible.
             never_together = past.operation.verb == "releases" and operation.verb == "takes"
-            if not is_ordered and past.thread != thread and not never_together:
-                steps.add(at)
-        return sorted(steps)
+            if past.number > known.get(past.thread, 0) and past.thread != thread and not never_together:
+                steps[past.thread] = max(at, steps.get(past.thread, 0))
+        return sorted(steps.values())
 
     def add(self, thread: int, operation: Operation) -> None:
         clock = self._clocks[thread] = self._clock_after(thread, operation)
         for touch in operation.touches:
-            self._past.setdefault(touch.location, []).append((len(self._steps), touch.mode))
+            last = self._last.setdefault(touch.location, {})
+            last[thread, touch.mode, operation.verb == "releases"] = len(self._steps)
         self._steps.append(_Past(thread, clock[thread], clock, operation))
 
     def _clock_after(self, thread: int, operation: Operation) -> Clock:
         """Return what a thread knows after an operation: all that the conflicting steps before it knew."""
         clock = dict(self._clocks.get(thread, {}))
-        for at, _ in self._conflicting(operation, clock, every=False):
+        for at in self._conflicting(operation):
             for each, number in self._steps[at].clock.items():
                 clock[each] = max(clock.get(each, 0), number)
         clock[thread] = clock.get(thread, 0) + 1
         return clock
 
-    def _conflicting(self, operation: Operation, known: Clock, every: bool) -> Iterator[tuple[int, bool]]:
-        """Yield conflicting steps, the latest first, and whether they are known; a write came after all before it."""
+    def _conflicting(self, operation: Operation) -> Iterator[int]:
+        """Yield conflicting steps; those of a thread before its last one are ordered by that."""
         for touch in operation.touches:
-            for at, mode in reversed(self._past.get(touch.location, [])):
-                is_ordered = self._steps[at].number <= known.get(self._steps[at].thread, 0)
+            for (_, mode, _), at in self._last.get(touch.location, {}).items():
                 if mode in CONFLICTING[touch.mode]:
-                    yield at, is_ordered
-                if mode == "write" and (is_ordered or not every):
-                    break
+                    yield at

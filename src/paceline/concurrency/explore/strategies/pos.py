@@ -7,18 +7,17 @@ that the order of each conflicting pair is as good as independent of the others.
 
 from __future__ import annotations
 
-import random
+from random import Random
 
 from paceline.concurrency.explore.operation import Operation, Option
-from paceline.concurrency.explore.strategies import Decision, Strategy
-from paceline.concurrency.explore.strategies.random_walk import EARLY
+from paceline.concurrency.explore.strategies import EARLY, Decision, Strategy
 
 
 class PosRun(Strategy):
     """Chooses the steps of one run by priorities of operations."""
 
     def __init__(self, seed: int) -> None:
-        self._chance = random.Random(seed)
+        self._chance = Random(seed)
         self._priority: dict[Option, float] = {}
         self._pending: dict[int, Operation] = {}
         self._early = self._chance.choice(EARLY)

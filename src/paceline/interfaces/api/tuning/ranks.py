@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from paceline.algorithms.cluster.variables import value
+from paceline.algorithms.cluster.launchers import value
 from paceline.errors import RunFailed, TuningError, UsageError, suggest
 from paceline.names import file_name
 from paceline.planning.tuner.trials import Objective

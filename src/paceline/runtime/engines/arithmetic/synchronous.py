@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.cluster.epochs import Epochs
-from paceline.algorithms.cluster.shares import fitting, most_lanes
+from paceline.algorithms.cluster.shares import Epochs, fitting, most_lanes
 from paceline.algorithms.collectives import Collective
 from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.algorithms.coordinators import Algebra, Dot

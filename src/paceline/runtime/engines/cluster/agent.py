@@ -44,7 +44,7 @@ from paceline.runtime.engines.cluster.servers.helpers import HelperSupervisor
 from paceline.runtime.engines.cluster.servers.node_servers import ATTEMPTS, LIFE, NodeServers, parted
 from paceline.runtime.engines.cluster.servers.processes import ServerConfig, run_worker
 from paceline.runtime.engines.cluster.servers.team import TeamMemory, TeamShape
-from paceline.runtime.engines.cluster.worker_main import main
+from paceline.runtime.engines.cluster.worker import main
 from paceline.runtime.engines.observer import Ending
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.workers import messages

@@ -53,7 +53,7 @@ class Children:
         """`wake` is called, by another thread, when `messages` has something new."""
         self._wake = wake
         self._all: list[Child] = []
-        self._said: SimpleQueue[tuple[Child, Any]] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[Child, Any]] = SimpleQueue()
         #: Those whose end `messages` has not returned yet.
         self.running: list[Child] = []
         #: Processes that were started and are not told of yet.
@@ -75,7 +75,7 @@ class Children:
         inbox: list[tuple[Child, Any]] = []
         while True:
             try:
-                child, message = self._said.get_nowait()
+                child, message = self._inbox.get_nowait()
             except Empty:
                 return inbox
             inbox.append((child, message))
@@ -99,7 +99,7 @@ class Children:
             message: object = Died()
             with contextlib.suppress(EOFError, OSError):
                 message = child.pipe.recv()
-            self._said.put((child, message))
+            self._inbox.put((child, message))
             self._wake()
             if isinstance(message, Died):
                 return

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, get_args
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -228,9 +228,11 @@ class Exited:
 
 
 class NodeFacts(NamedTuple):
-    """What every node is to know of a rank, should it lead."""
+    """What every node is to know of the newest node of a rank, should it lead."""
 
     rank: int
+    #: Among all nodes that there have been.
+    number: int
     #: Where its agent listens.
     address: Address
     #: Nanoseconds by which the run's clock, which is the first head's, is ahead of the node's.
@@ -246,10 +248,34 @@ class Standing:
     """The ranks of the run, and what every node is to know, should it lead."""
 
     roll: Roll
+    #: Of every rank that some node has had.
     nodes: tuple[NodeFacts, ...]
     #: When the training began, by the run's clock; 0 before.
     origin: int = 0
     deaths: tuple[DeathRecord, ...] = ()
+
+    def facts(self, rank: int) -> NodeFacts | None:
+        """Return what is known of a rank; None if no node has had it."""
+        return next((each for each in self.nodes if each.rank == rank), None)
+
+    def with_facts(self, facts: NodeFacts) -> Standing:
+        """Return this with what is known now of a rank."""
+        others = [each for each in self.nodes if each.rank != facts.rank]
+        return replace(self, nodes=tuple(sorted([*others, facts])))
+
+    def with_later(self, other: Standing) -> Standing:
+        """Return this with what another node knows that is later."""
+        nodes = {each.rank: each for each in sorted([*self.nodes, *other.nodes])}  # of a rank, the greatest number
+        deaths = max(self.deaths, other.deaths, key=len)
+        return replace(self, nodes=tuple(nodes.values()), origin=self.origin or other.origin, deaths=deaths)
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """A vote, with what the voter knows: it may have accepted a later roll than the one for whom it votes."""
+
+    vote: Vote
+    standing: Standing
 
 
 @dataclass(frozen=True)
@@ -300,7 +326,7 @@ class Over:
 Message: TypeAlias = (
     Register | Welcome | Refused | Clock | Reported | Regrouped | AbortFlag | Accuse | Release | Rows | Ended | Failed
     | ServerFailed | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited | State | Wanted
-    | Asked | Standing | Vote | Accepted | Later | Resend | Resent | CopiedRows | Noted | DeskMoved
+    | Asked | Standing | Ballot | Accepted | Later | Resend | Resent | CopiedRows | Noted | DeskMoved
 )  # fmt: skip
 MESSAGES: tuple[type, ...] = get_args(Message)
 _KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}
@@ -349,3 +375,12 @@ def state_of(message: State, content: memoryview) -> WorkerState:
     """Return the state that a message holds."""
     raw = torch.frombuffer(bytearray(content), dtype=torch.uint8) if len(content) else torch.empty(0, dtype=torch.uint8)
     return WorkerState(unpacked(raw, message.where), message.facts)
+
+
+# --- How the head's parts send to nodes -------------------------------------------------------------------------------
+
+
+class ToRank(Protocol):
+    """Sends a message to the agent of a rank."""
+
+    def __call__(self, rank: int, message: Message, content: Sequence[Buffer] = ()) -> None: ...

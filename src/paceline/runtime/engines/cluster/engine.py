@@ -26,6 +26,7 @@ def train(life: Life, roster: Roster, backups: int = 1, nodes: ManagedNodes | No
 
     Raises:
         Promoted: this node leads from now on, by `lead`.
+        Dismissed: the run goes on without this node, which may come back.
     """
     setup, deadline = life.setup, life.deadline
     most = 16 * setup.layout.bytes  # of a worker's state, with what optimizers keep
@@ -51,13 +52,15 @@ def train(life: Life, roster: Roster, backups: int = 1, nodes: ManagedNodes | No
 
 
 @contextlib.contextmanager
-def lead(life: Life, successor: Successor, backups: int = 1) -> Iterator[Outcome]:
+def lead(life: Life, successor: Successor, backups: int = 1, nodes: ManagedNodes | None = None) -> Iterator[Outcome]:
     """Lead a run from now on, whose head is lost."""
     part = replace(
         successor.part, setup=life.setup, roster=replace(successor.part.roster, head_rank=successor.part.roster.rank)
     )
     with contextlib.ExitStack() as stack:
         stack.callback(part.close)
-        node = HeadNode(part, life, backups, None, replace(successor, part=part))
+        if nodes is not None:
+            nodes.start(part.hub.address)
+        node = HeadNode(part, life, backups, nodes, replace(successor, part=part))
         stack.callback(node.close)
         yield node.train()

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from paceline.algorithms.cluster.succession import Accepted, Later, Vote
+from paceline.algorithms.cluster.succession import Accepted, Later
 from paceline.errors import RunFailed, UsageError
 from paceline.runtime.engines.checkpoint_manager import CheckpointManager
 from paceline.runtime.engines.checkpoints import resume_line
 from paceline.runtime.engines.cluster import rendezvous
 from paceline.runtime.engines.cluster.agent import Agent
-from paceline.runtime.engines.cluster.checkpointing import state_for
 from paceline.runtime.engines.cluster.children import Children
 from paceline.runtime.engines.cluster.control import (
+    Ballot,
     Began,
     Clock,
     Exited,
@@ -35,16 +35,14 @@ from paceline.runtime.engines.cluster.control import (
     state_message,
     unpack,
 )
-from paceline.runtime.engines.cluster.group_head import GroupHead
-from paceline.runtime.engines.cluster.leadership import Leadership, Replaced, first_seat
+from paceline.runtime.engines.cluster.group_head import GroupHead, state_for
+from paceline.runtime.engines.cluster.leadership import Leadership, first_seat
 from paceline.runtime.engines.cluster.node import POLL, ManagedNodes, NodePart, joined, resume_point
-from paceline.runtime.engines.cluster.process_log import ProcessLog
-from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
+from paceline.runtime.engines.cluster.remote_workers import ProcessLog, RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import Node, Registry
 from paceline.runtime.engines.cluster.second_home import RunCopy, SecondHome, Succeeds
 from paceline.runtime.engines.cluster.servers.server_head import ServerHead
-from paceline.runtime.engines.cluster.successor import Successor
-from paceline.runtime.engines.cluster.taking_over import announce, continue_records, nodes_of
+from paceline.runtime.engines.cluster.successor import Dismissed, Successor, announce, continue_records, nodes_of
 from paceline.runtime.engines.outcome import Life, Outcome, list_snapshots, open_snapshots
 from paceline.runtime.engines.signals import INTERRUPTED, termination
 from paceline.runtime.engines.workers.state_buffers import SnapshotFile
@@ -124,7 +122,7 @@ class HeadNode:
             continue_records(successor, self.workers, self.processes, self.snapshots)
             announce(successor, self.life.place.path)
             servers = partial(self.processes.numbers, ProcessKind.SERVER)
-            succeeds = Succeeds(successor.seat.machine.roll.term, successor.seat.machine.roll.ranks, servers)
+            succeeds = Succeeds(successor.seat.machine.roll.term, successor.seat.ranks, servers)
         seat = successor.seat if successor else None
         if seat is None and part.roster.moves:
             seat = first_seat(part, self._peers, self.registry.nodes)
@@ -199,7 +197,7 @@ class HeadNode:
                 self.processes.events.close()
                 if workers.observer.writer is not None:
                     trace = workers.observer.close()
-        except Replaced:
+        except Dismissed:
             raise  # the others have a head, or none of them hears this one
         except BaseException as error:
             self._broadcast(Over(*_exit_notice(error)))
@@ -277,7 +275,7 @@ class HeadNode:
         message, content = unpack(event.kind, event.ints, event.body)
         if isinstance(message, Register | Clock):
             self._late(event.peer, message)
-        elif isinstance(message, Standing | Vote | Accepted | Later):
+        elif isinstance(message, Standing | Ballot | Accepted | Later):
             if self.leadership is not None:
                 self.leadership.take(event.peer, message)
         else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Protocol
 
 from paceline.algorithms.cluster.numbered_rows import Writer
@@ -16,24 +15,17 @@ from paceline.algorithms.cluster.succession import (
     Deposed,
     Later,
     Output,
-    Vote,
-    deputy,
     first_roll,
 )
-from paceline.errors import RunFailed
-from paceline.runtime.engines.cluster.control import NodeFacts, Resend, Standing
+from paceline.runtime.engines.cluster.control import Ballot, NodeFacts, Resend, Standing, ToRank
 from paceline.runtime.engines.cluster.node import NodePart
 from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import HEAD_PATIENCE, Node, boot
 from paceline.runtime.engines.cluster.seat import Seat
 from paceline.runtime.engines.cluster.second_home import SecondHome
-from paceline.runtime.engines.cluster.to_rank import ToRank
+from paceline.runtime.engines.cluster.successor import dismissed
 from paceline.runtime.links.tcp.handshake import Peer
 from paceline.runtime.links.tcp.hub import Arrived, Gone, Unreached
-
-
-class Replaced(RunFailed):
-    """This node leads no longer: another one does, or no majority can be reached."""
 
 
 class Following(Protocol):
@@ -63,12 +55,12 @@ class Leadership:
         self.following, self.to_rank = following, to_rank
         #: Whether it has taken over just now: the ranks whose answers are not complete, and those to request one from.
         self._begins = took_over
-        self._unanswered = set(seat.machine.roll.ranks) if took_over else set()
+        self._unanswered = set(seat.ranks) if took_over else set()
         self._unrequested = self._unanswered - {part.roster.rank}
         #: Whether a majority has agreed that this node gives the run its result.
         self._final = False
 
-    def take(self, peer: Peer, message: Standing | Vote | Accepted | Later) -> None:
+    def take(self, peer: Peer, message: Standing | Ballot | Accepted | Later) -> None:
         """Take a message about who leads."""
         self._act(self.seat.take(peer, message))
         rank = peer.number
@@ -91,10 +83,13 @@ class Leadership:
 
     def joined(self, node: Node) -> None:
         """Let a node that takes the place of another one belong to the run."""
-        rank, nodes = node.peer.number, list(self.seat.standing.nodes)
-        nodes[rank] = facts_of(node, self.seat.ahead)
-        self.seat.standing = replace(self.seat.standing, nodes=tuple(nodes))
-        self._act(self.seat.perform(self.seat.machine.join(time.monotonic(), rank)))
+        seat, rank = self.seat, node.peer.number
+        before = seat.standing.facts(rank)
+        number = before.number + seat.machine.nodes if before is not None else rank
+        seat.standing = seat.standing.with_facts(facts_of(node, number, seat.ahead))
+        self._unanswered.discard(rank)  # which the node before it was to answer
+        self._unrequested.discard(rank)
+        self._act(seat.perform(seat.machine.join(time.monotonic(), number)))
 
     def poll(self, movable: bool) -> None:
         """Do what is due, and tell the others what they are to know. Another may lead from here if it is `movable`."""
@@ -109,7 +104,7 @@ class Leadership:
     def assign_deputy(self) -> None:
         """Let the next rank have a copy of the records, when every row that has come is in the trace."""
         if self.seat.can_move:
-            self.second_home.move(deputy(self.seat.machine.roll, len(self.seat.standing.nodes)))
+            self.second_home.move(self.seat.machine.deputy)
 
     @property
     def confirmed(self) -> bool:
@@ -124,43 +119,42 @@ class Leadership:
         return Resend(self.workers.numbered.counts.get(writer, 0), tuple(self.second_home.known))
 
     def _complete_if_answered(self) -> None:
-        if self._begins and not self._unanswered & set(self.seat.machine.roll.ranks):
+        if self._begins and not self._unanswered & set(self.seat.ranks):
             self._begins = False
             self.following.complete()
 
     def _act(self, outputs: Sequence[Output]) -> None:
         """Do what the seat leaves to do."""
-        rank, nodes = self.part.roster.rank, len(self.seat.standing.nodes)
+        rank = self.part.roster.rank
         for output in outputs:
             if isinstance(output, Confirmed):
                 self._final = self._final or output.roll.final
             elif isinstance(output, Deposed):
-                raise Replaced(
+                why = (
                     f"the run has gone on without rank {rank}, which led it and did not answer for too long: rank "
-                    f"{output.term % nodes} leads it now, and has its folder"
+                    f"{self.seat.machine.head} leads it now, and has its folder"
                 )
+                raise dismissed(self.part, self.seat, why)
             elif isinstance(output, Alone):
-                raise Replaced(f"rank {rank}, which led the run, cannot go on: {output.why}")
+                why = f"rank {rank}, which led the run, cannot go on: {output.why}"
+                raise dismissed(self.part, self.seat, why)
 
 
 def first_seat(part: NodePart, peers: dict[int, Peer], nodes: dict[int, Node]) -> Seat:
-    """Return the seat of the first head, and tell all nodes of each other."""
+    """Return the seat of the first head, and tell all nodes of each other. Other ranks may come later."""
     me, rank = part.hub.me.peer, part.roster.rank
-    known = {rank: NodeFacts(rank, part.hub.address, 0, me.incarnation, boot(), os.getpid())}
-    for other, node in nodes.items():
-        known[other] = facts_of(node, 0)
-    everyone = tuple(known[each] for each in sorted(known))
-    standing = Standing(first_roll(len(everyone)), everyone)
-    seat = Seat(part.hub, rank, standing, part.timing.silence * HEAD_PATIENCE)
+    own = NodeFacts(rank, rank, part.hub.address, 0, me.incarnation, boot(), os.getpid())
+    everyone = tuple(sorted([own, *(facts_of(node, other, 0) for other, node in nodes.items())]))
+    standing = Standing(first_roll([each.rank for each in everyone]), everyone)
+    seat = Seat(part.hub, rank, part.roster.nodes, standing, part.timing.silence * HEAD_PATIENCE)
     seat.peers = peers
     seat.publish()
     return seat
 
 
-def facts_of(node: Node, ahead: int) -> NodeFacts:
+def facts_of(node: Node, number: int, ahead: int) -> NodeFacts:
     """Return what all nodes are to know of one; the run's clock is so far `ahead` of this process's."""
     register, peer = node.register, node.peer
     assert register.address is not None, "it would lead, if it had to"
-    return NodeFacts(
-        peer.number, register.address, ahead + node.ahead, peer.incarnation, register.boot, register.process
-    )
+    ahead += node.ahead
+    return NodeFacts(peer.number, number, register.address, ahead, peer.incarnation, register.boot, register.process)

@@ -6,35 +6,39 @@ import math
 import os
 import signal
 import time
+import warnings
 from collections import deque
 from dataclasses import replace
 from functools import partial
 
 from paceline.algorithms.cluster.group import Release
-from paceline.algorithms.cluster.succession import Accepted, Alone, Deposed, Later, Lead, Output, Vote, first_roll
-from paceline.errors import RunFailed, RunOver
+from paceline.algorithms.cluster.succession import NO_ROLL, Accepted, Alone, Deposed, Later, Lead, Output
+from paceline.errors import DeathWarning, RunFailed, RunOver
 from paceline.runtime.engines.checkpoints import resume_line
 from paceline.runtime.engines.cluster import rendezvous
 from paceline.runtime.engines.cluster.agent import Agent
 from paceline.runtime.engines.cluster.children import Children
 from paceline.runtime.engines.cluster.control import (
     Asked,
+    Ballot,
     CopiedRows,
     Message,
     Noted,
     Over,
+    Register,
     Resend,
     Result,
     Snapshot,
     Standing,
     Welcome,
+    pack,
     state_of,
     unpack,
 )
 from paceline.runtime.engines.cluster.node import POLL, NodePart, resume_point, split
 from paceline.runtime.engines.cluster.seat import Seat
 from paceline.runtime.engines.cluster.second_home import RunCopy
-from paceline.runtime.engines.cluster.successor import Promoted, Successor
+from paceline.runtime.engines.cluster.successor import Promoted, Successor, dismissed
 from paceline.runtime.engines.outcome import Outcome, open_snapshots
 from paceline.runtime.engines.signals import Noted as Interrupt
 from paceline.runtime.engines.signals import handling
@@ -48,7 +52,8 @@ def follow(part: NodePart) -> Outcome:
 
     Raises:
         RunOver: the run has failed or was stopped.
-        RunFailed: the head cannot be reached any longer and no other leads, or the run has gone on without this node.
+        RunFailed: the head cannot be reached any longer, and no other leads.
+        Dismissed: the run has gone on without this node.
         Promoted: this node leads from now on; its processes go on.
     """
     hub = part.hub
@@ -97,15 +102,17 @@ class OtherNode:
         self._connected = True
         #: What has happened and was not looked at yet.
         self._events: deque[Event] = deque()
-        self._notified, self._looked = False, time.monotonic()
+        #: Nodes that come back and ask who leads, with what they have sent.
+        self._returning: dict[Peer, Received] = {}
+        self._notified, self._turn_at = False, time.monotonic()
         #: When this process could go on, after it had been stopped for too long.
         self._woke = -math.inf
 
     def follow(self, events: list[Event]) -> memoryview:
         """Pass messages between the head and the worker until the result arrives."""
         while True:
-            slept, self._looked = time.monotonic() - self._looked, time.monotonic()
-            self._woke = self._looked if slept > self.part.timing.silence else self._woke
+            slept, self._turn_at = time.monotonic() - self._turn_at, time.monotonic()
+            self._woke = self._turn_at if slept > self.part.timing.silence else self._woke
             self._events = deque(events)
             while self._events:
                 content = self._take(self._events.popleft())
@@ -133,8 +140,8 @@ class OtherNode:
         if isinstance(event, Received):
             return self._receive(event)
         if isinstance(event, Gone) and event.peer == self.head:
-            if self._looked - self._woke < self.part.timing.silence:
-                raise RunFailed(_dismissed(self.part, ""))
+            if self._turn_at - self._woke < self.part.timing.silence:
+                raise dismissed(self.part, self.seat, _gone_on(self.part, ""))
             if self.seat is None or not self.seat.can_move:
                 raise RunFailed(_head_lost(self.part, event.why, self.welcome.folder))
             self._connected = False
@@ -149,23 +156,37 @@ class OtherNode:
 
     def _receive(self, event: Received) -> memoryview | None:
         message, content = unpack(event.kind, event.ints, event.body)
-        if isinstance(message, Standing | Vote | Accepted | Later):
+        if isinstance(message, Standing | Ballot | Accepted | Later):
             self._seat(event.peer, message)
+        elif isinstance(message, Register):  # of a node that comes back, and knows an earlier head
+            self._returning[event.peer] = event
+            self._show_head()
         elif event.peer == self.head:
             return self._execute(message, content)
         return None
 
-    def _seat(self, peer: Peer, message: Standing | Vote | Accepted | Later) -> None:
+    def _seat(self, peer: Peer, message: Standing | Ballot | Accepted | Later) -> None:
         """Take a message about who leads."""
         if self.seat is None:
             if not isinstance(message, Standing) or peer != self.head:
                 return
-            patience = self.part.timing.silence * rendezvous.HEAD_PATIENCE
-            start = replace(message, roll=first_roll(len(message.nodes)))
-            self.seat = Seat(self.hub, self.part.roster.rank, start, patience)
+            own = message.facts(self.part.roster.rank)
+            if own is None or own.incarnation != self.hub.me.peer.incarnation:
+                return  # it tells of the node that had this rank before
+            patience, start = self.part.timing.silence * rendezvous.HEAD_PATIENCE, replace(message, roll=NO_ROLL)
+            self.seat = Seat(self.hub, own.number, self.part.roster.nodes, start, patience)
         self._act(self.seat.take(peer, message))
+        self._show_head()
         if self.seat.is_head(peer) and peer != self.head:
             self.head, self.agent.to_head = peer, partial(rendezvous.send, self.hub, peer)
+            what = f"the head is lost: rank {peer.number} leads the run from now on, and has its folder"
+            warnings.warn(what, DeathWarning, stacklevel=2)
+
+    def _show_head(self) -> None:
+        """Say who leads to the nodes that come back."""
+        if self.seat is not None and not self.seat.machine.seeks:
+            for peer in self._returning:
+                self.hub.post(peer, *pack(self.seat.standing))
 
     def _execute(self, message: Message, content: memoryview) -> memoryview | None:
         """Take a message of the head; return the result if that is it."""
@@ -187,7 +208,7 @@ class OtherNode:
             how = self.agent.ending
             if self.interrupt.number:
                 how = f"was asked to end ({signal.Signals(self.interrupt.number).name})"
-            raise RunFailed(_dismissed(self.part, how))
+            raise RunFailed(_gone_on(self.part, how))
         return None
 
     def _act(self, outputs: list[Output]) -> None:
@@ -198,20 +219,22 @@ class OtherNode:
                 if self.interrupt.number:  # it was asked to end, as torchrun asks all when one has died
                     raise RunFailed(_head_lost(self.part, "is lost", self.welcome.folder))
                 run = bytes.fromhex(self.welcome.run)
-                raise Promoted(Successor(self.part, self.agent, self.seat, self.copy, run, list(self._events)))
+                events = [*self._returning.values(), *self._events]
+                raise Promoted(Successor(self.part, self.agent, self.seat, self.copy, run, events))
             if isinstance(output, Deposed):
-                raise RunFailed(_dismissed(self.part, ""))
+                raise dismissed(self.part, self.seat, _gone_on(self.part, ""))
             if isinstance(output, Alone):
-                raise RunFailed(_head_lost(self.part, f"is lost, and {output.why}", self.welcome.folder))
+                why = _head_lost(self.part, f"is lost, and {output.why}", self.welcome.folder)
+                raise dismissed(self.part, self.seat, why)
 
 
 def _head_lost(part: NodePart, why: str, folder: str) -> str:
-    command = resume_line(folder) if folder else ""
     roster = part.roster
+    command = resume_line(folder) if folder and not roster.open else ""  # which is at the machine that is lost
     return f"rank {roster.rank} has ended, since it lost the head: {roster.head_name} {why}{command}"
 
 
-def _dismissed(part: NodePart, ending: str) -> str:
+def _gone_on(part: NodePart, ending: str) -> str:
     if ending:
         return f"the worker of rank {part.roster.rank} {ending}; the run goes on without this rank"
     return (

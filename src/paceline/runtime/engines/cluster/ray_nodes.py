@@ -108,7 +108,7 @@ class RayNodes:
         #: Machines of agents that were lost.
         self._suspects: set[Machine] = set()
         self._begun = False
-        self._since = self._looked = time.monotonic()
+        self._since = self._checked_at = time.monotonic()
 
     def start(self, head: Address) -> None:
         self._since = time.monotonic()
@@ -131,9 +131,9 @@ class RayNodes:
 
     def poll(self) -> None:
         now = time.monotonic()
-        if now - self._looked < LOOK:
+        if now - self._checked_at < LOOK:
             return
-        self._looked = now
+        self._checked_at = now
         self._require_ray()
         if self._unplaced:
             self._place(now)

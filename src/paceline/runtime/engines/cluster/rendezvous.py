@@ -29,6 +29,7 @@ from paceline.runtime.engines.cluster.control import (
     Message,
     Refused,
     Register,
+    Standing,
     State,
     Welcome,
     pack,
@@ -126,7 +127,8 @@ def open_hub(roster: Roster, timing: Timing, limits: Limits, deadline: float) ->
     rivals = () if roster.apart else (AGENT,)  # Ray replaces a node at once, and means it
     hub = Hub(me, roster.credentials, listener, limits=limits, timing=timing, rivals=rivals, pump=pump)
     if not roster.leads:
-        hub.dial(roster.head, deadline)
+        for address in (roster.head, *roster.others):
+            hub.dial(address, deadline)
     return roster, hub, pump
 
 
@@ -264,27 +266,33 @@ class Registered(NamedTuple):
 def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: float) -> Registered:
     """Introduce this node to the head, and wait for its welcome.
 
+    Of a node that comes back, each of the others says who leads by now.
+
     Raises:
         RunOver: the run cannot begin.
         RunFailed: the head cannot be reached.
     """
     end, initial = time.monotonic() + deadline, None
+    #: Who is dialled, or connected.
+    places: dict[Address, Peer | None] = dict.fromkeys((roster.head, *roster.others))
     while True:
         termination.check()
+        if roster.others and time.monotonic() >= end:
+            raise PeerLost(f"rank {roster.rank}", f"found no node that leads the run within {deadline:g} s")
         events = deque(hub.poll(LOOK))
         while events:
             match events.popleft():
-                case Arrived(peer):
-                    send(hub, peer, Register(terms, boot(), process, hub.address if roster.moves else None))
+                case Arrived(peer, dialled):
+                    if dialled is not None:
+                        places[dialled] = peer
+                        send(hub, peer, Register(terms, boot(), process, hub.address if roster.moves else None))
                 case Unreached(address, why):
-                    head = roster.head_name
-                    advice = "" if roster.apart or roster.open else ", and whether PACELINE_HEAD is alike for all ranks"
-                    raise PeerLost(
-                        f"rank {roster.rank}",
-                        f"cannot reach {head} at {address}: {why}. Look at what {head} printed{advice}",
-                    )
-                case Gone():  # a head that ends now belongs to the run before; this run's is about to come
-                    hub.dial(roster.head, max(1.0, end - time.monotonic()))
+                    places.pop(address, None)
+                    if not places:
+                        raise PeerLost(f"rank {roster.rank}", _unreached(roster, address, why))
+                case Gone(peer):  # a head that ends now belongs to the run before; this run's is about to come
+                    for address in [each for each, there in places.items() if there == peer]:
+                        hub.dial(address, max(1.0, end - time.monotonic()))
                 case Received(peer, kind, ints, body):
                     message, content = unpack(kind, ints, body)
                     if isinstance(message, Clock):
@@ -293,5 +301,19 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
                         initial = state_of(message, content).tensors
                     elif isinstance(message, Refused):
                         raise RunOver(message.why, message.exit_code)
+                    elif isinstance(message, Standing):  # of another node, which says who leads
+                        head = message.facts(message.roll.term % roster.nodes)
+                        if head is not None and head.address not in places:
+                            places[head.address] = None
+                            hub.dial(head.address, max(1.0, end - time.monotonic()))
                     elif isinstance(message, Welcome):
+                        for address, other in places.items():
+                            if other != peer:
+                                hub.leave(other or hub.me.peer, address)
                         return Registered(peer, message, content, list(events), initial)
+
+
+def _unreached(roster: Roster, address: Address, why: str) -> str:
+    head = roster.head_name
+    advice = "" if roster.apart or roster.open else ", and whether PACELINE_HEAD is alike for all ranks"
+    return f"cannot reach {head} at {address}: {why}. Look at what {head} printed{advice}"

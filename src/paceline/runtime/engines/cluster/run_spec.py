@@ -19,6 +19,7 @@ from paceline.runtime.engines.setup import set_up
 from paceline.runtime.engines.workers.process import short_folder
 from paceline.runtime.links.tcp.tls import CA, CERTIFICATE, KEY, MutualTls, make_keys
 from paceline.runtime.runs.live import Heartbeat
+from paceline.runtime.runs.record import CheckpointInterval
 from paceline.training.jobs.job import Job
 from paceline.training.jobs.pickling import pack_program
 
@@ -38,13 +39,17 @@ class RunSpec:
     deadline: float
     #: The files of a certificate of this run; empty without TLS.
     keys: dict[str, bytes]
+    #: What a node needs beside that which leads in the place of the head: when it takes checkpoints, and how many
+    #: servers hold a copy of each shard.
+    interval: CheckpointInterval | None = None
+    backups: int = 1
 
     def pack(self) -> bytes:
         """Pickle the program's arguments, and the spec with the user's functions and classes by value."""
         return pack_program(self)
 
     def take_part(self, roster: Roster) -> None:
-        """Train a node's part, until the run is over."""
+        """Train the part of a node that never leads, until the run is over."""
         setup = set_up(self.job, self.plan, "cluster", self.limit, bounded=True)
         heartbeat = Heartbeat(None, setup.agenda.updates)
         with (

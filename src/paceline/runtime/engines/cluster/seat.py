@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.algorithms.cluster.succession import Accepted, Later, Message, Output, Roll, Send, Succession, Vote
-from paceline.runtime.engines.cluster.control import AGENT, NodeFacts, Standing, pack
+from paceline.runtime.engines.cluster.control import AGENT, Ballot, NodeFacts, Standing, pack
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.handshake import Peer
 from paceline.runtime.links.tcp.hub import Arrived, Gone, Hub, Unreached
+from paceline.runtime.links.tcp.waiting import DELAYS
 
 ASKING = 0.5  # seconds that a machine may take to say that no process listens
 DIALLING = 60.0  # seconds for which a head dials a node that it has lost
@@ -24,9 +25,10 @@ DIALLING = 60.0  # seconds for which a head dials a node that it has lost
 class Seat:
     """One node's part in who leads."""
 
-    def __init__(self, hub: Hub, rank: int, standing: Standing, patience: float) -> None:
-        self.hub, self.standing = hub, standing
-        self.machine = Succession(rank, len(standing.nodes), patience, standing.roll)
+    def __init__(self, hub: Hub, number: int, ranks: int, standing: Standing, patience: float) -> None:
+        """`number` is that of this node, and `ranks` how many there may be."""
+        self.hub, self.standing, self._patience = hub, standing, patience
+        self.machine = Succession(number, ranks, patience, standing.roll)
         #: The agents that are connected.
         self.peers: dict[int, Peer] = {}
         #: What is to be sent to a rank as soon as it is connected.
@@ -38,13 +40,20 @@ class Seat:
         return self.standing.origin > 0
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks whose nodes belong to the run."""
+        return tuple(sorted(number % self.machine.nodes for number in self.machine.roll.members))
+
+    @property
     def ahead(self) -> int:
         """Nanoseconds by which the run's clock is ahead of this process's."""
-        return self.standing.nodes[self.machine.rank].ahead
+        return self.facts(self.machine.rank).ahead
 
     def facts(self, rank: int) -> NodeFacts:
-        """Return what is known of a rank."""
-        return self.standing.nodes[rank]
+        """Return what is known of a rank that a node has had."""
+        facts = self.standing.facts(rank)
+        assert facts is not None, f"no node has had rank {rank}"
+        return facts
 
     def is_head(self, peer: Peer) -> bool:
         """Whether a peer is the head."""
@@ -53,14 +62,22 @@ class Seat:
 
     # --- what has happened; each returns what the engine is to do ---
 
-    def take(self, peer: Peer, message: Standing | Vote | Accepted | Later) -> list[Output]:
+    def take(self, peer: Peer, message: Standing | Ballot | Accepted | Later) -> list[Output]:
         """Take a message of another node's seat."""
         if peer.role != AGENT:
             return []
-        said: Message = message.roll if isinstance(message, Standing) else message
-        self.peers[peer.number] = peer
+        if (number := _sender(peer, message)) is not None:
+            known = self.standing.facts(peer.number)
+            if known is not None and number < known.number:
+                return []  # another node has its rank by now
+            self.peers[peer.number] = peer
         before = self.machine.roll
-        outputs = self.machine.handle(time.monotonic(), peer.number, said)
+        content: Message
+        if isinstance(message, Ballot):
+            content, self.standing = message.vote, self.standing.with_later(message.standing)
+        else:
+            content = message.roll if isinstance(message, Standing) else message
+        outputs = self.machine.handle(time.monotonic(), peer.number, content)
         if isinstance(message, Standing) and (self.machine.roll != before or message.roll == before):
             self.standing = message
         return self.perform(outputs)
@@ -89,7 +106,7 @@ class Seat:
 
     def lost(self, rank: int, dead: bool = False) -> list[Output]:
         """Take note of a rank that is not reached."""
-        return self.perform(self.machine.lost(time.monotonic(), rank, dead))
+        return self.perform(self.machine.lost(time.monotonic(), self.facts(rank).number, dead))
 
     def unreached(self, event: Unreached) -> list[Output]:
         """Take note of an address that was dialled in vain."""
@@ -100,7 +117,11 @@ class Seat:
         return outputs
 
     def tick(self) -> list[Output]:
-        """Do what is due; called several times a second."""
+        """Do what is due; called several times a second.
+
+        On a busy machine others may lose the same head later by some times its delay.
+        """
+        self.machine.patience = self._patience + DELAYS * self.hub.delay
         return self.perform(self.machine.tick(time.monotonic()))
 
     def perform(self, outputs: Sequence[Output]) -> list[Output]:
@@ -119,7 +140,7 @@ class Seat:
     def publish(self, **changes: object) -> None:
         """Tell all of what every node is to know, which has changed."""
         self.standing = replace(self.standing, **changes)  # type: ignore[arg-type]
-        for rank in self.machine.roll.ranks:
+        for rank in self.ranks:
             if (peer := self.peers.get(rank)) is not None:
                 self._post(peer, self.machine.roll)
 
@@ -127,8 +148,20 @@ class Seat:
         if isinstance(message, Roll):
             self.standing = replace(self.standing, roll=message) if self.machine.leads else self.standing
             self.hub.post(peer, *pack(replace(self.standing, roll=message)))
+        elif isinstance(message, Vote):
+            self.hub.post(peer, *pack(Ballot(message, self.standing)))
         else:
             self.hub.post(peer, *pack(message))
+
+
+def _sender(peer: Peer, message: Standing | Ballot | Accepted | Later) -> int | None:
+    """Return the number of the node that has sent a message, if that says it."""
+    if isinstance(message, Standing):
+        facts = message.facts(peer.number)
+        return facts.number if facts is not None else None
+    if isinstance(message, Ballot):
+        return message.vote.voter
+    return message.voter if isinstance(message, Accepted) else None
 
 
 def is_deserted(address: Address) -> bool:

@@ -20,9 +20,8 @@ from time import monotonic
 import numpy as np
 
 from paceline.algorithms.cluster.numbered_rows import NumberedRows, Writer
-from paceline.runtime.engines.cluster.control import CopiedRows, Noted, Snapshot
+from paceline.runtime.engines.cluster.control import CopiedRows, Noted, Snapshot, ToRank
 from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
-from paceline.runtime.engines.cluster.to_rank import ToRank
 from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.link import raw
 from paceline.runtime.runs.live import Event, EventLog

@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import MachineError, RunFailed, UsageError
-from paceline.runtime.engines.joining.parcel import Package, Progress, different, lacking, receive_parcel
+from paceline.errors import MachineError, UsageError
+from paceline.runtime.engines.cluster.roster import Roster
+from paceline.runtime.engines.cluster.run_spec import RunSpec, with_keys
+from paceline.runtime.engines.joining.parcel import Package, Parcel, Progress, different, lacking, receive_parcel
 from paceline.runtime.engines.workers.process import fork_early
 from paceline.runtime.links.pairing.code import Code
 from paceline.runtime.links.pairing.discovery import discover
-from paceline.runtime.links.pairing.line import Line
-from paceline.runtime.links.pairing.visit import visit
+from paceline.runtime.links.pairing.exchange import Line, visit
 from paceline.runtime.links.tcp.address import Address
 
 #: Called with lines for the person here.
 Report = Callable[[str], None]
 ANSWER = 600.0  # seconds that a person may think
 REACH = 3.0  # seconds in which a machine has to accept or refuse a connection
-RETURNS = 16  # times that a machine comes back which was asleep, or whose network was gone
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,17 @@ class Offer:
     #: Files that the job opens, and that do not travel.
     elsewhere: tuple[str, ...]
     bytes: int
+    #: Where the run is led from, and the rank of that machine.
     head: Address
+    head_rank: int
     #: Whether the machine that trains can open a connection to this one.
     back: bool
 
     @classmethod
-    def of(cls, said: dict[str, Any]) -> Offer:
-        packages, head = tuple(Package(*each) for each in said["packages"]), Address(*said["head"])
-        files, elsewhere = tuple(said["files"]), tuple(said["elsewhere"])
-        return cls(**{**said, "packages": packages, "head": head, "files": files, "elsewhere": elsewhere})
+    def of(cls, terms: dict[str, Any]) -> Offer:
+        packages, head = tuple(Package(*each) for each in terms["packages"]), Address(*terms["head"])
+        files, elsewhere = tuple(terms["files"]), tuple(terms["elsewhere"])
+        return cls(**{**terms, "packages": packages, "head": head, "files": files, "elsewhere": elsewhere})
 
     def objections(self, reached: str) -> list[str]:
         """Return why this machine cannot take part, a line each; `reached` is where it reaches the other one."""
@@ -122,29 +124,21 @@ class Guest:
     folder: Path
     _stack: ExitStack
 
-    def train(self, report: Report) -> None:
-        """Train this machine's part, until the run is over; come back after a sleep, or when the network was gone.
+    def settle(self) -> tuple[RunSpec, Roster, Parcel]:
+        """Make the folder of the job this process's; return the run, this machine's place in it, and what has come.
 
-        Raises:
-            RunOver: the run has failed or was stopped, or this machine has left.
+        The parcel is for machines that join here, should this one lead.
         """
-        report(f"joined the run of {self.offer.host} as rank {self.rank}; Ctrl-C leaves it")
         os.chdir(self.folder)
         sys.path.insert(0, str(self.folder))
         fork_early()
         from paceline.training.jobs.pickling import unpack_program
 
-        spec = unpack_program(self.job)  # of the machine to which the person here has said yes
-        roster = replace(spec.roster, rank=self.rank, head=self.offer.head)
-        for returns in range(RETURNS + 1):
-            try:
-                spec.take_part(roster)
-                report(f"the run is done; its folder is on {self.offer.host}")
-                return
-            except RunFailed as error:
-                if type(error) is not RunFailed or returns == RETURNS:
-                    raise  # it is over, or the other machine cannot be reached
-                report(f"{error}; coming back")
+        spec: RunSpec = unpack_program(self.job)  # of the machine to which the person here has said yes
+        roster = replace(spec.roster, rank=self.rank, head=self.offer.head, head_rank=self.offer.head_rank)
+        files = {place: self.folder / place for place in self.offer.files}
+        parcel = Parcel(files, list(self.offer.elsewhere), self.job)
+        return spec, self._stack.enter_context(with_keys(roster, spec.keys)), parcel
 
     def close(self) -> None:
         """Remove the files that came."""
@@ -157,9 +151,9 @@ def _offer(line: Line, consents: Callable[[Offer], bool], reached: str, report: 
     line.allow(ANSWER)
     with socket.create_server(("", 0)) as listener:
         line.send_json({"host": socket.gethostname(), "port": listener.getsockname()[1]})
-        said = line.receive_json()
+        terms = line.receive_json()
     try:
-        offer = Offer.of(said)
+        offer = Offer.of(terms)
     except (TypeError, KeyError) as error:
         raise MachineError("the other machine has another version of Paceline: install the same one on both") from error
     if objections := offer.objections(reached):

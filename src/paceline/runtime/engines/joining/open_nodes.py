@@ -2,6 +2,8 @@
 
 Under a plan with servers the run begins with this machine alone, and others come and go while it trains, as nodes come
 and go that Ray replaces. Under a synchronous plan the group is fixed when it begins: then the run waits for all.
+
+If this machine is lost, one that has joined leads, and opens a door of its own: it has all that travels.
 """
 
 from __future__ import annotations
@@ -22,15 +24,18 @@ from paceline.plans.plan import Plan
 from paceline.runtime.engines.cluster import engine
 from paceline.runtime.engines.cluster.roster import Roster
 from paceline.runtime.engines.cluster.run_spec import RunSpec, make_run_keys, with_keys
+from paceline.runtime.engines.cluster.seat import Seat
+from paceline.runtime.engines.cluster.successor import Successor
 from paceline.runtime.engines.joining.parcel import Parcel, imported_packages, opened, python
 from paceline.runtime.engines.outcome import Life, Outcome
+from paceline.runtime.engines.setup import Setup
 from paceline.runtime.links.pairing.door import Door, listen_anywhere
-from paceline.runtime.links.pairing.exchange import package
-from paceline.runtime.links.pairing.line import Line
+from paceline.runtime.links.pairing.exchange import Line, package
 from paceline.runtime.links.tcp.address import Address, interfaces, usual_host
 from paceline.runtime.links.tcp.credentials import LOOPBACK
 from paceline.runtime.links.tcp.handshake import RUN_BYTES
 from paceline.runtime.links.tcp.tls import MutualTls
+from paceline.runtime.runs.record import CheckpointInterval
 
 RANKS = 8  # machines that may take part at the same time, if no number is given
 BACK = 2.0  # seconds in which a machine that joins has to accept a connection from this one
@@ -61,18 +66,35 @@ def open_roster(plan: str | Plan | None, workers: int | None, address: str | Non
 
 
 @contextlib.contextmanager
-def train(life: Life, roster: Roster, backups: int = 1) -> Iterator[Outcome]:
-    """Run a plan on this machine, which is the head, and on those that join."""
-    setup, keys = life.setup, make_run_keys()
-    spec = RunSpec(setup.users_job.untested(), setup.plan, setup.limit, roster, life.deadline, keys)
+def opened_run(
+    setup: Setup, roster: Roster, deadline: float, interval: CheckpointInterval | None, backups: int
+) -> Iterator[tuple[Roster, Parcel]]:
+    """Make the keys of a run, which last as long as the block, and what travels to the machines that join."""
+    keys = make_run_keys()
+    spec = RunSpec(setup.users_job, setup.plan, setup.limit, roster, deadline, keys, interval, backups)
     parcel = Parcel.of(opened(), spec.pack())
     with with_keys(roster, keys) as placed:
-        nodes = OpenNodes(placed, parcel, setup.users_job.name, str(setup.plan), life.deadline)
-        try:
-            with engine.train(life, placed, backups, nodes) as outcome:
-                yield outcome
-        finally:
-            nodes.close()
+        yield placed, parcel
+
+
+@contextlib.contextmanager
+def train(
+    life: Life, roster: Roster, parcel: Parcel, successor: Successor | None = None, backups: int = 1
+) -> Iterator[Outcome]:
+    """Run a plan on this machine, which leads, and on those that join.
+
+    `successor` is what this machine has if it leads in the place of another one.
+    """
+    nodes = OpenNodes(roster, parcel, life, successor.seat if successor is not None else None)
+    try:
+        if successor is None:
+            running = engine.train(life, roster, backups, nodes)
+        else:
+            running = engine.lead(life, successor, backups, nodes)
+        with running as outcome:
+            yield outcome
+    finally:
+        nodes.close()
 
 
 @dataclass
@@ -87,14 +109,15 @@ class _Seat:
 class OpenNodes:
     """`node.ManagedNodes` that come by themselves."""
 
-    def __init__(self, roster: Roster, parcel: Parcel, job: str, plan: str, deadline: float) -> None:
-        self._roster, self._parcel, self._deadline = roster, parcel, deadline
+    def __init__(self, roster: Roster, parcel: Parcel, life: Life, seat: Seat | None) -> None:
+        """`seat` is that of a machine that leads in the place of another one: who has joined that one belongs here."""
+        self._roster, self._parcel, self._deadline = roster, parcel, life.deadline
         #: Whether a node that is lost is replaced.
         self.replaces = bool(roster.begins_with)
         self._offer = {
             "host": socket.gethostname(),
-            "job": job,
-            "plan": plan,
+            "job": life.setup.users_job.name,
+            "plan": str(life.setup.plan),
             "python": python(),
             "packages": imported_packages(parcel.modules),
             "files": sorted(parcel.files),
@@ -103,11 +126,18 @@ class OpenNodes:
         }
         self._lock = threading.Lock()
         self._seats: dict[int, _Seat] = {}
+        if seat is not None:
+            self._roster = replace(roster, head_rank=seat.machine.rank)
+            self._seats = {rank: _Seat("", 0.0, joined=True) for rank in seat.ranks}
+        #: The ranks that some machine has had.
+        self._known = {each.rank for each in seat.standing.nodes} if seat is not None else set[int]()
         self._door: Door | None = None
 
     def start(self, head: Address) -> None:
-        """Open the door."""
+        """Open the door, unless the group is fixed already."""
         self._roster = replace(self._roster, head=head)
+        if self._seats and not self.replaces:
+            return
         assert isinstance(self._roster.credentials, MutualTls)
         keys = self._roster.credentials.folder
         # At every address of this machine, unless only processes of this machine reach the head.
@@ -135,8 +165,9 @@ class OpenNodes:
 
     def joined(self, rank: int) -> None:
         with self._lock:
-            seat = self._seats.get(rank) or _Seat("", time.monotonic())  # one that comes back had lost its own
+            seat = self._seats.get(rank) or _Seat("", 0.0)  # one that comes back had lost its own
             self._seats[rank] = replace(seat, joined=True)
+            self._known.add(rank)
 
     def close(self) -> None:
         """Let no machine in any longer."""
@@ -148,7 +179,9 @@ class OpenNodes:
         facts = line.receive_json()
         name = f"{str(facts.get('host', '?'))[:64]} ({host})"
         back = _reaches(host, int(facts.get("port", 0)))
-        line.send_json({**self._offer, "head": list(self._roster.head), "back": back})
+        line.send_json(
+            {**self._offer, "head": list(self._roster.head), "head_rank": self._roster.head_rank, "back": back}
+        )
         answer = line.receive_json()
         if answer.get("answer") != "yes":
             raise PeerLost(name, f"said: {answer.get('why', 'nothing')}")
@@ -169,7 +202,7 @@ class OpenNodes:
         """Return a rank that no machine has; -1 if there is none. One that never came does not keep its rank."""
         with self._lock:
             now = time.monotonic()
-            for rank in self._roster.followers:
+            for rank in sorted(self._roster.followers, key=self._known.__contains__):  # whose machines may come back
                 seat = self._seats.get(rank)
                 if seat is None or (not seat.joined and now - seat.since > self._deadline):
                     self._seats[rank] = _Seat(name, now)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from paceline.errors import FrameError, JobError
 from paceline.runtime.engines.job_file import INSTALLED, OTHERS, own_files
-from paceline.runtime.links.pairing.line import Line
+from paceline.runtime.links.pairing.exchange import Line
 from paceline.version import __version__
 
 # The files that the user's program opens to read, from a moment on: the small files that a job needs where it travels.
@@ -218,7 +218,7 @@ def receive_parcel(line: Line, folder: Path, progress: Progress) -> bytes:
     """
     line.allow(PATIENCE)
     head = line.receive_json()
-    total, come, job = int(head["bytes"]), 0, b""
+    total, received, job = int(head["bytes"]), 0, b""
     if total > MOST + CHUNK or int(head["parts"]) > FILES + 1:
         raise FrameError("length", f"the other machine announces {total >> 20:,} MB; at most {MOST >> 20} MB are taken")
     for _ in range(int(head["parts"])):
@@ -226,9 +226,9 @@ def receive_parcel(line: Line, folder: Path, progress: Progress) -> bytes:
         size, content = int(part["bytes"]), bytearray()
         while len(content) < size:
             line.allow(PATIENCE)
-            content += (chunk := line.receive(min(CHUNK, total - come)))
-            come += len(chunk)
-            progress(come, total)
+            content += (chunk := line.receive(min(CHUNK, total - received)))
+            received += len(chunk)
+            progress(received, total)
         if not part["place"]:
             job = bytes(content)
             continue

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from paceline.algorithms.cluster.epochs import Epoch, Epochs
+from paceline.algorithms.cluster.shares import Epoch, Epochs
 from paceline.algorithms.dataflow import WITHOUT_NUMBERS, Instances, Message, Work
 from paceline.algorithms.dataflow.holder import Holder, Outcome
 from paceline.algorithms.dataflow.worker import (

@@ -36,13 +36,13 @@ class Announcement:
         self._running: Any = None
         self._service: Any = None
 
-    def tell(self, number: int) -> None:
+    def announce(self, number: int) -> None:
         """Tell another number from now on. Where that fails, the address has to be typed."""
         if self._package is not None and self._hosts:
             with suppress(Exception):  # zeroconf has many, and none of them may close the door
-                self._tell(number)
+                self._announce(number)
 
-    def _tell(self, number: int) -> None:
+    def _announce(self, number: int) -> None:
         self._running = self._running or self._package.Zeroconf(interfaces=list(self._hosts))
         if self._service is not None:
             self._running.unregister_service(self._service)

@@ -1,8 +1,8 @@
 """The door of a run: where other machines prove that they know the code on the screen, and are let in.
 
-One connection is looked at after another, each for a few seconds and with a pause after one that was refused: who
-knocks without end costs the run a few milliseconds each second, and at most keeps others from being heard. A wrong
-proof is a guess. After GUESSES of them the door is closed for good: of 250,000 codes that is one chance in 50,000.
+Strangers may knock, too. Each connection is one guess at most. A code that was guessed at five times gives way to one
+of four words, which no number of guesses finds. A machine that was refused is looked at again only after a while, which
+doubles each time. So who knocks without end neither gets in nor keeps others out (docs/internals/pairing.md).
 """
 
 from __future__ import annotations
@@ -10,29 +10,66 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.errors import ConnectionFailed, SecurityError
-from paceline.runtime.links.pairing.code import Code, make_code
+from paceline.runtime.links.pairing.code import GUESSES, Code, Codes
 from paceline.runtime.links.pairing.discovery import Announcement
-from paceline.runtime.links.pairing.exchange import Verdict, WrongCode, package, verify
-from paceline.runtime.links.pairing.line import Line
+from paceline.runtime.links.pairing.exchange import Line, WrongCode, package, verify
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.tls import CERTIFICATE, KEY
 
-GUESSES = 5
 KNOCK = 5.0  # seconds in which a machine has to prove that it knows the code
-PAUSE = 0.5  # seconds after a machine that was refused
+SPACING = 0.1  # seconds between two machines that are looked at
+#: Seconds in which a machine that was refused is not looked at again; the first refusals are free.
+FREE, FIRST_PAUSE, LONGEST_PAUSE = 2, 0.25, 32.0
+HURRY = 0.0005  # seconds after one that is not looked at
+PLACES = 16  # machines that are looked at, at a time
+REMEMBERED = 1 << 14  # machines that were refused
 STAY = 600.0  # seconds that a machine may take from then on: a person is asked there
 
 #: Talks to a machine that knows the code; returns the name of the machine if it has joined.
 Receive = Callable[[Line, str], str]
 
 
+@dataclass
+class Refused:
+    """How often machines were refused, and until when each is not looked at; times are handed in. Threads share it."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    until: dict[str, float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def wait(self, now: float, host: str) -> float:
+        """Return for how many seconds a machine is not looked at."""
+        with self._lock:
+            return max(0.0, self.until.get(host, now) - now)
+
+    def add(self, now: float, host: str) -> None:
+        """Take note that a machine was refused."""
+        with self._lock:
+            self.counts[host] += 1
+            pause = FIRST_PAUSE * 2.0 ** (self.counts[host] - FREE - 1) if self.counts[host] > FREE else 0.0
+            self.until.pop(host, None)
+            self.until[host] = now + min(pause, LONGEST_PAUSE)
+            if len(self.until) > REMEMBERED:
+                oldest = next(iter(self.until))
+                del self.until[oldest], self.counts[oldest]
+
+    def forget(self, host: str) -> None:
+        """Take note that a machine was let in."""
+        with self._lock:
+            self.counts.pop(host, None)
+            self.until.pop(host, None)
+
+
 class Door:
-    """Lets machines in, each in a thread of its own once it has proved that it knows a code."""
+    """Lets machines in, each in a thread of its own."""
 
     def __init__(
         self,
@@ -58,21 +95,19 @@ class Door:
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.minimum_version, self._tls.num_tickets = ssl.TLSVersion.TLSv1_3, 0
         self._tls.load_cert_chain(keys / CERTIFICATE, keys / KEY)
+        self.codes = Codes()
+        self._refused = Refused()
+        #: The connections that are looked at, one of a machine, the oldest first; used with `_refused` under the lock.
+        self._visitors: dict[str, ssl.SSLSocket] = {}
         self._lock = threading.Lock()
-        #: Codes by their numbers: those that may be used, those in use, and who has used the others.
-        self._free: dict[int, Code] = {}
-        self._busy: dict[int, Code] = {}
-        self._used: dict[int, str] = {}
-        self._wrong = 0
         self._announcement = Announcement(hosts, self.address.port)
         self._closed = threading.Event()
-        self._next_code()
         self._thread = threading.Thread(target=self._run, name="paceline-door", daemon=True)
 
     @property
     def code(self) -> Code:
         """The code with which the next machine joins."""
-        return next(iter(self._free.values()))
+        return self.codes.current
 
     def open(self) -> None:
         self._thread.start()
@@ -83,39 +118,71 @@ class Door:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # which wakes the thread
         self._listener.close()
-        if self._thread.ident is not None and self._thread is not threading.current_thread():
+        if self._thread.ident is not None:
             self._thread.join(KNOCK)
+        with self._lock:
+            for tls in self._visitors.values():
+                _end(tls)
         self._announcement.close()
 
     def _run(self) -> None:
-        self._announcement.tell(self.code.number)
-        while not self._closed.is_set():
+        self._announcement.announce(self.code.number)
+        pause = 0.0
+        while not self._closed.wait(pause):
             try:
                 raw, where = self._listener.accept()
             except OSError:
                 return
-            if not self._let_in(raw, str(where[0])) and not self._closed.is_set():
-                self._closed.wait(PAUSE)
+            tls, pause = self._admitted(raw, str(where[0])), HURRY
+            if tls is not None:
+                pause = SPACING
+                thread = threading.Thread(
+                    target=self._serve, args=(tls, str(where[0])), name="paceline-door", daemon=True
+                )
+                thread.start()
 
-    def _let_in(self, raw: socket.socket, host: str) -> bool:
-        """Return whether a machine knows a code; then a thread talks to it."""
-        tls = raw
+    def _admitted(self, raw: socket.socket, host: str) -> ssl.SSLSocket | None:
+        """Return the connection to a machine that is looked at; None if it is not.
+
+        A machine competes with itself; of too many machines, the oldest gives way.
+        """
+        with self._lock:
+            if self._refused.wait(time.monotonic(), host):
+                raw.close()
+                return None
+            try:
+                raw.settimeout(KNOCK)
+                tls = self._tls.wrap_socket(raw, server_side=True, do_handshake_on_connect=False)
+            except OSError:  # it is gone already
+                raw.close()
+                return None
+            if (before := self._visitors.pop(host, None)) is not None:
+                _end(before)
+            elif len(self._visitors) >= PLACES:
+                _end(self._visitors.pop(next(iter(self._visitors))))
+            self._visitors[host] = tls
+            return tls
+
+    def _serve(self, tls: ssl.SSLSocket, host: str) -> None:
+        """Let a machine in if it knows a code, and talk to it then. Runs in a thread."""
+        line, knows = Line(tls, host, KNOCK), False
         try:
-            raw.settimeout(KNOCK)
-            tls = self._tls.wrap_socket(raw, server_side=True)
-            line = Line(tls, host, KNOCK)
-            code = verify(line, self._verdict, self._certificate, host)
-        except (OSError, ConnectionFailed) as error:  # a guess, no machine that pairs, or one that went
+            tls.do_handshake()
+            verify(line, self.codes, self._certificate, host)
+            knows = True
+        except (OSError, ValueError, ConnectionFailed) as error:  # a guess, no machine that pairs, or one that went
             tls.close()
             if isinstance(error, WrongCode):
-                self._count_guess(host)
-            return False
-        with self._lock:
-            self._busy[code.number] = self._free.pop(code.number)
-        threading.Thread(target=self._talk, args=(tls, line, code, host), name="paceline-door", daemon=True).start()
-        return True
+                self._warn_of_guess(host)
+        finally:
+            with self._lock:
+                if self._visitors.get(host) is tls:
+                    del self._visitors[host]
+                self._refused.forget(host) if knows else self._refused.add(time.monotonic(), host)
+        if knows:
+            self._talk(tls, line, host)
 
-    def _talk(self, tls: socket.socket, line: Line, code: Code, host: str) -> None:
+    def _talk(self, tls: ssl.SSLSocket, line: Line, host: str) -> None:
         """Let a machine join; it uses the code up only then."""
         name = ""
         try:
@@ -125,45 +192,27 @@ class Door:
         except (ConnectionFailed, ValueError, TypeError) as error:  # it is gone, or says what makes no sense
             self._report(f"a machine did not join: {error}")
         finally:
-            self._settle(code, name)
-
-    def _settle(self, code: Code, name: str) -> None:
-        """Make the next code if a machine has joined with this one; else let this one be used again."""
-        with self._lock:
-            self._busy.pop(code.number, None)
-            if name:
-                self._used[code.number] = name
-                self._next_code()
-            else:
-                self._free[code.number] = code
+            self.codes.settle(bool(name))
         if name and not self._closed.is_set():
-            self._announcement.tell(self.code.number)
+            self._announcement.announce(self.code.number)
             self._report(f"{name} has joined; the next machine: paceline join {self.code}")
 
-    def _next_code(self) -> None:
-        code = make_code({*self._used, *self._busy})
-        self._used.pop(code.number, None)
-        self._free[code.number] = code
-
-    def _verdict(self, number: int) -> tuple[Verdict, Code | None]:
-        with self._lock:
-            if number in self._free:
-                return Verdict.RIGHT, self._free[number]
-            known = Verdict.USED_UP if number in self._used else Verdict.NO_NUMBER
-            return Verdict.BUSY if number in self._busy else known, None
-
-    def _count_guess(self, host: str) -> None:
-        self._wrong += 1
-        if self._wrong < GUESSES:
+    def _warn_of_guess(self, host: str) -> None:
+        wrong = self.codes.wrong
+        if wrong < GUESSES:
+            self._report(f"a machine at {host} gave a wrong code ({wrong} of {GUESSES} before it is replaced)")
+        elif wrong == GUESSES:
+            self._announcement.announce(self.code.number)
             self._report(
-                f"a machine at {host} gave a wrong code ({self._wrong} of {GUESSES} before the door is closed)"
+                f"a machine at {host} gave a wrong code, the {GUESSES}th: from now on codes are longer, and cannot be "
+                f"guessed. The next machine: paceline join {self.code}"
             )
-            return
-        self.close()
-        self._report(
-            f"a machine at {host} gave a wrong code, the {GUESSES}th: no machine can join this run any longer. The run "
-            "goes on, with the machines that have joined"
-        )
+
+
+def _end(tls: ssl.SSLSocket) -> None:
+    """End a connection that another thread reads."""
+    with suppress(OSError):
+        socket.socket.shutdown(tls, socket.SHUT_RDWR)  # that of SSLSocket would change what the thread uses
 
 
 def listen_anywhere(address: Address) -> socket.socket:
@@ -174,5 +223,5 @@ def listen_anywhere(address: Address) -> socket.socket:
     """
     for port in (address.port, 0):
         with suppress(OSError):
-            return socket.create_server((address.host, port), backlog=16)
+            return socket.create_server((address.host, port), backlog=64)
     raise SecurityError(f"this machine cannot listen at {address.host}: give --address one of its own addresses")

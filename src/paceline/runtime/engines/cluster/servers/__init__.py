@@ -1,7 +1,6 @@
 """The processes of plans with servers: the machines of `algorithms.cluster`, with sockets, tensors and a clock.
 
-    wire        machine messages as frames; the few frames that no machine knows (addresses, progress, history)
-    loop        hands a machine what arrives, and does what it asks for
+    loop        hands a machine what arrives, and does what it asks for; machine messages as frames
     shard_state the tensors of a shard: versions are made in place, since one process holds them
     desk_process, shard_process
     client      a worker's side: the walk of `engines.workers.methods` over sockets

@@ -18,8 +18,7 @@ from paceline.errors import WaitedTooLong
 from paceline.plans.plan import server_of
 from paceline.runtime.engines.cluster.servers.centre import CentreSide
 from paceline.runtime.engines.cluster.servers.gradient_side import GradientSide
-from paceline.runtime.engines.cluster.servers.loop import MachineLoop
-from paceline.runtime.engines.cluster.servers.wire import kind_of
+from paceline.runtime.engines.cluster.servers.loop import MachineLoop, kind_of
 from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk
 from paceline.runtime.engines.workers.worker_context import REQUESTED
 from paceline.runtime.links.tcp.address import Address

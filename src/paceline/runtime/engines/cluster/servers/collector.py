@@ -15,8 +15,7 @@ from paceline.algorithms.cluster.messages import NONE, Message, Process, Pull, P
 from paceline.algorithms.cluster.outputs import Adopt, Output, Timing
 from paceline.errors import RunFailed
 from paceline.runtime.engines.cluster.servers.history import KnownHistory
-from paceline.runtime.engines.cluster.servers.loop import MachineLoop
-from paceline.runtime.engines.cluster.servers.wire import Other, peer_of
+from paceline.runtime.engines.cluster.servers.loop import MachineLoop, Other, peer_of
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.hub import Hub, Received
@@ -81,17 +80,17 @@ class Collector:
         desk: Address,
         timing: Timing,
         layout: Layout,
-        tell: Callable[[Event], None],
+        report: Callable[[Event], None],
         gathers: int = 0,
         joins: bool = False,
         term: int = 0,
     ) -> None:
-        """`tell` is called with each event of the desk; `gathers` pushes make an update, where one does not.
+        """`report` is called with each event of the desk; `gathers` pushes make an update, where one does not.
 
         `joins` is whether workers have replicas of their own, which start from the version of a centre; `term` is that
         of the head.
         """
-        self.layout, self.tell, self.gathers, self.joins = layout, tell, gathers, joins
+        self.layout, self.report, self.gathers, self.joins = layout, report, gathers, joins
         #: Called when the desk is connected, and when it is no longer.
         self.desk_met: Callable[[], None] = lambda: None
         self.desk_lost: Callable[[str], None] = lambda why: None
@@ -225,7 +224,7 @@ class Collector:
             self.lost_shard = ints[3] if ints[3] != NONE else None
             self.drained = bool(ints[4])
         elif kind == Other.EVENT:
-            self.tell(from_dict(Event, json.loads(bytes(body))))
+            self.report(from_dict(Event, json.loads(bytes(body))))
         elif kind == Other.HISTORY:
             shard, view, version, since, size, mark, *above = ints
             rows = bytes(body[size:])

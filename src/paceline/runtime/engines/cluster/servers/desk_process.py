@@ -9,8 +9,8 @@ from time import monotonic, time
 from paceline.algorithms.cluster.desk import DeskMachine, Phase
 from paceline.algorithms.cluster.messages import NONE, Message, Process, Role
 from paceline.algorithms.cluster.outputs import Again, Changed, Finished, Lost, Output
-from paceline.runtime.engines.cluster.servers.loop import MachineLoop
-from paceline.runtime.engines.cluster.servers.wire import (
+from paceline.runtime.engines.cluster.servers.loop import (
+    MachineLoop,
     Other,
     addresses_from_bytes,
     addresses_to_bytes,
@@ -42,7 +42,7 @@ class DeskProcess:
         #: When the head was told of the progress, and whether all leases were drained then.
         self._reported, self._drained = 0.0, False
         #: Events that no head has been told of yet.
-        self._untold: list[Event] = []
+        self._unsent_events: list[Event] = []
         #: The view of each shard that was established last, and whether the desk leases batches.
         self._served: dict[int, int] = {}
         self._leasing = False
@@ -102,9 +102,9 @@ class DeskProcess:
         self._starting.discard(process)
         self.hub.post(peer_of(process), Other.ADDRESSES, (), [addresses_to_bytes(self.addresses)])
         if process.role is Role.HEAD:
-            for event in self._untold:
+            for event in self._unsent_events:
                 self._notify_heads(Other.EVENT, (), _packed(event))
-            self._untold.clear()
+            self._unsent_events.clear()
 
     def departed(self, process: Process, why: str) -> None:
         if process.role is Role.SERVER and process.number in self.addresses:
@@ -119,7 +119,7 @@ class DeskProcess:
         if any(process_of(peer).role is Role.HEAD for peer in self.hub.peers):
             self._notify_heads(Other.EVENT, (), _packed(event))
         else:
-            self._untold.append(event)
+            self._unsent_events.append(event)
 
     def _watch(self) -> None:
         """Note what has changed without the machine's saying so."""

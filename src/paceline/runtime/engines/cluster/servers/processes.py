@@ -29,10 +29,10 @@ from paceline.runtime.engines.cluster.group_client import RankConfig
 from paceline.runtime.engines.cluster.servers.centre import CentreState
 from paceline.runtime.engines.cluster.servers.client import ServerClient
 from paceline.runtime.engines.cluster.servers.desk_process import DeskProcess
+from paceline.runtime.engines.cluster.servers.loop import peer_of
 from paceline.runtime.engines.cluster.servers.shard_process import ShardProcess, State
 from paceline.runtime.engines.cluster.servers.shard_state import Pushes, ShardState
 from paceline.runtime.engines.cluster.servers.team import TeamLeader, TeamMemory
-from paceline.runtime.engines.cluster.servers.wire import peer_of
 from paceline.runtime.engines.workers.arena import Arena
 from paceline.runtime.engines.workers.collectives import Means, Sums
 from paceline.runtime.engines.workers.messages import Assignment, Failed, FailureReport, StateLeft, worker_process

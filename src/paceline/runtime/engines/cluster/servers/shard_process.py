@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from time import perf_counter_ns as now
 from typing import Any, Protocol
 
-from paceline.algorithms.cluster.applied import Applied
 from paceline.algorithms.cluster.messages import (
     NONE,
+    Applied,
     Copy,
     Message,
     Process,
@@ -27,9 +27,15 @@ from paceline.algorithms.cluster.shard import ShardMachine
 from paceline.errors import FrameError
 from paceline.runtime.engines.cluster.control import ShardStart
 from paceline.runtime.engines.cluster.servers.history import PushHistory
-from paceline.runtime.engines.cluster.servers.loop import MachineLoop
+from paceline.runtime.engines.cluster.servers.loop import (
+    ROLES,
+    MachineLoop,
+    Other,
+    addresses_to_bytes,
+    kind_of,
+    peer_of,
+)
 from paceline.runtime.engines.cluster.servers.vector_pool import VectorPool
-from paceline.runtime.engines.cluster.servers.wire import ROLES, Other, addresses_to_bytes, kind_of, peer_of
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.handshake import Peer

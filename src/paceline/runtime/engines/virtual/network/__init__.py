@@ -9,7 +9,7 @@ history     one history, and what goes wrong in it
 Everything is drawn from the seed, so a history that breaks a promise can be told again, step by step.
 """
 
-from paceline.algorithms.cluster.machines import Machines
+from paceline.algorithms.cluster.explore import Machines
 from paceline.runtime.engines.virtual.network.history import History, first_fault
 from paceline.runtime.engines.virtual.network.promises import Scenario
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 from math import log
 from typing import Any, NamedTuple
 
+from paceline.algorithms.cluster.explore import Machines
 from paceline.algorithms.cluster.leases import DeskDuties
-from paceline.algorithms.cluster.machines import Machines
 from paceline.algorithms.cluster.messages import NONE, Copy, Message, Process, Pulled, Push, Pushed, Replicated, Role
 from paceline.algorithms.cluster.outputs import (
     Adopt,

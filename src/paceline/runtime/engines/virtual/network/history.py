@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from paceline.algorithms.cluster.machines import Machines
+from paceline.algorithms.cluster.explore import Machines
 from paceline.algorithms.cluster.messages import NONE, Process, Role
 from paceline.algorithms.cluster.worker import Stage
 from paceline.narrative import Scene, format_story
