@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import in_turn, write
 
 from paceline.kernels import build, fuse
-from paceline.kernels.comparison import _note
-from paceline.kernels.fused import FEW, Fused
+from paceline.kernels.comparison import FEW, _note
+from paceline.kernels.fused import Fused
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.measure.networks import NETWORKS, SGD, Network
 from paceline.kernels.memory import Target
