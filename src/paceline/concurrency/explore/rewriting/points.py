@@ -137,7 +137,7 @@ class Points:
     def whole(self, container: Any, line: int, mode: str) -> Any:
         if not self._is_alone() and _is_container(container):
             shape, elements = (id(container), "shape"), (id(container), "elements")
-            touches = (Touch(shape, _mode(mode)), Touch(elements, "read"))
+            touches: Touches = (Touch(shape, _mode(mode)), Touch(elements, "read"))
             if id(container) in _owners:
                 touches += tuple(Touch(_of_owner(container, name), _mode(mode)) for name in container)
             self._announce(container, f"the elements of a {_label(container)}", touches, line, mode, is_access=False)
