@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paceline.concurrency.check.ranks.branches import condition, of_rank
 from paceline.concurrency.check.ranks.items import Item, flattened
-from paceline.concurrency.check.ranks.origins import CHANCE, DATA
+from paceline.concurrency.check.ranks.origins import CHANCE, DATA, RANK
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
@@ -61,7 +61,7 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
         and over.func.attr in ("items", "keys", "values")
     ):
         over = over.func.value
-    if isinstance(over, ast.Attribute) and _filled_by_methods(over, fn, facts):
+    if isinstance(over, ast.Attribute) and _filled_by_methods(over, fn, facts, ordered):
         return f"{ast.unparse(over)}, a dictionary that every rank fills for itself"
     if isinstance(over, ast.Name) and (_filled_here(over.id, fn, facts) or _filled_by_data(over, fn, facts)):
         return f"{over.id}, a dictionary that every rank fills for itself"
@@ -108,8 +108,9 @@ def _filled_by_data(node: ast.expr | None, fn: Function, facts: Facts, depth: in
     return any(value is not node and _filled_by_data(value, scope, facts, depth + 1) for value, scope in values)
 
 
-def _filled_by_methods(node: ast.Attribute, fn: Function, facts: Facts) -> bool:
-    """Whether methods of the object fill a dictionary with keys from the data of this rank."""
+def _filled_by_methods(node: ast.Attribute, fn: Function, facts: Facts, ordered: bool) -> bool:
+    """Whether methods of the object fill a dictionary with keys from the data of this rank, or in its own order."""
+    reasons = (DATA, CHANCE) if ordered else (DATA, CHANCE, RANK)
     owner = facts.module.type_of(node.value, fn)
     values = [v for cls in owner.ancestry for v, _ in cls.values.get(node.attr, ())] if owner is not None else []
     if owner is None or not values or not all(_is_empty_dict(v) for v in values):
@@ -118,7 +119,7 @@ def _filled_by_methods(node: ast.Attribute, fn: Function, facts: Facts) -> bool:
         stores = (s for s in method.subscripts if isinstance(s.ctx, ast.Store))
         stored = [s.slice for s in stores if short_name(s.value) == node.attr]
         stored += [c.args[0] for c in method.calls if c.args and dotted(c.func).endswith(f".{node.attr}.setdefault")]
-        if any(facts.module.varying.why(key, method) in (DATA, CHANCE) or _of_argument(key, method) for key in stored):
+        if any(facts.module.varying.why(key, method) in reasons or _of_argument(key, method) for key in stored):
             return True
     return False
 

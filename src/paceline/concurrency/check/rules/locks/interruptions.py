@@ -16,10 +16,9 @@ from paceline.concurrency.check.syntax.tree import (
     is_constant,
     keyword,
     last_line,
-    lines_of,
     short_name,
 )
-from paceline.concurrency.check.threads.roots import FORKS, on_child_side
+from paceline.concurrency.check.threads.roots import FORKS, Root, in_loop, on_child_side
 from paceline.concurrency.check.together import same_file
 from paceline.concurrency.check.values.calls import type_name
 from paceline.concurrency.check.values.module import name_of_site
@@ -33,6 +32,8 @@ def lock_across_fork(facts: Facts) -> Iterator[Witness]:
     if any(a.attr == "register_at_fork" for fn in module.functions for a in fn.attributes):
         return
     yield from _held(facts)
+    if any(r.kind in ("process", "fork") for r in facts.roots) and _forks_holding(facts):
+        yield from _held_elsewhere(facts)
     yield from _globals(facts)
     for cls in module.classes.values():
         asks = [fn for fn in cls.methods.values() if _asks(fn, facts)]
@@ -83,8 +84,6 @@ def _held(facts: Facts) -> Iterator[Witness]:
                 h for h in locks_held if h.resource.non_reentrant and h.resource.sure and not h.resource.one_of_several
             ]
             call = effect.node
-            if not locks and isinstance(call, ast.Call) and short_name(call.func) in STARTS and facts.has_threads:
-                yield from _held_elsewhere(call, fn, facts)
             if not locks or not isinstance(call, ast.Call):
                 continue
             takes = {name: steps for steps in _in_child(call, fn, facts) for name in steps}
@@ -95,28 +94,48 @@ def _held(facts: Facts) -> Iterator[Witness]:
                     yield Witness(call, fn, "forked", first=first, needed_at=needed[-1][1].lineno, needed=needed)
 
 
-def _held_elsewhere(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
+def _held_elsewhere(facts: Facts) -> Iterator[Witness]:
     """A lock that a child takes, and that a thread started before the fork takes again and again."""
-    begun = [r for r in facts.roots if r.kind == "thread" and r.line < call.lineno and r.line in lines_of(fn.node)]
-    for takes in _in_child(call, fn, facts) if begun and _forks_holding(facts) else ():
+    threads = [r for r in facts.roots if r.kind == "thread"]
+    for fn in facts.module.functions if threads else ():
+        begun: list[Root] = []
+        for call in sorted(fn.calls, key=lambda c: (c.lineno, c.col_offset)):
+            callee = facts.module.callee(call, fn)
+            inside = [(c, f) for f in facts.reached_from(callee) for c in f.calls] if callee else [(call, fn)]
+            witness = next((w for c, f in inside for w in _copied_locked(c, f, begun, facts)), None) if begun else None
+            if witness is not None:
+                yield witness
+                break
+            begun += [r for r in threads if any(_begins(r, c, f, facts) for c, f in inside)]
+
+
+def _begins(root: Root, call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call starts this thread, which others may have made."""
+    thread = resource_of(call, ("start",), fn, facts)
+    submitted = call.lineno == root.line and facts.module.constructed_kind(call, fn) is None
+    return submitted if thread is None else thread.line == root.line
+
+
+def _copied_locked(call: ast.Call, fn: Function, begun: list[Root], facts: Facts) -> Iterator[Witness]:
+    """The locks of which a call gives a child copies that it takes, while one of these threads may hold them."""
+    for takes in _in_child(call, fn, facts) if short_name(call.func) in STARTS else ():
         for name, steps in takes.items():
-            for root in begun:
-                take = facts.takes(root.function).get(name)
+            for thread, take in ((r.function, facts.takes(r.function).get(name)) for r in begun):
                 lock = take.resource if take is not None else None
-                if lock is None or not lock.sure or not lock.non_reentrant or not _of_threads(lock, facts):
+                if take is None or lock is None or not lock.sure or not lock.non_reentrant:
                     continue
-                if "." not in name:  # a global; an object's lock may be another one in the child
-                    yield Witness(
-                        call,
-                        fn,
-                        "forked-beside",
-                        thread=root.function,
-                        lock=lock,
-                        line=take.steps[-1][1].lineno,  # type: ignore[union-attr]
-                        needed_at=steps[-1][1].lineno,
-                        needed=steps,
-                    )
-                    return
+                if _of_threads(lock, facts) and ("." not in name or _one_object(lock, steps, facts)):
+                    line, needed_at = take.steps[-1][1].lineno, steps[-1][1].lineno
+                    terms = {"thread": thread, "lock": lock, "line": line, "needed_at": needed_at, "needed": steps}
+                    yield Witness(call, fn, "forked-beside", **terms)
+
+
+def _one_object(lock: Resource, steps: tuple[tuple[Function, ast.expr], ...], facts: Facts) -> bool:
+    """Whether the lock of an object is the same one in the child: no function on the way to it makes another object."""
+    owners = [f.cls for f in facts.module.functions for c in f.calls if c.lineno == lock.line and f.name == "__init__"]
+    named = {cls.name for cls in owners if cls is not None}
+    sites = [(c, f) for f in facts.module.functions for c in f.calls if short_name(c.func) in named]
+    return len(sites) == 1 and not in_loop(*sites[0]) and sites[0][1] not in [fn for fn, _ in steps]
 
 
 def _forks_holding(facts: Facts) -> bool:
@@ -238,10 +257,9 @@ def _forks_among_threads(call: ast.Call, fn: Function, facts: Facts) -> bool:
     receiver = (
         call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("Pool", "Process") else None
     )
-    if isinstance(receiver, ast.Name):
-        receiver = next((scope.bound[receiver.id] for scope in fn.scopes() if receiver.id in scope.bound), None)
-    context = receiver if isinstance(receiver, ast.Call) and short_name(receiver.func) == "get_context" else None
-    return context is not None and is_constant(keyword(context, "method", 0), "fork")
+    contexts = facts.module.objects.made(receiver, fn) if receiver is not None else []
+    contexts = [c for c, _ in contexts if short_name(c.func) == "get_context"]
+    return any(is_constant(keyword(context, "method", 0), "fork") for context in contexts)
 
 
 def _report_fork_with_threads(fn: Function, call: ast.Call, line: int) -> Witness:

@@ -124,7 +124,13 @@ def _recreated(facts: Facts) -> Iterator[Witness]:
 def _path_of(call: ast.Call) -> str:
     """The path that a function of `os` or `shutil`, or a method of a path, is about."""
     owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    return owner if owner and owner not in ("os", "shutil") else ast.unparse(call.args[0]) if call.args else ""
+    return (
+        owner
+        if owner and owner.partition(".")[0] not in ("os", "shutil")
+        else ast.unparse(call.args[0])
+        if call.args
+        else ""
+    )
 
 
 def _one_rank_only(call: ast.Call, fn: Function, facts: Facts) -> bool:
@@ -148,27 +154,39 @@ def _listed(facts: Facts) -> Iterator[Witness]:
 
 
 def _lock_files(facts: Facts) -> Iterator[Witness]:
-    """A file that tells of a running program, and is opened for writing after a look whether there is one."""
+    """A file that tells others of this program, or of its claim, written after a look whether there is one."""
     for fn in facts.module.functions:
         for test in fn.tests:
             check = next(
                 (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS), None
             )
-            path = ast.unparse(check.args[0]) if check is not None and check.args else ""
-            if not path or not any(word in f"{fn.qualname} {path}".lower() for word in ("lock", "pid")):
+            path = _path_of(check) if check is not None else ""
+            between = any(word in f"{fn.qualname} {path}".lower() for word in ("lock", "pid"))
+            if not path or not (between or (_claims(test, fn) and _by_several(fn, facts))):
                 continue
             if isinstance(test, ast.If) and not _leaves(test):
                 continue
             call = next((c for c in fn.calls if c.lineno > test.lineno and _opens_to_write(c, path)), None)
-            if call is not None:
+            if call is not None and not facts.held_at(call, fn):
                 yield Witness(call, fn, "lock-file", path=path, test=test)
 
 
+def _claims(test: ast.AST, fn: Function) -> bool:
+    """Whether a function answers yes to one caller only: no where a test finds the file, and yes where it makes it."""
+    last = test.body[-1] if isinstance(test, ast.If) else None
+    refused = isinstance(last, ast.Return) and (
+        last.value is None or is_constant(last.value, False) or is_constant(last.value, None)
+    )
+    return refused and any(r is not last and r.value is not None and not is_constant(r.value, None) for r in fn.returns)
+
+
 def _opens_to_write(call: ast.Call, path: str) -> bool:
-    """Whether a call opens this path for writing, whether or not the file exists by then."""
-    mode = keyword(call, "mode", 1)
-    opens = short_name(call.func) == "open" and bool(call.args) and ast.unparse(call.args[0]) == path
-    return opens and isinstance(mode, ast.Constant) and str(mode.value).startswith("w")
+    """Whether a call writes to this path, or opens it for that, whether or not the file exists by then."""
+    method = isinstance(call.func, ast.Attribute) and dotted(call.func.value) == path
+    mode = keyword(call, "mode", 0 if method else 1)
+    opens = short_name(call.func) == "open" and _path_of(call) == path
+    writes = method and short_name(call.func) in ("write_text", "write_bytes", "touch")
+    return writes or (opens and isinstance(mode, ast.Constant) and str(mode.value).startswith("w"))
 
 
 def _leaves(test: ast.If) -> bool:
