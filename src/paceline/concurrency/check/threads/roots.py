@@ -209,7 +209,8 @@ class Roots:
         for function in [] if value is None else functions_of(value, fn, self.module):
             many = name in ("submit", "apply_async", *EACH) and not self._has_one_worker(call, fn)
             several = many or (name not in ("submit", *EACH) and self._is_repeated(call, fn, value, function))
-            is_confined = brings_own(value, call, fn) or (name in EACH and _is_of_element(value))  # type: ignore[arg-type]
+            target = ast.Attribute(value, "__call__") if function.name == "__call__" else value  # type: ignore[arg-type]
+            is_confined = brings_own(target, call, fn) or (name in EACH and _is_of_element(value))  # type: ignore[arg-type]
             alone = not several and joined_at_once(call, fn)
             once_in = None if name in EACH or in_loop(call, fn) else fn
             yield Root(kind, function, call.lineno, several, alone, is_confined, once_in=once_in)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.libraries.catalogue import PUTS
 from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
@@ -287,7 +286,7 @@ WRITES = ("put", "put_nowait", "send", "send_bytes", "close")
 
 
 def join_before_drain(facts: Facts) -> Iterator[Witness]:
-    """Report joins of a child, whatever has started it, before the first read of the queue or pipe that it writes to."""
+    """Report joins of a child, whatever has started it, before the first read of what it writes to."""
     filled = dict(_filled(facts))
     for fn in facts.module.functions if filled else ():
         waits = [e for e in facts.walker.effects(fn) if e.kind == "wait" and e.resource is not None and not e.timeout]

@@ -92,10 +92,11 @@ def ended_then_empty(facts: Facts) -> Iterator[Witness]:
 
 def _while_alive(loop: ast.While, fn: Function, facts: Facts) -> Iterator[Witness]:
     """`while worker.is_alive(): queue.get(timeout=1)`: what it has put at last is lost if nobody takes it then."""
-    asks = loop.test if isinstance(loop.test, ast.Call) else None
-    helper = facts.module.callee(asks, fn) if asks is not None else None
-    asked = [asks, *(r.value for r in helper.returns)] if helper is not None else [asks]
-    checks = [n for part in asked if part for n in ast.walk(part) if isinstance(n, ast.Call)]
+    test, module = loop.test, facts.module
+    owner = module.type_of(test.value, fn) if isinstance(test, ast.Attribute) else None
+    helper = module.callee(test, fn) if isinstance(test, ast.Call) else owner.method(test.attr) if owner else None  # type: ignore[attr-defined]
+    asked = [r.value for r in helper.returns if r.value] if helper else [test] if isinstance(test, ast.Call) else []
+    checks = [n for part in asked for n in ast.walk(part) if isinstance(n, ast.Call)]
     check = next((c for c in checks if short_name(c.func) in ALIVE), None)
     takes = [(c, q) for c in fn.calls if (q := queue_of(c, TAKES, fn, facts))]
     if check is not None and takes and all(is_within(c, loop) for c, _ in takes):

@@ -272,7 +272,8 @@ def checked_before_lock(facts: Facts) -> Iterator[Witness]:
             change = _makes(test, lock, fn, facts) if lock is not None and isinstance(test, ast.If) else None
             if lock is None or not isinstance(test, ast.If) or change is None or _checks(test, lock, change, fn):
                 continue
-            yield _report(test, lock, change, fn)
+            again = "makes it once more" if isinstance(change, ast.Assign) else "relies on what may have changed since"
+            yield Witness(lock, fn, test=test, again=again, line=getattr(change, "lineno", lock.lineno))
 
 
 def _lock_after(test: ast.If, fn: Function, facts: Facts) -> ast.With | ast.AsyncWith | None:
@@ -385,9 +386,3 @@ def _wanted(test: ast.If, fn: Function) -> str:
         return dotted(value.func.value)
     name = dotted(condition)
     return name if "." in name or name in fn.globals else ""
-
-
-def _report(test: ast.If, lock: ast.With | ast.AsyncWith, change: ast.AST, fn: Function) -> Witness:
-    line = getattr(change, "lineno", lock.lineno)
-    again = "makes it once more" if isinstance(change, ast.Assign) else "relies on what may have changed since"
-    return Witness(lock, fn, test=test, again=again, line=line)
