@@ -138,7 +138,7 @@ class Roots:
                 )
             if "run" in cls.methods and cls.is_thread:
                 names = {cls.name, *(each.name for each in module.objects.index.derived(cls))}
-                sites = [(f, c) for f in module.functions for c in f.calls if short_name(c.func) in names]
+                sites = [(f, c) for c, f in module.calls if short_name(c.func) in names]
                 several = any(in_loop(c, f) for f, c in sites) or (
                     len(sites) > 1 and not all(joined_at_once(c, f) for f, c in sites)
                 )
@@ -250,7 +250,7 @@ class Roots:
 
     @cached_property
     def _pools(self) -> list[ast.Call]:
-        return [c for fn in self.module.functions for c in fn.calls if short_name(c.func) == "ThreadPoolExecutor"]
+        return [c for c, _ in self.module.calls if short_name(c.func) == "ThreadPoolExecutor"]
 
     def _is_repeated(self, call: ast.Call, fn: Function, value: ast.expr | None, started: Function) -> bool:
         """Whether a start happens more than once: in a loop, or in a function that is called for it repeatedly."""

@@ -193,9 +193,7 @@ def collective_in_thread(facts: Facts) -> Iterator[Witness]:
     module, sequences = facts.module, facts.sequences
     if not facts.has_threads:
         return
-    everywhere = [
-        (fn, c) for fn in module.functions for call in fn.calls if (c := sequences.collective(call, fn)) and not c.group
-    ]
+    everywhere = [(fn, c) for call, fn in module.calls if (c := sequences.collective(call, fn)) and not c.group]
     outside = next(((fn, c) for fn, c in everywhere if not facts.threads_of(fn)), None)
     if outside is None:
         return

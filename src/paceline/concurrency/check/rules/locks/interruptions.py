@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 from paceline.concurrency.check.flow.effects import runs_now
 from paceline.concurrency.check.flow.walk import Event, Held
@@ -97,11 +98,14 @@ def _held(facts: Facts) -> Iterator[Witness]:
 def _held_elsewhere(facts: Facts) -> Iterator[Witness]:
     """A lock that a child takes, and that a thread started before the fork takes again and again."""
     threads = [r for r in facts.roots if r.kind == "thread"]
+    lines, reached, calls = {r.line for r in threads}, cache(facts.reached_from), facts.module.calls
+    starts = [(c, f) for c, f in calls if short_name(c.func) in STARTS or c.lineno in lines]
+    starts_in = cache(lambda callee: [(c, f) for c, f in starts if f in reached(callee)])
     for fn in facts.module.functions if threads else ():
         begun: list[Root] = []
         for call in sorted(fn.calls, key=lambda c: (c.lineno, c.col_offset)):
             callee = facts.module.callee(call, fn)
-            inside = [(c, f) for f in facts.reached_from(callee) for c in f.calls] if callee else [(call, fn)]
+            inside = [(call, fn)] if callee is None else starts_in(callee)
             witness = next((w for c, f in inside for w in _copied_locked(c, f, begun, facts)), None) if begun else None
             if witness is not None:
                 yield witness
@@ -125,25 +129,24 @@ def _copied_locked(call: ast.Call, fn: Function, begun: list[Root], facts: Facts
                 if take is None or lock is None or not lock.sure or not lock.non_reentrant:
                     continue
                 if _of_threads(lock, facts) and ("." not in name or _one_object(lock, steps, facts)):
-                    line, needed_at = take.steps[-1][1].lineno, steps[-1][1].lineno
-                    terms = {"thread": thread, "lock": lock, "line": line, "needed_at": needed_at, "needed": steps}
-                    yield Witness(call, fn, "forked-beside", **terms)
+                    line, at = take.steps[-1][1].lineno, steps[-1][1].lineno
+                    yield Witness(
+                        call, fn, "forked-beside", thread=thread, lock=lock, line=line, needed_at=at, needed=steps
+                    )
 
 
 def _one_object(lock: Resource, steps: tuple[tuple[Function, ast.expr], ...], facts: Facts) -> bool:
     """Whether the lock of an object is the same one in the child: no function on the way to it makes another object."""
-    owners = [f.cls for f in facts.module.functions for c in f.calls if c.lineno == lock.line and f.name == "__init__"]
+    owners = [f.cls for c, f in facts.module.calls if c.lineno == lock.line and f.name == "__init__"]
     named = {cls.name for cls in owners if cls is not None}
-    sites = [(c, f) for f in facts.module.functions for c in f.calls if short_name(c.func) in named]
+    sites = [(c, f) for c, f in facts.module.calls if short_name(c.func) in named]
     return len(sites) == 1 and not in_loop(*sites[0]) and sites[0][1] not in [fn for fn, _ in steps]
 
 
 def _forks_holding(facts: Facts) -> bool:
     """Whether nothing in the file asks for another way to start processes than a fork."""
     words = {"spawn", "forkserver"}
-    arguments = (
-        a for fn in facts.module.functions for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords))
-    )
+    arguments = (a for c, _ in facts.module.calls for a in (*c.args, *(k.value for k in c.keywords)))
     return not any(isinstance(a, ast.Constant) and a.value in words for a in arguments)
 
 
@@ -162,7 +165,7 @@ def _in_child(call: ast.Call, fn: Function, facts: Facts) -> Iterator[dict[str, 
         process = module.resource(call.func.value, fn)
         if process is None or process.kind != "Process":
             return
-        construction = next((c for f in module.functions for c in f.calls if _makes(c, process.line)), None)
+        construction = next((c for c, _ in module.calls if _makes(c, process.line)), None)
         target = construction and keyword(construction, "target", 1)
         child = module.function_named(target, fn) if target else None
         if child is not None:
@@ -175,7 +178,7 @@ def _makes(call: ast.Call, line: int) -> bool:
 
 def _of_threads(lock: Resource, facts: Facts) -> bool:
     """Whether a lock belongs to threads: one of multiprocessing is released by the parent for the child too."""
-    calls = (c for fn in facts.module.functions for c in fn.calls if c.lineno == lock.line)
+    calls = (c for c, _ in facts.module.calls if c.lineno == lock.line)
     names = [facts.module.canonical(c.func) for c in calls]
     return not any(name.startswith("multiprocessing.") for name in names)
 
@@ -212,10 +215,14 @@ def _report_lock_across_fork(
 RUNS = tuple(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))
 
 
+_OF_PREEXEC = "use start_new_session=, process_group= or umask= in place of preexec_fn, or a small program"
+_OF_FORK = "fork before the first thread is started, or use subprocess or the spawn method"
+
+
 def fork_with_threads(facts: Facts) -> Iterator[Witness]:
     """Report forks in files that start threads, unless the child execs."""
     lines = [r.line for r in facts.roots if r.kind == "thread" and not r.alone]
-    made = [(c, fn) for fn in facts.module.functions for c in fn.calls if facts.module.constructed_kind(c, fn)]
+    made = [(c, fn) for c, fn in facts.module.calls if facts.module.constructed_kind(c, fn)]
     begun = {c.lineno: _begun(c, fn, facts) for c, fn in made}
     lines = [begun.get(line, line) for line in lines]
     lines += [
@@ -231,7 +238,9 @@ def fork_with_threads(facts: Facts) -> Iterator[Witness]:
             line = next((line for line in lines if same_file(line, call.lineno)), None)
             first = _comes_first(call, begun.get(call.lineno, call.lineno), fn, line) if line is not None else True
             if line is not None and not first and _forks_among_threads(call, fn, facts):
-                yield _report_fork_with_threads(fn, call, line)
+                runs = keyword(call, "preexec_fn") is not None
+                how = ", and runs Python code in the child (preexec_fn)," if runs else ""
+                yield Witness(call, fn, how=how, line=line, instead=_OF_PREEXEC if runs else _OF_FORK)
 
 
 def _starts(call: ast.Call, fn: Function, facts: Facts) -> bool:
@@ -257,22 +266,9 @@ def _forks_among_threads(call: ast.Call, fn: Function, facts: Facts) -> bool:
     receiver = (
         call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("Pool", "Process") else None
     )
-    contexts = facts.module.objects.made(receiver, fn) if receiver is not None else []
-    contexts = [c for c, _ in contexts if short_name(c.func) == "get_context"]
+    makers = facts.module.objects.made(receiver, fn) if receiver is not None else []
+    contexts = (c for c, _ in makers if short_name(c.func) == "get_context")
     return any(is_constant(keyword(context, "method", 0), "fork") for context in contexts)
-
-
-def _report_fork_with_threads(fn: Function, call: ast.Call, line: int) -> Witness:
-    how = ", and runs Python code in the child (preexec_fn)," if keyword(call, "preexec_fn") is not None else ""
-    return Witness(
-        call,
-        fn,
-        how=how,
-        line=line,
-        instead="use start_new_session=, process_group= or umask= in place of preexec_fn, or a small program"
-        if how
-        else "fork before the first thread is started, or use subprocess or the spawn method",
-    )
 
 
 def _begun(construction: ast.Call, fn: Function, facts: Facts) -> int:
@@ -412,7 +408,7 @@ def logs_under_lock(facts: Facts) -> Iterator[Witness]:
     takes = {lock: found for lock, found in takes.items() if found[1].resource.non_reentrant and found[1].resource.sure}
     if not takes:
         return
-    logs = {id(fn): call for fn in facts.module.functions for call in fn.calls if _is_log_call(call)}
+    logs = {id(fn): call for call, fn in facts.module.calls if _is_log_call(call)}
     for fn in facts.module.functions:
         for effect, locks_held in facts.events(fn):
             first = next((h for h in locks_held if h.resource.id in takes), None)

@@ -142,7 +142,7 @@ def _child(target: ast.expr, construction: ast.Call, fn: Function, facts: Facts)
                 continue
             if local and call.lineno < construction.lineno:
                 continue
-            local_reads = [a for a, at in places if at is f is fn and _earlier(a, call, construction)]
+            local_reads = [a for a, at in places if at is f is fn and construction.lineno <= a.lineno <= call.lineno]
             elsewhere = [a for a, at in places if not local and (f is not fn or (at is not fn and _beside(at, facts)))]
             before = local_reads + elsewhere
             if not before and not _ended(name, call, f):
@@ -167,7 +167,7 @@ def _one_of_two(name: str, construction: ast.Call, child: ast.Call, fn: Function
     beside = [n for n in ast.walk(fn.node) if isinstance(n, ast.Attribute) and dotted(n.value) == name]
     other = "stderr" if first is not None and first.attr == "stdout" else "stdout"
     if first is not None and not any(n.attr == other and n not in fn.attributes for n in beside):
-        yield _one(first, child, fn, name)
+        yield Witness(first, fn, "one", name=name, other=other, construction=child)
 
 
 def _read_afterwards(fn: Function) -> Iterator[Witness]:
@@ -218,10 +218,6 @@ def _is(node: ast.expr, name: str) -> bool:
     return dotted(node).startswith(name) and dotted(node) in (name, name + ".stdout", name + ".stderr")
 
 
-def _earlier(read: ast.Attribute, wait: ast.Call, construction: ast.Call) -> bool:
-    return construction.lineno <= read.lineno <= wait.lineno
-
-
 def _beside(fn: Function, facts: Facts) -> bool:
     """Whether a thread or task runs a function, and so may read while another function waits."""
     return any(root.startswith(("thread:", "task:")) for root in facts.reached.get(id(fn), ()))
@@ -256,11 +252,6 @@ def _one_only(reads: list[ast.Attribute], construction: ast.Call) -> ast.Attribu
     if line and loop is not None and not any(a.attr != after[0].attr and is_within(a, loop) for a in after):
         return after[0]
     return None
-
-
-def _one(read: ast.Attribute, construction: ast.Call, fn: Function, name: str) -> Witness:
-    other = "stderr" if read.attr == "stdout" else "stdout"
-    return Witness(read, fn, "one", name=name, other=other, construction=construction)
 
 
 def _report(at: ast.Call, construction: ast.Call, fn: Function, pipes: str, instead: str) -> Witness:
@@ -306,9 +297,7 @@ def join_before_drain(facts: Facts) -> Iterator[Witness]:
 
 def _filled(facts: Facts) -> Iterator[tuple[str, ast.Call]]:
     """The queues and ends of pipes of which a child process has the other side, each with the call that makes it."""
-    starts = [
-        (c, f) for f in facts.module.functions for c in f.calls if facts.module.constructed_kind(c, f) == "Process"
-    ]
+    starts = [(c, f) for c, f in facts.module.calls if facts.module.constructed_kind(c, f) == "Process"]
     for use in facts.uses(PUTS, ("ProcessQueue",)) if starts else ():
         tags = facts.reached.get(id(use.fn), ())
         lines = [r.line for r in facts.roots if r.kind == "process" and f"process:{r.function.qualname}" in tags]

@@ -13,8 +13,8 @@ from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.tree import (
     dotted,
     following,
-    is_within,
     keyword,
+    names_of,
     on_different_branches,
     parent,
     short_name,
@@ -75,8 +75,8 @@ def _pairs(fn: Function, calls: dict[int, Effect]) -> Iterator[tuple[Effect, Eff
     """The calls of a test with those that it decides about, and those whose result is in a variable that others get."""
     parts: list[tuple[ast.expr, Iterable[ast.AST]]] = [(test.test, _branch(test)) for test in fn.tests]
     for target, value in fn.assigns:
-        uses = [n for n in fn.names if isinstance(target, ast.Name) and n.id == target.id and n.lineno > value.lineno]
-        parts.append((value, [c for c in fn.calls if any(is_within(n, [*c.args]) for n in uses)]))
+        name, later = dotted(target), [c for c in fn.calls if c.lineno > value.lineno]
+        parts.append((value, [c for c in later if name in {n.id for a in c.args for n in names_of(a)}]))
     for first, then in parts:
         inside = [calls[id(n)] for s in then for n in ast.walk(s) if id(n) in calls]
         yield from ((calls[id(n)], other) for n in ast.walk(first) if id(n) in calls for other in inside)
@@ -313,7 +313,7 @@ def _kept_by_one(name: str, accesses: list[Access], cls: Class, facts: Facts) ->
     kinds = {libraries.bound(type_name(value, fn, facts.module)) for value, fn in values}
     used = [a for a in accesses if isinstance(parent(a.node), ast.Attribute) and not is_teardown(a.fn)]
     if kinds == {"maker"}:
-        calls = (c for fn in facts.module.functions for c in fn.calls)
+        calls = (c for c, _ in facts.module.calls)
         if any(keyword(c, "check_same_thread") is not None for c in calls):
             return
         if any(facts.threads_of(fn) and fn.name != "__init__" for _, fn in values):
