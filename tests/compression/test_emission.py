@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 from math import prod
 from pathlib import Path
@@ -23,6 +24,8 @@ PRECISIONS = (Precision(8), Precision(4), Precision(8, True), Precision(4, True)
 #: (network, kernel, precision); gcc once thought that number 17, with all its loops unrolled, wrote beyond its values.
 FEW = ((0, SMALL, 0), (1, WIDE, 1), (2, SMALL, 2), (3, WIDE, 3), (17, PLAIN, 0))
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g")
+#: Compilers that are there, at every level of optimisation.
+LEVELS = [(name, level) for name in filter(shutil.which, ("gcc", "clang")) for level in ("-O0", "-O2", "-O3")]
 
 
 def whole(network: Network, case: Case, precision: Precision) -> IntegerNetwork:
@@ -100,10 +103,12 @@ def test_eight_bits_are_close_to_the_model() -> None:
     assert error["int8"] < error["int4"] < 0.4 * span
 
 
-def built_program(file: CFile, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def built_program(
+    file: CFile, folder: Path, *options: str, by: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     source, program = folder / "net.c", folder / "net"
     source.write_text(file.text)
-    command = [*compiler(), *STRICT, *file.flags, *options, str(source), "-o", str(program), *libraries(file)]
+    command = [*(by or compiler()), *STRICT, *file.flags, *options, str(source), "-o", str(program), *libraries(file)]
     subprocess.run(command, check=True)
     return subprocess.run([str(program)], capture_output=True, text=True)
 
@@ -116,6 +121,20 @@ def test_the_file_checks_itself_under_sanitizers(kernel: Kernel, tmp_path: Path)
     done = built_program(file, tmp_path, *SANITIZERS)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("the recorded results: 0 wrong")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(60))
+def test_sixty_files_check_themselves(seed: int, tmp_path: Path) -> None:
+    """Each in floats and in whole numbers: under sanitizers, and by one compiler at one level, in turn."""
+    case, (name, level) = drawn(seed), LEVELS[seed % len(LEVELS)]
+    network = read(case.model, tuple(case.x.shape[1:]))
+    made = whole(network, case, PRECISIONS[seed // 3 % len(PRECISIONS)])
+    for file in (float_file(network, case.x), integer_file(made, (SMALL, PLAIN, WIDE)[seed % 3], case.x)):
+        done = built_program(file, tmp_path, *SANITIZERS)
+        assert (done.returncode, done.stderr) == (0, "")
+        done = built_program(file, tmp_path, level, by=(name,))
+        assert (done.returncode, done.stderr) == (0, ""), (name, level, done.stdout)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names a processor of another kind")

@@ -28,7 +28,7 @@ def common(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(file: Path) -> Iterator[None]:
+def one_at_a_time(file: Path) -> Iterator[None]:
     """Let one process at a time into the block, by a lock that ends with the process."""
     with file.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -40,7 +40,7 @@ def _own_cache(common: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PACELINE_CACHE", str(common / "cache"))
         if "CXX" not in os.environ and build.compiler().command == ("g++",):
-            with _one_at_a_time(common / "headers.lock"):
+            with one_at_a_time(common / "headers.lock"):
                 patch.setenv(
                     "CXX", f"g++ -include {precompiled(common / 'headers', build.FLAGS, unoptimised(build.FLAGS))}"
                 )
@@ -87,5 +87,5 @@ def by_ranks(_own_cache: None, rank_cases: list[Case], common: Path) -> dict[tup
     pytest.importorskip("mpi4py")
     from tests.kernels.by_ranks import computed
 
-    with _one_at_a_time(common / "ranks.lock"):
+    with one_at_a_time(common / "ranks.lock"):
         return computed(common, rank_cases)

@@ -1,7 +1,7 @@
 """Texts that are tried out: each buffer knows how many numbers it has, the compiler's sanitizers watch everything else.
 
 A text that was built so may end its process, so this is done in a child: `python -m tests.kernels.sanitized` draws
-networks, prints each in the form that its number chooses, trains it and compares its gradients with PyTorch's.
+networks, prints each in the form that its number chooses, trains it and compares its numbers with PyTorch's.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import copy
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -17,38 +18,76 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
+import cloudpickle
 import torch
 from torch import nn
 
+import paceline.kernels.machine as machine
+import paceline.kernels.processors as processors
+import paceline.kernels.replicas as replicas
 from paceline.kernels import CannotFuse, build, fuse_replicas
-from paceline.kernels.comparison import _Rounded
+from paceline.kernels.comparison import Numbers, _Rounded, by_autograd, without_dropout
 from paceline.kernels.fused import Fused
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.memory import Target
+from paceline.kernels.optimizers import Rule
 from paceline.kernels.plan import Plan
+from paceline.kernels.printers import cpp
+from paceline.kernels.printers.study import published
 from paceline.kernels.processors import Cpu, Form, Runner
-from paceline.kernels.replicas import Forward
+from paceline.kernels.replicas import Forward, Replicas
 from paceline.kernels.weights import OneModel
-from tests.kernels.conftest import precompiled, unoptimised
+from tests.kernels.conftest import one_at_a_time, precompiled
 from tests.kernels.networks import Case, drawn, encoders, images, operations, sequences
 from tests.kernels.programs import PROGRAMS
 
-WATCHED = ("-DCHECKED", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+#: Flags that stand behind all others, so that a text is not optimised.
+WATCHED = ("-O0", "-DCHECKED", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 #: Rounding that is no fault: multiples of what PyTorch's own float32 is wrong by, and of float32's last place.
 ROUNDING = 16
 #: Times that PyTorch's float32 is asked, since it is right by chance: of weights that differ by their rounding.
 SHAKEN = 4
+#: Scores, relative to the largest.
+SCORES = {torch.float32: 1e-3, torch.float64: 1e-10}
+#: Networks whose texts are compiled at once, and the functions of a text.
+AT_ONCE = 6
+ENTRIES = ("paceline_run", "paceline_apply", "paceline_step", "paceline_scores", "paceline_among")
 
 
-def in_child(arguments: list[str], cache: Path, watched: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run Python, with the sanitizers' library if it is watched, which has to come before all others."""
-    environment = {**os.environ, "PACELINE_CACHE": str(cache), "PYTHONPATH": ":".join(filter(None, sys.path))}
-    environment.pop("CXX", None)
-    if watched:
-        library = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
-        environment |= {"LD_PRELOAD": library, "ASAN_OPTIONS": "detect_leaks=0"}
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, env=environment, timeout=3000)
+def in_child(
+    arguments: list[str], common: Path, flags: tuple[str, ...] = WATCHED, timeout: float = 3000
+) -> subprocess.CompletedProcess[str]:
+    """Run Python; all processes that it starts compile with these flags, and have the library of the sanitizers.
+
+    It has to come before all other libraries.
+    """
+    folder = common / f"with{''.join(flags)}"
+    environment = {**os.environ, "PACELINE_CACHE": str(folder), "PYTHONPATH": ":".join(filter(None, sys.path))}
+    environment["CXX"] = str(_compiler(folder, flags))
+    if any(flag.startswith("-fsanitize=address") for flag in flags):
+        # With the library of C++, in which the sanitizers look at once for what throws exceptions.
+        files = [f"-print-file-name={name}" for name in ("libasan.so", "libstdc++.so.6")]
+        found = [subprocess.run(["g++", file], capture_output=True, text=True).stdout.strip() for file in files]
+        environment |= {"LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": "detect_leaks=0"}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
+
+
+def _compiler(folder: Path, flags: tuple[str, ...]) -> Path:
+    """A compiler that adds flags behind all others, with the headers of every text ready; without the sanitizers."""
+    program = folder / "compiler"
+    with one_at_a_time(folder.with_suffix(".lock")):
+        if not program.exists():
+            header = precompiled(folder / "headers", (*build.FLAGS, *flags))
+            draft = program.with_suffix(".draft")
+            draft.write_text(f'#!/bin/sh\nLD_PRELOAD= exec g++ -include {header} "$@" {" ".join(flags)}\n')
+            draft.chmod(0o700)
+            draft.rename(program)
+    return program
 
 
 # --- the forms of a text ---
@@ -61,31 +100,50 @@ class Printed:
     target: Target
     samples: int  # of a batch; 0 for all
     threads: int
-    ends: str  # what is done besides the gradient: "training", "scores" or "stack"
+    ends: str  # what is tried besides the gradient: "training", "scores" or a "stack"
+    published: str = ""  # which numbers the published study's text keeps; empty where the text is Paceline's
 
     def form(self) -> Form:
-        return Form(target=lambda real, batch: self.target)
+        return Form(target=lambda real, batch: self.target, text=self._text)
+
+    def _text(self, plan: Plan, rule: Rule) -> str:
+        return cpp.text(plan, rule, published(plan, self.published, self.threads) if self.published else None)
 
 
-def forms() -> list[Printed]:
-    """Every width in both types, alone and side by side; batches, threads and ends go round."""
-    samples, ends = (1, 2, 3, 0), ("training", "scores", "stack")
+def _targets() -> list[tuple[Target, str]]:
+    """Every width in both types, samples side by side and one by one; scalar; and the published forms."""
     kinds: tuple[dict[str, bool], ...] = ({}, {"pixels": True})
-    targets = [
+    vectors = [
         Target(width, real, 32 if width == 64 else 16, shares=True, **kind)
         for width, real, kind in product((16, 32, 64), ("float", "double"), kinds)
     ]
-    targets += [Target(64, real, scalar=True, shares=True) for real in ("float", "double")]
-    return [
-        Printed(target, samples[number % 4], 1 + number % 2, ends[number % 3]) for number, target in enumerate(targets)
-    ]
+    scalars = [Target(64, real, scalar=True, shares=True) for real in ("float", "double")]
+    apart = [replace(scalar, apart=True) for scalar in scalars]
+    return [*((target, "") for target in (*vectors, *scalars)), *zip(apart, ("outputs", "inputs"), strict=True)]
+
+
+TARGETS = _targets()
+WAYS = list(product(("training", "scores", "stack"), (1, 2), (1, 2, 3, 0)))
+
+
+def form(number: int) -> Printed:
+    """Of 384 numbers in a row, each has another target, end, threads or batch."""
+    (target, keeps), row = TARGETS[number % len(TARGETS)], number // len(TARGETS)
+    ends, threads, samples = WAYS[(row + 5 * number) % len(WAYS)]
+    return Printed(target, samples, threads, ends, keeps)
 
 
 def networks(count: int) -> list[Case]:
-    """So many networks of all layers, each kind in turn."""
-    each = math.ceil(count / 4)
-    by_kind = [drawn(strategy(), each) for strategy in (images, sequences, encoders, operations)]
-    return [case for row in zip(*by_kind, strict=False) for case in row][:count]
+    """So many networks of all layers, each kind in turn; drawn once for all processes of a cache."""
+    file = build.folder() / f"networks-{count}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(file.with_suffix(".lock")):
+        if not file.exists():
+            each = math.ceil(count / 4)
+            by_kind = [drawn(strategy(), each) for strategy in (images, sequences, encoders, operations)]
+            file.write_bytes(cloudpickle.dumps([case for row in zip(*by_kind, strict=True) for case in row]))
+    cases: list[Case] = cloudpickle.loads(file.read_bytes())
+    return cases[:count]
 
 
 def written() -> list[Case]:
@@ -102,26 +160,84 @@ def _written(name: str) -> Case:
 # --- trying a network out ---
 
 
-def tried(case: Case, printed: Printed) -> str:
-    """What is wrong with a network's numbers, in words; empty if nothing is."""
-    case = _of_batch(case, printed.samples)
-    single = printed.target.real == "float"
-    model = copy.deepcopy(case.model).float() if single else copy.deepcopy(case.model)
-    x, y = (t.float() if single and t.is_floating_point() else t for t in (case.x, case.y))
-    processor = Cpu(printed.threads, printed.form())
-    fused = Fused(OneModel(model, partial(torch.optim.Adam, lr=0.01)), loss_kind(case.loss), len(x), Runner(processor))
-    fault = too_short(fused.compiled(x).plan) or differs(case, *fused.loss_and_gradients(x, y), single=single)
-    if printed.ends == "training":
-        fused.train_epoch(x, y, torch.arange(len(x)))
-    elif printed.ends == "scores":
-        fault = fault or _scores_differ(case, model, x)
-    elif len(x) > 1:
-        stacked = [copy.deepcopy(model) for _ in range(3)]
-        rates = [partial(torch.optim.SGD, lr=0.01)] * 3
-        orders = torch.stack([torch.arange(len(x))] * 3)
-        with contextlib.suppress(CannotFuse):  # some networks are not trained in a stack
-            fuse_replicas(stacked, case.loss, rates, len(x)).train_epochs(x, y, orders=orders)
-    return fault
+class Trial:
+    """A network in a form, compiled; the copies of a stack differ in their weights."""
+
+    def __init__(self, case: Case, printed: Printed) -> None:
+        case = self.case = _of_batch(case, printed.samples)
+        self.printed, self.dtype = printed, torch.float32 if printed.target.real == "float" else torch.float64
+        self.x, self.y = (t.to(self.dtype) if t.is_floating_point() else t for t in (case.x, case.y))
+        self.cases = [case]
+        self.stack: Replicas | None = None
+        self.forward: Forward | None = None
+        if printed.ends == "stack":
+            with contextlib.suppress(CannotFuse):  # some networks are not trained in a stack
+                self._stack()
+        if self.stack is None:
+            self._alone()
+
+    def _stack(self) -> None:
+        cases = [
+            replace(self.case, model=_shaken(self.case.model, 0.1 * k)) for k in range(min(3, self.printed.target.wide))
+        ]
+        models = [copy.deepcopy(each.model).to(self.dtype) for each in cases]
+        rates = [partial(torch.optim.SGD, lr=0.01)] * len(models)
+        with _vectors_of(self.printed.target):
+            stack = fuse_replicas(models, self.case.loss, rates, len(self.x), threads=self.printed.threads)
+            stack.fused.compiled(self.x)
+        self.cases, self.stack, self.fused = cases, stack, stack.fused
+
+    def _alone(self) -> None:
+        self.model = copy.deepcopy(self.case.model).to(self.dtype)
+        weights = OneModel(self.model, partial(torch.optim.Adam, lr=0.01))
+        runner = Runner(Cpu(self.printed.threads, self.printed.form()))
+        self.fused = Fused(weights, loss_kind(self.case.loss), len(self.x), runner)
+        self.fused.compiled(self.x)
+        if self.printed.ends == "scores":
+            with contextlib.suppress(CannotFuse), _vectors_of(self.printed.target):
+                self.forward = Forward(self.model, self.case.loss, self.x)  # batch-norm computes something else
+
+    def fault(self) -> str:
+        """What is wrong with its numbers, in words; empty if nothing is."""
+        with _vectors_of(self.printed.target):
+            words = too_short(self.fused.compiled().plan)
+            for case, numbers in zip(self.cases, numbers_of(self.fused, self.x, self.y), strict=True):
+                words = words or differs(case, numbers, self.dtype)
+            return words or self._end(torch.arange(len(self.x)))
+
+    def _end(self, order: torch.Tensor) -> str:
+        """Train or evaluate; return what is wrong with scores."""
+        if self.forward is not None:
+            return self._scores_differ(self.forward)
+        if self.stack is not None:
+            self.stack.train_epochs(self.x, self.y, order.expand(len(self.cases), -1))
+        else:
+            self.fused.train_epoch(self.x, self.y, order)
+        return ""
+
+    def _scores_differ(self, evaluation: Forward) -> str:
+        scores = evaluation.scores(self.model, self.x)
+        with torch.no_grad():
+            wanted = copy.deepcopy(self.case.model).eval()(self.case.x)
+        if scores.shape != wanted.shape:
+            return f"scores of shape {tuple(scores.shape)} instead of {tuple(wanted.shape)}"
+        scale = max(1.0, float(wanted.abs().max()))
+        gap = float((scores.double() - wanted).abs().max())
+        return "" if gap <= SCORES[scores.dtype] * scale else f"scores: {gap:.2e} from float64's"
+
+
+def numbers_of(fused: Fused, x: torch.Tensor, y: torch.Tensor) -> list[Numbers]:
+    """Loss, gradients and statistics of each module, without dropout."""
+    with torch.no_grad():
+        fused.compiled(x)
+        return fused._numbers(fused._twin(), x, y)
+
+
+@contextlib.contextmanager
+def _vectors_of(target: Target) -> Iterator[None]:
+    """A context in which this machine has the vectors of a target."""
+    with mock.patch.object(machine, "vector", return_value=(target.bytes, target.registers)):
+        yield
 
 
 def too_short(plan: Plan) -> str:
@@ -148,24 +264,21 @@ def _of_batch(case: Case, samples: int) -> Case:
     return replace(case, x=case.x[:samples], y=case.y[:samples])
 
 
-def differs(case: Case, loss: float, gradients: dict[str, torch.Tensor], single: bool) -> str:
+def differs(case: Case, numbers: Numbers, dtype: torch.dtype) -> str:
     """Which number is further from float64's than PyTorch's own is, beyond rounding."""
-    place = torch.finfo(torch.float32 if single else torch.float64).eps
+    single, place = dtype is torch.float32, torch.finfo(dtype).eps
     case = copy.deepcopy(case)
     for part in case.model.modules():
-        if (
-            isinstance(part, nn.RMSNorm) and part.eps is None
-        ):  # it follows the type, which is the text's in all of these
+        if isinstance(part, nn.RMSNorm) and part.eps is None:  # it follows the type, which is the text's here
             part.eps = place
     exact = _by_autograd(case, torch.float64)
     own = [_by_autograd(case, torch.float32, 2.0**-24 * shaken) for shaken in range(SHAKEN)] if single else []
     # Approximations of a tanh or an exponential are right to a unit in the last place, which 1 - tanh^2 magnifies.
     own += [_by_autograd(case, torch.float64, unpack=_Rounded(torch.float32))] if single else []
     # Where the loss has one class, it and all gradients are nothing: what rounding leaves is of the terms that cancel.
-    largest = max(float(g.abs().max()) for g in exact.values()) or 1.0
+    largest = max(float(g.abs().max()) for name, g in exact.items() if not name.startswith("the buffer")) or 1.0
     for name, wanted in exact.items():
-        computed = torch.tensor(loss, dtype=torch.float64) if name == "loss" else gradients[name]
-        gap = float((computed.double() - wanted).abs().max())
+        gap = float((numbers[name].double() - wanted).abs().max())
         scale = max(float(wanted.abs().max()), 1e-2 * largest)
         if own:
             wrong = max(float((each[name].double() - wanted).abs().max()) for each in own)
@@ -180,62 +293,95 @@ def differs(case: Case, loss: float, gradients: dict[str, torch.Tensor], single:
 def _by_autograd(
     case: Case,
     dtype: torch.dtype,
-    shaken: float = 0.0,
+    share: float = 0.0,
     unpack: Callable[[torch.Tensor], torch.Tensor] = lambda saved: saved,
-) -> dict[str, torch.Tensor]:
-    """PyTorch's loss and gradients; of weights that are changed by this share of themselves at most."""
-    model = copy.deepcopy(case.model).to(dtype)
+) -> Numbers:
+    """PyTorch's numbers; of weights that are changed by this share of themselves at most."""
+    model = without_dropout(_shaken(case.model, share))
+    return by_autograd(model, case.loss, case.x, case.y, dtype, unpack)
+
+
+def _shaken(model: nn.Module, share: float) -> nn.Module:
+    """A copy whose weights are changed by this share of themselves at most."""
+    model, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
     with torch.no_grad():
-        generator = torch.Generator().manual_seed(0)
-        for weight in model.parameters():
-            weight.mul_(1 + shaken * (2 * torch.rand(weight.shape, generator=generator) - 1))
-    x, y = (t.to(dtype) if t.is_floating_point() else t for t in (case.x, case.y))
-    loss_of = copy.deepcopy(case.loss).to(dtype) if isinstance(case.loss, nn.Module) else case.loss
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, unpack):
-        loss = loss_of(model(x), y)
-        loss.backward()
-    return {"loss": loss.detach()} | {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        for weight in model.parameters() if share else ():
+            weight.mul_(1 + share * (2 * torch.rand(weight.shape, generator=generator) - 1))
+    return model
 
 
-def _scores_differ(case: Case, model: nn.Module, x: torch.Tensor) -> str:
-    try:
-        scores = Forward(model, case.loss, x).scores(model, x)
-    except CannotFuse:
-        return ""  # batch-norm computes something else in evaluation mode
-    with torch.no_grad():
-        wanted = case.model.eval()(case.x)
-    case.model.train()
-    if scores.shape != wanted.shape:
-        return f"scores of shape {tuple(scores.shape)} instead of {tuple(wanted.shape)}"
-    scale = max(1.0, float(wanted.abs().max()))
-    gap = float((scores.double() - wanted).abs().max())
-    return "" if gap <= 1e-3 * scale else f"scores: {gap:.2e} from float64's"
+# --- several texts, compiled at once ---
 
 
-def sweep(cases: Sequence[Case], first: int, choose: Callable[[int], Printed]) -> Iterator[str]:
+def together(texts: Sequence[str]) -> str:
+    """One text of several: each in a namespace, its functions' names with its number behind them."""
+    includes = dict.fromkeys(line for text in texts for line in re.findall(r"^#include <.*>", text, re.MULTILINE))
+    parts = [*includes]
+    for number, text in enumerate(texts):
+        words = dict.fromkeys((*ENTRIES, *re.findall(r"^#define (\w+)", text, re.MULTILINE)))
+        renamed = [f"#define {entry} {entry}_{number}" for entry in ENTRIES]
+        parts += [*renamed, f"namespace text_{number} {{", text, "}", *(f"#undef {word}" for word in words)]
+    return "\n".join(parts)
+
+
+@contextlib.contextmanager
+def _compiled_by(library: Callable[[str], Any]) -> Iterator[None]:
+    """A context in which texts become libraries so."""
+    with mock.patch.object(processors, "library", library), mock.patch.object(replicas, "library", library):
+        yield
+
+
+def _texts_of(cases: Sequence[Case], forms: Sequence[Printed]) -> list[str]:
+    """The texts of networks, which are not compiled."""
+    texts: dict[str, None] = {}
+
+    def recorded(text: str) -> Any:
+        texts[text] = None
+        return mock.MagicMock(), Path("none"), False
+
+    with _compiled_by(recorded):
+        for case, printed in zip(cases, forms, strict=True):
+            with contextlib.suppress(Exception):  # which comes again where it is tried
+                Trial(case, printed)
+    return list(texts)
+
+
+def _at_once(texts: list[str]) -> Callable[[str], Any]:
+    """Compile texts; return what gives each as a library."""
+    functions, file, cached = build.library(together(texts))
+
+    def library(text: str) -> Any:
+        number = texts.index(text)
+        names = {entry: f"{entry}_{number}" for entry in ENTRIES if hasattr(functions, f"{entry}_{number}")}
+        entries = SimpleNamespace(**{entry: getattr(functions, name) for entry, name in names.items()})
+        return entries, file.with_name(f"{file.stem}-{number}.so"), cached
+
+    return library
+
+
+def sweep(cases: Sequence[Case], first: int) -> Iterator[str]:
     """What is wrong with each network, in the form that its number chooses."""
-    for number, case in enumerate(cases, first):
-        printed = choose(number)
-        print(number, printed, file=sys.stderr, flush=True)  # which one it was, if the process ends
-        try:
-            fault = tried(case, printed)
-        except Exception as error:
-            fault = repr(error)
-        if fault:
-            yield f"network {number}, {printed}: {fault}\n{case.model}"
+    numbers = range(first, first + len(cases))
+    for begin in range(0, len(cases), AT_ONCE):
+        some, forms = cases[begin : begin + AT_ONCE], [form(number) for number in numbers[begin : begin + AT_ONCE]]
+        with _compiled_by(_at_once(_texts_of(some, forms))):
+            for number, case, printed in zip(numbers[begin:], some, forms, strict=False):
+                print(number, printed, file=sys.stderr, flush=True)  # which one it was, if the process ends
+                try:
+                    fault = Trial(case, printed).fault()
+                except Exception as error:
+                    fault = repr(error)
+                if fault:
+                    yield f"network {number}, {printed}: {fault}\n{case.model}"
 
 
-def main(count: int, first: int, last: int, *flags: str) -> None:
-    build.FLAGS = (*unoptimised(build.FLAGS), *(flags or WATCHED))
-    os.environ["CXX"] = f"g++ -include {precompiled(build.folder() / 'headers', build.FLAGS)}"
-    build.compiler.cache_clear()
-    choices = forms()
+def main(count: int, first: int, last: int) -> None:
     cases, clean = [*networks(count), *written()][first:last], True
-    for fault in sweep(cases, first, lambda number: choices[number % len(choices)]):
+    for fault in sweep(cases, first):
         print(fault, flush=True)
         clean = False
     print("clean" if clean else "faults", len(cases))
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]), *sys.argv[4:])
+    main(*map(int, sys.argv[1:]))

@@ -143,6 +143,23 @@ def test_trials_are_stacked_by_pytorch_where_the_code_is_wrong() -> None:
     assert isinstance(stack, VmapStack)
 
 
+def test_statistics_that_move_are_compared(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No gradient shows them, and an evaluation goes by them."""
+
+    def faster(plan: Plan, rule: Rule) -> str:
+        whole = cpp.text(plan, rule)
+        assert "R(0.1) *" in whole
+        return whole.replace("R(0.1) *", "R(0.2) *")
+
+    monkeypatch.setattr(
+        processors.Form, "__init__", lambda self, **given: self.__dict__.update(WRONG | {"text": faster} | given)
+    )
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 4))
+    x, y = samples()
+    with pytest.raises(WrongCode, match=r"in a batch of 2, the buffer 1\.running_mean is"):
+        fuse(model, nn.CrossEntropyLoss(), SGD, 10).train_epoch(x, y, torch.arange(60))
+
+
 def test_rounding_is_no_fault(fresh: Path) -> None:
     """A network that amplifies the rounding of float32: what it tells samples apart by has few digits left."""
     torch.manual_seed(0)

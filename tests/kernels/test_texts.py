@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from paceline.kernels import build
-from tests.kernels.sanitized import forms, in_child, networks, sweep
+from tests.kernels.sanitized import WATCHED, in_child, networks, sweep
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers' libraries are Linux's")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers' libraries are Linux's"),
+    pytest.mark.timeout(3600),
+]
 CLANG = next(filter(shutil.which, ("clang++", "clang++-14")), "")
 #: Sets of flags that make the same numbers: of what gcc concludes from the bounds of arrays nothing may depend.
 SETS = [
@@ -20,16 +23,42 @@ SETS = [
     *(("clang++", level, "") for level in ("-O0", "-O2", "-O3")),
 ]
 QUICK = (("g++", "-O2", ""), ("g++", "-O2", "-fno-aggressive-loop-optimizations"), ("clang++", "-O0", ""))
+MANY = 40  # networks of a set
+#: Generated code that other tests compare with PyTorch, or with the machines that it stands for.
+#: A played device's threads change their stack, which the sanitizer of addresses does not follow.
+OTHERS = {
+    "library": (WATCHED, "tests/kernels/test_library.py"),
+    "stacks": (WATCHED, "tests/kernels/test_replicas.py"),
+    "steps": (WATCHED, "tests/training/gradients/test_native_step.py"),
+    "servers": (WATCHED, "tests/runtime/engines/test_native_server.py"),
+    "ranks": (WATCHED, "tests/kernels/test_rank_gradients.py"),
+    "devices": ((*WATCHED[:2], "-fsanitize=undefined", WATCHED[3]), "tests/kernels/test_cuda.py"),
+}
 
 
 @pytest.mark.parametrize(
-    ("count", "first", "last"),
-    [(5, 0, 5), *(pytest.param(520, part, part + 54, marks=pytest.mark.soak) for part in range(0, 540, 54))],
+    ("count", "first", "last", "flags"),
+    [
+        (30, 0, 30, (*WATCHED[:2], "-fsanitize=address", WATCHED[3])),  # whose texts compile in two thirds of the time
+        *(pytest.param(520, part, part + 54, WATCHED, marks=pytest.mark.soak) for part in range(0, 540, 54)),
+    ],
 )
-def test_random_networks_are_clean_under_sanitizers(count: int, first: int, last: int, common: Path) -> None:
+def test_random_networks_are_clean_under_sanitizers(
+    count: int, first: int, last: int, flags: tuple[str, ...], common: Path
+) -> None:
     """Of every layer, in every width of vectors, trained, evaluated and in stacks; and their numbers are PyTorch's."""
-    done = in_child(["-m", "tests.kernels.sanitized", *map(str, (count, first, last))], common / f"sanitized-{first}")
+    done = in_child(["-m", "tests.kernels.sanitized", *map(str, (count, first, last))], common, flags)
     assert (done.returncode, done.stdout.startswith("clean")) == (0, True), done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_generated_code_is_clean_under_sanitizers(name: str, common: Path) -> None:
+    flags, tests = OTHERS[name]
+    done = in_child(
+        ["-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-m", "not soak", tests], common, flags
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
 @pytest.mark.parametrize(
@@ -50,19 +79,37 @@ def test_every_compiler_makes_the_numbers_of_pytorch(
         monkeypatch.setenv("CXX", CLANG)
     build.compiler.cache_clear()
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, level, *filter(None, [own])))
-    choices, first = forms(), SETS.index(chosen)
-    some = networks(40) if many else networks(12)[first : first + 1]
+    first = SETS.index(chosen)
+    some, first = (networks(MANY), MANY * first) if many else (networks(12)[first : first + 1], first)
     try:
-        assert list(sweep(some, first, lambda at: choices[at % len(choices)])) == []
+        assert list(sweep(some, first)) == []
     finally:
         build.compiler.cache_clear()
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("way", ["sanitizers", "numbers", "guard"])
-def test_a_fault_in_any_printer_shows(way: str, tmp_path: Path) -> None:
-    done = in_child(["-m", "tests.kernels.planted", way], tmp_path, watched=way == "sanitizers")
+#: What a way cannot find, and why.
+PUBLISHED = "the published forms are measured, and train nothing of a user's: the guard leaves them out"
+UNSEEN = {
+    ("printer.py, causal", "numbers"): "the last place of a mask is nought, as is memory that nobody has written",
+    ("printer.py, causal", "guard"): "the same",
+    ("layers, reshape", "sanitizers"): "its numbers are seen in another shape, without a loop",
+    ("layers, reshape", "numbers"): "the same",
+    **{(name, "guard"): PUBLISHED for name in ("study.py, outputs", "study.py, inputs", "study.py, parts of ranks")},
+}
+
+
+@pytest.mark.parametrize(
+    ("ways", "flags", "parts"),
+    [
+        ("sanitizers,numbers", WATCHED[:2], ("nests.py, sums", "memory.py")),
+        pytest.param("sanitizers", WATCHED, (), marks=pytest.mark.soak),
+        pytest.param("numbers", WATCHED[:1], (), marks=pytest.mark.soak),
+    ],
+)
+def test_a_fault_in_any_printer_shows(ways: str, flags: tuple[str, ...], parts: tuple[str, ...], common: Path) -> None:
+    """A loop that is off by one, in every printer and every kind of layer; and a pad that is missing."""
+    done = in_child(["-m", "tests.kernels.planted", ways, *parts], common, flags)
     shown = json.loads(done.stdout.splitlines()[-1])
-    assert not shown.pop("nothing")
-    assert len(shown) == 9
-    assert all(shown.values()), (shown, done.stderr[-3000:])
+    assert not any(shown.pop("nothing").values())
+    missed = {(name, way) for name, found in shown.items() for way, is_found in found.items() if is_found is not True}
+    assert missed <= set(UNSEEN), (missed, done.stderr[-3000:])

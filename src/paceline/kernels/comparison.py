@@ -31,7 +31,7 @@ SHORT = 1e-2
 ILL = 16  # times what PyTorch's own numbers, or rounded ones, differ from float64's: a network may amplify rounding
 
 Loss = Callable[..., Any]
-Numbers = dict[str, Tensor]  # the loss, and gradients, by what they are called in a message
+Numbers = dict[str, Tensor]  # the loss, gradients and moved statistics, by what they are called in a message
 
 
 class WrongCode(CannotFuse):
@@ -121,11 +121,12 @@ def by_autograd(
     dtype: torch.dtype,
     unpack: Callable[[Tensor], Tensor] = _as_it_is,
 ) -> Numbers:
-    """Loss and gradients of a module without dropout, which has this type from now on.
+    """Loss, gradients and statistics that move, of a module without dropout, which has this type from now on.
 
-    `unpack` changes the values that the backward pass reads.
+    The module's own statistics stay as they are. `unpack` changes the values that the backward pass reads.
     """
     module.to(dtype)
+    buffers = [(name, buffer, buffer.clone()) for name, buffer in module.named_buffers() if buffer.is_floating_point()]
     loss_of = copy.deepcopy(loss_of).to(dtype) if isinstance(loss_of, nn.Module) else loss_of
     x, y = (tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in (x, y))
     module.zero_grad()
@@ -134,7 +135,10 @@ def by_autograd(
             loss = loss_of(module(x), y)
         loss.backward()
     gradients = {f"the gradient of {n}": p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
-    return {"the loss": loss.detach(), **gradients}
+    moved = {f"the buffer {name}": buffer.clone() for name, buffer, old in buffers if not torch.equal(buffer, old)}
+    for _, buffer, old in buffers:
+        buffer.copy_(old)
+    return {"the loss": loss.detach(), **gradients, **moved}
 
 
 # the comparison.
@@ -171,13 +175,14 @@ def fault(
 
 
 def _difference(module: nn.Module, numbers: Numbers, reference: Numbers, loss_of: Loss, x: Tensor, y: Tensor) -> str:
-    longest = max((float(number.norm()) for name, number in reference.items() if name != "the loss"), default=0.0)
+    lengths = {name: float(number.norm()) for name, number in reference.items()}
+    longest = max((length for name, length in lengths.items() if name.startswith("the gradient")), default=0.0)
     exact: Numbers = {}
     rounded: Numbers = {}
     for name, expected in reference.items():
         if (number := numbers.get(name)) is None:
             continue
-        gap, scale = float((number - expected).norm()), float(expected.norm())
+        gap, scale = float((number - expected).norm()), lengths[name]
         least = 1.0 if name == "the loss" else SHORT * longest
         unit = torch.finfo(number.dtype).eps * number.numel() ** 0.5  # all that is left of gradients that cancel out
         if gap <= ROUNDING[number.dtype] * max(scale, least) + ILL * unit:

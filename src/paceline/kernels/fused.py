@@ -192,6 +192,7 @@ class Fused:
 
     # --- compiling ---
 
+    @torch.no_grad()
     def prepare(self, x: Tensor, y: Tensor | None = None) -> None:
         """Compiles for samples such as these, and compares their gradient with PyTorch's where there are targets."""
         compiled = self.compiled(x)
@@ -230,7 +231,7 @@ class Fused:
         return self.weights.modules()
 
     def _numbers(self, twin: Fused, x: Tensor, y: Tensor) -> list[Numbers]:
-        """Loss and gradients of each module of a twin, without dropout."""
+        """Loss, gradients and statistics of each module of a twin, without dropout."""
         compiled = twin.compiled(x)
         compiled.compared = True
         compiled.take_weights()
@@ -242,10 +243,14 @@ class Fused:
         del alive  # the call has only their addresses
         if target.replicas:
             losses = twin.runner.losses(compiled).tolist()
-        views = {id(tensor): view for view, tensor in twin.weights.views(compiled.plan, compiled.memory["gradients"])}
+        views, moved = (
+            {id(tensor): view for view, tensor in twin.weights.views(compiled.plan, compiled.memory[kind])}
+            for kind in ("gradients", "weights")
+        )
         return [
             {"the loss": torch.tensor(loss, dtype=torch.float64).to(self.weights.dtype)}
             | {f"the gradient of {n}": views[id(p)] for n, p in module.named_parameters() if id(p) in views}
+            | {f"the buffer {n}": moved[id(b)] for n, b in module.named_buffers() if id(b) in moved}
             for module, loss in zip(twin.modules(), losses, strict=False)
         ]
 

@@ -52,7 +52,10 @@ def text_of_layers(plan: Plan, rule: Rule, keeps: str) -> str:
     lines += ["#define THREAD GRID_THREAD\n#define THREADS GRID_THREADS\n#define OWN_ARENA 0", part("block")]
     lines += printer.functions(plan)
     begin, end = plan.zeroed
-    lines += [f"#define INPUT(g) {printer.access.pointer('input')}\n#define ZEROED {begin}\n#define ZEROED_END {end}"]
+    lines += [
+        f"#define INPUT(g) Array<V, INPUTS>{{{printer.access.pointer('input')}}}",
+        f"#define ZEROED {begin}\n#define ZEROED_END {end}",
+    ]
     lines += [*rule.lines(), part("change"), part("layers")]
     lines += [f"LAYER({number}, {step.name})" for number, step in enumerate(plan.steps())]
     return "\n".join([*lines, END])

@@ -121,7 +121,7 @@ class Access:
             yield f"    const Array<{place.element}, {place.size}> {self.name(buffer)}{{{self.pointer(buffer)}}};"
 
     def part(self, buffer: str, count: int, first: str = "0") -> str:
-        """The address of some of a buffer's elements, which lie side by side."""
+        """Some of a buffer's elements, which lie side by side."""
         return f"part<{count}>({self.name(buffer)}, {first})"
 
     # --- loads and stores ---
@@ -150,7 +150,7 @@ class Access:
         return f"put<{self._wide[1]}>({self._vector(ref, shift)}, {before}{value});"
 
     def _vector(self, ref: Ref, shift: int) -> str:
-        """The address of the vector that begins at an element."""
+        """The numbers of the vector that begins at an element."""
         return self.part(ref.buffer, self._wide[1], written(self.plan.at(ref), shift))
 
     def _is_wide(self, ref: Ref) -> bool:

@@ -15,12 +15,14 @@ template <class T, int64_t SIZE> struct Array {
         return start[q];
     }
 };
-template <int COUNT, class T, int64_t SIZE> static T* part(const Array<T, SIZE>& buffer, int64_t first) {
+template <int COUNT, class T, int64_t SIZE> static Array<T, COUNT> part(const Array<T, SIZE>& buffer, int64_t first) {
     within(first, COUNT, SIZE);
-    return buffer.start + first;
+    return {buffer.start + first};
 }
+template <class T, int64_t SIZE> static T* address(const Array<T, SIZE>& buffer) { return buffer.start; }
 #else
 template <class T, int64_t> using Array = T*;
-// The address of some numbers that lie side by side.
+// Some numbers of a buffer that lie side by side.
 template <int COUNT, class T> INLINE T* part(T* buffer, int64_t first) { return buffer + first; }
+template <class T> INLINE T* address(T* buffer) { return buffer; }
 #endif

@@ -37,7 +37,7 @@ FUNCTION void copy(const R* from, R* to, int count) {
 }
 
 // Whoever needs these waits for all.
-FUNCTION void take_inputs(Group& g, V* places) { copy(g.rows[0], places, INPUTS); }
+FUNCTION void take_inputs(Group& g, Array<V, INPUTS> places) { copy(g.rows[0], address(places), INPUTS); }
 
 FUNCTION void set_to_zero(R* numbers, int64_t count) {
     for (int q = THREAD; q < count; q += THREADS) numbers[q] = 0;
@@ -48,8 +48,9 @@ INLINE R first_lane(V v) { return v; }
 
 // --- losses, with their gradients by the scores: every thread makes the sums for itself, in the same order ---
 
-template <int N> FUNCTION void cross_entropy(Group& g, const V* scores, V* gradient, R smoothing) {
-    for (int p = 0; p < PLACES; p++, scores += N, gradient += N) {
+template <int N> FUNCTION void cross_entropy(Group& g, Array<V, N * PLACES> every, Array<V, N * PLACES> slopes, R smoothing) {
+    for (int p = 0; p < PLACES; p++) {
+        const Array<V, N> scores = part<N>(every, p * N), gradient = part<N>(slopes, p * N);
         R best = scores[0], sum = 0, total = 0;
         for (int k = 1; k < N; k++) best = larger(scores[k], best);
         for (int k = THREAD; k < N; k += THREADS) gradient[k] = exp_(scores[k] - best);
@@ -66,7 +67,7 @@ template <int N> FUNCTION void cross_entropy(Group& g, const V* scores, V* gradi
     }
 }
 
-template <int N, class LOSS> FUNCTION void errors(Group& g, const V* scores, V* gradient, R number) {
+template <int N, class LOSS> FUNCTION void errors(Group& g, Array<V, N> scores, Array<V, N> gradient, R number) {
     for (int k = THREAD; k < N; k += THREADS)
         gradient[k] = LOSS::slope(scores[k], g.targets[0][k], number) * g.weight * R(1.0 / N);
     if (THREAD) return;

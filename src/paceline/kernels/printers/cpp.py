@@ -124,7 +124,7 @@ def phases(plan: Plan, printer: Printer) -> Iterator[str]:
     for phase, steps in enumerate(plan.phases):
         yield f"FUNCTION void phase{phase}(Group& g) {{"
         if phase == 0 and not plan.program.tokens:
-            yield f"    take_inputs(g, {printer.access.pointer('input')});"
+            yield f"    take_inputs(g, Array<V, INPUTS>{{{printer.access.pointer('input')}}});"
         yield from wait("    ")
         for step in steps:
             if number == plan.halfway and end > begin:

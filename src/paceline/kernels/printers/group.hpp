@@ -1,7 +1,7 @@
 // --- rows of samples and lanes ---
 
 // Rows of numbers, one per sample, become places with a sample per lane.
-INLINE void rows_to_lanes(const R* const* rows, int size, V* places) {
+template <int SIZE> INLINE void rows_to_lanes(const R* const* rows, int size, Array<V, SIZE> places) {
     int q = 0;
     for (; q + LANES <= size; q += LANES) {
         V square[LANES];
@@ -15,22 +15,26 @@ INLINE void rows_to_lanes(const R* const* rows, int size, V* places) {
 
 INLINE void set_to_zero(V* places, int64_t count) { std::memset((void*)places, 0, sizeof(V) * count); }
 
-static __attribute__((noinline)) void take_inputs(Group& g, V* places) { rows_to_lanes(g.rows, INPUTS, places); }
+static __attribute__((noinline)) void take_inputs(Group& g, Array<V, INPUTS> places) {
+    rows_to_lanes<INPUTS>(g.rows, INPUTS, places);
+}
 
-template <int SIZE, int WIDE> INLINE void copy_rows(Group& g, int from, R* rows) {
+template <int SIZE, int WIDE> INLINE void copy_rows(Group& g, int from, Array<V, WIDE> target) {
+    const Array<R, LANES * WIDE> rows{(R*)address(target)};
     for (int l = 0; l < LANES; l++) {
-        std::memcpy(rows + l * WIDE, g.rows[l] + from, sizeof(R) * SIZE);
+        std::memcpy(address(part<SIZE>(rows, l * WIDE)), g.rows[l] + from, sizeof(R) * SIZE);
         for (int q = SIZE; q < WIDE; q++) rows[l * WIDE + q] = 0;
     }
 }
 
 // Places with a sample per lane become rows, padded with zeros to whole vectors.
-template <int SIZE, int WIDE> INLINE void turn(const V* places, R* rows) {
+template <int SIZE, int WIDE> INLINE void turn(Array<V, SIZE> places, Array<V, WIDE> target) {
+    const Array<R, LANES * WIDE> rows{(R*)address(target)};
     for (int q = 0; q < WIDE; q += LANES) {
         V square[LANES];
         for (int l = 0; l < LANES; l++) square[l] = q + l < SIZE ? places[q + l] : V{};
         exchange(square);
-        for (int l = 0; l < LANES; l++) std::memcpy(rows + l * WIDE + q, &square[l], sizeof(V));
+        for (int l = 0; l < LANES; l++) std::memcpy(address(part<LANES>(rows, l * WIDE + q)), &square[l], sizeof(V));
     }
 }
 
@@ -50,8 +54,9 @@ INLINE R first_lane(V v) { return lane(v, 0); }
 
 // --- losses, with their gradients by the scores ---
 
-template <int N> INLINE void cross_entropy(Group& g, const V* scores, V* gradient, R smoothing) {
-    for (int p = 0; p < PLACES; p++, scores += N, gradient += N) {
+template <int N> INLINE void cross_entropy(Group& g, Array<V, N * PLACES> every, Array<V, N * PLACES> slopes, R smoothing) {
+    for (int p = 0; p < PLACES; p++) {
+        const Array<V, N> scores = part<N>(every, p * N), gradient = part<N>(slopes, p * N);
         V label, weight;
         for (int l = 0; l < LANES; l++) {
             set_lane(label, l, R(g.labels[l][p]));
@@ -77,14 +82,14 @@ template <int N> INLINE void cross_entropy(Group& g, const V* scores, V* gradien
     }
 }
 
-template <int N, class LOSS> INLINE void errors(Group& g, const V* scores, V* gradient, R number) {
+template <int N, class LOSS> INLINE void errors(Group& g, Array<V, N> scores, Array<V, N> gradient, R number) {
     V sum = V{};
     for (int first = 0; first < N; first += LANES) {
         const int count = N - first < LANES ? N - first : LANES;
         const R* rows[LANES];
         V wanted[LANES];
         for (int l = 0; l < LANES; l++) rows[l] = g.targets[l] + first;
-        rows_to_lanes(rows, count, wanted);
+        rows_to_lanes<LANES>(rows, count, Array<V, LANES>{wanted});
         for (int k = 0; k < count; k++) {
             sum += LOSS::value(scores[first + k], wanted[k], number);
             gradient[first + k] = LOSS::slope(scores[first + k], wanted[k], number) * g.weight * R(1.0 / N);

@@ -241,7 +241,7 @@ class Others:
         program, lanes = self.plan.program, self.plan.target.lanes
         *outer, size = program.shape(it.source)
         rows, wide = prod(outer), self.plan.places[it.target].shape[-1] * lanes
-        target = f"(R*){self.access.part(it.target, wide, f't * {wide}')}"
+        target = self.access.part(it.target, wide, f"t * {wide}")
         yield f"{indent}for (int t = 0; t < {rows}; t++)"
         if program.base(it.source) == "input" and not program.tokens:
             yield f"{indent}    copy_rows<{size}, {wide}>(g, t * {size}, {target});"

@@ -220,7 +220,8 @@ class AmongRanks:
     def gathered(self, buffer: str, start: str, count: int, unit: int, indent: str) -> Lines:
         """Gives every rank all parts of a buffer, if any rank reads more than its own."""
         if self.access.plan.program.base(buffer) not in self.own:
-            yield f"{indent}gather({self.access.part(buffer, count * unit, start)}, {count}, {unit} * sizeof(V));"
+            all_parts = self.access.part(buffer, count * unit, start)
+            yield f"{indent}gather(address({all_parts}), {count}, {unit} * sizeof(V));"
 
 
 class RankNests:
