@@ -91,7 +91,7 @@ def ended_then_empty(facts: Facts) -> Iterator[Witness]:
 
 
 def _while_alive(loop: ast.While, fn: Function, facts: Facts) -> Iterator[Witness]:
-    """`while worker.is_alive(): queue.get(timeout=1)`: what it has put at last is lost if nobody takes it then."""
+    """`while worker.is_alive(): queue.get(timeout=1)`: items that it has put at last stay in the queue."""
     test, module = loop.test, facts.module
     owner = module.type_of(test.value, fn) if isinstance(test, ast.Attribute) else None
     helper = module.callee(test, fn) if isinstance(test, ast.Call) else owner.method(test.attr) if owner else None  # type: ignore[attr-defined]
