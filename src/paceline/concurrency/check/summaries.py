@@ -216,7 +216,7 @@ class Facts:
         cls = self.module.classes.get(lock.id.rpartition(".")[0])
         if cls is None or lock.one_of_several:
             return is_single(lock)
-        calls = ((c, fn) for fn in self.module.functions for c in fn.calls if short_name(c.func) == cls.name)
+        calls = ((c, fn) for c, fn in self.module.calls if short_name(c.func) == cls.name)
         makes = [(c, fn) for c, fn in calls if cls in self.module.objects.classes(c.func, fn)]
         return len(makes) == 1 and not in_loop(*makes[0])
 
@@ -225,7 +225,7 @@ class Facts:
         if maker.name != "__init__" or maker.cls is None:
             return maker not in functions
         name = maker.cls.name
-        sites = ((c, fn) for fn in self.module.functions for c in fn.calls if short_name(c.func) == name)
+        sites = ((c, fn) for c, fn in self.module.calls if short_name(c.func) == name)
         return any(fn not in functions for c, fn in sites if maker.cls in self.module.objects.classes(c.func, fn))
 
     def reached_from(self, fn: Function) -> set[Function]:

@@ -210,7 +210,7 @@ class Varying:
         if field not in cls.annotations or cls.method("__init__") is not None:
             return []
         place = list(cls.annotations).index(field)
-        calls = ((call, fn) for fn in self.module.functions for call in fn.calls if short_name(call.func) == cls.name)
+        calls = ((call, fn) for call, fn in self.module.calls if short_name(call.func) == cls.name)
         return [(value, fn) for call, fn in calls if (value := keyword(call, field, place)) is not None]
 
     def _counted(self, attribute: str, owner: Class, depth: int) -> str:

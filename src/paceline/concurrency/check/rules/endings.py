@@ -152,7 +152,7 @@ def _in_socket(
     loop: ast.While, runs: Function, fn: Function, join: ast.Call, facts: Facts
 ) -> tuple[ast.Call, str] | None:
     """An `accept()` of a loop, on a socket without a timeout that is not closed before the join."""
-    every = [short_name(c.func) for f in facts.module.functions for c in f.calls]
+    every = [short_name(c.func) for c, _ in facts.module.calls]
     if any(name in LIMITS for name in every) or any(
         isinstance(n, ast.Call) and short_name(n.func) in WAKES for n in done_before(fn, join, facts)
     ):

@@ -349,6 +349,11 @@ class Declarations:
             return original(text)
         return original(origin + head[len(call) :] + dot + rest)
 
+    @cached_property
+    def calls(self) -> list[tuple[ast.Call, Function]]:
+        """All calls, each with the function that it is in."""
+        return [(call, fn) for fn in self.functions for call in fn.calls]
+
     def function_of(self, node: ast.AST) -> Function | None:
         """The function that a syntax node defines."""
         return self._by_node.get(id(node))

@@ -138,7 +138,7 @@ class Roots:
                 )
             if "run" in cls.methods and cls.is_thread:
                 names = {cls.name, *(each.name for each in module.objects.index.derived(cls))}
-                sites = [(f, c) for f in module.functions for c in f.calls if short_name(c.func) in names]
+                sites = [(f, c) for c, f in module.calls if short_name(c.func) in names]
                 several = any(in_loop(c, f) for f, c in sites) or (
                     len(sites) > 1 and not all(joined_at_once(c, f) for f, c in sites)
                 )
@@ -209,7 +209,8 @@ class Roots:
         for function in [] if value is None else functions_of(value, fn, self.module):
             many = name in ("submit", "apply_async", *EACH) and not self._has_one_worker(call, fn)
             several = many or (name not in ("submit", *EACH) and self._is_repeated(call, fn, value, function))
-            is_confined = brings_own(value, call, fn) or (name in EACH and _is_of_element(value))  # type: ignore[arg-type]
+            target = ast.Attribute(value, "__call__") if function.name == "__call__" else value  # type: ignore[arg-type]
+            is_confined = brings_own(target, call, fn) or (name in EACH and _is_of_element(value))  # type: ignore[arg-type]
             alone = not several and joined_at_once(call, fn)
             once_in = None if name in EACH or in_loop(call, fn) else fn
             yield Root(kind, function, call.lineno, several, alone, is_confined, once_in=once_in)
@@ -249,7 +250,7 @@ class Roots:
 
     @cached_property
     def _pools(self) -> list[ast.Call]:
-        return [c for fn in self.module.functions for c in fn.calls if short_name(c.func) == "ThreadPoolExecutor"]
+        return [c for c, _ in self.module.calls if short_name(c.func) == "ThreadPoolExecutor"]
 
     def _is_repeated(self, call: ast.Call, fn: Function, value: ast.expr | None, started: Function) -> bool:
         """Whether a start happens more than once: in a loop, or in a function that is called for it repeatedly."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries.catalogue import RETURNS_MODEL
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import dotted
+from paceline.concurrency.check.syntax.tree import dotted, short_name
 from paceline.concurrency.check.values.module import Module
 
 DEPTH = 4  # assignments and calls through which an object is followed
@@ -102,14 +102,14 @@ def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> Origin
     """What a call of a library returns: an object of its own class, or of what its data say."""
     if not isinstance(call.func, ast.Name | ast.Attribute):
         return UNKNOWN
-    if _is_imported(call.func, module):
-        name = module.canonical(call.func).replace("()", "")
-        return Origin(libraries.returns(name) or (name if name.rpartition(".")[2][:1].isupper() else ""), call)
-    owner = _origin(call.func.value, fn, module, depth + 1) if isinstance(call.func, ast.Attribute) else UNKNOWN
-    if not owner.type:
-        return UNKNOWN
-    result = libraries.returns(f"{owner.type}.{call.func.attr}")  # type: ignore[union-attr]
-    return Origin(result, call) if result else owner if call.func.attr in RETURNS_MODEL else UNKNOWN  # type: ignore[union-attr]
+    owner, name = UNKNOWN, module.canonical(call.func).replace("()", "")
+    if not _is_imported(call.func, module):
+        owner = _origin(call.func.value, fn, module, depth + 1) if isinstance(call.func, ast.Attribute) else UNKNOWN
+        if not owner.type:
+            return UNKNOWN
+        name = f"{owner.type}.{short_name(call.func)}"
+    result = libraries.returns(name) or (name if name.rpartition(".")[2][:1].isupper() else "")
+    return owner if not result and short_name(call.func) in RETURNS_MODEL else Origin(result, call)
 
 
 def _annotated(annotation: ast.expr, module: Module) -> str:

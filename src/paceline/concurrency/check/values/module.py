@@ -180,14 +180,9 @@ class Module(Declarations):
         if words[-1] not in catalogue.CONTEXT_MAKES or len(words) < 2:
             short = ".".join(words[-2:])
             return catalogue.CONSTRUCTORS.get(short) if len(words) > 2 else None
-        if words[-2] == "get_context()" or (len(words) == 2 and self._is_context(words[0], fn)):
-            return catalogue.CONSTRUCTORS.get("multiprocessing." + words[-1])
-        return catalogue.CONSTRUCTORS.get(".".join(words[-2:]))
-
-    def _is_context(self, name: str, fn: Function) -> bool:
-        """Whether a name is bound to `multiprocessing.get_context(...)`."""
-        call = next((v for scope in fn.scopes() if isinstance(v := scope.bound.get(name), ast.Call)), None)
-        return call is not None and short_name(call.func) == "get_context"
+        makers = self.objects.made(call.func.value, fn) if isinstance(call.func, ast.Attribute) else []
+        in_context = any(short_name(maker.func) == "get_context" for maker, _ in makers)
+        return catalogue.CONSTRUCTORS.get(".".join(["multiprocessing" if in_context else words[-2], words[-1]]))
 
     def resource(self, node: ast.expr, fn: Function, depth: int = 0) -> Resource | None:
         """The lock, queue, thread or other resource that an expression names; None when it names none."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paceline.concurrency.check.ranks.branches import condition, of_rank
 from paceline.concurrency.check.ranks.items import Item, flattened
-from paceline.concurrency.check.ranks.origins import CHANCE, DATA
+from paceline.concurrency.check.ranks.origins import CHANCE, DATA, RANK
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
@@ -61,10 +61,8 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
         and over.func.attr in ("items", "keys", "values")
     ):
         over = over.func.value
-    if isinstance(over, ast.Attribute) and _filled_by_methods(over, fn, facts):
+    if _filled_by_each(over, fn, facts, (DATA, CHANCE) if ordered else (DATA, CHANCE, RANK)):
         return f"{ast.unparse(over)}, a dictionary that every rank fills for itself"
-    if isinstance(over, ast.Name) and (_filled_here(over.id, fn, facts) or _filled_by_data(over, fn, facts)):
-        return f"{over.id}, a dictionary that every rank fills for itself"
     values = facts.module.objects.of(over, fn) if not ordered else ()
     containers = [(v.what, v.fn) for v in values if isinstance(v.what, ast.AST) and v.fn is not None]
     if any(_filled_apart(container, scope, facts) for container, scope in containers):
@@ -89,37 +87,23 @@ def _filled_apart(container: ast.AST, fn: Function, facts: Facts) -> bool:
     return False
 
 
-def _filled_by_data(node: ast.expr | None, fn: Function, facts: Facts, depth: int = 0) -> bool:
-    """Whether this is a dictionary whose keys come from the data of this rank: here, or in a caller or callee."""
-    while isinstance(node, ast.Call) and short_name(node.func) in ("sorted", "list", "tuple", "dict") and node.args:
-        node = node.args[0]
-    if depth > DEPTH:
-        return False
-    if isinstance(node, ast.Call):
-        callee = facts.module.callee(node, fn)
-        returned = [r.value for r in callee.returns] if callee is not None else []
-        return any(_filled_by_data(value, callee, facts, depth + 1) for value in returned)  # type: ignore[arg-type]
-    if not isinstance(node, ast.Name):
-        return False
-    if _is_empty_dict(fn.bound.get(node.id)):
-        stored = [s for s in fn.subscripts if isinstance(s.ctx, ast.Store) and dotted(s.value) == node.id]
-        return any(facts.module.varying.why(s.slice, fn) in (DATA, CHANCE) for s in stored)
-    values = _values(node, fn, facts)
-    return any(value is not node and _filled_by_data(value, scope, facts, depth + 1) for value, scope in values)
-
-
-def _filled_by_methods(node: ast.Attribute, fn: Function, facts: Facts) -> bool:
-    """Whether methods of the object fill a dictionary with keys from the data of this rank."""
-    owner = facts.module.type_of(node.value, fn)
-    values = [v for cls in owner.ancestry for v, _ in cls.values.get(node.attr, ())] if owner is not None else []
-    if owner is None or not values or not all(_is_empty_dict(v) for v in values):
-        return False
-    for method in (m for cls in owner.ancestry for m in cls.methods.values()):
-        stores = (s for s in method.subscripts if isinstance(s.ctx, ast.Store))
-        stored = [s.slice for s in stores if short_name(s.value) == node.attr]
-        stored += [c.args[0] for c in method.calls if c.args and dotted(c.func).endswith(f".{node.attr}.setdefault")]
-        if any(facts.module.varying.why(key, method) in (DATA, CHANCE) or _of_argument(key, method) for key in stored):
-            return True
+def _filled_by_each(over: ast.expr, fn: Function, facts: Facts, reasons: tuple[str, ...]) -> bool:
+    """Whether this is a dictionary, made empty, that gets keys for these reasons: wherever it is filled."""
+    while isinstance(over, ast.Call) and short_name(over.func) in ("sorted", "list", "tuple", "dict") and over.args:
+        over = over.args[0]
+    of, why, top = facts.module.objects.of, facts.module.varying.why, facts.module.top
+    values = {value for value in of(over, fn) if isinstance(value.what, ast.expr) and _is_empty_dict(value.what)}
+    for each in facts.module.functions if values else ():
+        stored = [(s.value, s.slice) for s in each.subscripts if isinstance(s.ctx, ast.Store)]
+        stored += [
+            (c.func.value, c.args[0])
+            for c in each.calls
+            if isinstance(c.func, ast.Attribute) and c.func.attr == "setdefault" and c.args
+        ]
+        for key, holders in ((k, values.intersection(of(d, each))) for d, k in stored):
+            runs = any(value.fn is top for value in holders) and each is not top  # filled while the program runs
+            if holders and (runs or why(key, each) in reasons or _of_argument(key, each)):
+                return True
     return False
 
 
@@ -179,17 +163,6 @@ def _values(node: ast.expr, fn: Function, facts: Facts) -> list[tuple[ast.expr, 
 DEPTH = 4  # assignments through which a set is followed
 
 
-def _filled_here(name: str, fn: Function, facts: Facts) -> bool:
-    """Whether this is a dictionary of the module that functions fill while they run."""
-    top = facts.module.top
-    start = top.bound.get(name)
-    if start is None or any(name in scope.bound for scope in fn.scopes() if scope is not top):
-        return False
-    return _is_empty_dict(start) and any(
-        dotted(s.value) == name for f in facts.module.functions if f is not top for s in f.subscripts
-    )
-
-
 def shares_overlap(facts: Facts) -> Iterator[Witness]:
     """Report shares by the rank of a sequence that the function has shuffled, or drawn, on each rank by itself."""
     for fn in facts.module.functions:
@@ -220,9 +193,7 @@ def collective_in_thread(facts: Facts) -> Iterator[Witness]:
     module, sequences = facts.module, facts.sequences
     if not facts.has_threads:
         return
-    everywhere = [
-        (fn, c) for fn in module.functions for call in fn.calls if (c := sequences.collective(call, fn)) and not c.group
-    ]
+    everywhere = [(fn, c) for call, fn in module.calls if (c := sequences.collective(call, fn)) and not c.group]
     outside = next(((fn, c) for fn, c in everywhere if not facts.threads_of(fn)), None)
     if outside is None:
         return

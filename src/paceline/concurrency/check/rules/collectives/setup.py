@@ -83,10 +83,10 @@ class Use(NamedTuple):
 
 def store_key_never_set(facts: Facts) -> Iterator[Witness]:
     """Report keys that are waited for and never set, or only under a condition of the rank that sets them."""
-    stores = [c for fn in facts.module.functions for c in fn.calls if facts.module.canonical(c.func) in STORES]
+    stores = [c for c, _ in facts.module.calls if facts.module.canonical(c.func) in STORES]
     if not stores:
         return
-    uses = [_use(call, fn) for fn in facts.module.functions for call in fn.calls if _of_store(call, fn, facts)]
+    uses = [_use(call, fn) for call, fn in facts.module.calls if _of_store(call, fn, facts)]
     sets = [use for use in uses if short_name(use.call.func) in SETS]
     if not sets or any(not use.keys for use in sets):
         return

@@ -141,7 +141,7 @@ def _joining(facts: Facts) -> list[tuple[Function, int]]:
     """Where process groups are started: programs of several ranks, not libraries. Each a function and a line."""
     starts = ("init_process_group", "init_distributed", "init")
     libraries = ("distributed", "deepspeed", "horovod", "dist.")
-    calls = ((fn, c) for fn in facts.module.functions for c in fn.calls if short_name(c.func) in starts)
+    calls = ((fn, c) for c, fn in facts.module.calls if short_name(c.func) in starts)
     return [(fn, c.lineno) for fn, c in calls if any(w in facts.module.canonical(c.func) for w in libraries)]
 
 

@@ -145,7 +145,7 @@ def _suppressed(call: ast.Call) -> bool:
 
 def _given_up(facts: Facts) -> bool:
     """Whether this file makes futures of a loop, and waits with a timeout or cancels anything."""
-    called = {short_name(c.func) for fn in facts.module.functions for c in fn.calls}
+    called = {short_name(c.func) for c, _ in facts.module.calls}
     return bool(called & {"create_future", "Future"}) and bool(called & GIVES_UP)
 
 
@@ -268,7 +268,7 @@ def mark_missing(facts: Facts) -> Iterator[Witness]:
 def _is_awaited(fn: Function, facts: Facts) -> bool:
     """Whether the end of a coroutine is waited for: it runs as a task that is not cancelled."""
     roots = [root for root in facts.roots if root.function is fn and root.kind == "task"]
-    return bool(roots) and not any(short_name(c.func) == "cancel" for f in facts.module.functions for c in f.calls)
+    return bool(roots) and not any(short_name(c.func) == "cancel" for c, _ in facts.module.calls)
 
 
 def _may_be(value: ast.expr, mark: str, fn: Function) -> bool:

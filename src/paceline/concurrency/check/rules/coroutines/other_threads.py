@@ -54,7 +54,7 @@ def _of_two_loops(facts: Facts) -> Iterator[Witness]:
                 thing = effect.resource
                 if thing is not None and thing.sure and thing.kind in OF_ASYNCIO and thing.line:
                     waits.setdefault(thing.id, {}).setdefault(start, (effect, fn))
-                    makers = (f for f in facts.module.functions for c in f.calls if c.lineno == thing.line)
+                    makers = (f for c, f in facts.module.calls if c.lineno == thing.line)
                     if facts.threads_of(start) and any(facts.made_outside(maker, runs) for maker in makers):
                         shared.add(thing.id)
     for name, users in waits.items():
@@ -183,9 +183,7 @@ def _fails(call: ast.Call, fn: Function, facts: Facts) -> str:
         return "" if is_caught(call, "ValueError") else "raises a ValueError"
     if name != "asyncio.get_event_loop" or fn.asynchronous or is_caught(call, "RuntimeError"):
         return ""
-    has_loop = any(
-        short_name(c.func) in MAKES_LOOP for f in facts.module.functions for c in f.calls if facts.threads_of(f)
-    )
+    has_loop = any(short_name(c.func) in MAKES_LOOP for c, f in facts.module.calls if facts.threads_of(f))
     return "" if has_loop else "raises a RuntimeError"
 
 
@@ -204,7 +202,7 @@ def _only_in_threads(fn: Function, facts: Facts) -> bool:
 def _seen_to_start(fn: Function, facts: Facts) -> bool:
     """Whether this file itself starts the thread, so that the function is not one that a library calls."""
     return any(
-        r.function is fn and any(c.lineno == r.line for f in facts.module.functions for c in f.calls)
+        r.function is fn and any(c.lineno == r.line for c, _ in facts.module.calls)
         for r in facts.roots
         if r.kind == "thread"
     )

@@ -312,7 +312,7 @@ def _unnoticed(call: ast.Call, fn: Function, facts: Facts) -> bool:
 
 def _is_event(key: object, facts: Facts) -> bool:
     """Whether some dictionary of this file has an event under a key."""
-    dicts = (n for fn in facts.module.functions for c in fn.calls if isinstance(n := parent(c), ast.Dict))
+    dicts = (n for c, _ in facts.module.calls if isinstance(n := parent(c), ast.Dict))
     return any(
         is_constant(k, key) and isinstance(v, ast.Call) and short_name(v.func) == "Event"
         for n in dicts

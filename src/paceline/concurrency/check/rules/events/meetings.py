@@ -110,7 +110,7 @@ def _made_for_others(fn: Function, facts: Facts) -> Iterator[Witness]:
         sets = [c for c in fn.calls if dotted(c.func) == f"{target.id}.set"]
         if not stored or not sets or any(enclosing(c, ast.If) or in_loop(c, fn) or _at_last(c) for c in sets):
             continue
-        others = ((other, c) for other in facts.module.functions for c in other.calls if not is_limited(c))
+        others = ((other, c) for c, other in facts.module.calls if not is_limited(c))
         names = (f"{stored[0]}[].wait", f"{stored[0]}.get().wait")
         waits = (Use(other, c, Resource(stored[0], "Event", True)) for other, c in others if dotted(c.func) in names)
         waiter = next(waits, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 
 from paceline.concurrency.check.flow.effects import runs_now
 from paceline.concurrency.check.flow.walk import Event, Held
@@ -16,10 +17,9 @@ from paceline.concurrency.check.syntax.tree import (
     is_constant,
     keyword,
     last_line,
-    lines_of,
     short_name,
 )
-from paceline.concurrency.check.threads.roots import FORKS, on_child_side
+from paceline.concurrency.check.threads.roots import FORKS, Root, in_loop, on_child_side
 from paceline.concurrency.check.together import same_file
 from paceline.concurrency.check.values.calls import type_name
 from paceline.concurrency.check.values.module import name_of_site
@@ -33,6 +33,8 @@ def lock_across_fork(facts: Facts) -> Iterator[Witness]:
     if any(a.attr == "register_at_fork" for fn in module.functions for a in fn.attributes):
         return
     yield from _held(facts)
+    if any(r.kind in ("process", "fork") for r in facts.roots) and _forks_holding(facts):
+        yield from _held_elsewhere(facts)
     yield from _globals(facts)
     for cls in module.classes.values():
         asks = [fn for fn in cls.methods.values() if _asks(fn, facts)]
@@ -83,8 +85,6 @@ def _held(facts: Facts) -> Iterator[Witness]:
                 h for h in locks_held if h.resource.non_reentrant and h.resource.sure and not h.resource.one_of_several
             ]
             call = effect.node
-            if not locks and isinstance(call, ast.Call) and short_name(call.func) in STARTS and facts.has_threads:
-                yield from _held_elsewhere(call, fn, facts)
             if not locks or not isinstance(call, ast.Call):
                 continue
             takes = {name: steps for steps in _in_child(call, fn, facts) for name in steps}
@@ -95,36 +95,58 @@ def _held(facts: Facts) -> Iterator[Witness]:
                     yield Witness(call, fn, "forked", first=first, needed_at=needed[-1][1].lineno, needed=needed)
 
 
-def _held_elsewhere(call: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
+def _held_elsewhere(facts: Facts) -> Iterator[Witness]:
     """A lock that a child takes, and that a thread started before the fork takes again and again."""
-    begun = [r for r in facts.roots if r.kind == "thread" and r.line < call.lineno and r.line in lines_of(fn.node)]
-    for takes in _in_child(call, fn, facts) if begun and _forks_holding(facts) else ():
+    threads = [r for r in facts.roots if r.kind == "thread"]
+    lines, reached, calls = {r.line for r in threads}, cache(facts.reached_from), facts.module.calls
+    starts = [(c, f) for c, f in calls if short_name(c.func) in STARTS or c.lineno in lines]
+    starts_in = cache(lambda callee: [(c, f) for c, f in starts if f in reached(callee)])
+    for fn in facts.module.functions if threads else ():
+        begun: list[Root] = []
+        for call in sorted(fn.calls, key=lambda c: (c.lineno, c.col_offset)):
+            callee = facts.module.callee(call, fn)
+            inside = [(call, fn)] if callee is None else starts_in(callee)
+            witness = next((w for c, f in inside for w in _copied_locked(c, f, begun, facts)), None) if begun else None
+            if witness is not None:
+                yield witness
+                break
+            begun += [r for r in threads if any(_begins(r, c, f, facts) for c, f in inside)]
+
+
+def _begins(root: Root, call: ast.Call, fn: Function, facts: Facts) -> bool:
+    """Whether a call starts this thread, which others may have made."""
+    thread = resource_of(call, ("start",), fn, facts)
+    submitted = call.lineno == root.line and facts.module.constructed_kind(call, fn) is None
+    return submitted if thread is None else thread.line == root.line
+
+
+def _copied_locked(call: ast.Call, fn: Function, begun: list[Root], facts: Facts) -> Iterator[Witness]:
+    """The locks of which a call gives a child copies that it takes, while one of these threads may hold them."""
+    for takes in _in_child(call, fn, facts) if short_name(call.func) in STARTS else ():
         for name, steps in takes.items():
-            for root in begun:
-                take = facts.takes(root.function).get(name)
+            for thread, take in ((r.function, facts.takes(r.function).get(name)) for r in begun):
                 lock = take.resource if take is not None else None
-                if lock is None or not lock.sure or not lock.non_reentrant or not _of_threads(lock, facts):
+                if take is None or lock is None or not lock.sure or not lock.non_reentrant:
                     continue
-                if "." not in name:  # a global; an object's lock may be another one in the child
+                if _of_threads(lock, facts) and ("." not in name or _one_object(lock, steps, facts)):
+                    line, at = take.steps[-1][1].lineno, steps[-1][1].lineno
                     yield Witness(
-                        call,
-                        fn,
-                        "forked-beside",
-                        thread=root.function,
-                        lock=lock,
-                        line=take.steps[-1][1].lineno,  # type: ignore[union-attr]
-                        needed_at=steps[-1][1].lineno,
-                        needed=steps,
+                        call, fn, "forked-beside", thread=thread, lock=lock, line=line, needed_at=at, needed=steps
                     )
-                    return
+
+
+def _one_object(lock: Resource, steps: tuple[tuple[Function, ast.expr], ...], facts: Facts) -> bool:
+    """Whether the lock of an object is the same one in the child: no function on the way to it makes another object."""
+    owners = [f.cls for c, f in facts.module.calls if c.lineno == lock.line and f.name == "__init__"]
+    named = {cls.name for cls in owners if cls is not None}
+    sites = [(c, f) for c, f in facts.module.calls if short_name(c.func) in named]
+    return len(sites) == 1 and not in_loop(*sites[0]) and sites[0][1] not in [fn for fn, _ in steps]
 
 
 def _forks_holding(facts: Facts) -> bool:
     """Whether nothing in the file asks for another way to start processes than a fork."""
     words = {"spawn", "forkserver"}
-    arguments = (
-        a for fn in facts.module.functions for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords))
-    )
+    arguments = (a for c, _ in facts.module.calls for a in (*c.args, *(k.value for k in c.keywords)))
     return not any(isinstance(a, ast.Constant) and a.value in words for a in arguments)
 
 
@@ -143,7 +165,7 @@ def _in_child(call: ast.Call, fn: Function, facts: Facts) -> Iterator[dict[str, 
         process = module.resource(call.func.value, fn)
         if process is None or process.kind != "Process":
             return
-        construction = next((c for f in module.functions for c in f.calls if _makes(c, process.line)), None)
+        construction = next((c for c, _ in module.calls if _makes(c, process.line)), None)
         target = construction and keyword(construction, "target", 1)
         child = module.function_named(target, fn) if target else None
         if child is not None:
@@ -156,7 +178,7 @@ def _makes(call: ast.Call, line: int) -> bool:
 
 def _of_threads(lock: Resource, facts: Facts) -> bool:
     """Whether a lock belongs to threads: one of multiprocessing is released by the parent for the child too."""
-    calls = (c for fn in facts.module.functions for c in fn.calls if c.lineno == lock.line)
+    calls = (c for c, _ in facts.module.calls if c.lineno == lock.line)
     names = [facts.module.canonical(c.func) for c in calls]
     return not any(name.startswith("multiprocessing.") for name in names)
 
@@ -193,10 +215,14 @@ def _report_lock_across_fork(
 RUNS = tuple(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))
 
 
+_OF_PREEXEC = "use start_new_session=, process_group= or umask= in place of preexec_fn, or a small program"
+_OF_FORK = "fork before the first thread is started, or use subprocess or the spawn method"
+
+
 def fork_with_threads(facts: Facts) -> Iterator[Witness]:
     """Report forks in files that start threads, unless the child execs."""
     lines = [r.line for r in facts.roots if r.kind == "thread" and not r.alone]
-    made = [(c, fn) for fn in facts.module.functions for c in fn.calls if facts.module.constructed_kind(c, fn)]
+    made = [(c, fn) for c, fn in facts.module.calls if facts.module.constructed_kind(c, fn)]
     begun = {c.lineno: _begun(c, fn, facts) for c, fn in made}
     lines = [begun.get(line, line) for line in lines]
     lines += [
@@ -212,7 +238,9 @@ def fork_with_threads(facts: Facts) -> Iterator[Witness]:
             line = next((line for line in lines if same_file(line, call.lineno)), None)
             first = _comes_first(call, begun.get(call.lineno, call.lineno), fn, line) if line is not None else True
             if line is not None and not first and _forks_among_threads(call, fn, facts):
-                yield _report_fork_with_threads(fn, call, line)
+                runs = keyword(call, "preexec_fn") is not None
+                how = ", and runs Python code in the child (preexec_fn)," if runs else ""
+                yield Witness(call, fn, how=how, line=line, instead=_OF_PREEXEC if runs else _OF_FORK)
 
 
 def _starts(call: ast.Call, fn: Function, facts: Facts) -> bool:
@@ -238,23 +266,9 @@ def _forks_among_threads(call: ast.Call, fn: Function, facts: Facts) -> bool:
     receiver = (
         call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in ("Pool", "Process") else None
     )
-    if isinstance(receiver, ast.Name):
-        receiver = next((scope.bound[receiver.id] for scope in fn.scopes() if receiver.id in scope.bound), None)
-    context = receiver if isinstance(receiver, ast.Call) and short_name(receiver.func) == "get_context" else None
-    return context is not None and is_constant(keyword(context, "method", 0), "fork")
-
-
-def _report_fork_with_threads(fn: Function, call: ast.Call, line: int) -> Witness:
-    how = ", and runs Python code in the child (preexec_fn)," if keyword(call, "preexec_fn") is not None else ""
-    return Witness(
-        call,
-        fn,
-        how=how,
-        line=line,
-        instead="use start_new_session=, process_group= or umask= in place of preexec_fn, or a small program"
-        if how
-        else "fork before the first thread is started, or use subprocess or the spawn method",
-    )
+    makers = facts.module.objects.made(receiver, fn) if receiver is not None else []
+    contexts = (c for c, _ in makers if short_name(c.func) == "get_context")
+    return any(is_constant(keyword(context, "method", 0), "fork") for context in contexts)
 
 
 def _begun(construction: ast.Call, fn: Function, facts: Facts) -> int:
@@ -394,7 +408,7 @@ def logs_under_lock(facts: Facts) -> Iterator[Witness]:
     takes = {lock: found for lock, found in takes.items() if found[1].resource.non_reentrant and found[1].resource.sure}
     if not takes:
         return
-    logs = {id(fn): call for fn in facts.module.functions for call in fn.calls if _is_log_call(call)}
+    logs = {id(fn): call for call, fn in facts.module.calls if _is_log_call(call)}
     for fn in facts.module.functions:
         for effect, locks_held in facts.events(fn):
             first = next((h for h in locks_held if h.resource.id in takes), None)

@@ -280,7 +280,7 @@ def released_never_taken(facts: Facts) -> Iterator[Witness]:
     for lock, (fn, effect) in frees.items():
         if lock in takes or ("." in lock and lock.rpartition(".")[0] in facts.module.classes):
             continue
-        if any(c.args and text_of(a) == lock for f in facts.module.functions for c in f.calls for a in c.args):
+        if any(c.args and text_of(a) == lock for c, _ in facts.module.calls for a in c.args):
             continue
         yield Witness(effect.node, fn, lock=lock, effect=effect)
 

@@ -302,7 +302,7 @@ def _gets(call: ast.Call, names: set[str], fn: Function) -> bool:
 
 def left_behind(facts: Facts) -> Iterator[Witness]:
     """Report waits of a child process for what only a thread of its parent does, where processes are forked."""
-    arguments = (a for fn in facts.module.functions for call in fn.calls for a in call.args)
+    arguments = (a for call, _ in facts.module.calls for a in call.args)
     if not facts.has_threads or any(is_constant(a, "spawn") for a in arguments):
         return
     for root in (r for r in facts.roots if r.kind == "process"):

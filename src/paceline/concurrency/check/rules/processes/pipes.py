@@ -5,9 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.libraries.catalogue import PUTS
-from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
@@ -143,7 +142,7 @@ def _child(target: ast.expr, construction: ast.Call, fn: Function, facts: Facts)
                 continue
             if local and call.lineno < construction.lineno:
                 continue
-            local_reads = [a for a, at in places if at is f is fn and _earlier(a, call, construction)]
+            local_reads = [a for a, at in places if at is f is fn and construction.lineno <= a.lineno <= call.lineno]
             elsewhere = [a for a, at in places if not local and (f is not fn or (at is not fn and _beside(at, facts)))]
             before = local_reads + elsewhere
             if not before and not _ended(name, call, f):
@@ -168,7 +167,7 @@ def _one_of_two(name: str, construction: ast.Call, child: ast.Call, fn: Function
     beside = [n for n in ast.walk(fn.node) if isinstance(n, ast.Attribute) and dotted(n.value) == name]
     other = "stderr" if first is not None and first.attr == "stdout" else "stdout"
     if first is not None and not any(n.attr == other and n not in fn.attributes for n in beside):
-        yield _one(first, child, fn, name)
+        yield Witness(first, fn, "one", name=name, other=other, construction=child)
 
 
 def _read_afterwards(fn: Function) -> Iterator[Witness]:
@@ -219,10 +218,6 @@ def _is(node: ast.expr, name: str) -> bool:
     return dotted(node).startswith(name) and dotted(node) in (name, name + ".stdout", name + ".stderr")
 
 
-def _earlier(read: ast.Attribute, wait: ast.Call, construction: ast.Call) -> bool:
-    return construction.lineno <= read.lineno <= wait.lineno
-
-
 def _beside(fn: Function, facts: Facts) -> bool:
     """Whether a thread or task runs a function, and so may read while another function waits."""
     return any(root.startswith(("thread:", "task:")) for root in facts.reached.get(id(fn), ()))
@@ -259,11 +254,6 @@ def _one_only(reads: list[ast.Attribute], construction: ast.Call) -> ast.Attribu
     return None
 
 
-def _one(read: ast.Attribute, construction: ast.Call, fn: Function, name: str) -> Witness:
-    other = "stderr" if read.attr == "stdout" else "stdout"
-    return Witness(read, fn, "one", name=name, other=other, construction=construction)
-
-
 def _report(at: ast.Call, construction: ast.Call, fn: Function, pipes: str, instead: str) -> Witness:
     return Witness(
         at,
@@ -287,95 +277,57 @@ WRITES = ("put", "put_nowait", "send", "send_bytes", "close")
 
 
 def join_before_drain(facts: Facts) -> Iterator[Witness]:
-    """Report joins of a child before the first read of the queue or pipe that it writes to."""
-    for fn in facts.module.functions:
-        yield from _joined_first(fn, facts)
-        started = [c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process"]
-        for queue, start in _given(started, fn, facts).items():
-            join = next((c for c in fn.calls if c.lineno > start.lineno and _joins(c, fn, facts)), None)
-            if join is None:
+    """Report joins of a child, whatever has started it, before the first read of what it writes to."""
+    filled = dict(_filled(facts))
+    for fn in facts.module.functions if filled else ():
+        waits = [e for e in facts.walker.effects(fn) if e.kind == "wait" and e.resource is not None and not e.timeout]
+        joins = [e.node for e in waits if e.resource.kind == "Process"]  # type: ignore[union-attr]
+        for queue, start in filled.items() if joins else ():
+            first = start.lineno if start in fn.calls else fn.line
+            join = next((node for node in joins if node.lineno > first), None)
+            uses = [c for c in fn.calls if c is not start and queue in _things(c, fn, facts)]
+            reads = {c.lineno: _things(c, fn, facts)[queue] for c in uses if _reads(c, queue, fn, facts)}
+            if join is None or not reads or min(reads) <= join.lineno:
                 continue
-            uses = [c for c in fn.calls if c not in started and _touches(c, queue)]
-            reads = [c.lineno for c in uses if _reads(c, queue, fn, facts)]
-            if any(c.lineno <= join.lineno for c in uses if c.lineno not in reads and short_name(c.func) not in WRITES):
-                continue
-            if reads and min(reads) > join.lineno:
-                yield Witness(join, fn, queue=queue, read=min(reads), started=start)
+            writes = [c.lineno for c in uses if short_name(c.func) in WRITES or c.lineno in reads]
+            if all(c.lineno > join.lineno or c.lineno in writes for c in uses):
+                read = min(reads)
+                yield Witness(join, fn, queue=ast.unparse(reads[read]), read=read, started=start)
 
 
-def _joined_first(fn: Function, facts: Facts) -> Iterator[Witness]:
-    """The join of children, whatever function has started them, before the first item of theirs is got from a queue."""
-    waits = [e for e in facts.walker.effects(fn) if e.kind == "wait" and e.resource is not None and not e.timeout]
-    joins = [e for e in waits if e.resource.kind == "Process"]  # type: ignore[union-attr]
-    for get in (e for e in waits if joins and e.resource.kind == "ProcessQueue"):  # type: ignore[union-attr]
-        queue = get.resource.id  # type: ignore[union-attr]
-        reads = [use.line for use in facts.uses(READS, ("ProcessQueue",), queue) if use.fn is fn]
-        fillers = (use.fn for use in facts.uses(PUTS, ("ProcessQueue",), queue))
-        by_child = any(tag.startswith("process:") for each in fillers for tag in facts.reached.get(id(each), ()))
-        made = (c for f in facts.module.functions for c in f.calls if c.lineno == joins[0].resource.line)  # type: ignore[union-attr]
-        start = next(made, None)
-        if by_child and start is not None and joins[0].line < min(reads):
-            yield Witness(joins[0].node, fn, queue=ast.unparse(get.node.func.value), read=min(reads), started=start)  # type: ignore[attr-defined]
-
-
-def _given(started: list[ast.Call], fn: Function, facts: Facts) -> dict[str, ast.Call]:
-    """The parent's queue or pipe end -> the call that passes it, or the other end, to a child process."""
-    by_queue: dict[str, ast.Call] = {}
-    for call in started:
+def _filled(facts: Facts) -> Iterator[tuple[str, ast.Call]]:
+    """The queues and ends of pipes of which a child process has the other side, each with the call that makes it."""
+    starts = [(c, f) for c, f in facts.module.calls if facts.module.constructed_kind(c, f) == "Process"]
+    for use in facts.uses(PUTS, ("ProcessQueue",)) if starts else ():
+        tags = facts.reached.get(id(use.fn), ())
+        lines = [r.line for r in facts.roots if r.kind == "process" and f"process:{r.function.qualname}" in tags]
+        yield from ((use.of, c) for c, _ in starts if c.lineno in lines)
+    for call, fn in starts:
         for value in start_arguments(call, fn):
             resource = facts.module.resource(value, fn)
             if resource is not None and resource.kind == "ProcessQueue":
-                by_queue[dotted(value)] = call
+                yield resource.id, call
             if resource is not None and resource.kind == "Pipe" and isinstance(value, ast.Name):
-                ends = [n for n, v in fn.bound.items() if v is fn.bound.get(value.id) and n != value.id]
-                by_queue.update(dict.fromkeys(ends, call))
-    return by_queue
+                ends = (n for n in fn.stores if n.id != value.id and fn.bound.get(n.id) is fn.bound.get(value.id))
+                yield from ((end.id, call) for n in ends if (end := facts.module.resource(n, fn)) is not None)
 
 
-def _joins(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    """Whether a call joins a process without a timeout."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr != "join" or has_timeout(call, "join") or call.args:
-        return False
-    resource = facts.module.resource(call.func.value, fn)
-    if resource is not None:
-        return resource.kind == "Process"
-    if not isinstance(call.func.value, ast.Name):
-        return False
-    for loop in fn.loops:
-        target = getattr(loop, "target", None)
-        if isinstance(target, ast.Name) and target.id == call.func.value.id and isinstance(loop.iter, ast.Name):  # type: ignore[union-attr]
-            return _holds_processes(loop.iter.id, fn, facts)  # type: ignore[union-attr]
-    return False
-
-
-def _holds_processes(name: str, fn: Function, facts: Facts) -> bool:
-    """Whether this function fills the list with processes."""
-    start = fn.bound.get(name)
-    inside = [n for n in ast.walk(start) if isinstance(n, ast.Call)] if start is not None else []
-    for call in fn.calls:
-        if dotted(call.func) == f"{name}.append" and call.args:
-            argument = call.args[0]
-            resource = facts.module.resource(argument, fn)
-            if resource is not None and resource.kind == "Process":
-                return True
-            inside += [argument] if isinstance(argument, ast.Call) else []
-    return any(facts.module.constructed_kind(call, fn) == "Process" for call in inside)
-
-
-def _touches(call: ast.Call, queue: str) -> bool:
-    """Whether a call uses the queue."""
-    if isinstance(call.func, ast.Attribute) and dotted(call.func.value) == queue:
-        return True
-    return any(dotted(a) == queue for a in (*call.args, *(k.value for k in call.keywords)))
+def _things(call: ast.Call, fn: Function, facts: Facts) -> dict[str, ast.expr]:
+    """The resources of which a call is a method, or that it passes on."""
+    method = [call.func.value] if isinstance(call.func, ast.Attribute) else []
+    values = [*method, *call.args, *(k.value for k in call.keywords)]
+    return {resource.id: v for v in values if (resource := facts.module.resource(v, fn)) is not None}
 
 
 def _reads(call: ast.Call, queue: str, fn: Function, facts: Facts) -> bool:
     """Whether a call reads the queue, or passes it to a function that does."""
-    if isinstance(call.func, ast.Attribute) and call.func.attr in READS and dotted(call.func.value) == queue:
+    if resource_of(call, READS, fn, facts) is not None:
         return True
-    callee = facts.module.callee(call, fn)
-    for name in callee.parameters if callee is not None else ():
-        argument = facts.module.objects.argument_at(callee, name, call)  # type: ignore[arg-type]
-        if argument is not None and dotted(argument.value) == queue:
-            return any(dotted(c.func) in [f"{name}.{read}" for read in READS] for c in callee.calls)  # type: ignore[union-attr]
-    return False
+    callee, argument = facts.module.callee(call, fn), facts.module.objects.argument_at
+    passed = (
+        {a.value: name for name in callee.parameters if (a := argument(callee, name, call)) is not None}
+        if callee
+        else {}
+    )
+    name = passed.get(_things(call, fn, facts)[queue])
+    return callee is not None and any(dotted(c.func) in [f"{name}.{read}" for read in READS] for c in callee.calls)

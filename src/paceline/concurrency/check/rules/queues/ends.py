@@ -12,7 +12,7 @@ from paceline.concurrency.check.rules.endings import ends_by
 from paceline.concurrency.check.rules.rule import Witness, queue_of, queue_uses
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import enclosing, keyword, last_line, short_name
+from paceline.concurrency.check.syntax.tree import enclosing, is_within, keyword, last_line, short_name
 from paceline.concurrency.check.threads.roots import in_loop
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 
@@ -79,12 +79,29 @@ def ended_then_empty(facts: Facts) -> Iterator[Witness]:
     """Report loops over a queue that end where it was found empty and no producer is alive."""
     for fn in facts.module.functions:
         for test in fn.tests:
+            if isinstance(test, ast.While):
+                yield from _while_alive(test, fn, facts)
+                continue
             if not isinstance(test, ast.If) or (check := _asks_for_life(test, fn)) is None:
                 continue
             empty = _found_empty(test, fn, facts)
             if empty is not None and not _checks_again(test, fn, facts):
                 yield Witness(test, fn, queue=empty[0], line=empty[1], check=check)
                 break
+
+
+def _while_alive(loop: ast.While, fn: Function, facts: Facts) -> Iterator[Witness]:
+    """`while worker.is_alive(): queue.get(timeout=1)`: items that it has put at last stay in the queue."""
+    test, module = loop.test, facts.module
+    owner = module.type_of(test.value, fn) if isinstance(test, ast.Attribute) else None
+    helper = module.callee(test, fn) if isinstance(test, ast.Call) else owner.method(test.attr) if owner else None  # type: ignore[attr-defined]
+    asked = [r.value for r in helper.returns if r.value] if helper else [test] if isinstance(test, ast.Call) else []
+    checks = [n for part in asked for n in ast.walk(part) if isinstance(n, ast.Call)]
+    check = next((c for c in checks if short_name(c.func) in ALIVE), None)
+    takes = [(c, q) for c in fn.calls if (q := queue_of(c, TAKES, fn, facts))]
+    if check is not None and takes and all(is_within(c, loop) for c, _ in takes):
+        get, queue = takes[0]
+        yield Witness(loop, fn, "alive", queue=queue, line=get.lineno, check=check)
 
 
 def _asks_for_life(test: ast.If, fn: Function) -> ast.Call | None:

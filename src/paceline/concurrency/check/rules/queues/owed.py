@@ -33,7 +33,7 @@ def task_not_done(facts: Facts) -> Iterator[Witness]:
         return
     gets = [use for use in queue_uses(facts, ("get",)) if use.of in joins]
     takers = list(dict.fromkeys((use.fn, use.of) for use in gets))
-    done = any(short_name(c.func) == "task_done" for fn in facts.module.functions for c in fn.calls)
+    done = any(short_name(c.func) == "task_done" for c, _ in facts.module.calls)
     for queue in dict.fromkeys(queue for _, queue in takers if not done):
         yield _report_never(*joins[queue], queue)
     for queue, (fn, join) in joins.items() if done else ():

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import Effect, runs_now
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts, same_object
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.tree import dotted, following, keyword, on_different_branches, parent, short_name
+from paceline.concurrency.check.syntax.tree import (
+    dotted,
+    following,
+    keyword,
+    names_of,
+    on_different_branches,
+    parent,
+    short_name,
+)
 from paceline.concurrency.check.threads.accesses import Access
 from paceline.concurrency.check.threads.shared_state import (
     BEGINNINGS,
@@ -47,22 +55,35 @@ def decided_twice(facts: Facts) -> Iterator[Witness]:
 
 
 def _between_calls(facts: Facts) -> Iterator[Witness]:
-    """`if stock.available(item): stock.take(item)`: each call holds the object's lock, which is free in between."""
+    """`if stock.available(item): stock.take(item)`, or `n = stock.read(item); stock.write(item, n + 1)`.
+
+    Each call may hold the object's lock, which is free in between; so is one of which every thread has its own.
+    """
     for fn in facts.module.functions:
-        calls = {id(e.node): e for e in facts.walker.effects(fn) if e.callee is not None and e.callee.cls is not None}
-        for test in fn.tests if len(calls) > 1 and not fn.asynchronous else ():
-            checks = [calls[id(n)] for n in ast.walk(test.test) if id(n) in calls]
-            inside = [calls[id(n)] for s in _branch(test) for n in ast.walk(s) if id(n) in calls]
-            for one in checks:
-                for other in inside:
-                    shared = _same_state(one, other, fn, facts)
-                    if shared is not None and not facts.held_at(test.test, fn) and may_overlap(fn, fn, facts):
-                        yield Witness(other.node, fn, "calls", shared=shared, one=one, other=other)
-                        return
+        effects = facts.walker.effects(fn) if not fn.asynchronous else ()
+        calls = {id(e.node): e for e in effects if e.callee is not None and e.callee.cls is not None}
+        for one, other in _pairs(fn, calls) if len(calls) > 1 else ():
+            locks, each = facts.held_at(one.node, fn), fn.cls.name if fn.cls and facts.runs_on_own(fn) else ""
+            shared = _same_state(one, other, bool(locks), fn, facts)
+            apart = all(lock.startswith(f"{each}.") for lock in locks)
+            if shared is not None and apart and may_overlap(fn, fn, facts):
+                yield Witness(other.node, fn, "calls", shared=shared, one=one, other=other)
+                break
 
 
-def _same_state(one: Effect, other: Effect, fn: Function, facts: Facts) -> str | None:
-    """What one method reads under a lock of the object, and the other one changes under that lock."""
+def _pairs(fn: Function, calls: dict[int, Effect]) -> Iterator[tuple[Effect, Effect]]:
+    """The calls of a test with those that it decides about, and those whose result is in a variable that others get."""
+    parts: list[tuple[ast.expr, Iterable[ast.AST]]] = [(test.test, _branch(test)) for test in fn.tests]
+    for target, value in fn.assigns:
+        name, later = dotted(target), [c for c in fn.calls if c.lineno > value.lineno]
+        parts.append((value, [c for c in later if name in {n.id for a in c.args for n in names_of(a)}]))
+    for first, then in parts:
+        inside = [calls[id(n)] for s in then for n in ast.walk(s) if id(n) in calls]
+        yield from ((calls[id(n)], other) for n in ast.walk(first) if id(n) in calls for other in inside)
+
+
+def _same_state(one: Effect, other: Effect, locked: bool, fn: Function, facts: Facts) -> str | None:
+    """What one method of a shared object reads under a lock, its own or the caller's, and the other one changes."""
     reads, changes = one.callee, other.callee
     methods = [getattr(effect.node, "func", None) for effect in (one, other)]
     receivers = {dotted(method.value) if isinstance(method, ast.Attribute) else "" for method in methods}
@@ -70,10 +91,11 @@ def _same_state(one: Effect, other: Effect, fn: Function, facts: Facts) -> str |
         return None
     if reads.cls is not changes.cls or reads.cls is None or reads.cls is fn.cls:
         return None
-    for name, accesses in accesses_of_class(reads.cls, facts).items():
-        read = next((a for a in accesses if a.fn is reads and not a.changes and a.locks), None)
-        change = next((a for a in accesses if a.fn is changes and a.changes and a.locks), None)
-        if read is not None and change is not None and read.locks & change.locks:
+    for name, accesses in accesses_of_class(reads.cls, facts).items() if not facts.runs_on_own(reads) else ():
+        read = next((a for a in accesses if a.fn is reads and not a.changes and (locked or a.locks)), None)
+        change = next((a for a in accesses if a.fn is changes and a.changes and (locked or a.locks)), None)
+        taken = any(a.fn is reads and a.changes for a in accesses)  # what was read is this caller's alone
+        if read is not None and change is not None and not taken and (locked or read.locks & change.locks):
             return f"{reads.cls.name}.{name}"
     return None
 
@@ -291,7 +313,7 @@ def _kept_by_one(name: str, accesses: list[Access], cls: Class, facts: Facts) ->
     kinds = {libraries.bound(type_name(value, fn, facts.module)) for value, fn in values}
     used = [a for a in accesses if isinstance(parent(a.node), ast.Attribute) and not is_teardown(a.fn)]
     if kinds == {"maker"}:
-        calls = (c for fn in facts.module.functions for c in fn.calls)
+        calls = (c for c, _ in facts.module.calls)
         if any(keyword(c, "check_same_thread") is not None for c in calls):
             return
         if any(facts.threads_of(fn) and fn.name != "__init__" for _, fn in values):

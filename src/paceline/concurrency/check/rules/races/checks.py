@@ -269,10 +269,11 @@ def checked_before_lock(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         for test in fn.tests:
             lock = _lock_after(test, fn, facts) if isinstance(test, ast.If) and not facts.held_at(test, fn) else None
-            change = _makes(test, lock, fn) if lock is not None and isinstance(test, ast.If) else None
+            change = _makes(test, lock, fn, facts) if lock is not None and isinstance(test, ast.If) else None
             if lock is None or not isinstance(test, ast.If) or change is None or _checks(test, lock, change, fn):
                 continue
-            yield _report(test, lock, change, fn)
+            again = "makes it once more" if isinstance(change, ast.Assign) else "relies on what may have changed since"
+            yield Witness(lock, fn, test=test, again=again, line=getattr(change, "lineno", lock.lineno))
 
 
 def _lock_after(test: ast.If, fn: Function, facts: Facts) -> ast.With | ast.AsyncWith | None:
@@ -315,11 +316,11 @@ def _asks_again(node: ast.AST, expressions: set[str], fn: Function) -> bool:
     return isinstance(node, ast.Call) and short_name(node.func) in (*_ASKS_FOR_FILES, "setdefault", "get")
 
 
-def _makes(test: ast.If, lock: ast.With | ast.AsyncWith, fn: Function) -> ast.AST | None:
+def _makes(test: ast.If, lock: ast.With | ast.AsyncWith, fn: Function, facts: Facts) -> ast.AST | None:
     """What is made under the lock, of which the check asked whether it exists, or what it asked about is changed."""
     subject = absent(test.test) or _wanted(test, fn)
     operands = test.test.values if isinstance(test.test, ast.BoolOp) else [test.test]
-    shared = set.intersection(*(_own(operand, fn) for operand in operands))
+    shared = set.intersection(*(_read(operand, fn, facts) for operand in operands))
     files = any(isinstance(n, ast.Call) and short_name(n.func) in _ASKS_FOR_FILES for n in ast.walk(test.test))
     for node in (n for statement in lock.body for n in ast.walk(statement)):
         if isinstance(node, ast.Assign) and subject:
@@ -328,19 +329,32 @@ def _makes(test: ast.If, lock: ast.With | ast.AsyncWith, fn: Function) -> ast.AS
             if dotted(base) == subject:
                 return node
         name = _changed(node)
-        if name in shared and not (isinstance(node, ast.Assign) and name in _own(node.value, fn)):
+        if name in shared and not (isinstance(node, ast.Assign) and name in _read(node.value, fn, facts)):
             return node
         if files and isinstance(node, ast.Call) and _MAKES.match(short_name(node.func).strip("_")):
             return node
     return None
 
 
-def _own(node: ast.expr, fn: Function) -> set[str]:
-    """The attributes of the own object that an expression asks for; none in a test for a fork, which PC113 reports."""
+def _read(node: ast.expr, fn: Function, facts: Facts, of: str = "") -> set[str]:
+    """The attributes of objects that an expression asks for; none in a test for a fork, which PC113 reports.
+
+    A variable asks for what it was computed from, a getter for what it returns of the object (`of`) that has it.
+    """
     if any(isinstance(n, ast.Call) and short_name(n.func) == "getpid" for n in ast.walk(node)):
         return set()
-    attributes = (n for n in ast.walk(node) if isinstance(n, ast.Attribute) and dotted(n.value) == fn.self_name)
-    return {dotted(n) for n in attributes} if fn.cls is not None else set()
+    names: set[str] = set()
+    parts = [node, *(fn.bound[n.id] for n in ast.walk(node) if isinstance(n, ast.Name) and n.id in fn.bound)]
+    for each in (n for part in parts for n in ast.walk(part) if isinstance(n, ast.Attribute)):
+        owner = of or dotted(each.value)
+        cls = None if of else facts.module.type_of(each.value, fn)
+        if cls is None and (fn.cls is None or dotted(each.value) != fn.self_name):
+            continue
+        names.add(f"{owner}.{each.attr}")
+        getter = cls.method(each.attr) if cls is not None else None
+        values = [r.value for r in getter.returns if r.value is not None] if getter is not None else []
+        names |= {name for value in values for name in _read(value, getter, facts, owner)}  # type: ignore[arg-type]
+    return names
 
 
 def _changed(node: ast.AST) -> str:
@@ -372,9 +386,3 @@ def _wanted(test: ast.If, fn: Function) -> str:
         return dotted(value.func.value)
     name = dotted(condition)
     return name if "." in name or name in fn.globals else ""
-
-
-def _report(test: ast.If, lock: ast.With | ast.AsyncWith, change: ast.AST, fn: Function) -> Witness:
-    line = getattr(change, "lineno", lock.lineno)
-    again = "makes it once more" if isinstance(change, ast.Assign) else "relies on what may have changed since"
-    return Witness(lock, fn, test=test, again=again, line=line)

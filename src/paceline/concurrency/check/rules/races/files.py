@@ -82,19 +82,29 @@ def exists_then_create(facts: Facts) -> Iterator[Witness]:
         for test in fn.tests:
             if not isinstance(test, ast.If):
                 continue
-            check = next(
-                (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS), None
-            )
+            check = next(_asks(test), None)
             if check is None or _one_rank(test, fn, facts) or facts.held_at(test, fn) or _in_turn(fn, facts):
                 continue
             if ranks is None:
                 ranks = _ranks(facts)
-            path = ast.unparse(check.args[0]) if check.args else dotted(getattr(check.func, "value", check))
+            path = _path_of(check)
             for call in fn.calls:
                 if _decided_by(call, test) and _makes(call, path, fn, ranks) and not foreseen(call):
-                    yield _report_exists_then_create(
-                        fn, test, call, path, _confidence(path, fn, ranks or _meets_others(fn, facts))
-                    )
+                    sure = _confidence(path, fn, ranks or _meets_others(fn, facts))
+                    yield Witness(call, fn, confidence=sure, path=path, test=test, instead=_instead(call))
+
+
+def _instead(call: ast.Call) -> str:
+    name = short_name(call.func)
+    if name in MAKES or name in REMOVES:
+        how = "exist_ok=True" if name in MAKES else "missing_ok=True, or ignore_errors=True"
+        return f"do it without a check ({how})"
+    return "let one rank do it while the others wait, or write to a temporary name and rename it"
+
+
+def _asks(test: ast.If | ast.While | ast.IfExp) -> Iterator[ast.Call]:
+    """The calls of a test that ask whether a file exists."""
+    return (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS)
 
 
 def _temporary_name(facts: Facts) -> Iterator[Witness]:
@@ -124,7 +134,13 @@ def _recreated(facts: Facts) -> Iterator[Witness]:
 def _path_of(call: ast.Call) -> str:
     """The path that a function of `os` or `shutil`, or a method of a path, is about."""
     owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    return owner if owner and owner not in ("os", "shutil") else ast.unparse(call.args[0]) if call.args else ""
+    return (
+        owner
+        if owner and owner.partition(".")[0] not in ("os", "shutil")
+        else ast.unparse(call.args[0])
+        if call.args
+        else ""
+    )
 
 
 def _one_rank_only(call: ast.Call, fn: Function, facts: Facts) -> bool:
@@ -142,33 +158,42 @@ def _listed(facts: Facts) -> Iterator[Witness]:
                 continue
             value = fn.bound.get(path, call.args[0])
             named = isinstance(value, ast.Constant) and isinstance(value.value, str) and VOLATILE.match(value.value)
-            asks = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS and n.args]
-            if named and any(ast.unparse(ask.args[0]) == path for ask in asks):
+            if named and any(ask.args and ast.unparse(ask.args[0]) == path for ask in _asks(test)):
                 yield Witness(call, fn, "listed", path=path, test=test)
 
 
 def _lock_files(facts: Facts) -> Iterator[Witness]:
-    """A file that tells of a running program, and is opened for writing after a look whether there is one."""
+    """A file that tells others of this program, or of its claim, written after a look whether there is one."""
     for fn in facts.module.functions:
         for test in fn.tests:
-            check = next(
-                (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS), None
-            )
-            path = ast.unparse(check.args[0]) if check is not None and check.args else ""
-            if not path or not any(word in f"{fn.qualname} {path}".lower() for word in ("lock", "pid")):
+            check = next(_asks(test), None)
+            path = _path_of(check) if check is not None else ""
+            between = any(word in f"{fn.qualname} {path}".lower() for word in ("lock", "pid"))
+            if not path or not (between or (_claims(test, fn) and _by_several(fn, facts))):
                 continue
             if isinstance(test, ast.If) and not _leaves(test):
                 continue
             call = next((c for c in fn.calls if c.lineno > test.lineno and _opens_to_write(c, path)), None)
-            if call is not None:
+            if call is not None and not facts.held_at(call, fn):
                 yield Witness(call, fn, "lock-file", path=path, test=test)
 
 
+def _claims(test: ast.AST, fn: Function) -> bool:
+    """Whether a function answers yes to one caller only: no where a test finds the file, and yes where it makes it."""
+    last = test.body[-1] if isinstance(test, ast.If) else None
+    refused = isinstance(last, ast.Return) and (
+        last.value is None or is_constant(last.value, False) or is_constant(last.value, None)
+    )
+    return refused and any(r is not last and r.value is not None and not is_constant(r.value, None) for r in fn.returns)
+
+
 def _opens_to_write(call: ast.Call, path: str) -> bool:
-    """Whether a call opens this path for writing, whether or not the file exists by then."""
-    mode = keyword(call, "mode", 1)
-    opens = short_name(call.func) == "open" and bool(call.args) and ast.unparse(call.args[0]) == path
-    return opens and isinstance(mode, ast.Constant) and str(mode.value).startswith("w")
+    """Whether a call writes to this path, or opens it for that, whether or not the file exists by then."""
+    method = isinstance(call.func, ast.Attribute) and dotted(call.func.value) == path
+    mode = keyword(call, "mode", 0 if method else 1)
+    opens = short_name(call.func) == "open" and _path_of(call) == path
+    writes = method and short_name(call.func) in ("write_text", "write_bytes", "touch")
+    return writes or (opens and isinstance(mode, ast.Constant) and str(mode.value).startswith("w"))
 
 
 def _leaves(test: ast.If) -> bool:
@@ -272,26 +297,6 @@ def _makes(call: ast.Call, path: str, fn: Function, ranks: bool) -> bool:
     return name in ("save", "savez", "dump") and path in places[:2] and len(call.args) > 1
 
 
-def _report_exists_then_create(fn: Function, test: ast.If, call: ast.Call, path: str, confidence: float) -> Witness:
-    remedy = (
-        "missing_ok=True, or ignore_errors=True"
-        if short_name(call.func) in REMOVES
-        else "exist_ok=True"
-        if short_name(call.func) in MAKES
-        else ""
-    )
-    return Witness(
-        call,
-        fn,
-        confidence=confidence,
-        path=path,
-        test=test,
-        instead=f"do it without a check ({remedy})"
-        if remedy
-        else "let one rank do it while the others wait, or write to a temporary name and rename it",
-    )
-
-
 #: What puts a file in the place of another one.
 MOVES = ("rename", "renames", "move", "symlink", "link", "symlink_to", "hardlink_to")
 
@@ -305,10 +310,17 @@ def removed_first(facts: Facts) -> Iterator[Witness]:
             test = enclosing(removal, ast.If)
             if not path or not isinstance(test, ast.If) or _of_one_system(removal) or foreseen(removal):
                 continue
-            is_tested = any(isinstance(n, ast.Call) and short_name(n.func) in ASKS for n in ast.walk(test.test))
             move = next((m for m in moves if m.lineno > removal.lineno and _follows(m, test) and _to(m, path)), None)
-            if is_tested and move is not None and path in ast.unparse(test.test) and not facts.held_at(removal, fn):
-                yield _report_removed_first(fn, removal, move, path)
+            if (
+                any(_asks(test))
+                and move is not None
+                and path in ast.unparse(test.test)
+                and not facts.held_at(removal, fn)
+            ):
+                links = short_name(move.func) in ("symlink", "link")
+                action = "linked" if links else "moved there"
+                instead = "make the link under another name, then call" if links else "use"
+                yield Witness(removal, fn, path=path, action=action, move=move, instead=instead)
                 break
 
 
@@ -348,18 +360,6 @@ def _of_one_system(node: ast.AST) -> bool:
 
 
 _SYSTEM = re.compile(r"os\.name|platform|windows|win32|\bnt\b", re.I)
-
-
-def _report_removed_first(fn: Function, removal: ast.Call, move: ast.Call, path: str) -> Witness:
-    links = short_name(move.func) in ("symlink", "link")
-    return Witness(
-        removal,
-        fn,
-        path=path,
-        action="linked" if links else "moved there",
-        move=move,
-        instead="make the link under another name, then call" if links else "use",
-    )
 
 
 LOCKS = ("flock", "lockf", "FileLock", "locking", "SoftFileLock")

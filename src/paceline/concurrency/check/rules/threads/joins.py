@@ -270,7 +270,7 @@ def joins_itself(facts: Facts) -> Iterator[Witness]:
                 or short_name(getattr(node, "func", node)) != "join"
             ):
                 continue
-            constructor = next((c for f in facts.module.functions for c in f.calls if c.lineno == resource.line), None)
+            constructor = next((c for c, _ in facts.module.calls if c.lineno == resource.line), None)
             target = keyword(constructor, "target", 1) if constructor is not None else None
             makers = [
                 f for f in facts.module.functions if constructor is not None and any(c is constructor for c in f.calls)
