@@ -145,7 +145,8 @@ def test_the_first_line_says_how_long_it_takes_and_a_bar_how_far_it_is(virtual: 
         job(), PLANS, seconds=10, folder=None, say=lines.append, progress=lambda share, what: shares.append(share)
     )
     # Three trainings of 2.5 s; five rounds of one process, two plans, two ceilings, each of which takes 2.5 s.
-    assert lines == ["about 70 s: 3 plans x 5 rounds, after a whole training by each"]
+    assert lines[0] == "about 70 s: 3 plans x 5 rounds, after a whole training by each"
+    assert lines[1].startswith("after 2 rounds, times as fast as one process: ring:workers=2 2.00")
     assert shares == sorted(shares)
     assert shares[0] == 0
     assert 0.9 < shares[-1] < 1
@@ -155,7 +156,7 @@ def test_the_first_line_says_how_long_it_takes_and_a_bar_how_far_it_is(virtual: 
         lines[0] == "about 30 s, up to 66 s while rounds disagree: 3 plans x 5 rounds, after a whole training by each"
     )
     assert lines[1] == "training small by sequential ..."
-    assert len(lines) == 1 + 3 + 5, "a line for each training and each round"
+    assert len(lines) == 1 + 3 + 5 + 1, "a line for each training and each round, and one for the first two"
 
 
 def test_an_estimate_is_that_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

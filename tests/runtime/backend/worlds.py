@@ -18,7 +18,7 @@ import torch.distributed as dist
 from paceline.runtime.backend import NAME
 from paceline.runtime.engines.workers.process import PRELOAD
 
-SECONDS = 60.0
+SECONDS = 180.0
 context = multiprocessing.get_context("forkserver")
 # For other tests, too.
 context.set_forkserver_preload(
