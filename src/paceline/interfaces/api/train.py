@@ -206,6 +206,8 @@ def _begin(request: Request, job: Job) -> Run:
     leads = not _follows(job, plan, engine, node)
     with _notes_of_rank_0(request), _ranks(engine):
         setup = set_up(job, plan, engine, request.max_updates, tested=leads, bounded=True)
+    if node is None and not leads:
+        request = replace(request, folder=None)  # a rank of MPI never comes to lead
     if node is None or not node.open:
         return _take_part(request, job, setup, interval)
     from paceline.runtime.engines.joining.open_nodes import opened_run
