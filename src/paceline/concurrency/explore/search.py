@@ -106,7 +106,8 @@ class Explorer:
             strategy = search.next()
             if strategy is None:
                 report.dismissed_after = 0 if report.lost or report.outside else dpor.runs
-                has_destructor = any("__del__" in Path(file).read_text(errors="replace") for file in self._plain.files)
+                sources = (Path(file).read_text(encoding="utf-8", errors="replace") for file in self._plain.files)
+                has_destructor = any("__del__" in source for source in sources)
                 report.is_partial = dpor.has_timeouts or self._plain.draws > 0 or has_destructor
                 if not report.is_partial or len(searches) == 1:
                     return
