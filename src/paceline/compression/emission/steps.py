@@ -64,15 +64,16 @@ def _padded_bytes(writer: FileWriter, network: IntegerNetwork, step: Affine | Wi
 
 def _max_pooling_of_bytes(writer: FileWriter, network: IntegerNetwork, step: MaxPooling, number: int) -> str:
     writer.uses(text("bytes_highest.c"))
-    channels, height, width = network.network.shape(step.source)
-    (rows, columns), (down, right), (top, left), (row, column) = (
-        step.geometry.kernel,
-        step.geometry.stride,
-        step.geometry.padding,
-        step.geometry.dilation,
-    )
+    return _highest(writer, network.network, step, number, 1, 0, 0, 0, 0, 0, 0)
+
+
+def _highest(writer: FileWriter, network: Network, step: MaxPooling, number: int, *arithmetic: int) -> str:
+    """Write a max pooling; `arithmetic` is what its layer has beside the windows."""
+    channels, height, width = network.shape(step.source)
+    (rows, columns), (down, right) = step.geometry.kernel, step.geometry.stride
+    (top, left), (row, column) = step.geometry.padding, step.geometry.dilation
     grid = Windows(step.shape[1], step.shape[2], channels, rows, columns, 1, down, right, row, column)
-    layer = writer.layer(f"layer_{number}", grid, 1, 0, 0, 0, 0, 0, 0)
+    layer = writer.layer(f"layer_{number}", grid, *arithmetic)
     source, target = writer.places[step.source], writer.place(step.name)
     return f"highest(&{layer}, {source}, {target}, {height}, {width}, {top}, {left});"
 
@@ -201,14 +202,4 @@ def _window(writer: FileWriter, network: Network, step: Window, number: int) -> 
 
 def _max_pooling(writer: FileWriter, network: Network, step: MaxPooling, number: int) -> str:
     writer.uses(text("floats_highest.c"))
-    channels, height, width = network.shape(step.source)
-    (rows, columns), (down, right), (top, left), (row, column) = (
-        step.geometry.kernel,
-        step.geometry.stride,
-        step.geometry.padding,
-        step.geometry.dilation,
-    )
-    grid = Windows(step.shape[1], step.shape[2], channels, rows, columns, 1, down, right, row, column)
-    layer = writer.layer(f"layer_{number}", grid, 0, 0, 0)
-    source, target = writer.places[step.source], writer.place(step.name)
-    return f"highest(&{layer}, {source}, {target}, {height}, {width}, {top}, {left});"
+    return _highest(writer, network, step, number, 0, 0, 0)
