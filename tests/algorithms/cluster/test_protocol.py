@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 
 from paceline.algorithms.cluster.messages import KINDS, Acknowledged, Start, View, Views, pack, unpack
+from paceline.algorithms.cluster.outputs import Apply
 from paceline.algorithms.server.gates import Backup
 from paceline.errors import ProtocolError
-from paceline.runtime.engines.virtual.network import History, Scenario, first_fault
+from paceline.runtime.engines.cluster.servers.history import by_rank
+from paceline.runtime.engines.virtual.network import History, Scenario, first_fault, replayed
+from paceline.runtime.engines.virtual.network.replayed import Applied, Gradient, fault_of_replay
+from paceline.runtime.runs.trace import Columns
 from tests.algorithms.cluster.planted_faults import PLANTED
 
 #: Histories in every run of the tests: as many find each planted fault that is not `MISSED`, the last at seed 727. The
@@ -87,6 +91,32 @@ def test_a_planted_fault_is_found_and_told(name: str) -> None:
     history = History(Scenario.draw(found[0], **settings), machines, log=True)
     history.run()
     assert found[1] in history.log().splitlines()[-1]
+
+
+def test_two_processes_of_a_rank_push_parts_of_one_batch() -> None:
+    """A worker is killed between its pushes, and the one that takes its place is leased the same batch."""
+    killed, other, second = 1, 0, 3  # on a cluster of two ranks
+    one = [
+        Applied(Apply(1, 0, killed, 0), Gradient(0, (0, 0))),
+        Applied(Apply(2, 1, other, 1), Gradient(0, (1, 0))),
+    ]
+    two = [
+        Applied(Apply(1, 1, other, 0), Gradient(0, (1, 0))),
+        Applied(Apply(2, 0, second, 1), Gradient(0, (2, 1))),
+    ]
+    assert fault_of_replay([one, two], 2, 2) is None
+
+
+def test_a_trace_that_does_not_tell_processes_of_a_rank_apart_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def merged(rows: Columns, ranks: int) -> Columns:
+        rows = by_rank(rows, ranks)
+        rows["value"] = rows["start"] = 0
+        return rows
+
+    monkeypatch.setattr(replayed, "by_rank", merged)
+    found = first_fault(range(SEEDS))
+    assert found is not None
+    assert "the replay" in found[1]
 
 
 def test_messages_come_back_from_their_integers() -> None:

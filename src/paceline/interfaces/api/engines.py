@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.plans.plan import Plan
+from paceline.runtime.engines import mpi
 from paceline.runtime.engines.outcome import Life, Outcome
 from paceline.runtime.runs.live import Phase
 from paceline.runtime.runs.record import CheckpointInterval
@@ -57,7 +58,9 @@ class Request:
 
     @property
     def leads(self) -> bool:
-        """Whether no other node leads the run."""
+        """Whether this process leads the run: it alone warns of the job, evaluates, calls back and has a folder."""
+        if self.engine == "mpi":
+            return mpi.rank() == 0
         return self.node is None or self.node.leads or self.successor is not None
 
 
@@ -98,8 +101,6 @@ def _ray(life: Life, request: Request) -> AbstractContextManager[Outcome]:
 
 
 def _mpi(life: Life, request: Request) -> AbstractContextManager[Outcome]:
-    from paceline.runtime.engines import mpi
-
     return _in_this_process(life, lambda: mpi.train(life.setup))
 
 

@@ -119,7 +119,8 @@ def train(
     backups, epochs = whole("backups", backups, 0), whole("epochs", epochs, 1)
     check_arguments(train, arguments)
     node = _node(joinable, plan, workers, address, keys, trusted_network) if engine == "cluster" else None
-    called = _callbacks(callbacks, loggers, node)
+    called = [*callbacks, *named(loggers)]
+    check(called)
     request = Request(
         job, plan, workers, engine, Path(folder) if folder is not None else None, max_updates, timeout,
         _interval(checkpoint_every), world, _path(resume) if resume is not None else None, epochs,
@@ -132,7 +133,7 @@ def train(
         raise UsageError("no job is given: name a job file, a built-in job such as digits, or a run to resume")
     checked(job).refuse_unused()
     with probing_once():
-        return _begin(*_chosen(request, job if compute is None else job.with_(compute=compute)))
+        return _begin(_chosen(request, job if compute is None else job.with_(compute=compute)))
 
 
 def _joinable(engine: str, keys: object, trusted_network: bool, resume: object) -> str:
@@ -165,28 +166,19 @@ def _node(
     return open_nodes.open_roster(plan, workers, address)
 
 
-def _callbacks(callbacks: Sequence[Any], loggers: Sequence[Any], node: Roster | None) -> list[Any]:
-    """Return the callbacks with the loggers; of the ranks of MPI, only the first has any."""
-    called = [*callbacks, *named(loggers)]
-    check(called)
-    return [] if mpi.rank() else called
-
-
 def _ranks(engine: str) -> contextlib.AbstractContextManager[None]:
     """Return what ends all ranks of MPI when this one fails; what Paceline refuses, all of them raise."""
     if engine != "mpi":
         return contextlib.nullcontext()
-    from paceline.runtime.engines.mpi import one_for_all
-
-    return one_for_all(PacelineError)
+    return mpi.one_for_all(PacelineError)
 
 
-def _chosen(request: Request, job: Job) -> tuple[Request, Job]:
-    """Return the job with its way of computing gradients; the planner chooses the plan `auto`."""
+def _chosen(request: Request, job: Job) -> Request:
+    """Return the request with the job's way of computing gradients; the planner chooses the plan `auto`."""
     if request.engine == "mpi" and job.compute == "auto":
         job = job.with_(compute="fused")  # there is no other way for its ranks
     if request.plan != AUTO:
-        return request, job
+        return replace(request, job=job)
     if request.engine != "local":
         raise UsageError(
             f"plan 'auto' chooses for the processes of this machine, and not for engine={request.engine!r}"
@@ -195,25 +187,24 @@ def _chosen(request: Request, job: Job) -> tuple[Request, Job]:
 
     plan, compute, why = follow(job, request.workers, request.max_updates)
     warnings.warn(f"plan auto: {plan}. {why}", PlanWarning, stacklevel=3)
-    return replace(request, plan=plan, workers=None), job.with_(compute=compute)
+    return replace(request, job=job.with_(compute=compute), plan=plan, workers=None)
 
 
-def _begin(request: Request, job: Job) -> Run:
+def _begin(request: Request) -> Run:
     """Begin a run in a folder of its own."""
-    engine, node = request.engine, request.node
+    job, engine, node = request.job, request.engine, request.node
+    assert job is not None
     plan = plan_of(request.plan, request.workers or (node.nodes if node else None), engine)
-    interval = _possible(request, plan)
-    leads = not _follows(job, plan, engine, node)
+    request = replace(request, interval=_possible(request, plan))
+    _refuse(job, plan, engine, node)
     with _notes_of_rank_0(request), _ranks(engine):
-        setup = set_up(job, plan, engine, request.max_updates, tested=leads, bounded=True)
-    if node is None and not leads:
-        request = replace(request, folder=None)  # a rank of MPI never comes to lead
+        setup = set_up(job, plan, engine, request.max_updates, tested=request.leads, bounded=True)
     if node is None or not node.open:
-        return _take_part(request, job, setup, interval)
+        return _take_part(request, setup)
     from paceline.runtime.engines.joining.open_nodes import opened_run
 
-    with opened_run(setup, node, request.timeout, interval, request.backups) as (placed, parcel):
-        return _take_part(replace(request, node=placed, parcel=parcel), job, setup, interval)
+    with opened_run(setup, node, request.timeout, request.interval, request.backups) as (placed, parcel):
+        return _take_part(replace(request, node=placed, parcel=parcel), setup)
 
 
 def take_part(guest: Guest, runs: Path, callbacks: Sequence[Any] = ()) -> Run:
@@ -225,19 +216,18 @@ def take_part(guest: Guest, runs: Path, callbacks: Sequence[Any] = ()) -> Run:
     )  # fmt: skip
     with _notes_of_rank_0(request):
         setup = set_up(spec.job, spec.plan, "cluster", spec.limit, tested=False, bounded=True)
-    return _take_part(request, spec.job, setup, spec.interval)
+    return _take_part(request, setup)
 
 
-def _take_part(request: Request, job: Job, setup: Setup, interval: CheckpointInterval | None) -> Run:
+def _take_part(request: Request, setup: Setup) -> Run:
     """Train this process's part, which leads the run or follows; in a cluster that may change while it goes on."""
     before: Dismissed | None = None
     for returns in itertools.count():
         try:
-            return _in_folder(request, job, setup, request.folder if request.leads else None, interval)
+            return _in_folder(request, setup)
         except Promoted as promoted:
             request = replace(request, successor=promoted.successor)
             setup = promoted.successor.part.setup.tested()
-            job = job.with_(model=setup.job.model)  # that of the first head, where the models of ranks differ
         except Dismissed as error:
             if error.roster is None or returns >= RETURNS:
                 raise
@@ -248,10 +238,9 @@ def _take_part(request: Request, job: Job, setup: Setup, interval: CheckpointInt
     raise AssertionError
 
 
-def _in_folder(
-    request: Request, job: Job, setup: Setup, folder: Path | None, interval: CheckpointInterval | None
-) -> Run:
-    """Train, in a new folder if there is one to make it in."""
+def _in_folder(request: Request, setup: Setup) -> Run:
+    """Train, in a new folder if this process leads and there is one to make it in."""
+    folder, interval, job = request.folder if request.leads else None, request.interval, setup.users_job
     record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
     path = new_folder(folder, f"{job.name}-{setup.plan.name}") if folder is not None else None
     checkpoint = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
@@ -302,17 +291,14 @@ def _check(engine: str, folder: str | Path | None, timeout: float, checkpoints_w
         raise UsageError(f"checkpoints need engine={keeping}, and a folder")
 
 
-def _follows(job: Job, plan: Plan, engine: str, node: Roster | None) -> bool:
-    """Whether another rank writes and evaluates; PlanError or JobError for what a launcher's ranks do not support."""
+def _refuse(job: Job, plan: Plan, engine: str, node: Roster | None) -> None:
+    """Raise PlanError or JobError for what ranks that a launcher or Ray starts do not support."""
     if engine == "mpi":
         mpi.check(job, plan)
-        return mpi.rank() > 0
     if engine == "ray":
         check_method(plan)
-    if node is None:
-        return False
-    cluster.check(plan, node)
-    return not node.leads
+    if node is not None:
+        cluster.check(plan, node)
 
 
 @contextlib.contextmanager

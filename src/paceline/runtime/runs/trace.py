@@ -47,8 +47,9 @@ class Kind(IntEnum):
     #: A worker entered a group, after another one had died or the run was resumed: `version` is the group's epoch,
     #: `update` the first update that it shares out, and `base` the last collective that this worker had made before.
     REGROUP = 9
-    #: A worker computed a batch from this version (`base`) of a shard that took the batch of another worker. Only
-    #: servers on a cluster write it, and only where the batch was taken by other shards.
+    #: A worker computed a batch from this version (`base`) of a shard that took the batch of another process. Only
+    #: servers on a cluster write it, and only where the batch was taken by other shards; it begins when the push began
+    #: that one of them has taken.
     PULL = 10
     #: The learning rate that a worker steps with, in `value`: of the optimizer's first group. Like the next two, it is
     #: recorded at a worker's first update and about twice a second from then on.
@@ -84,7 +85,8 @@ class Row(NamedTuple):
     samples: int = 0
     #: Bytes moved between workers.
     bytes: int = 0
-    #: Mean loss of a COMPUTE, the figure of a LEARNING_RATE, GRADIENT_NORM or MEMORY; NaN in most other rows.
+    #: Mean loss of a COMPUTE, the figure of a LEARNING_RATE, GRADIENT_NORM or MEMORY; of an APPLY or PULL that servers
+    #: on a cluster have written, how many processes the worker had before this one; NaN or 0 in other rows.
     value: float = math.nan
     #: What the loss of a COMPUTE weighs in a mean, as its gradient does: the job's `loss_denominator`; -1: `samples`.
     weight: float = -1.0

@@ -22,60 +22,78 @@ from paceline.runtime.engines.servers.ports import (
 from paceline.runtime.engines.servers.shard_memory import WorkerSide, newest_values, private_memory
 from paceline.runtime.engines.setup import Setup
 from paceline.training.gradients.encoder import encoder_of
+from paceline.training.gradients.learner import Learner
 from paceline.training.gradients.payload import GradientSum
 from paceline.training.parameters.layout import trainable
+from paceline.training.parameters.optimizers import Optimizer
 from paceline.training.parameters.replicas import mean_of
 from paceline.training.parameters.shard_version import ShardVersion
+from paceline.training.parameters.worker_state import WorkerState
 
 
 class ServerArithmetic:
     """Computes gradients and applies pushes in the order of the caller's calls.
 
-    `versions` are the versions that the shards begin with, if the run was resumed.
+    `versions` are those that the shards begin with, if the run was resumed; `lines` are the workers, where processes of
+    one worker that were alive at the same time count apart.
     """
 
-    def __init__(self, setup: Setup, versions: list[int] | None = None) -> None:
+    def __init__(self, setup: Setup, versions: list[int] | None = None, lines: int = 0) -> None:
         self.setup, self.snapshots = setup, Snapshots(setup, self.values)
         plan, layout = setup.plan, setup.layout
         self.method: Server = plan.method  # type: ignore[assignment]
-        method = self.method
+        method, workers = self.method, max(lines, plan.workers)
         learner, optimizer = make_learner(setup)
         shapes = version_shapes(method, layout, trainable(learner.replica.module), optimizer, setup.probe.tables)
-        self.memories = [private_memory(shape, method.machine(plan.workers), method.slots) for shape in shapes]
+        self.memories = [private_memory(shape, method.machine(workers), method.slots) for shape in shapes]
         for memory, version in zip(self.memories, versions or [0] * len(shapes), strict=True):
             memory.init(version)
         put_version_0(self.memories, layout, learner.replica.module, method, {})
         self.buffers = gather_buffers(self.memories, layout)
         self.sides, self.ports = list[WorkerSide](), list[Sequence[ServerPort]]()
-        for worker in range(plan.workers):
-            if worker:
-                learner, optimizer = make_learner(setup)
-            encoder = encoder_of(plan.codec, layout, learner.replica)
-            side = WorkerSide(
-                worker,
-                plan,
-                learner,
-                optimizer,
-                layout,
-                encoder,
-                lambda: None,
-                lambda *row: None,
-                lambda version, state: None,
-            )
+        for worker in range(workers):
+            side, ports = self._open(worker, *((learner, optimizer) if not worker else make_learner(setup)))
             self.sides.append(side)
-            self.ports.append(open_ports(side, self.memories, lambda number, shared: nullcontext(0), self.buffers))
+            self.ports.append(ports)
         self.gradients: list[list[Tensor | None]] = [[] for _ in self.sides]
         #: What `hold` has kept of shards.
         self.held: dict[int, Tensor] = {}
+        #: The state of workers with which the run was resumed.
+        self.saved: dict[int, WorkerState] = {}
+
+    def _open(self, worker: int, learner: Learner, optimizer: Optimizer) -> tuple[WorkerSide, Sequence[ServerPort]]:
+        plan, layout = self.setup.plan, self.setup.layout
+        side = WorkerSide(
+            worker,
+            plan,
+            learner,
+            optimizer,
+            layout,
+            encoder_of(plan.codec, layout, learner.replica),
+            lambda: None,
+            lambda *row: None,
+            lambda version, state: None,
+        )
+        return side, open_ports(side, self.memories, lambda number, shared: nullcontext(0), self.buffers)
+
+    def begin(self, worker: int) -> None:
+        """Let another process take the place of a worker's."""
+        self.sides[worker], self.ports[worker] = self._open(worker, *make_learner(self.setup))
+        if worker in self.saved:
+            self._restore(worker)
 
     def resume(self, before: ServerArithmetic) -> None:
         """Continue from where an earlier part of the run ended, perhaps with another number of workers."""
         for memory, earlier in zip(self.memories, before.memories, strict=True):
             restore(memory, self.method, [version.worker_state() for version in earlier.all_newest])
-        for worker, ports in enumerate(self.ports):
-            saved = before.ports[worker][0].worker_state() if worker < len(before.ports) else None
-            for port in ports:
-                port.resume(True, saved)
+        ranks = before.ports[: before.setup.plan.workers]
+        self.saved = {worker: ports[0].worker_state() for worker, ports in enumerate(ranks)}
+        for worker in range(len(self.ports)):
+            self._restore(worker)
+
+    def _restore(self, worker: int) -> None:
+        for port in self.ports[worker]:
+            port.resume(True, self.saved.get(worker))
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
         """Compute the gradient of one task from the version that this worker holds."""

@@ -50,7 +50,8 @@ class NodePart:
             for name, tensor in state_tensors(module).items():
                 tensor.copy_(initial[name])
         digest = sha256(module)
-        setup = replace(self.setup, job=self.setup.job.with_(model=module), module=module, initial_sha256=digest)
+        job, users_job = self.setup.job.with_(model=module), self.setup.users_job.with_(model=module)
+        setup = replace(self.setup, job=job, users_job=users_job, module=module, initial_sha256=digest)
         return replace(self, setup=setup, terms=replace(self.terms, initial_sha256=digest))
 
     def rank_config(self, run: bytes, host: str) -> RankConfig:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -32,8 +32,10 @@ from paceline.runtime.runs.trace import Columns, Kind
 #
 # Where shards lie in memory that workers share, every worker's rows are there in its own order: what it has computed
 # and pushed. Where servers were processes of their own, only the pushes are sure to be: a machine that died has taken
-# its workers' rows with it, and clocks of several machines do not agree. A push tells its batch, its worker, and the
-# version of every shard that its gradient was computed from; PULL rows tell those of shards that did not take it.
+# its workers' rows with it, and clocks of several machines do not agree. A push tells its batch, its worker and which
+# process of it, and the version of every shard that its gradient was computed from; PULL rows, which begin when it did,
+# tell those of shards that did not take it. So a batch of which two processes have pushed parts, since one was killed
+# or taken for dead, is two computations, also where both were started for one rank.
 #
 # A worker killed between writing a row and making its version leaves a row too many, and servers that had lost versions
 # make them again: the later row is valid.
@@ -42,7 +44,8 @@ from paceline.runtime.runs.trace import Columns, Kind
 class Step(NamedTuple):
     """An effect of a worker."""
 
-    what: Literal["pull", "compute", "push"]
+    what: Literal["begin", "pull", "compute", "push"]
+    #: The number of its line.
     worker: int
     #: Of a computation: none, since it needs the worker's parts of all shards.
     shard: int
@@ -52,8 +55,20 @@ class Step(NamedTuple):
     before: int
 
 
-#: Steps by the version that they make, or (True) begin from, with their worker.
-Event = tuple[int, bool, int, list[Step]]
+class Process(NamedTuple):
+    """A process of a worker."""
+
+    worker: int
+    #: How many processes the worker had before.
+    life: int
+
+    @staticmethod
+    def of(row: Any) -> Process:
+        return Process(int(row["worker"]), int(row["value"]))
+
+
+#: Steps by the version that they make, or (True) begin from, with their process.
+Event = tuple[int, bool, Process, list[Step]]
 
 
 @dataclass
@@ -63,6 +78,29 @@ class Recorded:
     lines: list[list[Step]]
     #: The last version of every shard that the rows tell of, where another part of the run may follow.
     end: int | None = None
+    #: The worker of each line. One whose processes overlapped has several.
+    workers: list[int] = field(default_factory=list)
+
+    @staticmethod
+    def of(processes: Mapping[Process, list[Step]], workers: int, end: int) -> Recorded:
+        """Put the steps of a worker's processes one after another into its line, or into another if they overlap."""
+        whole = Recorded([[] for _ in range(workers)], end, list(range(workers)))
+        for (worker, _), steps in sorted(processes.items()):
+            mine = (n for n, other in enumerate(whole.workers) if other == worker)
+            number = next((n for n in mine if _follows(steps, whole.lines[n])), len(whole.lines))
+            if number == len(whole.lines):
+                whole.lines.append([])
+                whole.workers.append(worker)
+            line = whole.lines[number]
+            line += [Step("begin", number, -1, -1, -1)] * bool(line)
+            line += [step._replace(worker=number) for step in steps]
+        return whole
+
+
+def _follows(steps: list[Step], line: list[Step]) -> bool:
+    """Whether a process has pulled nothing that is older than what another one has pushed."""
+    versions = {step.shard: step.before + 1 for step in line if step.what == "push"}
+    return all(step.before >= versions.get(step.shard, 0) for step in steps if step.what == "pull")
 
 
 def recorded(setup: Setup, rows: Columns, apart: bool) -> Recorded:
@@ -71,10 +109,11 @@ def recorded(setup: Setup, rows: Columns, apart: bool) -> Recorded:
     if setup.pipeline is not None:
         rows, workers = of_replicas(rows, setup.pipeline.shards(workers)), setup.pipeline.spread.data
     if not apart:
-        return Recorded(_own_rows(rows, workers, gathers))
+        return Recorded(_own_rows(rows, workers, gathers), None, list(range(workers)))
     if gathers:
-        return _rounds(setup.agenda, rows)
-    return (_pushes if setup.plan.method.exchange is None else _exchanges)(setup.agenda, rows)
+        return recorded_rounds(setup.agenda, rows, workers)
+    read = recorded_pushes if setup.plan.method.exchange is None else recorded_exchanges
+    return read(setup.agenda, rows, workers)
 
 
 def _own_rows(rows: Columns, workers: int, gathers: bool) -> list[list[Step]]:
@@ -110,66 +149,65 @@ def _push(worker: int, row: Any) -> Step:
 
 @dataclass
 class Computation:
-    """A worker's gradient of one batch."""
+    """A process's gradient of one batch."""
 
     #: For each shard, the version that it was computed from.
-    bases: dict[int, int] = field(default_factory=dict)
+    bases: dict[int, int]
     #: The pushes of it that made a version.
     pushes: list[Step] = field(default_factory=list)
 
 
-def _pushes(agenda: Agenda, rows: Columns) -> Recorded:
-    """Return the steps of workers that pull the version of every shard that their gradients were computed from.
-
-    A batch that two workers have computed, since one was taken for dead, may be of one worker on a shard and of the
-    other on another shard.
-    """
+def recorded_pushes(agenda: Agenda, rows: Columns, workers: int) -> Recorded:
+    """Return the steps of workers that pull the version of every shard that their gradients were computed from."""
     applied = rows[rows["kind"] == Kind.APPLY]
     valid = list({(int(row["shard"]), int(row["version"])): row for row in applied}.values())
-    made = {(int(row["worker"]), int(row["update"])) for row in valid}
-    found: dict[tuple[int, int], Computation] = {}
-    for row in (*rows[rows["kind"] == Kind.PULL], *valid):
-        key = int(row["worker"]), int(row["update"])
-        if key in made:
-            each = found.setdefault(key, Computation())
-            each.bases[int(row["shard"])] = int(row["base"])
-            if row["kind"] == Kind.APPLY:
-                each.pushes.append(_push(key[0], row))
-    lines: dict[int, list[Step]] = defaultdict(list)
-    # What a worker holds only grows, and each push adds to it.
-    for (worker, batch), each in sorted(found.items(), key=lambda item: sum(item[1].bases.values())):
-        lines[worker] += [Step("pull", worker, shard, -1, base) for shard, base in each.bases.items()]
-        lines[worker] += [*_computes(agenda, worker, batch), *each.pushes]
+    pulled: dict[tuple[Process, int, int], dict[int, int]] = defaultdict(dict)
+    for row in rows[rows["kind"] == Kind.PULL]:
+        pulled[Process.of(row), int(row["update"]), int(row["start"])][int(row["shard"])] = int(row["base"])
+    computations: dict[tuple[Process, int, tuple[int, ...]], Computation] = {}
+    for row in valid:
+        process, batch = Process.of(row), int(row["update"])
+        bases = pulled.get((process, batch, int(row["start"])), {})
+        # Pushes of one computation lack the same shards.
+        each = computations.setdefault((process, batch, tuple(sorted(bases))), Computation(dict(bases)))
+        each.bases[int(row["shard"])] = int(row["base"])
+        each.pushes.append(_push(process.worker, row))
+    lines: dict[Process, list[Step]] = defaultdict(list)
+    # What a process holds only grows, and each push adds to it.
+    for (process, batch, _), each in sorted(computations.items(), key=lambda item: sum(item[1].bases.values())):
+        lines[process] += [Step("pull", process.worker, shard, -1, base) for shard, base in each.bases.items()]
+        lines[process] += [*_computes(agenda, process.worker, batch), *each.pushes]
     newest: dict[int, int] = {}
     for row in valid:
         newest[int(row["shard"])] = max(int(row["version"]), newest.get(int(row["shard"]), 0))
-    return Recorded(list(lines.values()), min(newest.values(), default=0))
+    return Recorded.of(lines, workers, min(newest.values(), default=0))
 
 
-def _exchanges(agenda: Agenda, rows: Columns) -> Recorded:
+def recorded_exchanges(agenda: Agenda, rows: Columns, workers: int) -> Recorded:
     """Return the steps of workers that exchange replicas with a centre; PULL rows tell from which version one starts.
 
     What a worker computes follows from its own last exchange.
     """
     valid = {int(row["version"]): row for row in rows[rows["kind"] == Kind.APPLY]}
-    made = {(int(row["worker"]), int(row["update"])) for row in valid.values()}
+    made = {(Process.of(row), int(row["update"])) for row in valid.values()}
     events: list[Event] = []
     for version, row in valid.items():
         steps = [*_computes(agenda, worker := int(row["worker"]), int(row["update"])), _push(worker, row)]
-        events.append((version, False, worker, steps))
-    pulled = rows[rows["kind"] == Kind.PULL][["worker", "update", "base"]].tolist()
-    starts = [(worker, base) for worker, update, base in pulled if (worker, update) in made]
-    events += [(base, True, worker, [Step("pull", worker, 0, -1, base)]) for worker, base in starts]
-    return Recorded(_by_worker(events), _reached(sorted(valid)))
+        events.append((version, False, Process.of(row), steps))
+    for row in rows[rows["kind"] == Kind.PULL]:
+        if (Process.of(row), int(row["update"])) in made:
+            base = int(row["base"])
+            events.append((base, True, Process.of(row), [Step("pull", int(row["worker"]), 0, -1, base)]))
+    return Recorded.of(_by_process(events), workers, _reached(sorted(valid)))
 
 
-def _rounds(agenda: Agenda, rows: Columns) -> Recorded:
+def recorded_rounds(agenda: Agenda, rows: Columns, workers: int) -> Recorded:
     """Return the steps of workers whose shard gathers: all pushes of a round were computed from the version before."""
     valid = {int(row["update"]): row for row in rows[rows["kind"] == Kind.APPLY]}
-    rounds: dict[int, list[Any]] = defaultdict(list)
+    versions: dict[int, list[Any]] = defaultdict(list)
     for _, row in sorted(valid.items()):
-        rounds[int(row["version"])].append(row)
-    whole = {version: pushes for version, pushes in rounds.items() if len(pushes) == agenda.shares}
+        versions[int(row["version"])].append(row)
+    whole = {version: pushes for version, pushes in versions.items() if len(pushes) == agenda.shares}
     events: list[Event] = []
     for version, pushes in whole.items():
         for row in pushes:
@@ -178,16 +216,16 @@ def _rounds(agenda: Agenda, rows: Columns) -> Recorded:
                 Step("pull", worker, 0, -1, version - 1),
                 Step("compute", worker, -1, int(row["update"]), -1),
             )
-            events.append((version, False, worker, [pull, compute, _push(worker, row)]))
-    return Recorded(_by_worker(events), _reached(sorted(whole)))
+            events.append((version, False, Process.of(row), [pull, compute, _push(worker, row)]))
+    return Recorded.of(_by_process(events), workers, _reached(sorted(whole)))
 
 
-def _by_worker(events: list[Event]) -> list[list[Step]]:
-    """Return each worker's steps by the versions that they make, or begin from."""
-    lines: dict[int, list[Step]] = defaultdict(list)
-    for _, _, worker, steps in sorted(events, key=lambda event: event[:2]):
-        lines[worker] += steps
-    return list(lines.values())
+def _by_process(events: list[Event]) -> dict[Process, list[Step]]:
+    """Return each process's steps by the versions that they make, or begin from."""
+    lines: dict[Process, list[Step]] = defaultdict(list)
+    for _, _, process, steps in sorted(events, key=lambda event: event[:2]):
+        lines[process] += steps
+    return lines
 
 
 def _reached(versions: list[int]) -> int:
@@ -222,6 +260,69 @@ def of_replicas(rows: Columns, size: int) -> Columns:
     together: Columns = np.array(made, dtype=found.dtype)
     together["end"] = np.arange(len(together))
     return together
+
+
+class Order:
+    """Grants the steps of all lines in an order that the versions of their shards allow, whatever clocks say."""
+
+    def __init__(self, recorded: Recorded, versions: list[int], needed: int, gathers: bool) -> None:
+        """`needed` pushes make a version, from those on that shards begin with."""
+        self.lines, self.versions, self.needed, self.gathers = (
+            list(map(deque, recorded.lines)),
+            versions,
+            needed,
+            gathers,
+        )
+        steps = [step for line in recorded.lines for step in line]
+        #: How many workers have still to pull a version of a shard.
+        self.pulls = Counter((step.shard, step.before) for step in steps if step.what == "pull")
+        #: Pushes that the next version of each shard has so far.
+        self.pushed = Counter[int]()
+
+    def steps(self, stop: int | None = None) -> Iterator[Step]:
+        """Yield each step when it is due, until all shards have version `stop`: it is done before the next is due."""
+        moved = True
+        while moved:
+            moved = False
+            for line in self.lines:
+                while step := next((each for each in _due(line) if self._ready(each, stop)), None):
+                    line.remove(step)
+                    moved = True
+                    self._count(step)
+                    yield step
+
+    def _ready(self, step: Step, stop: int | None) -> bool:
+        if step.shard < 0:
+            return True
+        there = self.versions[step.shard] == step.before
+        if step.what == "pull":
+            return there
+        reached = stop is not None and min(self.versions) >= stop
+        # A version that gathers is not made before all that pull the one before have pushed, some of them twice.
+        return there and not reached and (self.gathers or not self.pulls[step.shard, step.before])
+
+    def _count(self, step: Step) -> None:
+        if step.what == "pull":
+            self.pulls[step.shard, step.before] -= 1
+        elif step.what == "push":
+            self.pushed[step.shard] += 1
+            self.versions[step.shard] += self.pushed[step.shard] == self.needed
+            self.pushed[step.shard] %= self.needed
+
+
+def _due(line: Iterable[Step]) -> Iterator[Step]:
+    """Yield the steps that a worker may do now: pushes to several shards, and pulls after them, wait for one another
+    only at the same shard.
+    """
+    shards = set[int]()
+    for step in line:
+        if step.shard < 0:
+            if not shards:
+                yield step
+            return
+        if step.shard not in shards:
+            yield step
+        shards.add(step.shard)
 
 
 @dataclass(frozen=True)
@@ -259,7 +360,7 @@ class ServerReplayer:
     """Replays a part of a run; `apart` is whether servers were processes of their own in it."""
 
     def __init__(self, setup: Setup, rows: Columns, apart: bool) -> None:
-        self.setup, self.agenda = setup, setup.agenda
+        self.setup, self.agenda, record = setup, setup.agenda, recorded(setup, rows, apart)
         self.sums: ServerArithmetic | ReplicaArithmetic
         if setup.pipeline is not None:
             self.sums = ReplicaArithmetic(setup)
@@ -267,20 +368,15 @@ class ServerReplayer:
         else:
             resumed = rows[rows["kind"] == Kind.RESUME]["version"]
             self.versions = [int(v) for v in resumed] if len(resumed) else [0] * len(setup.layout.shards)
-            self.sums = ServerArithmetic(setup, self.versions)
+            self.sums = ServerArithmetic(setup, self.versions, len(record.lines))
         self.last = self.agenda.leases // self.agenda.shares
-        found = recorded(setup, rows, apart)
-        self.lines, self.end = [deque(line) for line in found.lines], found.end
-        #: Pushes that a version is made of.
-        self.needed, self.gathers = self.agenda.shares if setup.plan.traits.gathers else 1, setup.plan.traits.gathers
-        steps = [step for line in self.lines for step in line]
-        #: How many workers have still to pull a version of a shard.
-        self.pulls = Counter((step.shard, step.before) for step in steps if step.what == "pull")
+        self.end, self.workers = record.end, record.workers
+        self.needed = self.agenda.shares if setup.plan.traits.gathers else 1
+        self.order = Order(record, self.versions, self.needed, setup.plan.traits.gathers)
         #: The pushes that each version of a shard is made of.
         self.pushes: dict[tuple[int, int], list[Step]] = defaultdict(list)
-        for step in steps:
-            if step.what == "push":
-                self.pushes[step.shard, step.before + 1].append(step)
+        for step in (step for line in record.lines for step in line if step.what == "push"):
+            self.pushes[step.shard, step.before + 1].append(step)
         self.losses: dict[int, Loss] = {}
         #: By shard: whether what its next version is made of so far was finite.
         self.gathered: dict[int, list[bool]] = defaultdict(list)
@@ -300,14 +396,8 @@ class ServerReplayer:
         """
         ends = [each for each in (until, self.end) if each is not None]
         self.stop = min(ends, default=None)
-        moved = True
-        while moved:
-            moved = False
-            for line in self.lines:
-                while step := next(filter(self._ready, _due(line)), None):
-                    line.remove(step)
-                    moved = True
-                    yield from self._perform(step)
+        for step in self.order.steps(self.stop):
+            yield from self._perform(step)
         if self.end is not None and self.stop is not None and self.done < self.stop:
             raise ReplayDiverged(_stuck(self.versions))
 
@@ -317,28 +407,19 @@ class ServerReplayer:
         chunks = [chunk for step in pushes for chunk in self.agenda.task(self.agenda.tasks(step.number)[0])]
         loss = self.passed.get(shard, self._loss_of(bad))
         computed = loss.task == self.agenda.tasks(bad.number)[-1]
-        return NextUpdate(chunks, bad.worker, loss.value if computed else None)
+        return NextUpdate(chunks, self.workers[bad.worker], loss.value if computed else None)
 
     def values(self) -> list[torch.Tensor]:
         return self.sums.values()
 
-    def _ready(self, step: Step) -> bool:
-        if step.what == "compute":
-            return True
-        there = self.versions[step.shard] == step.before
-        if step.what == "pull":
-            return there
-        reached = self.stop is not None and self.done >= self.stop
-        # A version that gathers is not made before all that pull the one before have pushed, some of them twice.
-        return there and not reached and (self.gathers or not self.pulls[step.shard, step.before])
-
     def _perform(self, step: Step) -> Iterator[ReplayedVersion]:
         worker, shard = step.worker, step.shard
-        if step.what == "compute":
+        if step.what == "begin":
+            self.sums.begin(worker)  # type: ignore[union-attr]  # of servers that were processes of their own
+        elif step.what == "compute":
             self._compute(worker, step.number)
         elif step.what == "pull":
             self.sums.pull(Pull(worker, shard))
-            self.pulls[shard, step.before] -= 1
         else:
             loss, gathered = self._loss_of(step), self.gathered[shard]
             if step.before == self.stop:
@@ -347,9 +428,8 @@ class ServerReplayer:
             self.sums.push(Push(worker, shard, step.number))
             gathered.append(loss.finite)
             if len(gathered) == self.needed:
-                self.versions[shard] += 1
                 values = (bool(version.values.isfinite().all()) for version in self.sums.newest(shard))
-                yield ReplayedVersion(shard, self.versions[shard], all(gathered) and all(values))
+                yield ReplayedVersion(shard, step.before + 1, all(gathered) and all(values))
                 gathered.clear()
 
     def _compute(self, worker: int, task: int) -> None:
@@ -361,21 +441,6 @@ class ServerReplayer:
     def _loss_of(self, step: Step) -> Loss:
         """The loss of the last computation of the worker that makes this push."""
         return self.losses.get(step.worker, NO_LOSS)
-
-
-def _due(line: Iterable[Step]) -> Iterator[Step]:
-    """Yield the steps that a worker may do now: pushes to several shards, and pulls after them, wait for one another
-    only at the same shard.
-    """
-    shards = set[int]()
-    for step in line:
-        if step.what == "compute":
-            if not shards:
-                yield step
-            return
-        if step.shard not in shards:
-            yield step
-        shards.add(step.shard)
 
 
 def _stuck(versions: list[int]) -> str:

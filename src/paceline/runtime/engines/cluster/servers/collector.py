@@ -14,14 +14,14 @@ from torch import Tensor
 from paceline.algorithms.cluster.messages import NONE, Message, Process, Pull, Pulled, Role, View, Views, WhichViews
 from paceline.algorithms.cluster.outputs import Adopt, Output, Timing
 from paceline.errors import RunFailed
-from paceline.runtime.engines.cluster.servers.history import KnownHistory
+from paceline.runtime.engines.cluster.servers.history import KnownHistory, rows_of_pushes
 from paceline.runtime.engines.cluster.servers.loop import MachineLoop, Other, peer_of
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.hub import Hub, Received
 from paceline.runtime.runs.live import Event
 from paceline.runtime.runs.schema import from_dict
-from paceline.runtime.runs.trace import DTYPE, Columns, Kind
+from paceline.runtime.runs.trace import Columns
 from paceline.training.parameters.layout import Layout
 
 DESK = Process(Role.DESK, 0)
@@ -171,18 +171,9 @@ class Collector:
         histories = [self._known[shard] for shard in range(len(self.layout.shards))]
         counts = [each.count for each in histories]
         new = [each.take(self._answers[n].since, self._answers[n].rows) for n, each in enumerate(histories)]
-        # All shards have the same batches at a cut, so what came after it is compared with what came after it.
-        recent_rows = [each.rows[start if new == counts else 0 :] for each, start in zip(histories, new, strict=True)]
-        pushed = [set(zip(h["worker"].tolist(), h["batch"].tolist(), strict=True)) for h in recent_rows]
-        parts: list[Columns] = []
-        self.sources = []
-        for shard, (history, start) in enumerate(zip((each.rows for each in histories), new, strict=True)):
-            rows = history[start:]
-            tables = [_rows(shard, rows), *(_pulls(n, rows, other) for n, other in enumerate(pushed))]
-            tables += [_joins(rows)] if self.joins else []
-            parts += [_of_rounds(each, self.gathers) for each in tables] if self.gathers else tables
-            self.sources += [self._answers[shard].server] * sum(map(len, tables))
-        return np.concatenate(parts)
+        tables = rows_of_pushes([each.rows for each in histories], counts, new, self.gathers, self.joins)
+        self.sources = [self._answers[n].server for n, table in enumerate(tables) for _ in table]
+        return np.concatenate(tables)
 
     def _ask(self, ask: Callable[[View], None], answered: Callable[[], Collection[int]], deadline: float) -> None:
         """Ask the primary of every shard, again and again, until all have answered."""
@@ -242,40 +233,3 @@ class Collector:
         """Take note of a desk that is lost; of servers the desk tells."""
         if process == DESK:
             self.desk_lost(why)
-
-
-def _rows(shard: int, history: Columns) -> Columns:
-    """Return a shard's history as rows of the trace; each push moved gradients there and parameters back."""
-    rows = np.zeros(len(history), DTYPE)
-    rows["kind"], rows["shard"], rows["update"] = Kind.APPLY, shard, history["batch"]
-    for name in ("version", "worker", "base", "start", "end"):
-        rows[name] = history[name]
-    rows["bytes"] = history["bytes"]
-    return rows
-
-
-def _joins(history: Columns) -> Columns:
-    """Return at which version workers have started from the centre, for the first batch of each."""
-    first = history[history["bases"][:, 0] >= 0]
-    rows = np.zeros(len(first), DTYPE)
-    rows["kind"], rows["update"], rows["worker"] = Kind.PULL, first["batch"], first["worker"]
-    rows["base"], rows["version"], rows["start"], rows["end"] = first["bases"][:, 0], -1, first["start"], first["start"]
-    return rows
-
-
-def _of_rounds(rows: Columns, needed: int) -> Columns:
-    """Return rows whose versions are those of the parameters, which change once in a round."""
-    rows["base"] //= needed
-    rows["version"] = (rows["version"] - 1) // needed + 1
-    return rows
-
-
-def _pulls(shard: int, history: Columns, pushed: set[tuple[int, int]]) -> Columns:
-    """Return which version of another shard a push was computed from, where that one did not take it."""
-    keys = zip(history["worker"].tolist(), history["batch"].tolist(), strict=True)
-    missing = history[np.array([key not in pushed for key in keys], bool)]
-    rows = np.zeros(len(missing), DTYPE)
-    rows["kind"], rows["shard"], rows["update"] = Kind.PULL, shard, missing["batch"]
-    rows["worker"], rows["base"], rows["version"] = missing["worker"], missing["bases"][:, shard], -1
-    rows["start"] = rows["end"] = missing["start"]
-    return rows

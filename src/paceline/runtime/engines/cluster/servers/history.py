@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from struct import Struct
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.algorithms.cluster.outputs import Apply
-from paceline.runtime.runs.trace import Columns
+from paceline.runtime.runs.trace import DTYPE, Columns, Kind
 
 ROOM = 1024  # rows that a history has room for at first
 
@@ -110,3 +111,75 @@ class PushHistory:
 
     def restore(self, body: memoryview) -> None:
         self._rows, self._count = bytearray(body) + bytes(ROOM * self._row.size), len(body) // self._row.size
+
+
+# --- The histories of all shards, as rows of the trace ----------------------------------------------------------------
+
+
+def rows_of_pushes(
+    histories: Sequence[Columns], known: Sequence[int], new: Sequence[int], gathers: int = 0, joins: bool = False
+) -> list[Columns]:
+    """Return the rows of each shard's history from the first `new` one on, where so many were `known`.
+
+    `gathers` pushes make a version of the parameters, where one does not; `joins` is whether workers have replicas of
+    their own, which start from the version of a centre.
+    """
+    # All shards have the same batches at a cut, so what came after it is compared with what came after it.
+    recent = [history[start if new == known else 0 :] for history, start in zip(histories, new, strict=True)]
+    pushed = [set(map(_computation, rows)) for rows in recent]
+    tables: list[Columns] = []
+    for shard, (history, start) in enumerate(zip(histories, new, strict=True)):
+        rows = history[start:]
+        parts = [_pushes(shard, rows), *(_pulls(other, rows, pushed[other]) for other in range(len(histories)))]
+        parts += [_joins(rows)] if joins else []
+        tables.append(np.concatenate([_of_rounds(each, gathers) for each in parts] if gathers else parts))
+    return tables
+
+
+def by_rank(rows: Columns, ranks: int) -> Columns:
+    """Let rows of processes name the rank that each was started for, and how many that rank had before."""
+    rows["value"], rows["worker"] = rows["worker"] // ranks, rows["worker"] % ranks
+    return rows
+
+
+def _computation(row: Any) -> tuple[int, ...]:
+    """Identify the gradient that a push is a part of: its process, its batch and what it was computed from."""
+    return int(row["worker"]), int(row["batch"]), *row["bases"].tolist()
+
+
+def _pushes(shard: int, history: Columns) -> Columns:
+    """Return a shard's history as rows of the trace; each push moved gradients there and parameters back."""
+    rows = np.zeros(len(history), DTYPE)
+    rows["kind"], rows["shard"], rows["update"] = Kind.APPLY, shard, history["batch"]
+    for name in ("version", "worker", "base", "start", "end", "bytes"):
+        rows[name] = history[name]
+    return rows
+
+
+def _pulls(shard: int, history: Columns, pushed: set[tuple[int, ...]]) -> Columns:
+    """Return which version of another shard a push was computed from, where that one did not take it.
+
+    Such a row begins and ends when its push began.
+    """
+    missing = history[np.array([_computation(row) not in pushed for row in history], bool)]
+    rows = np.zeros(len(missing), DTYPE)
+    rows["kind"], rows["shard"], rows["update"] = Kind.PULL, shard, missing["batch"]
+    rows["worker"], rows["base"], rows["version"] = missing["worker"], missing["bases"][:, shard], -1
+    rows["start"] = rows["end"] = missing["start"]
+    return rows
+
+
+def _joins(history: Columns) -> Columns:
+    """Return at which version workers have started from the centre, for the first batch of each."""
+    first = history[history["bases"][:, 0] >= 0]
+    rows = np.zeros(len(first), DTYPE)
+    rows["kind"], rows["update"], rows["worker"] = Kind.PULL, first["batch"], first["worker"]
+    rows["base"], rows["version"], rows["start"], rows["end"] = first["bases"][:, 0], -1, first["start"], first["start"]
+    return rows
+
+
+def _of_rounds(rows: Columns, needed: int) -> Columns:
+    """Return rows whose versions are those of the parameters, which change once in a round."""
+    rows["base"] //= needed
+    rows["version"] = (rows["version"] - 1) // needed + 1
+    return rows

@@ -42,6 +42,7 @@ from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import Node
 from paceline.runtime.engines.cluster.second_home import SecondHome, Succeeds
 from paceline.runtime.engines.cluster.servers.collector import Collector, ShardsCut
+from paceline.runtime.engines.cluster.servers.history import by_rank
 from paceline.runtime.engines.cluster.servers.node_servers import DeskSupervisor, Placement
 from paceline.runtime.engines.cluster.servers.processes import ServerConfig
 from paceline.runtime.engines.servers.ports import version_shapes
@@ -402,7 +403,7 @@ class ServerHead:
 
     def _notify(self, pushes: Columns) -> int:
         """Put rows of pushes into the trace; return when the last of them ended, in nanoseconds."""
-        pushes["worker"] %= self.nodes
+        by_rank(pushes, self.nodes)
         ahead = np.array([self.workers.ahead[server % self.nodes] for server in self.collector.sources], np.int64)
         for column in ("start", "end"):
             pushes[column] += ahead

@@ -10,7 +10,18 @@ from typing import Any, NamedTuple
 
 from paceline.algorithms.cluster.explore import Machines
 from paceline.algorithms.cluster.leases import DeskDuties
-from paceline.algorithms.cluster.messages import NONE, Copy, Message, Process, Pulled, Push, Pushed, Replicated, Role
+from paceline.algorithms.cluster.messages import (
+    NONE,
+    Copy,
+    Message,
+    Process,
+    Pulled,
+    Push,
+    Pushed,
+    Replicate,
+    Replicated,
+    Role,
+)
 from paceline.algorithms.cluster.outputs import (
     Adopt,
     Again,
@@ -28,6 +39,7 @@ from paceline.algorithms.cluster.outputs import (
 )
 from paceline.algorithms.cluster.worker import Stage
 from paceline.runtime.engines.virtual.network.promises import Actor, Promises, Scenario, parameters_of
+from paceline.runtime.engines.virtual.network.replayed import Applied, Gradient
 
 # The clock of a history, and the messages that are under way.
 
@@ -240,24 +252,26 @@ class Cluster:
         """Do what a machine has asked for; `body` came with the message that it handled."""
         for output in outputs:
             if isinstance(output, Send):
-                self._send(actor, output)
+                self._send(actor, output, body)
             elif isinstance(output, Apply):
                 actor.content.append(output.batch)
-                self.promises.applied(actor, output, body)
+                actor.history.append(Applied(output, body))
+                self.promises.applied(actor, output, body.parameters)
             elif isinstance(output, Restore):
-                actor.shard, actor.content = output.shard, list(body)
+                actor.shard, actor.content, actor.history = output.shard, [each.push.batch for each in body], list(body)
             elif isinstance(output, Forget):
                 self.promises.forgets(actor)
-                actor.shard, actor.content = NONE, []
+                actor.shard, actor.content, actor.history = NONE, [], []
             elif isinstance(output, Adopt):
                 actor.shown[output.shard] = body
             elif isinstance(output, Compute):
                 self.promises.computes(actor, output.batch)
+                actor.bases = tuple(actor.machine.base)
                 self.wire.at(self.wire.now + self.chance.uniform(0.05, 0.4), self._computed, actor)
             elif isinstance(output, Changed | Again | Finished | Lost):
                 self._note(actor, output)
 
-    def _send(self, actor: Actor, send: Send) -> None:
+    def _send(self, actor: Actor, send: Send, pushed: Any) -> None:
         to, message = send
         if isinstance(message, Pushed):
             self.promises.acknowledges(actor, message)
@@ -268,9 +282,11 @@ class Cluster:
             self.promises.shows(actor, message)
             body = parameters_of(actor.content, message.version)
         elif isinstance(message, Push):
-            body = actor.shown[message.shard]
+            body = Gradient(actor.shown[message.shard], actor.bases)
+        elif isinstance(message, Replicate):  # sent before it is applied, or again
+            body = actor.history[message.version - 1].gradient if message.version <= len(actor.history) else pushed
         elif isinstance(message, Copy):
-            body = tuple(actor.content)
+            body = tuple(actor.history)
         self.wire.carry(actor.process, to, self._deliver, message, body)
 
     def _note(self, actor: Actor, output: Changed | Again | Finished | Lost) -> None:

@@ -8,6 +8,8 @@
 - A gradient is applied by a primary that has had the parameters which it was computed from.
 - It has every acknowledged push, whatever the desk knows, as long as each shard lost one server at most between two
   completed re-replications (`Scenario.gentle`).
+- The trace of a history that has lost nothing says from which versions every gradient was computed, and a replay
+  computes it from these.
 - A batch that all shards had acknowledged, and that one has lost, is computed again; by its end the run has said so.
 - The history ends with every batch in every shard.
 """
@@ -24,6 +26,7 @@ from paceline.algorithms.cluster.outputs import Again, Apply, Changed
 from paceline.algorithms.cluster.shard import LOG_LIMIT
 from paceline.algorithms.cluster.views import EPOCH_BITS, Trust
 from paceline.algorithms.server.gates import Asynchronous, Gate, StaleSynchronous
+from paceline.runtime.engines.virtual.network.replayed import Applied, fault_of_replay
 
 # What happens in a history, apart from the chance of every message. Drawn from a seed, or written by hand.
 
@@ -138,7 +141,9 @@ class Actor:
 
     __slots__ = (
         "alive",
+        "bases",
         "content",
+        "history",
         "machine",
         "node",
         "paused_until",
@@ -159,8 +164,11 @@ class Actor:
         #: When a worker began to wait for servers.
         self.waits_since = 0.0
         self.content: list[int] = []
-        #: What a worker was shown last of each shard.
+        #: The pushes that have brought them.
+        self.history: list[Applied] = []
+        #: What a worker was shown last of each shard, and the versions that its gradient was computed from.
         self.shown: dict[int, int] = {}
+        self.bases: tuple[int, ...] = ()
 
 
 def parameters_of(content: Sequence[int], version: int) -> int:
@@ -185,6 +193,8 @@ class Promises:
         self._trust: dict[int, Trust] = {}
         #: Views of a desk that had been replaced already.
         self._stray: set[int] = set()
+        #: Whether a shard has gone on without some of its pushes.
+        self.lossy = False
         #: Batches that the run has said are computed again.
         self._again: set[int] = set()
         #: Batches that were lost and computed again, each with what was seen: by its end the run has to say so.
@@ -240,7 +250,7 @@ class Promises:
 
     def changes(self, changed: Changed, trust: Trust, replaced: bool) -> None:
         """A desk has made a view."""
-        self._trust[changed.view] = trust
+        self._trust[changed.view], self.lossy = trust, self.lossy or changed.lossy
         if replaced:
             self._stray.add(changed.view)
 
@@ -305,10 +315,12 @@ class Promises:
         for batch, what in self._lost.items():
             if batch not in self._again:
                 self.break_(f"{what}, and no record says so")
+        primaries = list[Actor]()
         for views in desk.views:
             if not views.view.members:
                 continue  # a desk that was just started
             primary, *backups = [self.actors[Process(Role.SERVER, number)] for number in views.view.members]
+            primaries.append(primary)
             missing = set(range(self.scenario.batches)) - set(primary.content)
             if missing:
                 self.break_(f"all workers have finished, and shard {views.shard} lacks batches {sorted(missing)}")
@@ -318,6 +330,11 @@ class Promises:
                     and backup.content != primary.content[: len(backup.content)]
                 ):
                     self.break_(f"{backup.process} holds other versions of shard {views.shard} than its primary")
+        scenario = self.scenario
+        if len(primaries) == scenario.shards and not (self.lossy or scenario.gathers or self.broken):
+            histories = [primary.history for primary in primaries]
+            if fault := fault_of_replay(histories, scenario.batches, scenario.workers):
+                self.break_(fault)
 
     def at_rest(self, desk: Any) -> None:
         """Check that every shard has all its copies, when nothing has gone wrong for a while."""
