@@ -97,7 +97,8 @@ def test_a_faster_plan_with_other_numbers_is_named_and_not_taken(
 
 
 def _take(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None:
-    """Let plans take so many seconds, or 4, for the 6 updates of the job, on two cores."""
+    """Let plans take so many seconds, or 4, for the 6 updates of the job, on two cores, as if these were many."""
+    monkeypatch.setattr(following, "MANY", 6)
     monkeypatch.setattr(
         following, "measure", lambda _, plan, __: SimpleNamespace(seconds=seconds.get(str(plan), 4.0) / 6)
     )

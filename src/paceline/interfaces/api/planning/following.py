@@ -15,6 +15,7 @@ import os
 import warnings
 from collections.abc import Iterable
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +56,10 @@ def _file(key: str) -> Path:
     return choices() / f"plan-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-UPDATES = 16  # by which a plan is timed
+UPDATES = 16  # by which one process is timed where nothing is known
+TIMED = 0.1  # seconds for which each of some plans is timed
+LEAST, MOST = 5, 5000  # updates of each worker in that time
+MANY = 300  # updates, with fewer of which those by which plans are timed are too many: two threads alone are
 SEARCH = 30.0  # seconds that a training has to take by one process, from which on a search of about half of that pays
 SECOND = 1.0  # from which on plans that use a second core are timed
 PAYS = 1.15  # times as fast as one thread, from which on a second core is taken: both are timed only briefly
@@ -89,10 +93,11 @@ def _choose(job: Job, updates: int, workers: int | None, limit: int | None, divi
     short = f"one process trains in about {seconds:.1f} s"
     if seconds < SECOND or len(os.sched_getaffinity(0)) < 2:
         return Followed(str(ONE), job.compute, f"{short}, and a search for another plan takes as long")
-    ratios = _ratios(alone, (TWO, RING, ASYNCHRONOUS) if divides else (TWO, ASYNCHRONOUS))
+    plans = [TWO, *([RING] if divides else []), ASYNCHRONOUS] if updates >= MANY else [TWO]
+    ratios = _ratios(alone, seconds / updates, plans)
     asynchronous = ratios.pop(str(ASYNCHRONOUS), 0.0)
-    best = max(ratios, key=ratios.__getitem__)
-    plan, ratio = (best, ratios[best]) if ratios[best] >= PAYS else (str(ONE), 1.0)
+    pays = {name: each for name, each in ratios.items() if each >= PAYS}
+    plan, ratio = max(pays.items(), key=itemgetter(1), default=(str(ONE), 1.0))
     # Generated code that pays for one thread is what two have been timed with.
     compute = alone.compute if plan == str(TWO) else job.compute
     texts = [short, *(f"{name} in {seconds / each:.1f} s" for name, each in ratios.items())]
@@ -112,12 +117,13 @@ def _alone(job: Job, updates: int, limit: int | None) -> tuple[Job, float]:
     return job, updates * measure(job, ONE, UPDATES).seconds
 
 
-def _ratios(job: Job, plans: Iterable[Plan]) -> dict[str, float]:
-    """How many times as fast as one process plans train the job, by name, of those that can."""
-    one, ratios = measure(job, ONE, UPDATES).seconds, dict[str, float]()
+def _ratios(job: Job, seconds: float, plans: Iterable[Plan]) -> dict[str, float]:
+    """How many times as fast as one process, whose updates take so many seconds, plans are that can train the job."""
+    count = max(LEAST, min(MOST, round(TIMED / seconds)))
+    one, ratios = measure(job, ONE, count).seconds, dict[str, float]()
     for plan in plans:
         with suppress(PacelineError):
-            ratios[str(plan)] = one / measure(job, plan, UPDATES).seconds
+            ratios[str(plan)] = one / measure(job, plan, count * plan.workers).seconds
     return ratios
 
 
