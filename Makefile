@@ -12,7 +12,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test tests quick oldest soak check style lint types docs release bench clean
 
-demo: $(VENV)/.ready          ## environment, then a comparison ending in a table and a page
+demo: $(VENV)/.train          ## environment, then a comparison ending in a table and a page
 	$(BIN)/paceline compare digits --plans sequential,ddp,ring,downpour --workers 2
 
 test: lint                    ## everything CI runs: a quarter of an hour on two cores
@@ -81,10 +81,13 @@ bench: $(VENV)/.ready         ## the measured claims, at full size (most of an h
 	$(BIN)/python benchmarks/checker/installed.py
 	$(BIN)/python benchmarks/checker/guided.py
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+# What training needs, and in .ready what all tests and pages do.
+$(VENV)/.train: EXTRAS := train
+$(VENV)/.ready: EXTRAS := train,dev
+$(VENV)/.train $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[train,dev]'
-	touch $@
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
+	touch $(VENV)/.train $@
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest runs site dist build .mypy_cache .pytest_cache .ruff_cache

@@ -1,7 +1,8 @@
 """Run a command of Paceline and say where its time goes: `python timeline.py train digits`.
 
 Each line is a call, or the first import of a module: when it began, how long it lasted, and how much processor time
-this process used meanwhile, all its threads together. Calls within others are indented.
+this process used meanwhile, all its threads together. Calls within others are indented. The table at the end adds the
+calls of a name up, each without those within it.
 """
 
 from __future__ import annotations
@@ -18,33 +19,51 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-#: The calls that are timed, by module.
+#: The calls that are timed: names that a module defines, or imports from another.
 CALLS = {
-    "paceline.interfaces.cli": ("register",),
-    "paceline.runtime.engines.workers.process": ("fork_early", "prepare"),
-    "paceline.training.jobs.loading": ("load_job",),
-    "paceline.runtime.engines.setup": ("probe", "rehearse", "choose", "fused_if_possible", "set_up"),
-    "paceline.runtime.engines.record": ("first_record",),
-    "paceline.runtime.engines.job_file": ("save_job_file",),
-    "paceline.runtime.engines.local.worker_pool": (
-        "WorkerPool.__init__", "WorkerPool.start", "WorkerPool._assignment", "start_process",
-        "WorkerPool._wait_until_ready", "WorkerPool.watch", "WorkerPool.end", "WorkerPool.snapshots",
-        "WorkerPool.values", "WorkerPool.close",
-    ),
-    "paceline.runtime.engines.outcome": ("evaluation_of", "finish"),
-    "paceline.kernels.build": ("library",),
-    "paceline.interfaces.cli.tables": ("show_summary",),
-    "paceline.interfaces.api.comparing.compare": ("time_plans", "train"),
-    "paceline.interfaces.api.comparing.timing": ("Entrant.time_round",),
-    "paceline.interfaces.api.planning.choose": ("choose",),
-    "paceline.runtime.report": ("write",),
-}  # fmt: skip
+    "paceline.interfaces.cli": "register",
+    "paceline.interfaces.cli.options": "open_job",
+    "paceline.runtime.engines.workers.process": "fork_early prepare",
+    "paceline.training.jobs.loading": "load_job",
+    "paceline.runtime.engines.setup": "probe rehearse choose fused_if_possible set_up",
+    "paceline.runtime.engines.record": "first_record",
+    "paceline.runtime.engines.job_file": "save_job_file",
+    "paceline.runtime.engines.local.worker_pool": "WorkerPool.__init__ WorkerPool.start WorkerPool._assignment "
+    "start_process WorkerPool._wait_until_ready WorkerPool.watch WorkerPool.end WorkerPool.snapshots WorkerPool.values "
+    "WorkerPool.close",
+    "paceline.runtime.engines.outcome": "evaluation_of finish",
+    "paceline.kernels.build": "library compiler",
+    "paceline.kernels.fused": "Fused.draft Fused._compare",
+    "paceline.training.gradients.choice": "_seconds",
+    "paceline.interfaces.cli.tables": "show_summary show_choice",
+    "paceline.interfaces.cli.comparison": "show_comparison",
+    "paceline.interfaces.cli.tuning": "show_tuning",
+    "paceline.interfaces.api.comparing.compare": "settled time_plans train _write",
+    "paceline.interfaces.api.comparing.progress": "Cost.of",
+    "paceline.interfaces.api.comparing.timing": "Entrant.time_round",
+    "paceline.interfaces.api.planning.following": "follow",
+    "paceline.interfaces.api.planning.choose": "open_card planner_for facts_of can_fuse with_finalists glanced "
+    "Planner.predictions Planner.explained Planner.split Planner._divided",
+    "paceline.interfaces.api.planning.measuring": "measure",
+    "paceline.interfaces.api.tuning.tune": "space_of probe choose drive _write",
+    "paceline.planning.tuner.trials.choice": "_shapes Forms.seconds _apart Processes.__init__",
+    "paceline.planning.tuner.trials.stacked": "Stacked._open Stacked._step Stacked._by_themselves",
+    "paceline.runtime.report": "write",
+}
 #: Modules whose import is timed.
-IMPORTS = ("torch", "paceline.runtime.engines.workers.process_main", "paceline.interfaces.api.train",
-           "pyarrow", "torch.distributed",
-           "paceline.interfaces.api.comparing.compare", "paceline.interfaces.api.planning.choose",
-           "paceline.interfaces.api.tuning.tune",
-           "paceline.runtime.report", "sympy", "torch._dynamo")  # fmt: skip
+IMPORTS = (
+    "torch",
+    "paceline.runtime.engines.workers.process_main",
+    "paceline.interfaces.api.train",
+    "pyarrow",
+    "torch.distributed",
+    "paceline.interfaces.api.comparing.compare",
+    "paceline.interfaces.api.planning.choose",
+    "paceline.interfaces.api.tuning.tune",
+    "paceline.runtime.report",
+    "sympy",
+    "torch._dynamo",
+)
 
 STARTED = float(Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19])  # in clock ticks
 BEGUN = time.monotonic() - (time.clock_gettime(time.CLOCK_BOOTTIME) - STARTED / os.sysconf("SC_CLK_TCK"))
@@ -86,7 +105,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             load(module)
-            for each in CALLS.get(name, ()):
+            for each in CALLS.get(name, "").split():
                 holder = module
                 *outer, last = each.split(".")
                 for part in outer:
@@ -108,6 +127,23 @@ def show() -> None:
     for level, name, begun, lasted, cpu in rows:
         figures = f"{begun * 1000:8.0f} {lasted * 1000:8.0f} ms {cpu * 1000:8.0f} cpu"
         print(f"{figures}  {'  ' * level}{name}", file=sys.stderr)
+    for name, (count, seconds) in sorted(sums().items(), key=lambda item: -item[1][1]):
+        print(f"{seconds * 1000:8.0f} ms  {name}{f' x {count}' if count > 1 else ''}", file=sys.stderr)
+
+
+def sums() -> dict[str, tuple[int, float]]:
+    """How often each name was called, and the seconds of its calls without those within them."""
+    own, outer = [row[3] for row in rows], list[int]()
+    for number, (level, _, _, lasted, _) in enumerate(rows):
+        del outer[level:]
+        if outer:
+            own[outer[-1]] -= lasted
+        outer.append(number)
+    by_name: dict[str, tuple[int, float]] = {}
+    for (_, name, *_), seconds in zip(rows, own, strict=True):
+        count, total = by_name.get(name, (0, 0.0))
+        by_name[name] = count + 1, total + seconds
+    return by_name
 
 
 if __name__ == "__main__":
@@ -118,4 +154,4 @@ if __name__ == "__main__":
 
     sys.argv[0] = "paceline"
     rows.append([0, "interpreter", 0.0, time.monotonic() - BEGUN, time.process_time()])
-    main()
+    timed("the rest", main)()

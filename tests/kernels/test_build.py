@@ -21,6 +21,7 @@ from torch import nn
 from paceline import user_cache
 from paceline.errors import JobWarning
 from paceline.kernels import CannotFuse, build, fuse
+from paceline.kernels.printers import cpp
 
 TEXT = 'extern "C" int answer() { return 42; }\n'
 BAD = 'extern "C" int answer() { return 666; }\n'
@@ -100,6 +101,40 @@ def test_a_function_that_stores_what_it_computes_is_called() -> None:
     answer = build.library(LAYER)[0].answer
     answer.restype = ctypes.c_float
     assert answer() == 9
+
+
+# --- long texts ---
+
+PARTS = f"""{build.TWO_PARTS}
+int half();
+#if PART == 1
+int half() {{ return 21; }}
+#else
+extern "C" int answer() {{ return 2 * half(); }}
+#endif
+"""
+
+
+def test_two_parts_of_a_text_become_one_library() -> None:
+    assert build.library(PARTS)[0].answer() == 42
+
+
+@pytest.mark.parametrize("fault", ["return 21", "return 2 * half()"])
+def test_a_fault_in_either_part_is_named(fault: str) -> None:
+    with pytest.raises(build.CannotCompile, match="nowhere"):
+        build.library(PARTS.replace(fault, "return nowhere"))
+
+
+def test_a_network_has_the_same_bits_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = torch.rand(16, 8), torch.randint(3, (16,))
+    model, results = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)), []
+    for length in (0, 10**9):
+        monkeypatch.setattr(cpp, "LONG", length)
+        network = fuse(model, nn.CrossEntropyLoss(), SGD, 16, threads=1)
+        loss, gradients = network.loss_and_gradients(x, y)
+        assert network.compiled().source.startswith(build.TWO_PARTS) == (length == 0)
+        results.append((loss, [gradient.tolist() for gradient in gradients.values()]))
+    assert results[0] == results[1]
 
 
 # --- a cache that other users can write ---

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -50,6 +51,7 @@ FLAGS = (
 ENDS_WITH_PARENT = 'exec 3<&0 </dev/null; (read _ <&3; kill -9 0) 2>&- & "$@" 3<&-; made=$?; kill -9 $!; exit $made'
 PATIENCE = 300.0  # seconds for one text
 COMPILING = 2.0  # seconds for one text, about
+TWO_PARTS = "#define PARTS 2"  # what a text begins with that is compiled in two parts side by side
 DIGEST = 32  # bytes
 
 
@@ -247,26 +249,32 @@ def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, 
     return functions, file, False
 
 
-def _run(command: tuple[str, ...]) -> tuple[int, str]:
-    """Run a compiler and return its exit code and what it says; it does not outlive this process, however that ends."""
+def _run(commands: Sequence[tuple[str, ...]]) -> str:
+    """Run compilers side by side; return what those say that fail. None outlives this process, however that ends."""
     end, write_end = os.pipe()
+    running = list[subprocess.Popen[str]]()
     try:
-        with subprocess.Popen(
-            ("sh", "-c", ENDS_WITH_PARENT, "sh", *command),
-            stdin=end,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        ) as running:
-            try:
-                stderr = running.communicate(timeout=PATIENCE)[1]
-            except BaseException:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(running.pid, signal.SIGKILL)
-                raise
-            return running.returncode, stderr
+        for command in commands:
+            running.append(
+                subprocess.Popen(
+                    ("sh", "-c", ENDS_WITH_PARENT, "sh", *command),
+                    stdin=end,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    start_new_session=True,
+                )
+            )
+        messages = [process.communicate(timeout=PATIENCE)[1] for process in running]
+        codes = [process.returncode for process in running]
+        return "".join(message or f"exit code {code}" for code, message in zip(codes, messages, strict=True) if code)
     finally:
+        for process in running:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            with process:
+                pass
         os.close(end)
         os.close(write_end)
 
@@ -281,14 +289,17 @@ def _compile(toolchain: Compiler, text: str, flags: tuple[str, ...], file: Path)
     with tempfile.TemporaryDirectory(prefix="paceline-") as place:
         draft, binary = Path(place) / "text.cpp", Path(place) / "text.so"
         draft.write_text(text, encoding="utf-8")
+        start = (*toolchain.command, *flags)
+        parts = [f"{place}/{number}.o" for number in range(2)] if text.startswith(TWO_PARTS) else []
+        halves = [(*start, f"-DPART={n}", "-c", str(draft), "-o", part) for n, part in enumerate(parts)]
         try:
-            code, stderr = _run((*toolchain.command, *flags, str(draft), "-o", str(binary)))
+            message = _run(halves) or _run([(*start, *(parts or [str(draft)]), "-o", str(binary))])
         except subprocess.TimeoutExpired as error:
             raise CannotCompile(f"{toolchain} needed more than {PATIENCE:.0f} s for one text") from error
-        if code:
+        if message:
             raise CannotCompile(
                 f"{toolchain} refused the generated text; this is a fault of Paceline's, compute='autograd' goes on "
                 "without."
-                f"\n{stderr[:2000]}"
+                f"\n{message[:2000]}"
             )
         return keep(file, binary.read_bytes(), file.with_suffix(".cpp"), text)

@@ -61,7 +61,7 @@ class Forward:
         self.classes_last = kind.last or not program.places
         scores, length = Access(self.plan).pointer("scores"), prod(self.shape)
         defines = f"#define SCORES {scores}\n#define SCORES_LENGTH {length}"
-        source = "\n".join([text(self.plan, Rule()), defines, part("scores")])
+        source = "\n".join([text(self.plan, Rule()), "#if IN_PART(0)", defines, part("scores"), "#endif"])
         self.function = library(source)[0].paceline_scores
         self.function.argtypes, self.function.restype = [ctypes.c_void_p, ctypes.c_void_p], None
 

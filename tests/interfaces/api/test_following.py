@@ -63,27 +63,43 @@ def test_another_length_batch_or_way_of_computing_is_another_choice(
     assert len(timed) == 2
 
 
-@pytest.mark.parametrize(("one", "two", "plan"), [(4.0, 2.0, "sequential:threads=2"), (4.0, 3.9, "sequential")])
-def test_a_second_thread_trains_what_lasts_some_seconds_if_that_is_faster(
-    monkeypatch: pytest.MonkeyPatch, one: float, two: float, plan: str
+@pytest.mark.parametrize(
+    ("threads", "ring", "plan"),
+    [(2.0, 3.0, "sequential:threads=2"), (3.9, 2.0, "ring:workers=2"), (3.9, 3.7, "sequential")],
+)
+def test_a_second_core_trains_what_lasts_some_seconds_if_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch, threads: float, ring: float, plan: str
 ) -> None:
-    _take(monkeypatch, {"sequential": one, "sequential:threads=2": two, "downpour:workers=2": 2.0})
+    _take(monkeypatch, {"sequential:threads=2": threads, "ring:workers=2": ring})
     followed = following.follow(job())
     assert followed.plan == plan
-    assert f"{two:.1f} s" in followed.why
+    assert f"{threads:.1f} s, ring:workers=2 in {ring:.1f} s" in followed.why
+
+
+@pytest.mark.parametrize(
+    ("model", "workers"), [(nn.Linear(6, 3), 1), (nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), 2)]
+)
+def test_batches_are_not_divided_for_one_worker_nor_where_they_are_normed(
+    monkeypatch: pytest.MonkeyPatch, model: nn.Module, workers: int
+) -> None:
+    _take(monkeypatch, {"ring:workers=2": 1.0})
+    assert following.follow(job(model=model), workers).plan == "sequential"
 
 
 @pytest.mark.parametrize(("asynchronous", "said"), [(2.0, True), (3.9, False)])
 def test_a_faster_plan_with_other_numbers_is_named_and_not_taken(
     monkeypatch: pytest.MonkeyPatch, asynchronous: float, said: bool
 ) -> None:
-    _take(monkeypatch, {"sequential": 4.0, "sequential:threads=2": 3.9, "downpour:workers=2": asynchronous})
+    _take(monkeypatch, {"downpour:workers=2": asynchronous})
     followed = following.follow(job())
     assert followed.plan == "sequential"
     assert ("downpour would be about 2.0 times as fast" in followed.why) is said
 
 
 def _take(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None:
-    """Let plans take so many seconds for the 6 updates of the job, on two cores."""
-    monkeypatch.setattr(following, "measure", lambda _, plan, __: SimpleNamespace(seconds=seconds[str(plan)] / 6))
+    """Let plans take so many seconds, or 4, for the 6 updates of the job, on two cores, as if these were many."""
+    monkeypatch.setattr(following, "MANY", 6)
+    monkeypatch.setattr(
+        following, "measure", lambda _, plan, __: SimpleNamespace(seconds=seconds.get(str(plan), 4.0) / 6)
+    )
     monkeypatch.setattr(following.os, "sched_getaffinity", lambda _: {0, 1})

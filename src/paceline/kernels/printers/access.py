@@ -228,7 +228,7 @@ class Threads(Protocol):
 class OneThread:
     """A CPU: one thread works on a group of samples, so that there is nothing to share and to wait for."""
 
-    function = "static __attribute__((noinline)) void"
+    function = "STEP"
 
     def __init__(self, access: Access) -> None:
         self.access = access

@@ -1,15 +1,18 @@
 """The whole text of a plan in C++: a function per step, the phases, and the loop over batches that a team runs.
 
 The same text is sequential, vectorised over samples, vectorised over copies of the model, float or double: what differs
-is the type of a lane and how many there are.
+is the type of a lane and how many there are. Its steps are in two parts, which may be compiled side by side.
 """
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Iterator
+from itertools import accumulate
 from math import prod
 from pathlib import Path
 
+from paceline.kernels.build import TWO_PARTS
 from paceline.kernels.ir import Contract, Loss
 from paceline.kernels.losses import SCORE, TARGET
 from paceline.kernels.memory import Target
@@ -22,6 +25,7 @@ from paceline.kernels.printers.printer import Printer
 MANY = 16384  # weights, of which a chunk's gradient no longer stays in the nearest cache
 LITTLE = 200  # operations of a group for each weight: next to them, adding a chunk's gradient to others counts
 SLICE = 8192  # weights that are worth another thread's while
+LONG = 60_000  # letters of steps, more of which two compilers make sooner than one
 HERE = Path(__file__).parent
 
 
@@ -37,17 +41,21 @@ def text(plan: Plan, rule: Rule, printer: Printer | None = None) -> str:
         "CHUNK_GROUPS": 2 if weights > MANY and plan.flops * target.lanes < LITTLE * weights else 1,
         "SLICES": max(1, min(CHUNKS, weights // SLICE)),
     }
-    lines = [f"#define {name} {value}" for name, value in (constants(plan, rule) | definitions).items()]
+    steps = ["\n".join(printer.function(step)) for step in plan.steps()]
+    lines = [TWO_PARTS] if sum(map(len, steps)) > LONG else []
+    lines += [f"#define {name} {value}" for name, value in (constants(plan, rule) | definitions).items()]
     lines += [part("prelude"), part("arrays"), part("call"), part("functions")]
     if target.pixels:
         lines += _wide_functions(target)
     lines += [*losses(plan, printer), _butterfly(target.lanes), part("group"), part("update")]
-    lines += printer.functions(plan)
+    lines += [f"STEP {step.name}(Group& g);" for step in plan.steps()]
+    half = bisect(list(accumulate(map(len, steps))), sum(map(len, steps)) // 2)
+    lines += ["#if IN_PART(1)", *steps[half:], "#endif", "#if IN_PART(0)", *steps[:half]]
     lines += phases(plan, printer)
     lines.append(f"static void (*const STEPS[])(Group&) = {{{', '.join(step.name for step in plan.steps())}}};")
     lines += [*_chunk_begin(plan), *_chunk_end(plan)]
     lines += rule.lines()
-    lines += [part("stream"), part("exchange"), part("team")]
+    lines += [part("stream"), part("exchange"), part("team"), "#endif"]
     return "\n".join(lines)
 
 

@@ -28,11 +28,49 @@ template <class F> INLINE V each(V x, F f) {
 
 #if LANES == 1 || DOUBLE
 INLINE V larger(V a, V b) { return b > a ? b : a; }
+INLINE V reciprocal(V x) { return all(1) / x; }
+INLINE V erf_(V x) { return each(x, [](R a) { return std::erf(a); }); }
+#if LANES == 1
 INLINE V exp_(V x) { return each(x, [](R a) { return std::exp(a); }); }
 INLINE V tanh_(V x) { return each(x, [](R a) { return std::tanh(a); }); }
-INLINE V reciprocal(V x) { return all(1) / x; }
+#else
+// --- vectors of doubles, as in Cephes: two units in the last place ---
+
+typedef int64_t WORDS __attribute__((vector_size(LANES * 8)));
+
+// 2^k times a quotient of two polynomials on half a power of two to both sides; 0 below the ordinary numbers.
+INLINE V exp_(V x) {
+    const V shifted = x * 1.4426950408889634074 + 6755399441055744.0;  // the sum has no bits for a fraction
+    const V k = shifted - 6755399441055744.0;
+    V r = x - k * 6.93145751953125e-1;
+    r = r - k * 1.42860682030941723212e-6;
+    const V s = r * r;
+    V p = all(1.26177193074810590878e-4);
+    p = p * s + 3.02994407707441961300e-2;
+    p = (p * s + 9.99999999999999999910e-1) * r;
+    V q = all(3.00198505138664455042e-6);
+    q = q * s + 2.52448340349684104192e-3;
+    q = q * s + 2.27265548208155028766e-1;
+    q = q * s + 2.00000000000000000009;
+    const V y = (all(1) + p / (q - p) * 2.0) * (V)(((WORDS)shifted + 1023) << 52);
+    return x > all(709) ? all(INFINITY) : x < all(-708) ? all(0) : y;
+}
+
+// Near zero a quotient of two polynomials, and else by e^x.
+INLINE V tanh_(V x) {
+    const V s = x * x;
+    V p = all(-9.64399179425052238628e-1);
+    p = p * s + -9.92877231001918586564e1;
+    p = p * s + -1.61468768441708447952e3;
+    V q = s + 1.12811678491632931402e2;
+    q = q * s + 2.23548839060100448583e3;
+    q = q * s + 4.84406305325125486048e3;
+    const V a = x < all(0) ? -x : x;
+    const V far = all(1) - all(2) / (exp_(a + a) + all(1));
+    return a < all(0.625) ? x + x * s * (p / q) : x < all(0) ? -far : far;
+}
+#endif
 INLINE V sigmoid(V x) { return reciprocal(all(1) + exp_(-x)); }
-INLINE V erf_(V x) { return each(x, [](R a) { return std::erf(a); }); }
 #else
 // --- what a processor has one instruction for; of a number that is none, none comes out ---
 

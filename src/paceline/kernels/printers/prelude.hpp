@@ -18,6 +18,15 @@
 #define CONSTANT static const
 #define INLINE static inline __attribute__((always_inline))
 
+// A long text is compiled in two parts: each has half of the steps, and the first all else that is not inline.
+#ifdef PART
+#define STEP __attribute__((noinline, visibility("hidden"))) void
+#define IN_PART(number) (PART == number)
+#else
+#define STEP static __attribute__((noinline)) void
+#define IN_PART(number) 1
+#endif
+
 // --- threads ---
 
 // Spins for a while, for a batch takes microseconds; then lets others have the core.

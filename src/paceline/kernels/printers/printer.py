@@ -264,9 +264,10 @@ class Printer:
     def functions(self, plan: Plan) -> Lines:
         """All steps, a function each."""
         for step in plan.steps():
-            yield from self._function(step)
+            yield from self.function(step)
 
-    def _function(self, step: Step) -> Lines:
+    def function(self, step: Step) -> Lines:
+        """A step as a function."""
         yield f"// {comment(_described(step.statement))}"
         yield f"{self.threads.function} {step.name}(Group& g) {{"
         yield from self.access.declarations(used_by([step.statement]))

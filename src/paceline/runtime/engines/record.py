@@ -33,7 +33,7 @@ from paceline.runtime.runs.record import (
 from paceline.training.data.opening import origins
 from paceline.training.data.source import Order, Source
 from paceline.training.gradients.replica import Replica
-from paceline.training.jobs.job import Job
+from paceline.training.jobs.job import Job, threads
 from paceline.training.jobs.several import SeveralOptimizers
 from paceline.training.parameters.layout import not_trained, trainable
 from paceline.training.parameters.optimizers import Optimizer
@@ -127,7 +127,7 @@ def outline(job: Job, module: nn.Module, source: Source) -> list[LayerRecord]:
     chunk = Chunk(0, 0, 0, 0, samples, 1.0)
     batch = source.batch(Order(len(source), job.seed, job.shuffle).indices(chunk), 0)
     # A model that cannot be run in this way (a step that makes gradients itself) has an outline without shapes.
-    with contextlib.suppress(Exception), torch.no_grad(), tracker:
+    with contextlib.suppress(Exception), torch.no_grad(), threads(1), tracker:
         Replica(job, model, ()).forward(model, chunk, batch)
     for hook in hooks:
         hook.remove()

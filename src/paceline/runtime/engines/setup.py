@@ -275,12 +275,14 @@ def set_up(
         job = job.with_(compute=choice.compute)
     elif job.compute == "fused":
         job = fused_if_possible(job, users_job, module, source, not plan.traits.traced)
-    probed = _probed(job, users_job, plan, engine, module, optimizer, source, agenda, placement)
+    with threads(plan.threads):  # as workers compute: more would wait for each other on cores that others keep busy
+        probed = _probed(job, users_job, plan, engine, module, optimizer, source, agenda, placement)
     for note in probed.notes:
         warnings.warn(note, JobWarning, stacklevel=3)
     refuse_parts(plan, agenda)
     job = _by_epochs(job, plan, optimizer, agenda, engine)
-    figures = rehearse(job, module, test, placement.devices[0]) if test is not None and engine != "replay" else ()
+    with threads(plan.threads):
+        figures = rehearse(job, module, test, placement.devices[0]) if test is not None and engine != "replay" else ()
     layout = lay_out(module, plan.shards, probed.moving)
     plan = plan.fitted(len(layout.shards))
     plan.check_fragments(len(trainable(module)))

@@ -1,8 +1,10 @@
-"""The plan that `train(plan="auto")` follows: one process where it takes seconds, else what `choose` chooses.
+"""The plan that `train(plan="auto")` follows: the fastest of a few where it takes seconds, else what `choose` chooses.
 
-A search measures many plans, which takes longer than the training of a small job. What was chosen is remembered by the
-job's kind, its length and the machine: the same command trains in the same way from then on, and at once. How gradients
-are computed is not decided here, but where it is for every other plan, in `training.gradients.choice`.
+A search measures many plans, which takes longer than the training of a small job. There one process is compared with
+two threads and with two workers that share each batch: all compute the same gradients, but for rounding. What was
+chosen is remembered by the job's kind, its length and the machine: the same command trains in the same way from then
+on, and at once. How gradients are computed is not decided here, but where it is for every other plan, in
+`training.gradients.choice`.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -52,11 +56,15 @@ def _file(key: str) -> Path:
     return choices() / f"plan-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-UPDATES = 16  # by which a plan is timed
+UPDATES = 16  # by which one process is timed where nothing is known
+TIMED = 0.1  # seconds for which each of some plans is timed
+LEAST, MOST = 5, 5000  # updates of each worker in that time
+MANY = 300  # updates, with fewer of which those by which plans are timed are too many: two threads alone are
 SEARCH = 30.0  # seconds that a training has to take by one process, from which on a search of about half of that pays
-SECOND = 1.0  # from which on a second thread is timed, and an asynchronous plan
-PAYS = 1.3  # times as fast as one thread, from which on two are chosen: both are timed only briefly
-ONE, TWO = make("sequential"), make("sequential", threads=2)
+SECOND = 1.0  # from which on plans that use a second core are timed
+PAYS = 1.15  # times as fast as one thread, from which on a second core is taken: both are timed only briefly
+NAMED = 1.3  # times as fast as the plan that is followed, from which on an asynchronous one is named
+ONE, TWO, RING = make("sequential"), make("sequential", threads=2), make("ring", workers=2)
 ASYNCHRONOUS = make("downpour", workers=2)
 
 
@@ -69,54 +77,59 @@ def follow(job: Job, workers: int | None = None, limit: int | None = None) -> Fo
     updates = setup.agenda.updates
     key = repr((kind_of(job, setup.module), job.compute, updates, workers, len(os.sched_getaffinity(0))))
     if (followed := recall(key)) is None:
-        followed = _choose(job, updates, workers, limit)
+        # Each worker would norm by the statistics of its own part of a batch.
+        divides = workers != 1 and not setup.probe.moving
+        followed = _choose(job, updates, workers, limit, divides)
         remember(key, followed)
     return followed
 
 
-def _choose(job: Job, updates: int, workers: int | None, limit: int | None) -> Followed:
-    alone, seconds = _timed(job, ONE, updates, limit)
-    if seconds < SEARCH:
-        return _without_a_search(job, alone, updates, seconds, limit)
-    choice = choose(job, workers=workers)
-    return Followed(str(choice.best.plan), choice.compute, choice.sentences[0])
+def _choose(job: Job, updates: int, workers: int | None, limit: int | None, divides: bool) -> Followed:
+    """Choose a plan for so many updates; `divides`: workers may each compute a part of a batch."""
+    alone, seconds = _alone(job, updates, limit)
+    if seconds >= SEARCH:
+        choice = choose(job, workers=workers)
+        return Followed(str(choice.best.plan), choice.compute, choice.sentences[0])
+    short = f"one process trains in about {seconds:.1f} s"
+    if seconds < SECOND or len(os.sched_getaffinity(0)) < 2:
+        return Followed(str(ONE), job.compute, f"{short}, and a search for another plan takes as long")
+    plans = [TWO, *([RING] if divides else []), ASYNCHRONOUS] if updates >= MANY else [TWO]
+    ratios = _ratios(alone, seconds / updates, plans)
+    asynchronous = ratios.pop(str(ASYNCHRONOUS), 0.0)
+    pays = {name: each for name, each in ratios.items() if each >= PAYS}
+    plan, ratio = max(pays.items(), key=itemgetter(1), default=(str(ONE), 1.0))
+    # Generated code that pays for one thread is what two have been timed with.
+    compute = alone.compute if plan == str(TWO) else job.compute
+    texts = [short, *(f"{name} in {seconds / each:.1f} s" for name, each in ratios.items())]
+    return Followed(plan, compute, ", ".join(texts) + _named(asynchronous / ratio))
 
 
-def _timed(job: Job, plan: Plan, updates: int, limit: int | None) -> tuple[Job, float]:
+def _alone(job: Job, updates: int, limit: int | None) -> tuple[Job, float]:
     """Return the job with the way of computing that one process takes for it, and the seconds of all its updates."""
     if job.compute == "auto":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            choice = set_up(job.untested(), plan, "local", limit, bounded=True).choice
+            choice = set_up(job.untested(), ONE, "local", limit, bounded=True).choice
         assert choice is not None
         job = job.with_(compute=choice.compute)
         if choice.seconds is not None:
             return job, choice.seconds
-    return job, updates * measure(job, plan, UPDATES).seconds
+    return job, updates * measure(job, ONE, UPDATES).seconds
 
 
-def _without_a_search(job: Job, alone: Job, updates: int, seconds: float, limit: int | None) -> Followed:
-    """Return one process with one thread or two; `seconds` are those of one. The same numbers, so nothing is risked."""
-    short = f"one process trains in about {seconds:.1f} s"
-    if seconds < SECOND or len(os.sched_getaffinity(0)) < 2:
-        return Followed(str(ONE), job.compute, f"{short}, and a search for another plan takes as long")
-    _, together = _timed(job, TWO, updates, limit)
-    if together * PAYS > seconds:
-        plan = ONE
-        why = f"{short}, and with two threads in about {together:.1f} s"
-    else:
-        plan = TWO
-        why = f"two threads train in about {together:.1f} s, and one in {seconds:.1f} s"
-    return Followed(str(plan), job.compute, why + _faster_otherwise(alone, plan))
+def _ratios(job: Job, seconds: float, plans: Iterable[Plan]) -> dict[str, float]:
+    """How many times as fast as one process, whose updates take so many seconds, plans are that can train the job."""
+    count = max(LEAST, min(MOST, round(TIMED / seconds)))
+    one, ratios = measure(job, ONE, count).seconds, dict[str, float]()
+    for plan in plans:
+        with suppress(PacelineError):
+            ratios[str(plan)] = one / measure(job, plan, count * plan.workers).seconds
+    return ratios
 
 
-def _faster_otherwise(job: Job, plan: Plan) -> str:
-    """Say where a plan whose numbers are others in each run is faster; empty where none is."""
-    try:
-        ratio = measure(job, plan, UPDATES).seconds / measure(job, ASYNCHRONOUS, UPDATES).seconds
-    except PacelineError:
-        return ""  # it cannot train this job
-    if ratio < PAYS:
+def _named(ratio: float) -> str:
+    """Name a plan whose numbers are others in each run where it is so many times as fast; empty where it is not."""
+    if ratio < NAMED:
         return ""
     name = ASYNCHRONOUS.name
     return f"; {name} would be about {ratio:.1f} times as fast, with stale gradients and other numbers in each run"

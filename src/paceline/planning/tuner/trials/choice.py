@@ -17,6 +17,7 @@ from paceline.planning.tuner.trials.dispatch import Dispatcher, WorkerPool
 from paceline.planning.tuner.trials.peers import Peers, RankInfo, SearchOutcome
 from paceline.planning.tuner.trials.processes import Processes
 from paceline.planning.tuner.trials.stacked import LIMIT, Stacked, limited
+from paceline.runtime.engines.workers.process import starts_at_once
 from paceline.training.data.source import TensorSource
 from paceline.training.gradients.fastest_stack import Forms, one_thread
 from paceline.training.gradients.vmap_stack import CannotStack, shape_of
@@ -73,7 +74,7 @@ EXECUTORS = ("auto", "processes", "stacked", "distributed", "here")
 FEW = 4  # trials of an architecture, with fewer of which stacking is not looked at
 PREVIEWED = 16  # configurations by which architectures are distinguished
 LOOK = 0.05  # seconds for which a separate training is timed
-STARTING = 3.0  # seconds until processes that import PyTorch can begin
+STARTING, COPIED = 3.0, 0.3  # seconds until processes that import PyTorch can begin, and copies of one that has
 
 
 class ExecutorOptions(NamedTuple):
@@ -160,16 +161,19 @@ def _measured(options: ExecutorOptions, study: Study, forms: Forms) -> tuple[str
         apart, together, reason = _timed(options.objective, options, study, forms)
     except (Exception, SystemExit) as error:  # of the user's own job, which will fail as a trial and say why
         return "processes", f"the first configurations could not be timed: {type(error).__name__}"
-    return fastest(apart, together, study.total, options.cores, reason)
+    starting = COPIED if starts_at_once() else STARTING
+    return fastest(apart, together, study.total, options.cores, reason, starting)
 
 
-def fastest(apart: float, together: float | None, trials: int, cores: int, reason: str) -> tuple[str, str]:
+def fastest(
+    apart: float, together: float | None, trials: int, cores: int, reason: str, starting: float = STARTING
+) -> tuple[str, str]:
     """Return the executor by which so many trials are expected to be done first, and why.
 
     `apart` are the seconds of a trial in a process, `together` those of one in a stack; None, with a `reason`, where
-    trials cannot be stacked.
+    trials cannot be stacked. `starting` are the seconds until processes can begin.
     """
-    seconds = {"here": trials * apart, "processes": STARTING + trials * apart / min(cores, trials)}
+    seconds = {"here": trials * apart, "processes": starting + trials * apart / min(cores, trials)}
     if together is not None:
         seconds["stacked"] = trials * together
     estimates = ", ".join(f"{name} {spent:.2g} s" for name, spent in seconds.items())

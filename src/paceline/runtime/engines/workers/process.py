@@ -38,6 +38,8 @@ class _Start(NamedTuple):
     preload: Sequence[str]
     #: The variables of the environment at that time, if it was before the job was known: its file may set some.
     environment: dict[str, str] | None
+    #: Whether it is a copy of that process, which had imported what workers need.
+    is_copy: bool = False
 
     def serves(self, preload: Sequence[str]) -> bool:
         """Whether its processes have the modules and the environment that the job needs."""
@@ -75,6 +77,11 @@ def fork_anew() -> None:
     _ensure_running(PRELOAD, _fork)
 
 
+def starts_at_once() -> bool:
+    """Whether processes can begin without an import of PyTorch, which takes seconds."""
+    return _start is not None and _start.by == os.getpid() and _start.is_copy
+
+
 def prepare(preload: Sequence[str] = PRELOAD) -> None:
     """Start the forkserver with these modules loaded, if it does not run yet.
 
@@ -109,7 +116,7 @@ def _ensure_running(
             with _folder_unseen():
                 start()
             if server._forkserver_pid != begun:
-                _start = _Start(os.getpid(), preload, environment)
+                _start = _Start(os.getpid(), preload, environment, start is _fork)
             if str(server._forkserver_address).startswith(folder):
                 descriptor = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
                 server._forkserver_address = f"/proc/self/fd/{descriptor}"
