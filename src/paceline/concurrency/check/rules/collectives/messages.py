@@ -273,7 +273,8 @@ def not_waited_for(facts: Facts) -> Iterator[Witness]:
                     call, fn, message=f"{text_of(call)} returns a handle that is {how}: the program cannot tell when"
                 )
             elif (use := _used_early(call, fn, facts)) is not None:
-                yield _report_early(call, fn, *use)
+                at, wait = use
+                yield Witness(at, fn, "early", wait=wait, call=call, line=getattr(at, "lineno", call.lineno))
 
 
 def _used_early(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.AST, int] | None:
@@ -316,10 +317,6 @@ def _in_message(node: ast.AST, fn: Function, facts: Facts) -> bool:
     """Whether this is an argument of another message."""
     around = enclosing(node, ast.Call)
     return isinstance(around, ast.Call) and (_begins(around, fn, facts) or short_name(around.func) in ("P2POp", "len"))
-
-
-def _report_early(call: ast.Call, fn: Function, use: ast.AST, wait: int) -> Witness:
-    return Witness(use, fn, "early", wait=wait, call=call, line=getattr(use, "lineno", call.lineno))
 
 
 def _begins(call: ast.Call, fn: Function, facts: Facts) -> bool:

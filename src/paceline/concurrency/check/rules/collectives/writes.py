@@ -29,9 +29,10 @@ def missing_barrier(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         for test in fn.tests:
             if isinstance(test, ast.If) and not test.orelse and _one_rank(test, fn, facts):
-                witness = _used_after(test, fn, facts)
-                if witness is not None:
-                    yield _report(fn, test, *witness)
+                use = _used_after(test, fn, facts)
+                if use is not None:
+                    maker, user, path = use
+                    yield Witness(user, fn, path=path, maker=maker, test=test)
                     break
 
 
@@ -114,10 +115,6 @@ def _every_rank(call: ast.Call, fn: Function, facts: Facts) -> bool:
             return False
         around = enclosing(around, ast.If)
     return True
-
-
-def _report(fn: Function, test: ast.If, maker: ast.Call, user: ast.Call, path: str) -> Witness:
-    return Witness(user, fn, path=path, maker=maker, test=test)
 
 
 SAVES = {"torch.save": 1, "pickle.dump": 1, "json.dump": 1, "numpy.save": 0, "numpy.savez": 0}

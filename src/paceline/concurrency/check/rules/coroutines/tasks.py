@@ -103,7 +103,9 @@ def _of_group(
         return
     if any(short_name(c.func) in ENDS for each in (fn, *(e for _, e in callees)) for c in each.calls):
         return
-    yield _report(fn, at, *lasting[0], ending[0][1] if ending else fn)
+    what = "the group" if isinstance(at, ast.AsyncWith) else text_of(at.value)
+    (start, lasts), ends = lasting[0], ending[0][1] if ending else fn
+    yield Witness(start, fn, lasting=lasts, what=what, ending=ends, group=at)
 
 
 def _works(block: ast.AsyncWith, fn: Function) -> bool:
@@ -163,19 +165,6 @@ def _goes_on(at: ast.AST, fn: Function) -> bool:
             return True
         statement = parent(statement)
     return False
-
-
-def _report(
-    fn: Function, at: ast.AsyncWith | ast.Await, start: ast.Call, lasting: Function, ending: Function
-) -> Witness:
-    return Witness(
-        start,
-        fn,
-        lasting=lasting,
-        what="the group" if isinstance(at, ast.AsyncWith) else text_of(at.value),
-        ending=ending,
-        group=at,
-    )
 
 
 MAKES = ("create_memory_object_stream", "open_memory_channel")

@@ -218,7 +218,7 @@ def _flags(cls: Class, facts: Facts) -> Iterator[Witness]:
             others = ((f, t) for f in methods if facts.threads_of(f) for t, v in f.assigns if is_constant(v, True))
             other = next(((f, t) for f, t in others if dotted(t) == name), None)
             if other is not None:
-                yield _report_flag(target, fn, name, sent, *other)
+                yield Witness(target, fn, "flag", name=name, sent=sent, other=other[0], sets=other[1])
                 return
 
 
@@ -242,10 +242,6 @@ def _polled(name: str, methods: list[Function]) -> bool:
     loops = (loop for fn in methods for loop in fn.loops if isinstance(loop, ast.While))
     negated = (n.operand for w in loops for n in ast.walk(w.test) if isinstance(n, ast.UnaryOp))
     return any(dotted(operand) == name for operand in negated)
-
-
-def _report_flag(at: ast.expr, fn: Function, name: str, sent: ast.Call, other: Function, sets: ast.expr) -> Witness:
-    return Witness(at, fn, "flag", name=name, sent=sent, other=other, sets=sets)
 
 
 def _starts(fn: Function, facts: Facts) -> Iterator[tuple[ast.Call, Function]]:

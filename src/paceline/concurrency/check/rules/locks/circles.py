@@ -47,8 +47,8 @@ def _report_lock_order(circle: list[Edge], ways: dict[tuple[str, str], list[Edge
     rarest = min(range(len(circle)), key=lambda i: (len(ways[ends[i][0].id, ends[i][1].id]), i))
     circle = circle[rarest:] + circle[:rarest]
     story, waits = [], []
-    for number, edge in enumerate(circle):
-        who, whom = f"thread {_letter(number)}", f"thread {_letter((number + 1) % len(circle))}"
+    threads = [f"thread {letter}" for letter in "ABCDEFGH"[: len(circle)]]
+    for edge, who, whom in zip(circle, threads, [*threads[1:], threads[0]], strict=True):
         first, second = edge.first.resource.id, edge.second.resource.id
         story += [Step(who, site.lineno, f"runs {ast.unparse(site)}") for _, site in edge.bound]
         story.append(Step(who, edge.taken, f"{edge.fn.qualname} takes {first}"))
@@ -56,6 +56,7 @@ def _report_lock_order(circle: list[Edge], ways: dict[tuple[str, str], list[Edge
         waits.append(Wait(who, f"took {first} at line {edge.taken}", f"release {second}", whom))
     at, names = circle[0], [edge.first.resource.id for edge in circle]
     sure = all(end.resource.sure for edge in circle for end in (edge.first, edge.second))
+    by = "" if len(at.steps) == 1 else f" by {text_of(at.steps[0][1])}"
     return Witness(
         at.steps[0][1],
         at.fn,
@@ -63,9 +64,9 @@ def _report_lock_order(circle: list[Edge], ways: dict[tuple[str, str], list[Edge
         confidence=0.9 if sure and len(circle) == 2 else 0.6,
         waits=waits,
         order=" -> ".join([*names, names[0]]),
-        how=_how(at),
+        how=f"{at.second.resource.id} is taken{by}",
         names=names,
-        elsewhere=", ".join(_where(edge) for edge in circle[1:]),
+        elsewhere=", ".join(f"line {(edge.bound or edge.steps)[0][1].lineno}" for edge in circle[1:]),
         edge=at,
         locks=" ".join(sorted(set(names))),
     )
@@ -73,26 +74,17 @@ def _report_lock_order(circle: list[Edge], ways: dict[tuple[str, str], list[Edge
 
 def _swapped(edge: Edge, likely: float) -> Witness:
     """The finding for two instances of one class, or two elements of one container."""
-    one, two = (_named(end.node) for end in (edge.first, edge.second))
+    one, two = (ast.unparse(end.node) for end in (edge.first, edge.second))
     runs = [Step("thread A", site.lineno, f"runs {ast.unparse(site)}") for _, site in edge.bound]
     at, lock = edge.steps[0][1], edge.first.resource.id
     return Witness(at, edge.fn, "swapped", confidence=likely, one=one, two=two, lock=lock, edge=edge, runs=runs)
 
 
-def _named(node: ast.expr) -> str:
-    return ast.unparse(node)
-
-
-def _where(edge: Edge) -> str:
-    return f"line {(edge.bound or edge.steps)[0][1].lineno}"
-
-
-def _how(edge: Edge) -> str:
-    return f"{edge.second.resource.id} is taken" + ("" if len(edge.steps) == 1 else f" by {text_of(edge.steps[0][1])}")
-
-
-def _letter(number: int) -> str:
-    return "ABCDEFGH"[number]
+#: By whether it is a semaphore.
+_WAITS_FOR_ITSELF = (
+    "it is not an RLock, so the thread waits for itself",
+    "once as many threads hold a permit as there are, all of them wait for another one",
+)
 
 
 def lock_taken_again(facts: Facts) -> Iterator[Witness]:
@@ -133,7 +125,11 @@ def lock_taken_again(facts: Facts) -> Iterator[Witness]:
                         steps = ((fn, effect.node), *take.steps)
                 if steps is not None and (lock.id, effect.line) not in reported:
                     reported.add((lock.id, effect.line))
-                    yield _report_lock_taken_again(fn, first, steps)
+                    by = "" if len(steps) == 1 else f" by {text_of(effect.node)}"
+                    reason = _WAITS_FOR_ITSELF[lock.kind == "Semaphore"]
+                    yield Witness(
+                        effect.node, fn, lock=lock, by=by, first=first, reason=reason, steps=steps, where=steps[-1][0]
+                    )
 
 
 def _between_items(fn: Function, facts: Facts) -> Iterator[Witness]:
@@ -151,14 +147,9 @@ def _between_items(fn: Function, facts: Facts) -> Iterator[Witness]:
                 continue
             take = next((t for name, t in facts.takes(effect.callee).items() if name in locks_held), None)
             if take is not None:
-                yield _report_between(fn, loop, locks_held[take.resource.id], maker, ((fn, effect.node), *take.steps))
+                steps, lock_held = ((fn, effect.node), *take.steps), locks_held[take.resource.id]
+                yield Witness(effect.node, fn, "between", lock_held=lock_held, maker=maker, loop=loop, steps=steps)
                 return
-
-
-def _report_between(
-    fn: Function, loop: ast.For, lock_held: Held, maker: Function, steps: tuple[tuple[Function, ast.expr], ...]
-) -> Witness:
-    return Witness(steps[0][1], fn, "between", lock_held=lock_held, maker=maker, loop=loop, steps=steps)
 
 
 def _of_the_same(effect: Effect, first: Held, fn: Function, facts: Facts) -> bool:
@@ -180,24 +171,6 @@ def _of_the_same(effect: Effect, first: Held, fn: Function, facts: Facts) -> boo
             if callee is not None and of_owner and yields == [callee.self_name]:
                 return True
     return False
-
-
-def _report_lock_taken_again(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], ...]) -> Witness:
-    lock = first.resource
-    where, _last = steps[-1]
-    by = "" if len(steps) == 1 else f" by {text_of(steps[0][1])}"
-    return Witness(
-        steps[0][1],
-        fn,
-        lock=lock,
-        by=by,
-        first=first,
-        reason="once as many threads hold a permit as there are, all of them wait for another one"
-        if lock.kind == "Semaphore"
-        else "it is not an RLock, so the thread waits for itself",
-        steps=steps,
-        where=where,
-    )
 
 
 COMPLETES = ("set_result", "set_exception", "set_running_or_notify_cancel")

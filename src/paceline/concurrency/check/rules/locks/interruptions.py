@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import cache
 
 from paceline.concurrency.check.flow.effects import runs_now
-from paceline.concurrency.check.flow.walk import Event, Held
+from paceline.concurrency.check.flow.walk import Event
 from paceline.concurrency.check.rules.rule import Witness, resource_of
-from paceline.concurrency.check.summaries import Facts, Take, Use
+from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Class, Function, Resource
 from paceline.concurrency.check.syntax.tree import (
     dotted,
@@ -416,7 +416,8 @@ def logs_under_lock(facts: Facts) -> Iterator[Witness]:
                 continue
             via = None if effect.callee is None else logs.get(id(effect.callee))
             if _is_log_call(effect.node) or (via is not None and effect.callee is not takes[first.resource.id][0]):
-                yield _report_logs_under_lock(fn, first, effect.node, *takes[first.resource.id])
+                emit, take = takes[first.resource.id]
+                yield Witness(effect.node, fn, first=first, emit=emit, take=take)
                 break
 
 
@@ -435,7 +436,3 @@ def _is_log_call(call: ast.Call) -> bool:
     """Whether this is `logger.info(...)`, `logging.info(...)` or `self.log.info(...)`."""
     name, _, level = dotted(call.func).rpartition(".")
     return level in LEVELS and "log" in name.rpartition(".")[2].lower()
-
-
-def _report_logs_under_lock(fn: Function, first: Held, call: ast.Call, emit: Function, take: Take) -> Witness:
-    return Witness(call, fn, first=first, emit=emit, take=take)

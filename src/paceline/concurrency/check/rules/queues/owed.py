@@ -35,7 +35,8 @@ def task_not_done(facts: Facts) -> Iterator[Witness]:
     takers = list(dict.fromkeys((use.fn, use.of) for use in gets))
     done = any(short_name(c.func) == "task_done" for c, _ in facts.module.calls)
     for queue in dict.fromkeys(queue for _, queue in takers if not done):
-        yield _report_never(*joins[queue], queue)
+        fn, join = joins[queue]
+        yield Witness(join, fn, "never", queue=queue)
     for queue, (fn, join) in joins.items() if done else ():
         if (cancel := _cancelled_before(join, fn, [f for f, q in takers if q == queue], facts)) is not None:
             yield Witness(join, fn, "cancelled", queue=queue, cancel=cancel)
@@ -97,10 +98,6 @@ def _skipped(fn: Function, queue: str, join: ast.Call, facts: Facts) -> Iterator
     ways = sorted(duty.skipped_after(gets), key=lambda skipped: (skipped.raised, skipped.node.line))
     for skipped in ways[:1]:
         yield _report_skipped(fn, skipped, queue, join)
-
-
-def _report_never(fn: Function, join: ast.Call, queue: str) -> Witness:
-    return Witness(join, fn, "never", queue=queue)
 
 
 def _report_skipped(fn: Function, skipped: Skipped, queue: str, join: ast.Call) -> Witness:

@@ -252,7 +252,8 @@ def flag_before_work(facts: Facts) -> Iterator[Witness]:
             assignments = _set_early(name, test, fn, facts)
             everywhere = name in fn.globals or name.split(".")[0] in facts.module.classes
             if assignments is not None and (sign >= IMPORTS or everywhere) and not facts.held_at(assignments[0], fn):
-                yield _report_flag_before_work(fn, test, name, *assignments, 0.6 if sign >= OWNS_OTHER else 0.5)
+                (flag, later), sure = assignments, 0.6 if sign >= OWNS_OTHER else 0.5
+                yield Witness(flag, fn, confidence=sure, name=name, later=later, test=test)
                 break
 
 
@@ -322,9 +323,3 @@ def _assigns(fn: Function) -> Iterator[ast.Assign]:
             yield node
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             todo = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt | ast.ExceptHandler)] + todo
-
-
-def _report_flag_before_work(
-    fn: Function, test: ast.If, name: str, flag: ast.Assign, later: ast.Assign, confidence: float
-) -> Witness:
-    return Witness(flag, fn, confidence=confidence, name=name, later=later, test=test)

@@ -72,7 +72,8 @@ def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator
             why = (other, f"{other.fn.qualname}, which other threads may call,", 0.5)
         if why is not None and id(loop.fn) not in reported:
             reported.add(id(loop.fn))
-            yield _report_unguarded_iteration(loop, *why)
+            change, who, sure = why
+            yield Witness(loop.node, loop.fn, confidence=sure, loop=loop, who=who, change=change)
 
 
 def _replaces(change: Access) -> bool:
@@ -245,10 +246,6 @@ def _may_come_later(change: Access, facts: Facts) -> bool:
     name = change.fn.name
     starts = any(short_name(call.func) == "start" for call in change.fn.calls)
     return not name.startswith("_") and not starts and not is_teardown(change.fn) and change.fn is not facts.module.top
-
-
-def _report_unguarded_iteration(loop: Access, change: Access, who: str, confidence: float) -> Witness:
-    return Witness(loop.node, loop.fn, confidence=confidence, loop=loop, who=who, change=change)
 
 
 LEAVES = (ast.Break, ast.Return, ast.Raise)

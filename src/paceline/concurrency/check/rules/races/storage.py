@@ -158,7 +158,7 @@ def _of_one(name: str, first: list[Function], others: list[Function]) -> Iterato
         is_tested = any(_asks(other, attribute) for _, other in of_it)
         read = next((u for u in of_it if not is_caught(u[0], "AttributeError")), None)
         if read is not None and not stored and not is_tested:
-            yield _report(at, fn, dotted(at), *read)
+            yield Witness(at, fn, name=dotted(at), read=read[0], other=read[1], line=at.lineno)
 
 
 def _stored_first(fn: Function, uses: list[ast.Attribute]) -> bool:
@@ -178,7 +178,3 @@ def _augmented(fn: Function) -> list[ast.expr]:
 def _asks(fn: Function, attribute: str) -> bool:
     """Whether a function asks for the attribute by its name: `hasattr(_local, "depth")`."""
     return any(isinstance(a, ast.Constant) and a.value == attribute for call in fn.calls for a in call.args)
-
-
-def _report(at: ast.AST, fn: Function, name: str, read: ast.Attribute, other: Function) -> Witness:
-    return Witness(at, fn, name=name, other=other, read=read, line=getattr(at, "lineno", fn.line))

@@ -57,7 +57,7 @@ def joined_early(facts: Facts) -> Iterator[Witness]:
                 continue
             put = _full(constructor, maker, runs, facts)
             if put is not None and not _drained(fn, join, put[1], facts):
-                yield _report_full(fn, join, runs, *put)
+                yield Witness(join, fn, "full", runs=runs, queue=put[1], put=put[0])
 
 
 def _only_at_exit(fn: Function, facts: Facts) -> ast.Call | None:
@@ -234,10 +234,6 @@ def _report(fn: Function, join: ast.Call, signal: ast.AST, runs: Function, waits
     )
 
 
-def _report_full(fn: Function, join: ast.Call, runs: Function, put: ast.Call, queue: str) -> Witness:
-    return Witness(join, fn, "full", runs=runs, queue=queue, put=put)
-
-
 Steps = tuple[tuple[Function, ast.expr], ...]
 ASKS = {"current_thread", "currentThread", "get_ident", "ident", "current_task"}
 STARTS_OF_JOINERS = ("create_task", "ensure_future")
@@ -294,7 +290,8 @@ def _tasks_joining_themselves(facts: Facts) -> Iterator[Witness]:
             if len({id(fn) for fn in runs}) != 1 or len(others) != len(runs):
                 continue
             for steps in _awaiting(runs[0], attribute, (), facts, set()):
-                yield _report_task(runs[0], attribute, steps)
+                fn, node = steps[-1]
+                yield Witness(node, fn, "task", attribute=attribute, target=runs[0], steps=steps)
                 break
 
 
@@ -330,8 +327,3 @@ def _awaiting(fn: Function, attribute: str, way: Steps, facts: Facts, visited: s
 def _parts(node: ast.expr) -> list[ast.expr]:
     """The elements of a tuple or list, or the expression alone."""
     return node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
-
-
-def _report_task(target: Function, attribute: str, steps: Steps) -> Witness:
-    fn, node = steps[-1]
-    return Witness(node, fn, "task", attribute=attribute, target=target, steps=steps)
