@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from functools import cached_property
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries import catalogue
 from paceline.concurrency.check.libraries.catalogue import WRAPPERS
 from paceline.concurrency.check.syntax.declarations import Class, Declarations, Function
@@ -95,18 +96,10 @@ _LIBRARIES = re.compile(
     r"|torch\.(rand|randn|randint|randperm|bernoulli|multinomial)"
 )
 _UNSEEDED = re.compile(r"uuid\.uuid[14]|secrets\.\w+|os\.urandom")
-_DRAWS = {"random", "randint", "randrange", "choice", "uniform", "integers", "normal", "standard_normal", "binomial",
-          "permutation", "shuffle", "sample", "choices", "rand", "randn", "random_sample", "poisson",
-          "exponential"}  # fmt: skip
+_DRAWS = libraries.names("methods that draw random numbers")
 _GENERATORS = {"random.Random", "numpy.random.default_rng", "numpy.random.RandomState"}
 #: What seeds one library alone; any other function whose name has `seed` is taken to seed all.
-_SEEDS = {
-    "random.seed": "random",
-    "numpy.random.seed": "numpy",
-    "torch.manual_seed": "torch",
-    "torch.cuda.manual_seed": "cuda",
-    "torch.cuda.manual_seed_all": "cuda",
-}
+_SEEDS = libraries.table("functions that seed one library")
 
 
 class Chances:

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from functools import cached_property
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries import catalogue
 from paceline.concurrency.check.ranks.origins import (
     CHANCE,
@@ -53,10 +54,7 @@ from paceline.concurrency.check.values.objects import Objects
 DEPTH = 24  # assignments and calls through which a value is followed
 
 # Functions whose result differs if an argument does; through other calls only data are followed.
-_PASSES_ON = {"len", "list", "tuple", "set", "sorted", "range", "int", "str", "float", "bool", "sum", "min", "max",
-              "any", "all", "abs", "enumerate", "zip", "filter", "join", "format", "exists", "isfile", "isdir",
-              "listdir", "glob", "getsize", "Path", "array_split", "chunk", "split", "islice", "next", "iter",
-              "Subset"}  # fmt: skip
+_PASSES_ON = libraries.names("functions whose result differs if an argument does")
 # Functions of the elements of a comprehension; of any other it is their number that counts.
 _AGGREGATES = {"sum", "min", "max", "any", "all", "mean"}
 _SAME = {"isinstance", "hasattr", "callable", "type", "issubclass", "device", "get_world_size", "Get_size", "id"}

@@ -17,6 +17,8 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from paceline.concurrency.check import libraries
+
 Statements = list[ast.stmt]
 LARGEST = 20_000  # nodes of one function; a `finally` inside a `finally` is copied for each way out of both
 
@@ -26,15 +28,7 @@ class TooLarge(Exception):
 
 
 # Calls that are assumed never to raise; an exception edge out of each would bury the relevant ones.
-HARMLESS = {
-    "append", "add", "discard", "clear", "len", "isinstance", "issubclass", "id", "hasattr", "time", "monotonic",
-    "perf_counter", "set", "list", "dict", "tuple", "bool", "super", "debug", "info", "warning", "error", "exception",
-    "release", "notify", "notify_all", "notifyAll", "is_set", "locked", "keys", "values", "items", "copy", "getpid",
-    "get_ident", "current_thread", "currentThread", "deque", "append_left", "appendleft", "extend", "update",
-    "setdefault", "range", "enumerate", "zip", "min", "max", "sorted", "reversed", "print", "str", "repr", "join",
-    "format", "startswith", "endswith", "strip", "get_nowait", "is_alive", "isAlive", "object", "type", "callable",
-    "acquire", "lock", "unlock", "log", "getattr", "Lock", "RLock", "Event", "Condition",
-}  # fmt: skip
+HARMLESS = libraries.names("functions that do not raise")
 
 
 @dataclass(eq=False, slots=True)

@@ -378,43 +378,14 @@ def joined_at_once(constructor: ast.Call, fn: Function) -> bool:
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 
 # Calls that start another path of execution -> its kind, and the name and position of the argument that it runs.
-STARTS: dict[str, tuple[str, str, int]] = {
-    "Thread": ("thread", "target", 1),
-    "Timer": ("thread", "function", 1),
-    "start_new_thread": ("thread", "function", 0),
-    "submit": ("thread", "fn", 0),
-    "map": ("thread", "fn", 0),
-    **dict.fromkeys(("imap", "imap_unordered", "map_async", "starmap", "starmap_async"), ("thread", "func", 0)),
-    "run_in_executor": ("thread", "func", 1),
-    "to_thread": ("thread", "func", 0),
-    "Process": ("process", "target", 1),
-    "apply_async": ("process", "func", 0),
-    "create_task": ("task", "coro", 0),
-    "ensure_future": ("task", "coro", 0),
-    "start_soon": ("task", "async_fn", 0),
-    "signal": ("signal", "handler", 1),
-    "finalize": ("del", "func", 1),
-    "ref": ("del", "callback", 1),
-    "register": ("exit", "func", 0),
-    "register_at_fork": ("fork", "after_in_child", 0),
-}
+STARTS: dict[str, tuple[str, str, int]] = libraries.table("calls that start another path of execution")
 #: Those of them that run a function once for each element, in the workers of a pool.
 EACH = ("map", "imap", "imap_unordered", "map_async", "starmap", "starmap_async")
 POOLS_OF_THREADS = {"ThreadPoolExecutor", "ThreadPool"}
 #: Calls that run the coroutines that they are given as tasks, at the same time.
 RUNS_TOGETHER = {"gather", "as_completed"}
 #: Methods of an event loop, or of its tasks, that take a callback -> its position.
-RUNS_ON_LOOP = {
-    "call_soon": 0,
-    "call_soon_threadsafe": 0,
-    "call_later": 1,
-    "call_at": 1,
-    "add_reader": 1,
-    "add_writer": 1,
-    "add_signal_handler": 1,
-    "add_timeout": 1,
-    "add_callback": 0,
-}
+RUNS_ON_LOOP = libraries.table("methods of an event loop that take a callback")
 # Web frameworks that run each request in a thread, and the decorators of their functions.
 SERVERS = {"flask", "fastapi", "starlette", "bottle"}
 ROUTES = {"route", "get", "post", "put", "patch", "delete"}
@@ -426,13 +397,7 @@ CALLED = re.compile(
 )
 #: The methods of a request handler of the standard library that a request runs.
 HANDLES = re.compile("handle$|do_[A-Z]+$")
-STARTS_IN_MODULE = {
-    "register": "atexit",
-    "register_at_fork": "os",
-    "finalize": "weakref",
-    "ref": "weakref",
-    "signal": "signal",
-}
+STARTS_IN_MODULE = libraries.table("functions that start something in one module only")
 
 
 # Forks of the process itself, and what only the child does after one.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries.catalogue import EVENTS
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
@@ -16,24 +17,7 @@ from paceline.concurrency.check.syntax.tree import dotted, is_constant, parent, 
 from paceline.concurrency.check.threads.accesses import Access, kind_of
 from paceline.concurrency.check.threads.evidence import OWNS_LOCK, of_threads
 
-ENDINGS = (
-    "stop",
-    "close",
-    "shutdown",
-    "join",
-    "terminate",
-    "fork",
-    "final",
-    "cleanup",
-    "__exit__",
-    "__del__",
-    "dispose",
-    "teardown",
-    "kill",
-    "abort",
-    "__aexit__",
-    "quit",
-)
+ENDINGS = libraries.words("words of functions that end something")
 BEGINNINGS = {"__init__", "__new__", "__init_subclass__", "__setstate__", "__post_init__", "setUp", "setup"}
 
 
@@ -277,18 +261,4 @@ def starts_or_ends(fn: Function) -> bool:
     return any(name == word or name.startswith(f"{word}_") for word in _LIFE_CYCLE)
 
 
-_LIFE_CYCLE = (
-    "start",
-    "run",
-    "open",
-    "connect",
-    "stop",
-    "close",
-    "main",
-    "init",
-    "launch",
-    "begin",
-    "restart",
-    "resume",
-    "setup",
-)
+_LIFE_CYCLE = libraries.words("words of functions that begin or end something")

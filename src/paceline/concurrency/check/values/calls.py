@@ -46,16 +46,7 @@ def is_own_file(node: ast.expr, fn: Function, module: Module) -> bool:
     return not _OWN_FILES.isdisjoint(names) or any(type_name(part, fn, module) in _OWN_FILES for part in parts)
 
 
-_OWN_FILES = {
-    "io.BytesIO",
-    "io.StringIO",
-    "tempfile.NamedTemporaryFile",
-    "tempfile.TemporaryFile",
-    "tempfile.SpooledTemporaryFile",
-    "tempfile.TemporaryDirectory",
-    "tempfile.mkstemp",
-    "tempfile.mkdtemp",
-}
+_OWN_FILES = libraries.names("files that no other process can name")
 
 
 def _is_imported(node: ast.expr, module: Module) -> bool:

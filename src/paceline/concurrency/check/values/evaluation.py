@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.syntax.declarations import Class, Declarations, Function
 from paceline.concurrency.check.syntax.tree import dotted, keyword, model_in, parent, short_name
 from paceline.concurrency.check.values import sources
@@ -33,17 +34,7 @@ class Value(NamedTuple):
 
 _HOLDS = {"container", "made"}
 #: Functions that return an argument -> its position.
-_PASS = {
-    "iter": 0,
-    "aiter": 0,
-    "cast": 1,
-    "proxy": 0,
-    "deepcopy": 0,
-    "wraps": 0,
-    "shield": 0,
-    "enter_context": 0,
-    "enter_async_context": 0,
-}
+_PASS = libraries.table("functions that return an argument")
 
 
 class Evaluation:

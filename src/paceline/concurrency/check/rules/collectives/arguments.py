@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.ranks.branches import of_rank
 from paceline.concurrency.check.ranks.collectives import Collective
@@ -16,16 +17,7 @@ from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import dotted, enclosing, following, keyword, short_name
 
-ROOTED = (
-    "broadcast",
-    "bcast",
-    "broadcast_object_list",
-    "scatter",
-    "gather",
-    "reduce",
-    "scatter_object_list",
-    "gather_object",
-)
+ROOTED = libraries.words("collectives with a root")
 
 
 def root_mismatch(facts: Facts) -> Iterator[Witness]:
@@ -232,20 +224,7 @@ def shape_mismatch(facts: Facts) -> Iterator[Witness]:
 GATHERS = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}
 KEEPS = {"to", "cuda", "cpu", "float", "long", "int", "half", "double", "contiguous", "detach", "clone", "view",
          "squeeze", "unsqueeze", "numpy", "type"}  # fmt: skip
-JOINS = {
-    "cat",
-    "stack",
-    "tensor",
-    "as_tensor",
-    "concatenate",
-    "array",
-    "from_numpy",
-    "LongTensor",
-    "FloatTensor",
-    "hstack",
-    "vstack",
-    "concat",
-}
+JOINS = libraries.names("functions that make a tensor of parts")
 FILLED = {"randn", "rand", "zeros", "ones", "empty", "full", "arange"}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries.catalogue import WRAPPERS
 from paceline.concurrency.check.ranks.origins import DATA, SPREADS
 from paceline.concurrency.check.ranks.sequences import SKIPS
@@ -22,16 +23,7 @@ from paceline.concurrency.check.syntax.tree import (
 )
 
 #: Collectives of a value that each rank has of its own -> its position.
-GATHERS = {
-    "all_gather_object": 1,
-    "gather_object": 0,
-    "all_gather": 1,
-    "gather": 0,
-    "allgather": 0,
-    "gather_for_metrics": 0,
-    "pad_across_processes": 0,
-    "all_gather_into_tensor": 1,
-}
+GATHERS = libraries.table("collectives that gather, and where they are given the value")
 #: Those of them that take any object, so that ranks may give what they have.
 OBJECTS = {"all_gather_object", "gather_object", "allgather", "gather"}
 

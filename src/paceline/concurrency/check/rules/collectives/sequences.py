@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import TypeGuard
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import RANK_DECORATORS
 from paceline.concurrency.check.ranks.branches import MAKES_FILES
@@ -81,17 +82,7 @@ def _report_collective_on_some_ranks(fn: Function, item: Item, why: str, line: i
 
 
 # Exceptions of the program or its surroundings, which every rank sees alike; any other may be raised on one rank alone.
-THE_SAME = {
-    "ImportError",
-    "ModuleNotFoundError",
-    "AttributeError",
-    "NameError",
-    "TypeError",
-    "NotImplementedError",
-    "KeyboardInterrupt",
-    "SystemExit",
-    "AssertionError",
-}
+THE_SAME = libraries.names("exceptions that every rank sees alike")
 
 
 def left_before_collective(facts: Facts) -> Iterator[Witness]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import RANK_CALLS, RANK_DECORATORS, RANK_NAMES
 from paceline.concurrency.check.ranks.branches import condition
@@ -14,10 +15,7 @@ from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, keyword, last_line, short_name
 from paceline.concurrency.check.values.calls import is_own_file
 
-MAKES = ("save", "makedirs", "mkdir", "download", "dump", "write", "rmtree", "remove", "unlink", "extract", "touch",
-         "extractall", "to_csv", "to_parquet", "to_disk", "copy", "copyfile", "copytree", "move", "rename", "replace",
-         "symlink", "savez", "savetxt", "write_text", "write_bytes", "prepare", "preprocess", "tokenize", "urlretrieve",
-         "snapshot_download", "hf_hub_download")  # fmt: skip
+MAKES = libraries.words("functions that make files")
 USES = ("load", "open", "exists", "isfile", "isdir", "is_file", "is_dir", "listdir", "iterdir", "glob", "rglob",
         "getsize", "read", "read_text", "read_bytes", "memmap", "from_pretrained", "chdir")  # fmt: skip
 WAITS = ("barrier", "wait_for_everyone", "synchronize", "rendezvous", "wait", "sync", "join")

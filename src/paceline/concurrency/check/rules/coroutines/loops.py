@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
 from paceline.concurrency.check.rules.rule import Witness
@@ -12,19 +13,7 @@ from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, keyword, parent, short_name
 
-KINDS = (
-    "Thread",
-    "Process",
-    "Queue",
-    "ProcessQueue",
-    "SimpleQueue",
-    "Event",
-    "ProcessEvent",
-    "Barrier",
-    "Future",
-    "Executor",
-    "Pool",
-)
+KINDS = libraries.words("kinds that block an event loop")
 
 
 def blocking_in_async(facts: Facts) -> Iterator[Witness]:

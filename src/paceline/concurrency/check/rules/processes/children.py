@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.rules.rule import Witness, blocks_that_make
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
@@ -24,23 +25,8 @@ from paceline.concurrency.check.values.bindings import start_arguments
 from paceline.concurrency.check.values.calls import type_name
 
 #: Methods of a pool that have its processes run a function, and what makes such pools.
-TASKS = {
-    "map",
-    "imap",
-    "imap_unordered",
-    "starmap",
-    "apply",
-    "map_async",
-    "starmap_async",
-    "apply_async",
-    "submit",
-}
-POOLS = {
-    "multiprocessing.Pool",
-    "multiprocessing.pool.Pool",
-    "concurrent.futures.ProcessPoolExecutor",
-    "concurrent.futures.process.ProcessPoolExecutor",
-}
+TASKS = libraries.names("methods of pools that run a task")
+POOLS = libraries.names("pools of processes")
 OF_PROCESSES = (
     *("Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition", "Event", "Barrier"),
     *("Queue", "JoinableQueue", "SimpleQueue", "Value", "Array"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
@@ -15,21 +16,9 @@ from paceline.concurrency.check.threads.shared_state import BEGINNINGS, accesses
 from paceline.concurrency.check.threads.sharing import may_overlap
 
 #: Functions that set such state, and what that is.
-SETTERS = {
-    "os.chdir": "the working directory",
-    "os.umask": "the umask",
-    "locale.setlocale": "the locale",
-    "socket.setdefaulttimeout": "the default timeout of sockets",
-    "os.putenv": "the environment",
-    "os.unsetenv": "the environment",
-}
+SETTERS = libraries.table("functions that set state of the process")
 #: Context managers that set such state for their block, and what that is.
-BLOCKS = {
-    "contextlib.redirect_stdout": "sys.stdout",
-    "contextlib.redirect_stderr": "sys.stderr",
-    "contextlib.chdir": "the working directory",
-    "warnings.catch_warnings": "the filter of warnings",
-}
+BLOCKS = libraries.table("context managers that set state of the process")
 STREAMS = ("sys.stdout", "sys.stderr", "sys.stdin", "sys.argv")
 ENVIRONMENT = "os.environ"
 

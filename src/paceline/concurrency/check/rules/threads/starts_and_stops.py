@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import EVENTS
 from paceline.concurrency.check.rules.rule import Witness, blocks_that_make
@@ -319,13 +320,7 @@ def _limited(block: ast.With | ast.AsyncWith, pool: str, fn: Function) -> ast.Ca
 
 
 #: Names of `threading.Thread` that `start`, `join` and `is_alive` use -> which of them.
-HIDDEN = {
-    "_stop": "join()",
-    "_started": "start()",
-    "_is_stopped": "join()",
-    "_bootstrap": "start()",
-    "_delete": "run()",
-}
+HIDDEN = libraries.table("attributes of a thread that its methods use")
 
 
 def thread_attribute_hidden(facts: Facts) -> Iterator[Witness]:
