@@ -173,8 +173,7 @@ def _barriers(fn: Function, facts: Facts) -> Iterator[Witness]:
         duty = Duty(fn, one_of(use.call for use in meets if use.of == barrier))
         for skipped in [s for s in duty.skipped_by_exceptions() if s.caught][:1]:
             yield _left(fn, skipped, barrier)
-        returns = sorted(duty.returns_without(), key=lambda skipped: skipped.node.line)
-        for skipped in [s for s in returns if not _all_return(s, fn)][:1]:
+        for skipped in [s for s in duty.returns_without() if not _all_return(s, fn)][:1]:
             yield _left(fn, skipped, barrier)
 
 
