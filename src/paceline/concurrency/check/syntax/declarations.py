@@ -160,6 +160,10 @@ class Function:
         except (TooLarge, RecursionError):
             return None
 
+    def values_of(self, name: str) -> list[ast.expr]:
+        """What the statements of this function assign to a variable, in their order."""
+        return [value for target, value in self.assigns if isinstance(target, ast.Name) and target.id == name]
+
     def decorated(self, *names: str) -> bool:
         """Whether a decorator has one of these names, called or not."""
         return any(
