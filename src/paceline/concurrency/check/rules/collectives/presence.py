@@ -166,7 +166,8 @@ def converged_alone(facts: Facts) -> Iterator[Witness]:
         for loop in fn.loops:
             if isinstance(loop, ast.comprehension):
                 continue
-            message = _message(loop.body, fn, facts)
+            calls = [c for c in fn.calls if is_within(c, loop.body)] if _has_messages(facts) else []
+            message = next((c for c in calls if _exchanges(c, fn) or _leads_to_message(c, fn, facts)), None)
             if message is None:
                 continue
             for test in (loop, *(n for s in loop.body for n in ast.walk(s) if isinstance(n, ast.If))):
@@ -178,19 +179,18 @@ def converged_alone(facts: Facts) -> Iterator[Witness]:
                     break
 
 
-def _message(body: list[ast.stmt], fn: Function, facts: Facts, depth: int = 0) -> ast.Call | None:
-    """The call in some statements that exchanges a message with another rank, itself or in a function of the file."""
-    mpi = any(origin.startswith(("mpi4py", "torch.distributed")) for origin in facts.module.imports.values())
-    inside = {id(node) for statement in body for node in ast.walk(statement)}
-    for call in fn.calls if mpi else ():
-        if id(call) not in inside:
-            continue
-        if short_name(call.func) in MESSAGES and isinstance(call.func, ast.Attribute):
-            return call
-        callee = facts.module.callee(call, fn) if depth < DEPTH else None
-        if callee is not None and callee is not fn and _message(callee.body, callee, facts, depth + 1) is not None:
-            return call
-    return None
+def _has_messages(facts: Facts) -> bool:
+    return any(origin.startswith(("mpi4py", "torch.distributed")) for origin in facts.module.imports.values())
+
+
+def _exchanges(call: ast.Call, fn: Function) -> bool:
+    """Whether a call exchanges a message with another rank."""
+    return short_name(call.func) in MESSAGES and isinstance(call.func, ast.Attribute)
+
+
+def _leads_to_message(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    callee = facts.module.callee(call, fn)
+    return callee is not None and callee is not fn and bool(facts.way_to(callee, _exchanges))
 
 
 def _own_number(test: ast.If | ast.While, loop: ast.AST, fn: Function, facts: Facts) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 
 from paceline.concurrency.check import libraries
-from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check.flow.effects import Effect, text_of
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
@@ -138,46 +139,24 @@ def _async_with(line: int, fn: Function) -> bool:
     return any(a.lineno == line for a in fn.awaits)
 
 
-Steps = tuple[tuple[Function, ast.expr], ...]
 DEPTH = 3
 
 
 def bridge_on_its_loop(facts: Facts) -> Iterator[Witness]:
     """Report calls that wait for the loop and are reached from a coroutine, or from a callback of the loop."""
-    for fn in facts.module.functions:
-        if facts.on_loop(fn):
-            yield from _bridges(fn, (), facts, set())
+    for start in filter(facts.on_loop, facts.module.functions):
+        waits = partial(_waits_for_loop, start=start, facts=facts)
+        steps = facts.way_to(start, waits, lambda effect: not _is_awaited(effect), DEPTH)
+        if steps:
+            by = "" if len(steps) == 1 else f" by {text_of(steps[0][1])}"
+            sure, runs = 0.75 if len(steps) == 1 else 0.65, place(start).replace("a ", "the ", 1)
+            call = steps[-1][1]
+            yield Witness(steps[0][1], start, "bridges", confidence=sure, call=call, by=by, place=runs, steps=steps)
 
 
-def _bridges(fn: Function, way: Steps, facts: Facts, visited: set[int]) -> Iterator[Witness]:
-    """Follow the calls of a coroutine, up to DEPTH deep."""
-    if len(way) > DEPTH or id(fn) in visited:
-        return
-    visited.add(id(fn))
-    for call in fn.calls:
-        if _waits_for_loop(call, fn, way[0][0] if way else fn, facts):
-            steps = (*way, (fn, call))
-            start, at = steps[0]
-            by = "" if len(steps) == 1 else f" by {text_of(at)}"
-            yield Witness(
-                at,
-                start,
-                "bridges",
-                confidence=0.75 if len(steps) == 1 else 0.65,
-                call=call,
-                by=by,
-                place=_runs(start),
-                steps=steps,
-            )
-            return
-    for effect in facts.runs(fn):
-        awaited = isinstance(parent(effect.node), ast.Await)  # so that what runs is a coroutine after all
-        if effect.callee is not None and not effect.callee.asynchronous and not awaited:
-            yield from _bridges(effect.callee, (*way, (fn, effect.node)), facts, visited)
-
-
-def _runs(fn: Function) -> str:
-    return "the coroutine" if fn.asynchronous else "the callback of the loop"
+def _is_awaited(effect: Effect) -> bool:
+    """Whether what runs is a coroutine, perhaps by the await around the call alone."""
+    return isinstance(parent(effect.node), ast.Await) or (effect.callee is not None and effect.callee.asynchronous)
 
 
 def _waits_for_loop(call: ast.Call, fn: Function, start: Function, facts: Facts) -> bool:

@@ -346,8 +346,6 @@ def _elsewhere(lock: str, fn: Function, facts: Facts) -> tuple[Function, Event] 
     return witness
 
 
-Steps = tuple[tuple[Function, ast.expr], ...]
-DEPTH = 3
 ENDS = ("exit", "_exit", "abort", "kill", "terminate")
 
 
@@ -363,8 +361,9 @@ def signal_handler(facts: Facts) -> Iterator[Witness]:
                 yield Witness(node, where, lock=lock, since=take.resource.line or root.line, take=take)
         for use in (use for use in _queues(root.function, facts) if use.resource.sure):
             yield Witness(use.call, use.fn, "queues", since=use.resource.line or use.line, resource=use.resource)
-        if not _ends(root.function):
-            yield from _writes(root.function, (), facts, set())
+        steps = () if _ends(root.function) else facts.way_to(root.function, _writes, depth=2)
+        if steps:
+            yield Witness(steps[-1][1], steps[-1][0], "writes", steps=steps)
 
 
 def _ends(fn: Function) -> bool:
@@ -375,31 +374,15 @@ def _ends(fn: Function) -> bool:
     return isinstance(final, ast.Expr) and isinstance(final.value, ast.Call) and short_name(final.value.func) in ENDS
 
 
-def _writes(fn: Function, way: Steps, facts: Facts, visited: set[int]) -> Iterator[Witness]:
-    """The first write to a buffered stream, in the handler or its callees."""
-    if len(way) >= DEPTH or id(fn) in visited:
-        return
-    visited.add(id(fn))
-    for call in fn.calls:
-        name = dotted(call.func)
-        buffered = name in ("sys.stdout.write", "sys.stderr.write", "sys.stdout.flush", "sys.stderr.flush")
-        if (
-            name == "print"
-            or buffered
-            or (
-                short_name(call.func) in LEVELS
-                and name.split(".")[0].lower() in ("logging", "log", "logger", "_log", "_logger")
-            )
-        ):
-            steps = (*way, (fn, call))
-            yield Witness(call, fn, "writes", steps=steps)
-            return
-    for effect in facts.runs(fn):
-        assert effect.callee is not None
-        yield from _writes(effect.callee, (*way, (fn, effect.node)), facts, visited)
+def _writes(call: ast.Call, fn: Function) -> bool:
+    """Whether a call writes to a buffered stream."""
+    name = dotted(call.func)
+    logs = short_name(call.func) in LEVELS and name.split(".")[0].lower().strip("_") in ("logging", "log", "logger")
+    return logs or name in BUFFERED
 
 
 LEVELS = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")
+BUFFERED = ("print", "sys.stdout.write", "sys.stderr.write", "sys.stdout.flush", "sys.stderr.flush")
 
 
 def logs_under_lock(facts: Facts) -> Iterator[Witness]:

@@ -143,7 +143,9 @@ def _child(target: ast.expr, construction: ast.Call, fn: Function, facts: Facts)
             if local and call.lineno < construction.lineno:
                 continue
             local_reads = [a for a, at in places if at is f is fn and construction.lineno <= a.lineno <= call.lineno]
-            elsewhere = [a for a, at in places if not local and (f is not fn or (at is not fn and _beside(at, facts)))]
+            elsewhere = [
+                a for a, at in places if not local and (f is not fn or (at is not fn and facts.runs_beside(at)))
+            ]
             before = local_reads + elsewhere
             if not before and not _ended(name, call, f):
                 yield _report(call, construction, f, " and ".join(pipes), f"{name}.communicate()")
@@ -216,11 +218,6 @@ def _polled(name: str, fn: Function, construction: ast.Call, reads: list[ast.Att
 
 def _is(node: ast.expr, name: str) -> bool:
     return dotted(node).startswith(name) and dotted(node) in (name, name + ".stdout", name + ".stderr")
-
-
-def _beside(fn: Function, facts: Facts) -> bool:
-    """Whether a thread or task runs a function, and so may read while another function waits."""
-    return any(root.startswith(("thread:", "task:")) for root in facts.reached.get(id(fn), ()))
 
 
 def _timeout(call: ast.Call) -> bool:

@@ -188,14 +188,9 @@ def _full(constructor: ast.Call, maker: Function, runs: Function, facts: Facts) 
             if queue.one_of_several or any(short_name(c.func) == "cancel_join_thread" for c in runs.calls):
                 continue
             readers = [use.fn for use in facts.uses(READS, of=queue.id)]
-            if readers and not any(_runs_beside(f, facts) for f in readers):
+            if readers and not any(map(facts.runs_beside, readers)):
                 return call, queue.id
     return None
-
-
-def _runs_beside(fn: Function, facts: Facts) -> bool:
-    """Whether a thread, process or task runs a function, and so continues while another one is joined."""
-    return any(root.startswith(("thread:", "process:", "task:")) for root in facts.reached.get(id(fn), ()))
 
 
 def _drained(fn: Function, join: ast.Call, queue: str, facts: Facts) -> bool:

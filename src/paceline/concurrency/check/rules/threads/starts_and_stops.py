@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import text_of
@@ -203,8 +204,6 @@ def _changes(call: ast.Call) -> bool:
 
 # Threads and tasks of executors that are started in the wrong way.
 
-DEPTH = 3
-
 
 def nested_submit(facts: Facts) -> Iterator[Witness]:
     """Report tasks that submit to their own executor and wait for the result."""
@@ -213,10 +212,9 @@ def nested_submit(facts: Facts) -> Iterator[Witness]:
             pool = _executor(call, fn, facts)
             place = 1 if short_name(call.func) == "run_in_executor" else 0
             task = facts.module.function_named(call.args[place], fn) if pool and len(call.args) > place else None
-            inner = _submits(task, pool, facts, 0) if task is not None and pool is not None else None
-            if task is not None and pool is not None and inner is not None:
-                where, at = inner
-                yield Witness(at, where, pool=pool, submitted=call, task=task)
+            steps = facts.way_to(task, partial(_submits, pool=pool, facts=facts)) if task and pool else ()
+            if steps:
+                yield Witness(steps[-1][1], steps[-1][0], pool=pool, submitted=call, task=task)
 
 
 def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
@@ -228,26 +226,11 @@ def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
     return resource.id if resource is not None and resource.kind == "Executor" else None
 
 
-def _submits(fn: Function, pool: str, facts: Facts, depth: int) -> tuple[Function, ast.Call] | None:
-    """The place where a task submits to its own executor and waits for a result; None if there is none."""
-    calls = [c for c in fn.calls if _executor(c, fn, facts) == pool]
-    waits = [
-        m
-        for m in facts.walker.effects(fn)
-        if short_name(getattr(m.node, "func", m.node)) in ("result", "wait", "as_completed")
-    ]
-    if calls and waits:
-        return fn, waits[0].node  # type: ignore[return-value]
-    for wait in waits:
-        if isinstance(wait.node, ast.Call) and _kept(wait.node, fn, pool, facts):
-            return fn, wait.node
-    if depth < DEPTH:
-        for effect in facts.runs(fn):
-            assert effect.callee is not None
-            site = _submits(effect.callee, pool, facts, depth + 1)
-            if site is not None:
-                return site
-    return None
+def _submits(wait: ast.Call, fn: Function, pool: str, facts: Facts) -> bool:
+    """Whether a call waits for a result, in a function that submits to an executor or of a future of it."""
+    if short_name(wait.func) not in ("result", "wait", "as_completed"):
+        return False
+    return any(_executor(c, fn, facts) == pool for c in fn.calls) or _kept(wait, fn, pool, facts)
 
 
 def _kept(wait: ast.Call, fn: Function, pool: str, facts: Facts) -> bool:
