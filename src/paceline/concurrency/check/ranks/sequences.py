@@ -31,6 +31,7 @@ from paceline.concurrency.check.ranks.lengths import Lengths
 from paceline.concurrency.check.ranks.origins import asks_for_ranks, asks_for_several, decides
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     contexts_around,
     deciding_operand,
     dotted,
@@ -197,6 +198,10 @@ class Sequences:
             return [c._replace(sign=not c.sign) for c in self.conditions(test.operand, fn)]
         rank_condition = condition(test, fn, self.module)
         return [rank_condition] if rank_condition is not None else []
+
+    def tests_around(self, node: ast.AST, fn: Function) -> list[ast.If]:
+        """The tests around a node that may turn out differently on different ranks."""
+        return [test for test in around(node, ast.If) if self.conditions(test.test, fn)]
 
     def decide(self, test: ast.expr, fn: Function, assumed: tuple[str, bool]) -> bool | None:
         """The value of a test under the assumption; None when it does not depend on it."""

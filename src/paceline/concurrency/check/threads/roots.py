@@ -362,6 +362,14 @@ def in_loop(node: ast.AST, fn: Function) -> bool:
     return False
 
 
+def turns_around(call: ast.Call) -> ast.expr | None:
+    """How often the loop or comprehension over `range(n)` around a call makes it."""
+    at = enclosing(call, ast.For, ast.ListComp)
+    over = at.iter if isinstance(at, ast.For) else at.generators[0].iter if isinstance(at, ast.ListComp) else None
+    ranged = isinstance(over, ast.Call) and short_name(over.func) == "range" and len(over.args) == 1
+    return over.args[0] if ranged else None  # type: ignore[union-attr]
+
+
 def joined_at_once(constructor: ast.Call, fn: Function) -> bool:
     """A thread whose `start()` is followed by its `join()`, with no other start in between."""
     name = next((dotted(target) for target, value in fn.assigns if value is constructor), "")

@@ -72,6 +72,40 @@ def _given_to_threads(cls: Class, facts: Facts) -> Iterator[tuple[str, ast.Name,
                 yield from ((name, n, fn) for _, _, name in names for n in uses)
 
 
+def shared_things(facts: Facts) -> Iterator[tuple[list[Access], Class | None]]:
+    """The accesses of every attribute, with its class, and of every global."""
+    for cls in facts.module.classes.values():
+        yield from ((accesses, cls) for accesses in accesses_of_class(cls, facts).values())
+    yield from ((accesses, None) for accesses in accesses_of_globals(facts).values())
+
+
+def is_keyed(access: Access, facts: Facts) -> bool:
+    """Whether a container is a set or a dictionary, which cannot change while it is iterated over."""
+    cls, _, name = access.thing.removesuffix("[...]").rpartition(".")
+    owner = facts.module.classes.get(cls)
+    values = [v for v, _ in owner.values.get(name, ())] if owner else [facts.module.top.bound.get(name)]
+    kinds = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values}
+    if access.thing.endswith("[...]"):  # an element of a container: of `defaultdict(set)`
+        kinds = {short_name(a) for v in values if isinstance(v, ast.Call) for a in v.args[:1]}
+    return access.kind == "view" or not kinds.isdisjoint(_KEYED)
+
+
+_KEYED = {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "WeakValueDictionary", "Set", "Dict"}
+
+
+def makes_empty(value: ast.expr | None) -> bool:
+    """Whether a value is a new container without elements."""
+    if isinstance(value, ast.Call):
+        name = short_name(value.func)
+        return name == "defaultdict" or (name in _CONTAINERS and not value.args)
+    return (isinstance(value, ast.List | ast.Set) and not value.elts) or (
+        isinstance(value, ast.Dict) and not value.keys
+    )
+
+
+_CONTAINERS = {"list", "dict", "set", "deque", "OrderedDict", "Counter", "StringIO", "BytesIO", "bytearray"}
+
+
 def accesses_of_elements(cls: Class, facts: Facts) -> Iterator[list[Access]]:
     """The accesses of the containers that are elements of a container: `found = self.by_user[name]; found[key] = x`."""
     accesses: dict[str, list[Access]] = {}

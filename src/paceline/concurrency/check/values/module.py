@@ -352,6 +352,18 @@ class Module(Declarations):
 
     # -- types and calls
 
+    def given(self, node: ast.expr, fn: Function) -> list[tuple[ast.expr, Function]]:
+        """What a variable was assigned last, what calls pass for a parameter, and what assigns an attribute."""
+        for scope in fn.scopes() if isinstance(node, ast.Name) else ():
+            if node.id in scope.bound:  # type: ignore[attr-defined]
+                values = scope.values_of(node.id) or [scope.bound[node.id]]  # type: ignore[attr-defined]
+                before = [value for value in values if value.lineno < node.lineno or scope is not fn]
+                return [((before or values)[-1], scope)]
+            if node.id in scope.parameters:  # type: ignore[attr-defined]
+                return [(a.value, a.caller) for a in self.objects.arguments(scope, node.id)]  # type: ignore[attr-defined]
+        owner = self.type_of(node.value, fn) if isinstance(node, ast.Attribute) else None
+        return [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())] if owner else []  # type: ignore[attr-defined]
+
     def type_of(self, node: ast.expr, fn: Function) -> Class | None:
         """The class, of this file, whose instance an expression is."""
         return self.objects.once("type", node, fn, lambda: self._type_of(node, fn))

@@ -262,17 +262,8 @@ def _length(node: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> str:
         return next((w for v in returned if (w := _length(v, callee, facts, depth + 1))), "")  # type: ignore[arg-type]
     if isinstance(node, ast.Subscript):
         return lengths.why(node, fn)
-    if isinstance(node, ast.Name):
-        bindings = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id and t.lineno < node.lineno]
-        if not bindings and node.id in fn.parameters:
-            passed = facts.module.objects.arguments(fn, node.id)
-            return next((w for a in passed if (w := _length(a.value, a.caller, facts, depth + 1))), "")
-        return _length(bindings[-1], fn, facts, depth + 1) if bindings else ""
-    if isinstance(node, ast.Attribute):
-        owner = facts.module.type_of(node.value, fn)
-        values = [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())] if owner is not None else []
-        return next((w for v, scope in values if (w := _length(v, scope, facts, depth + 1))), "")
-    return ""
+    values = facts.module.given(node, fn)
+    return next((w for v, scope in values if (w := _length(v, scope, facts, depth + 1))), "")
 
 
 def _of_parts(node: ast.expr, fn: Function, facts: Facts, depth: int) -> str:

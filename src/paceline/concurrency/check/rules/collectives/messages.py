@@ -39,7 +39,7 @@ def both_send_first(facts: Facts) -> Iterator[Witness]:
             one, two = _in(messages, yes), _in(messages, no)
             if one and two and _kind(one[0]) == _kind(two[0]) and any(_kind(c) != _kind(one[0]) for c in one + two):
                 yield _report_both_send_first(fn, one[0], two[0])
-        alone = [c for c in messages if not _chosen(c, fn, facts)]
+        alone = [c for c in messages if not facts.sequences.tests_around(c, fn)]
         first = alone[0] if alone else None
         if first is not None and any(_kind(c) != _kind(first) for c in alone) and _neighbour(first, fn, facts):
             yield _report_both_send_first(fn, first, first)
@@ -74,16 +74,6 @@ def _sides(fn: Function, facts: Facts) -> list[tuple[list[ast.stmt], list[ast.st
                 other = other[0].body
             sides.append((test.body, other))
     return sides
-
-
-def _chosen(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    """Whether only some ranks reach this call."""
-    at = enclosing(call, ast.If)
-    while isinstance(at, ast.If):
-        if facts.sequences.conditions(at.test, fn):
-            return True
-        at = enclosing(at, ast.If)
-    return False
 
 
 def _in(messages: list[ast.Call], body: list[ast.stmt]) -> list[ast.Call]:
@@ -158,15 +148,10 @@ def _outermost_first(functions: list[Function], facts: Facts) -> list[Function]:
 
 def _by_all(fn: Function, facts: Facts, depth: int = 0) -> bool:
     """Whether every rank calls a function: no caller in the file does so on one side of a test of the rank."""
-    for caller, event in facts.callers.get(id(fn), ()) if depth < MESSAGE_WITHOUT_PARTNER_DEPTH else ():
-        at: ast.AST | None = enclosing(event.effect.node, ast.If)
-        while isinstance(at, ast.If):
-            if facts.sequences.conditions(at.test, caller):
-                return False
-            at = enclosing(at, ast.If)
-        if caller is not fn and not _by_all(caller, facts, depth + 1):
-            return False
-    return True
+    sites = facts.callers.get(id(fn), ()) if depth < MESSAGE_WITHOUT_PARTNER_DEPTH else ()
+    return not any(facts.sequences.tests_around(event.effect.node, caller) for caller, event in sites) and all(
+        caller is fn or _by_all(caller, facts, depth + 1) for caller, _ in sites
+    )
 
 
 MESSAGE_WITHOUT_PARTNER_DEPTH = 5

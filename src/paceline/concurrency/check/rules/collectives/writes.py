@@ -12,7 +12,14 @@ from paceline.concurrency.check.ranks.branches import condition
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, keyword, last_line, short_name
+from paceline.concurrency.check.syntax.tree import (
+    contexts_around,
+    dotted,
+    is_constant,
+    keyword,
+    last_line,
+    short_name,
+)
 from paceline.concurrency.check.values.calls import is_own_file
 
 MAKES = libraries.words("functions that make files")
@@ -50,7 +57,7 @@ def _used_after(test: ast.If, fn: Function, facts: Facts) -> tuple[ast.Call, ast
         return None
     makers = [(c, path) for c in inside if _makes(c) or _leads_to_making(c, fn, facts) for path in _paths(c, fn, facts)]
     for call in sorted(fn.calls, key=lambda c: (c.lineno, c.col_offset)) if makers else ():
-        if call.lineno <= last_line(test) or not _every_rank(call, fn, facts):
+        if call.lineno <= last_line(test) or facts.sequences.tests_around(call, fn):
             continue
         if _waits(call, fn, facts):
             return None
@@ -102,17 +109,6 @@ def _paths(call: ast.Call, fn: Function, facts: Facts) -> set[str]:
 
 
 PATHS = ("path", "dir", "file", "folder", "root", "cache", "dest", "target", "output", "fname", "ckpt", "name")
-
-
-def _every_rank(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    """Whether no condition on the rank is around a call."""
-    around = enclosing(call, ast.If)
-    while isinstance(around, ast.If):
-        parts = around.test.values if isinstance(around.test, ast.BoolOp) else [around.test]
-        if any(condition(part, fn, facts.module) is not None for part in parts):
-            return False
-        around = enclosing(around, ast.If)
-    return True
 
 
 SAVES = {"torch.save": 1, "pickle.dump": 1, "json.dump": 1, "numpy.save": 0, "numpy.savez": 0}
@@ -184,17 +180,6 @@ def _apart(call: ast.Call, fn: Function, facts: Facts) -> bool:
 
 
 def _guarded(node: ast.AST, fn: Function, facts: Facts) -> bool:
-    around = enclosing(node, ast.If, ast.With)
-    while around is not None:
-        if isinstance(around, ast.If):
-            parts = around.test.values if isinstance(around.test, ast.BoolOp) else [around.test]
-            if any(condition(part, fn, facts.module) is not None for part in parts):
-                return True
-        elif isinstance(around, ast.With) and any(
-            "first" in dotted(getattr(i.context_expr, "func", i.context_expr))
-            or "lock" in dotted(i.context_expr).lower()
-            for i in around.items
-        ):
-            return True
-        around = enclosing(around, ast.If, ast.With)
-    return False
+    """Whether only some ranks come to a node, or one after the other."""
+    entered = [dotted(context).lower() for context in contexts_around(node)]
+    return bool(facts.sequences.tests_around(node, fn)) or any("first" in e or "lock" in e for e in entered)

@@ -204,14 +204,8 @@ def _of_a_coroutine(loop: ast.expr, fn: Function, facts: Facts, depth: int) -> b
     """Whether an expression is the loop that a coroutine runs on, which it passes on: `Client(get_running_loop())`."""
     if isinstance(loop, ast.Call):
         return short_name(loop.func) in ("get_running_loop", "get_event_loop") and fn.asynchronous
-    sources: list[tuple[ast.expr, Function]] = []
-    if isinstance(loop, ast.Name) and loop.id in fn.bound:
-        sources = [(fn.bound[loop.id], fn)]
-    elif isinstance(loop, ast.Name) and loop.id in fn.parameters:
-        sources = [(given.value, given.caller) for given in facts.module.objects.arguments(fn, loop.id)]
-    elif isinstance(loop, ast.Attribute) and dotted(loop.value) == fn.self_name and fn.cls is not None:
-        sources = [pair for cls in fn.cls.ancestry for pair in cls.values.get(loop.attr, ())]
-    return depth < DEPTH and any(_of_a_coroutine(value, scope, facts, depth + 1) for value, scope in sources)
+    given = facts.module.given(loop, fn) if depth < DEPTH else []
+    return any(_of_a_coroutine(value, scope, facts, depth + 1) for value, scope in given)
 
 
 #: Calls that change nothing that a loop may wait for.

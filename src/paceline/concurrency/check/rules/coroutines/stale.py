@@ -26,6 +26,7 @@ from paceline.concurrency.check.threads.shared_state import (
     accesses_of_elements,
     accesses_of_globals,
     is_caught,
+    is_keyed,
     is_teardown,
 )
 from paceline.concurrency.check.threads.sharing import checked, may_be_alone
@@ -123,7 +124,7 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
             )
             return
         loop = parent(access.node) if access.kind == "iterate" else enclosing(access.node, ast.For)
-        if not isinstance(loop, ast.For) or not iterates(access) or not _is_keyed(access, accesses, facts):
+        if not isinstance(loop, ast.For) or not iterates(access) or not is_keyed(access, facts):
             continue
         if is_teardown(access.fn):
             continue  # nothing is added any more
@@ -238,19 +239,6 @@ def _handles(fn: Function, facts: Facts) -> bool:
         "reader",
     }
     return bool(parameters) and not facts.callers.get(id(fn)) and not fn.name.startswith("__")
-
-
-def _is_keyed(access: Access, accesses: list[Access], facts: Facts) -> bool:
-    """Whether a container is a set or a dictionary, which cannot change while it is iterated over."""
-    if access.kind == "view":
-        return True
-    cls, _, name = access.thing.removesuffix("[...]").rpartition(".")
-    owner = facts.module.classes.get(cls)
-    values = [v for v, _ in owner.values.get(name, ())] if owner else [facts.module.top.bound.get(name)]
-    kinds = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values if v is not None}
-    if access.thing.endswith("[...]"):  # an element of a container: of `defaultdict(set)`
-        kinds = {short_name(a) for v in values if isinstance(v, ast.Call) for a in v.args[:1]}
-    return bool(kinds & {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "Set", "Dict"})
 
 
 def _report_item(use: Access, check: ast.If | ast.For, pause: Pause, removal: Access) -> Witness:

@@ -25,8 +25,9 @@ from paceline.concurrency.check.threads.accesses import Access
 from paceline.concurrency.check.threads.shared_state import (
     BEGINNINGS,
     accesses_of_class,
-    accesses_of_globals,
     is_teardown,
+    makes_empty,
+    shared_things,
     starts_or_ends,
 )
 from paceline.concurrency.check.threads.sharing import absent, filled_if_missing, line_of_check, several
@@ -65,8 +66,7 @@ def lazy_across_await(facts: Facts) -> Iterator[Witness]:
                     yield Witness(assignment, fn, "flag", name=name, test=test)
         yield from _ended_twice(fn, facts)
         yield from _taken_late(fn, facts)
-    everything = [a for cls in facts.module.classes.values() for a in accesses_of_class(cls, facts).values()]
-    for accesses in (*everything, *accesses_of_globals(facts).values()):
+    for accesses, _ in shared_things(facts):
         yield from _entries(accesses, facts)
         yield from _claims(accesses, facts)
 
@@ -315,14 +315,7 @@ def _empties(access: Access) -> bool:
     up = parent(access.node)
     if isinstance(up, ast.Attribute):
         return up.attr == "clear"
-    value = up.value if isinstance(up, ast.Assign | ast.AnnAssign) else None
-    if isinstance(value, ast.List | ast.Set):
-        return not value.elts
-    if isinstance(value, ast.Call):
-        return (
-            short_name(value.func) in ("list", "dict", "set", "defaultdict", "OrderedDict", "deque") and not value.args
-        )
-    return isinstance(value, ast.Dict) and not value.keys
+    return makes_empty(up.value if isinstance(up, ast.Assign | ast.AnnAssign) else None)
 
 
 def _fills(access: Access, fn: Function) -> bool:

@@ -12,9 +12,9 @@ from paceline.concurrency.check.rules.endings import is_end_mark
 from paceline.concurrency.check.rules.rule import Witness, queue_uses
 from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Function, Resource
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, keyword, lines_of, parent, short_name
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, keyword, lines_of, short_name
 from paceline.concurrency.check.threads.evidence import owns_lock
-from paceline.concurrency.check.threads.roots import STARTS, in_loop
+from paceline.concurrency.check.threads.roots import STARTS, in_loop, turns_around
 from paceline.concurrency.check.values.calls import functions_of
 
 KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
@@ -244,14 +244,8 @@ def _started(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.expr | Non
     if short_name(call.func) not in ("Thread", "Process"):
         return None, None
     _, word, position = STARTS[short_name(call.func)]
-    target = keyword(call, word, position)
-    at = parent(call)
-    while at is not None and not isinstance(at, ast.For | ast.ListComp | ast.FunctionDef | ast.Module):
-        at = parent(at)
-    over = at.iter if isinstance(at, ast.For) else at.generators[0].iter if isinstance(at, ast.ListComp) else None
-    counted = isinstance(over, ast.Call) and short_name(over.func) == "range" and len(over.args) == 1
-    runs = facts.module.function_named(target, fn) if target is not None and counted else None
-    return (over.args[0], runs) if isinstance(over, ast.Call) and runs is not None else (None, None)
+    target, turns = keyword(call, word, position), turns_around(call)
+    return turns, facts.module.function_named(target, fn) if target is not None and turns is not None else None
 
 
 def _parties(barrier: str, facts: Facts) -> ast.expr | None:

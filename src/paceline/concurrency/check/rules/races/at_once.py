@@ -26,6 +26,7 @@ from paceline.concurrency.check.threads.shared_state import (
     accesses_of_globals,
     is_caught,
     is_teardown,
+    shared_things,
 )
 from paceline.concurrency.check.threads.sharing import (
     absent,
@@ -46,9 +47,7 @@ def decided_twice(facts: Facts) -> Iterator[Witness]:
     """Report tests of attributes and globals whose branch changes them, in functions that several threads run."""
     if not facts.has_threads:
         return
-    groups = [g for cls in facts.module.classes.values() for g in accesses_of_class(cls, facts).values()]
-    groups += accesses_of_globals(facts).values()
-    for accesses in groups:
+    for accesses, _ in shared_things(facts):
         if any(a.changes for a in accesses):
             yield from list(_decided(accesses, facts)) or _replaced(accesses, facts)
     yield from _between_calls(facts)

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 from paceline.concurrency.check.libraries.catalogue import RANK_CALLS, RANK_ZERO_FIRST
-from paceline.concurrency.check.ranks.branches import condition
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     contexts_around,
     dotted,
     enclosing,
@@ -83,7 +83,9 @@ def exists_then_create(facts: Facts) -> Iterator[Witness]:
             if not isinstance(test, ast.If):
                 continue
             check = next(_asks(test), None)
-            if check is None or _one_rank(test, fn, facts) or facts.held_at(test, fn) or _in_turn(fn, facts):
+            if check is None or facts.sequences.tests_around(test.test, fn) or facts.held_at(test, fn):
+                continue
+            if _in_turn(fn, facts):
                 continue
             if ranks is None:
                 ranks = _ranks(facts)
@@ -124,7 +126,9 @@ def _recreated(facts: Facts) -> Iterator[Witness]:
             path = _path_of(call)
             if short_name(call.func) not in MAKES or path not in calls or calls[path].lineno > call.lineno:
                 continue
-            if is_constant(keyword(call, "exist_ok"), True) or foreseen(call) or _one_rank_only(call, fn, facts):
+            if is_constant(keyword(call, "exist_ok"), True) or foreseen(call):
+                continue
+            if facts.sequences.tests_around(call, fn):
                 continue
             if _confidence(path, fn, _meets_others(fn, facts)) >= 0.5:
                 yield Witness(call, fn, "recreated", path=path, removed_at=calls[path].lineno)
@@ -141,12 +145,6 @@ def _path_of(call: ast.Call) -> str:
         if call.args
         else ""
     )
-
-
-def _one_rank_only(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    """Whether a condition on the rank is around a call."""
-    test = enclosing(call, ast.If)
-    return isinstance(test, ast.If) and _one_rank(test, fn, facts)
 
 
 def _listed(facts: Facts) -> Iterator[Witness]:
@@ -271,17 +269,6 @@ def _lets_one_go_first(node: ast.With, facts: Facts) -> bool:
     return named or any(fn is not None and fn.generator and facts.sequences.operations(fn) for fn in functions)
 
 
-def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
-    """Whether a condition on the rank is around the test."""
-    around = test
-    while isinstance(around, ast.If):
-        parts = around.test.values if isinstance(around.test, ast.BoolOp) else [around.test]
-        if any(condition(part, fn, facts.module) is not None for part in parts):
-            return True
-        around = enclosing(around, ast.If)  # type: ignore[assignment]
-    return False
-
-
 def _makes(call: ast.Call, path: str, fn: Function, ranks: bool) -> bool:
     """Whether the call creates this path, or removes what others know of; among ranks, also whether it writes it."""
     name = short_name(call.func)
@@ -351,12 +338,7 @@ def _to(move: ast.Call, path: str) -> bool:
 
 def _of_one_system(node: ast.AST) -> bool:
     """Whether this is done on one operating system only: where no file can take the place of another one."""
-    test = enclosing(node, ast.If)
-    while isinstance(test, ast.If):
-        if _SYSTEM.search(ast.unparse(test.test)):
-            return True
-        test = enclosing(test, ast.If)
-    return False
+    return any(_SYSTEM.search(ast.unparse(test.test)) for test in around(node, ast.If))
 
 
 _SYSTEM = re.compile(r"os\.name|platform|windows|win32|\bnt\b", re.I)

@@ -16,6 +16,7 @@ from paceline.concurrency.check.threads.shared_state import (
     accesses_of_elements,
     accesses_of_globals,
     is_caught,
+    is_keyed,
     is_shared,
     is_teardown,
     own_locks,
@@ -190,7 +191,7 @@ def _kept_for_others(loop: Access, changes: list[Access], facts: Facts, cls: Cla
     around = enclosing(loop.node, ast.For)
     over = around.iter if isinstance(around, ast.For) else None
     over = over.func.value if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) else over
-    if over is not loop.node or not isinstance(around, ast.For) or not _is_keyed(loop, cls):
+    if over is not loop.node or not isinstance(around, ast.For) or not is_keyed(loop, facts):
         return None
     threads = any(origin.startswith(("threading", "_thread", "queue")) for origin in facts.module.imports.values())
     if loop.locks or not threads or of_threads(cls, facts) < IMPORTS or facts.runs_on_own(loop.fn):
@@ -201,16 +202,6 @@ def _kept_for_others(loop: Access, changes: list[Access], facts: Facts, cls: Cla
     apart = (c for c in changes if c.fn is not loop.fn and c.fn.cls is cls and c.kind == "shrink" and not c.locks)
     other = next((c for c in apart if not c.fn.name.startswith("__") and not may_be_alone(c.fn, facts)), None)
     return None if loop.fn.name.startswith("__") or may_be_alone(loop.fn, facts) else other
-
-
-def _is_keyed(loop: Access, cls: Class) -> bool:
-    """Whether a loop goes over a dictionary or set, which cannot change meanwhile."""
-    values = [value for value, _ in cls.values.get(loop.thing.rpartition(".")[2], ())]
-    kinds = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values}
-    return loop.kind == "view" or not kinds.isdisjoint(KEYED)
-
-
-KEYED = {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "WeakValueDictionary", "Set", "Dict"}
 
 
 def _given_away(loop: Access, accesses: list[Access]) -> Access | None:

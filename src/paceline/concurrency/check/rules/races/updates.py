@@ -17,6 +17,8 @@ from paceline.concurrency.check.threads.shared_state import (
     accesses_of_globals,
     accesses_of_locals,
     is_teardown,
+    makes_empty,
+    shared_things,
 )
 from paceline.concurrency.check.threads.sharing import absent, filled_at_once, of_class
 from paceline.concurrency.check.values.calls import type_name
@@ -259,16 +261,12 @@ def _report(access: Access, guarded: Access | None, other: str = "") -> Witness:
 
 
 ADDS = ("append", "extend", "appendleft", "add", "update", "setdefault", "insert")
-HOLDS = ("list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter", "StringIO", "BytesIO", "bytearray")
 
 
 def read_then_reset(facts: Facts) -> Iterator[Witness]:
     """Report functions that use a container as a whole and then empty it."""
-    for cls in facts.module.classes.values():
-        for accesses in accesses_of_class(cls, facts).values():
-            yield from _emptied(accesses, cls, facts)
-    for accesses in accesses_of_globals(facts).values():
-        yield from _emptied(accesses, None, facts)
+    for accesses, cls in shared_things(facts):
+        yield from _emptied(accesses, cls, facts)
 
 
 def _emptied(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterator[Witness]:
@@ -305,14 +303,7 @@ def _empties(access: Access) -> bool:
     up = parent(access.node)
     if access.kind == "shrink":
         return isinstance(up, ast.Attribute) and up.attr == "clear"
-    if access.kind != "write" or not isinstance(up, ast.Assign):
-        return False
-    value = up.value
-    if isinstance(value, ast.Call):
-        return short_name(value.func) in HOLDS and (not value.args or short_name(value.func) == "defaultdict")
-    return (isinstance(value, ast.List | ast.Set) and not value.elts) or (
-        isinstance(value, ast.Dict) and not value.keys
-    )
+    return access.kind == "write" and isinstance(up, ast.Assign) and makes_empty(up.value)
 
 
 def _whole(access: Access) -> bool:
