@@ -12,6 +12,7 @@ from paceline.concurrency.check.libraries import catalogue
 from paceline.concurrency.check.libraries.catalogue import WRAPPERS
 from paceline.concurrency.check.syntax.declarations import Class, Declarations, Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     dotted,
     enclosing,
     is_constant,
@@ -262,11 +263,9 @@ class Counts:
 
     def _how_often(self, at: ast.AST, fn: Function, depth: int) -> str:
         """Why a place of the program is reached more often on one rank than on another."""
-        around = enclosing(at, ast.If, ast.While)
-        while isinstance(around, ast.If | ast.While):
-            if (why := self._decides(around.test, fn)) and not asks_for_ranks(around.test):
+        for test in around(at, ast.If, ast.While):
+            if (why := self._decides(test.test, fn)) and not asks_for_ranks(test.test):  # type: ignore[attr-defined]
                 return why
-            around = enclosing(around, ast.If, ast.While)
         loop = enclosing(at, ast.For, ast.AsyncFor, ast.While)
         for test in fn.tests:
             leaves = isinstance(test.body[-1], ast.Continue | ast.Return) and test.lineno < getattr(at, "lineno", 0)

@@ -12,6 +12,7 @@ from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.walk import Walker
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     dotted,
     enclosing,
     is_constant,
@@ -415,11 +416,6 @@ FORKS = ("os.fork", "os.forkpty", "pty.fork")
 
 def on_child_side(node: ast.expr, fork: ast.Call) -> bool:
     """Whether this is under the test that only the child passes: `if pid == 0`, `if not pid`, `if os.fork() == 0`."""
-    test = enclosing(node, ast.If)
-    while isinstance(test, ast.If):
-        condition = ast.unparse(test.test)
-        child = condition.endswith("== 0") or condition.startswith("not ")
-        if test.lineno >= fork.lineno and is_within(node, test.body) and child:
-            return True
-        test = enclosing(test, ast.If)
-    return False
+    tests = (test for test in around(node, ast.If) if test.lineno >= fork.lineno and is_within(node, test.body))
+    conditions = [ast.unparse(test.test) for test in tests]
+    return any(text.endswith("== 0") or text.startswith("not ") for text in conditions)

@@ -14,7 +14,16 @@ from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import awaited, dotted, enclosing, is_within, last_line, parent, short_name
+from paceline.concurrency.check.syntax.tree import (
+    around,
+    awaited,
+    dotted,
+    enclosing,
+    is_within,
+    last_line,
+    parent,
+    short_name,
+)
 from paceline.concurrency.check.threads.accesses import VIEWS, Access
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_caught, is_teardown
 from paceline.concurrency.check.values.module import name_of_site
@@ -236,11 +245,10 @@ def claimed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
 
 def line_of_check(access: Access, key: ast.expr) -> int:
     """The line of a test that found a key missing, where an access is decided by it; 0 if there is none."""
-    around, container = enclosing(access.node, ast.If), dotted(access.node)
-    while isinstance(around, ast.If):
-        if asks_for(around, key, container, ast.NotIn) and access.line <= last_line(around.body):
-            return around.lineno
-        around = enclosing(around, ast.If)
+    container = dotted(access.node)
+    for test in around(access.node, ast.If):
+        if asks_for(test, key, container, ast.NotIn) and access.line <= last_line(test.body):
+            return test.lineno
     for test in access.fn.tests:
         leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Continue | ast.Raise)
         if leaves and test.lineno < access.line and asks_for(test, key, container, ast.In):  # type: ignore[arg-type]
@@ -318,11 +326,9 @@ def checked(access: Access) -> ast.If | ast.For | None:
     key = needed_key(access)
     if key is None or is_caught(access.node, "KeyError", "LookupError", "ValueError", "IndexError"):
         return None
-    test = enclosing(access.node, ast.If)
-    while isinstance(test, ast.If):
+    for test in around(access.node, ast.If):
         if asks_for(test, key, dotted(access.node), ast.In):
             return test
-        test = enclosing(test, ast.If)
     for test in access.fn.tests:
         if not isinstance(test, ast.If) or test.lineno >= access.line:
             continue
@@ -330,12 +336,8 @@ def checked(access: Access) -> ast.If | ast.For | None:
             same_block = parent(test) is _around(access.node, test)
             if same_block and asks_for(test, key, dotted(access.node), ast.NotIn):
                 return test
-    loop = enclosing(access.node, ast.For)
-    while isinstance(loop, ast.For):
-        if dotted(access.node) == copied(loop.iter) and _is_key(key, loop):
-            return loop
-        loop = enclosing(loop, ast.For)
-    return None
+    loops = around(access.node, ast.For)
+    return next((loop for loop in loops if dotted(access.node) == copied(loop.iter) and _is_key(key, loop)), None)
 
 
 def needed_key(access: Access) -> ast.expr | None:

@@ -13,6 +13,7 @@ from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     dotted,
     enclosing,
     is_constant,
@@ -60,12 +61,8 @@ def _given(call: ast.Call) -> str:
 
 def _test_of(name: str, call: ast.Call, fn: Function) -> ast.If | ast.IfExp | None:
     """The condition around the call that asks whether the value is there, or has elements."""
-    at = enclosing(call, ast.If, ast.IfExp)
-    while isinstance(at, ast.If | ast.IfExp) and at.lineno >= fn.line:
-        if _asks(at.test, name) and not _replaced(name, at, call, fn):
-            return at
-        at = enclosing(at, ast.If, ast.IfExp)
-    return None
+    tests: Iterator[ast.If | ast.IfExp] = around(call, ast.If, ast.IfExp)  # type: ignore[assignment]
+    return next((t for t in tests if _asks(t.test, name) and not _replaced(name, t, call, fn)), None)
 
 
 def _left_before(call: ast.Call, fn: Function, facts: Facts) -> tuple[str, ast.If] | None:

@@ -9,6 +9,7 @@ from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     dotted,
     enclosing,
     is_constant,
@@ -294,11 +295,9 @@ def _guarded(use: Access, facts: Facts) -> bool:
     """Whether a handler catches what goes wrong, or a condition of the same statement asks again."""
     if is_caught(use.node, "AttributeError", "TypeError") or use.locks:
         return True
-    around = enclosing(use.node, ast.AsyncWith)
-    while isinstance(around, ast.AsyncWith):
-        if any((resource := facts.module.resource(i.context_expr, use.fn)) and resource.kind for i in around.items):
-            return True
-        around = enclosing(around, ast.AsyncWith)
+    entered = (item.context_expr for block in around(use.node, ast.AsyncWith) for item in block.items)
+    if any(facts.module.resource(context, use.fn) for context in entered):
+        return True
     text = dotted(use.node)
     at = parent(use.node)
     while at is not None and not isinstance(at, ast.stmt):

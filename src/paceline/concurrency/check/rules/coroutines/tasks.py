@@ -12,6 +12,7 @@ from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     dotted,
     enclosing,
     following,
@@ -309,11 +310,9 @@ def _left_running(fn: Function, facts: Facts) -> Iterator[Witness]:
 
 def _is_survived(at: ast.AST, fn: Function, facts: Facts, depth: int = 2) -> bool:
     """Whether an exception at a place is caught, here or by a caller."""
-    tried = enclosing(at, ast.Try)
-    while isinstance(tried, ast.Try):
+    for tried in around(at, ast.Try):
         if tried.handlers and is_within(at, tried.body):
             return any(not isinstance(h.body[-1], ast.Raise) for h in tried.handlers)
-        tried = enclosing(tried, ast.Try)
     callers = facts.callers.get(id(fn), ()) if depth else ()
     return any(_is_survived(event.effect.node, caller, facts, depth - 1) for caller, event in callers)
 
