@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from paceline.concurrency.check import libraries
+from paceline.concurrency.check.syntax.tree import short_name
 
 Statements = list[ast.stmt]
 LARGEST = 20_000  # nodes of one function; a `finally` inside a `finally` is copied for each way out of both
@@ -269,11 +270,7 @@ def catches_all(handler: ast.ExceptHandler) -> bool:
 
 def _suppresses(expression: ast.expr) -> bool:
     called = expression.func if isinstance(expression, ast.Call) else expression
-    return isinstance(called, ast.Name | ast.Attribute) and _short_name(called) == "suppress"
-
-
-def _short_name(name: ast.expr) -> str:
-    return name.attr if isinstance(name, ast.Attribute) else name.id if isinstance(name, ast.Name) else ""
+    return short_name(called) == "suppress"
 
 
 def expressions(node: Node) -> ast.AST | None:
@@ -298,7 +295,7 @@ def may_raise(syntax: ast.AST) -> bool:
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Call):
-            if _short_name(node.func) not in HARMLESS and not _may_look_up(node):
+            if short_name(node.func) not in HARMLESS and not _may_look_up(node):
                 return True
         elif isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.Assert | ast.Import | ast.ImportFrom):
             return True

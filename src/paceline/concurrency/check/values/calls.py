@@ -104,8 +104,17 @@ def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> Origin
 
 
 def _annotated(annotation: ast.expr, module: Module) -> str:
-    name = module.canonical(annotation)
-    return name if _is_imported(annotation, module) and name.rpartition(".")[2][:1].isupper() else ""
+    """The imported class that an annotation names: `Pool`, `"Pool"`, `Optional[Pool]`, `Pool | None`."""
+    if isinstance(annotation, ast.BinOp):
+        return _annotated(annotation.left, module) or _annotated(annotation.right, module)
+    if isinstance(annotation, ast.Subscript) and short_name(annotation.value) in ("Optional", "Annotated"):
+        return _annotated(annotation.slice, module)
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        head, dot, rest = annotation.value.partition("|")[0].strip().partition(".")
+        name = module.imports.get(head, "") + dot + rest
+    else:
+        name = module.canonical(annotation) if _is_imported(annotation, module) else ""
+    return name if name.rpartition(".")[2][:1].isupper() else ""
 
 
 # Which functions of a file a call may run, where its name alone does not say so.
