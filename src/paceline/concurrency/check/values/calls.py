@@ -81,11 +81,13 @@ def _found(node: ast.expr, fn: Function, module: Module, depth: int) -> Origin:
 
 
 def _annotation(node: ast.expr, fn: Function, module: Module) -> ast.expr | None:
-    """How a parameter, or an attribute of a class, is annotated."""
+    """How a parameter, an attribute of a class, or the parameter that is kept in it, is annotated."""
     if isinstance(node, ast.Name):
         return module.objects.index.scope(node.id, fn).parameters.get(node.id)
     owner = module.type_of(node.value, fn) if isinstance(node, ast.Attribute) else None
-    annotations = (c.annotations.get(node.attr) for c in (owner.ancestry if owner is not None else ()))  # type: ignore[attr-defined]
+    annotations = [c.annotations.get(node.attr) for c in (owner.ancestry if owner is not None else ())]  # type: ignore[attr-defined]
+    kept = (pair for pair in module.given(node, fn) if isinstance(pair[0], ast.Name))
+    annotations += [scope.parameters.get(value.id) for value, scope in kept]  # type: ignore[attr-defined]
     return next((annotation for annotation in annotations if annotation is not None), None)
 
 
