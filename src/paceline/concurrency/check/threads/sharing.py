@@ -340,6 +340,14 @@ def checked(access: Access) -> ast.If | ast.For | None:
     return next((loop for loop in loops if dotted(access.node) == copied(loop.iter) and _is_key(key, loop)), None)
 
 
+def found_by(access: Access, check: ast.If | ast.For, looped: str = "", tested: str = "") -> tuple[str, str]:
+    """What a check does that found a key, and how that comes to the use; more may be said of a loop and of a test."""
+    if isinstance(check, ast.For):
+        how = f"the keys of {access.thing} are copied at line {check.lineno}, and an item is used here{looped}"
+        return "copies the keys", how
+    return "finds the key", f"{access.thing} is asked for a key at line {check.lineno} and used here{tested}"
+
+
 def needed_key(access: Access) -> ast.expr | None:
     """The key that must be there: of `d[key]`, `del d[key]`, `d.pop(key)` and `items.remove(key)`."""
     up = parent(access.node)

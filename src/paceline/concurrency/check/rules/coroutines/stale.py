@@ -30,7 +30,7 @@ from paceline.concurrency.check.threads.shared_state import (
     is_keyed,
     is_teardown,
 )
-from paceline.concurrency.check.threads.sharing import checked, may_be_alone
+from paceline.concurrency.check.threads.sharing import checked, found_by, may_be_alone
 
 Pause = ast.Await | ast.YieldFrom | ast.AsyncFor | ast.AsyncWith
 
@@ -84,7 +84,8 @@ def _in(fn: Function, accesses: list[Access], facts: Facts) -> Iterator[Witness]
         pause = next((p for p in after if last.line <= _end(p) < use.line and _same_path(p, use.node)), None)
         other = next((g for g in resets if not g.locks & use.locks), None)
         if pause is not None and other is not None:
-            yield _report(use, before[-1], pause, other)
+            did = "is stored" if last.changes else "is checked"
+            yield Witness(use.node, use.fn, use=use, did=did, before=last, pause=pause, other=other)
             return
 
 
@@ -102,7 +103,10 @@ def _items(fn: Function, accesses: list[Access]) -> Iterator[Witness]:
             pause = next((p for p in pauses if after < p.lineno and _end(p) < use.line), None)
             removal = removals[0]
         if check is not None and pause is not None and removal is not None:
-            yield _report_item(use, check, pause, removal)
+            first, reason = found_by(use, check, " in a loop that awaits", " after an await")
+            yield Witness(
+                use.node, fn, "item", reason=reason, pause=pause, removal=removal, check=check, first=first, use=use
+            )
             return
 
 
@@ -114,15 +118,7 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
         read = _read_before(access, accesses, pauses)
         elsewhere = any(a.fn is not access.fn and a.fn.asynchronous for a in changes)
         if read and (elsewhere or _several_tasks(access.fn, facts)):
-            yield Witness(
-                access.node,
-                access.fn,
-                "late",
-                then=f"writes {access.thing}",
-                since=read,
-                access=access,
-                so="the change of task B is lost",
-            )
+            yield _late(access, "writes", read, "the change of task B is lost")
             return
         loop = parent(access.node) if access.kind == "iterate" else enclosing(access.node, ast.For)
         if not isinstance(loop, ast.For) or not iterates(access) or not is_keyed(access, facts):
@@ -131,16 +127,12 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
             continue  # nothing is added any more
         others = (a for a in changes if a.kind in ("grow", "shrink") and not a.locks & access.locks)
         if any(is_within(p, loop.body) for p in pauses) and any(not is_within(a.node, loop.body) for a in others):
-            yield Witness(
-                access.node,
-                access.fn,
-                "late",
-                then=f"continues with {access.thing}",
-                since=loop.lineno,
-                access=access,
-                so="its size changed: RuntimeError",
-            )
+            yield _late(access, "continues with", loop.lineno, "its size changed: RuntimeError")
             return
+
+
+def _late(access: Access, then: str, since: int, so: str) -> Witness:
+    return Witness(access.node, access.fn, "late", then=f"{then} {access.thing}", since=since, access=access, so=so)
 
 
 def _limits(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
@@ -167,16 +159,7 @@ def _limits(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
             if inside and loops:
                 continue  # the next round asks again
             if between and (inside or ((leaves or waits) and last_line(test) < change.line)):
-                so = "both are counted: more than the limit"
-                yield Witness(
-                    change.node,
-                    change.fn,
-                    "late",
-                    then=f"increases {change.thing}",
-                    since=test.lineno,
-                    access=change,
-                    so=so,
-                )
+                yield _late(change, "increases", test.lineno, "both are counted: more than the limit")
                 return
 
 
@@ -228,36 +211,11 @@ def _several_tasks(fn: Function, facts: Facts) -> bool:
 
 def _handles(fn: Function, facts: Facts) -> bool:
     """Whether a coroutine answers requests: others call it, each with its own, and nothing in the file does."""
-    parameters = set(fn.parameters) & {
-        "request",
-        "message",
-        "msg",
-        "event",
-        "ctx",
-        "websocket",
-        "ws",
-        "packet",
-        "reader",
-    }
-    return bool(parameters) and not facts.callers.get(id(fn)) and not fn.name.startswith("__")
+    answers = not _REQUESTS.isdisjoint(fn.parameters)
+    return answers and not facts.callers.get(id(fn)) and not fn.name.startswith("__")
 
 
-def _report_item(use: Access, check: ast.If | ast.For, pause: Pause, removal: Access) -> Witness:
-    looped = isinstance(check, ast.For)
-    return Witness(
-        use.node,
-        use.fn,
-        "item",
-        reason=f"the keys of {use.thing} are copied at line {check.lineno}, and an item is used here in a loop that "
-        "awaits"
-        if looped
-        else f"{use.thing} is asked for a key at line {check.lineno} and used here after an await",
-        pause=pause,
-        removal=removal,
-        check=check,
-        first="copies the keys" if looped else "finds the key",
-        use=use,
-    )
+_REQUESTS = {"request", "message", "msg", "event", "ctx", "websocket", "ws", "packet", "reader"}
 
 
 def _asked(access: Access) -> bool:
@@ -328,15 +286,3 @@ def _end(node: ast.AST) -> int:
     if isinstance(node, ast.AsyncFor | ast.AsyncWith):
         return node.lineno
     return last_line(node)
-
-
-def _report(use: Access, before: Access, pause: Pause, other: Access) -> Witness:
-    return Witness(
-        use.node,
-        use.fn,
-        use=use,
-        did="is stored" if before.changes else "is checked",
-        before=before,
-        pause=pause,
-        other=other,
-    )

@@ -20,6 +20,7 @@ from paceline.concurrency.check.syntax.tree import (
     keyword,
     last_line,
     parent,
+    receiver_of,
     short_name,
 )
 from paceline.concurrency.check.threads.evidence import IMPORTS, of_threads
@@ -137,14 +138,11 @@ def _recreated(facts: Facts) -> Iterator[Witness]:
 
 def _path_of(call: ast.Call) -> str:
     """The path that a function of `os` or `shutil`, or a method of a path, is about."""
-    owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    return (
-        owner
-        if owner and owner.partition(".")[0] not in ("os", "shutil")
-        else ast.unparse(call.args[0])
-        if call.args
-        else ""
-    )
+    receiver = receiver_of(call)
+    owner = dotted(receiver) if receiver is not None else ""
+    if owner and owner.partition(".")[0] not in ("os", "shutil"):
+        return owner
+    return ast.unparse(call.args[0]) if call.args else ""
 
 
 def _listed(facts: Facts) -> Iterator[Witness]:
@@ -179,10 +177,12 @@ def _lock_files(facts: Facts) -> Iterator[Witness]:
 def _claims(test: ast.AST, fn: Function) -> bool:
     """Whether a function answers yes to one caller only: no where a test finds the file, and yes where it makes it."""
     last = test.body[-1] if isinstance(test, ast.If) else None
-    refused = isinstance(last, ast.Return) and (
-        last.value is None or is_constant(last.value, False) or is_constant(last.value, None)
-    )
-    return refused and any(r is not last and r.value is not None and not is_constant(r.value, None) for r in fn.returns)
+    refused = isinstance(last, ast.Return) and (_is_none(last.value) or is_constant(last.value, False))
+    return refused and any(r is not last and not _is_none(r.value) for r in fn.returns)
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return value is None or is_constant(value, None)
 
 
 def _opens_to_write(call: ast.Call, path: str) -> bool:
@@ -293,31 +293,18 @@ def removed_first(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         moves = [c for c in fn.calls if short_name(c.func) in MOVES and len(c.args) + len(c.keywords) > 1]
         for removal in fn.calls if moves else ():
-            path = _removed(removal)
-            test = enclosing(removal, ast.If)
-            if not path or not isinstance(test, ast.If) or _of_one_system(removal) or foreseen(removal):
+            path = _path_of(removal) if short_name(removal.func) in ("remove", "unlink") else ""
+            test = enclosing(removal, ast.If) if path else None
+            if test is None or not any(_asks(test)) or path not in ast.unparse(test.test):
                 continue
             move = next((m for m in moves if m.lineno > removal.lineno and _follows(m, test) and _to(m, path)), None)
-            if (
-                any(_asks(test))
-                and move is not None
-                and path in ast.unparse(test.test)
-                and not facts.held_at(removal, fn)
-            ):
+            apart = _of_one_system(removal) or foreseen(removal) or facts.held_at(removal, fn)
+            if move is not None and not apart:
                 links = short_name(move.func) in ("symlink", "link")
                 action = "linked" if links else "moved there"
                 instead = "make the link under another name, then call" if links else "use"
                 yield Witness(removal, fn, path=path, action=action, move=move, instead=instead)
                 break
-
-
-def _removed(call: ast.Call) -> str:
-    """The path that a call removes."""
-    if short_name(call.func) not in ("remove", "unlink"):
-        return ""
-    if call.args:
-        return ast.unparse(call.args[0])
-    return dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
 
 def _follows(move: ast.Call, test: ast.If) -> bool:
