@@ -20,6 +20,7 @@ from paceline.concurrency.check.syntax.tree import (
     is_within,
     keyword,
     last_line,
+    reads,
     short_name,
 )
 
@@ -38,23 +39,20 @@ def gathered_if_present(facts: Facts) -> Iterator[Witness]:
             name = _given(call) if collective is not None else ""
             test = _test_of(name, call, fn) if name else None
             if test is not None and not _also_otherwise(test, call, fn, facts):
-                yield _report(fn, call, test, name)
-            elif (
-                collective is not None
-                and (early_exit := _left_before(call, fn, facts)) is not None
-                and early_exit[1] not in reported
-            ):
-                reported.add(early_exit[1])
-                is_difference = any(difference.test is early_exit[1] for difference in facts.sequences.differences(fn))
-                if not is_difference and not _also_otherwise(early_exit[1], call, fn, facts):
-                    yield _report(fn, call, early_exit[1], early_exit[0])
+                yield _report(fn, call, test, name, "only the ranks call it")
+                continue
+            name, left = (_left_before(call, fn, facts) if collective is not None else None) or ("", None)
+            if left is not None and left not in reported:
+                reported.add(left)
+                is_difference = any(difference.test is left for difference in facts.sequences.differences(fn))
+                if not is_difference and not _also_otherwise(left, call, fn, facts):
+                    yield _report(fn, call, left, name, "a rank returns before it")
 
 
 def _given(call: ast.Call) -> str:
     """The name of what a call gathers."""
-    position = GATHERS[short_name(call.func)]
-    short = position < len(call.args) or len(call.args) != 1  # `accelerator.gather(x)`, `fabric.all_gather(x)`
-    value = call.args[position if short else 0] if call.args[position if short else 0 :] else None
+    place = min(GATHERS[short_name(call.func)], len(call.args) - 1)  # `accelerator.gather(x)`, `fabric.all_gather(x)`
+    value = call.args[place] if len(call.args) == 1 or place == GATHERS[short_name(call.func)] else None
     named = isinstance(value, ast.Name | ast.Attribute) and not short_name(value).endswith(("group", "comm", "mesh"))
     return dotted(value) if named and value is not None else ""
 
@@ -136,17 +134,9 @@ def _also_otherwise(test: ast.If | ast.IfExp, call: ast.Call, fn: Function, fact
     return any(id(c) in inside and facts.sequences.collective(c, fn) is not None for c in fn.calls if c is not call)
 
 
-def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str) -> Witness:
-    condition = f"`{ast.unparse(test.test)}` (line {test.lineno})"
-    return Witness(
-        call,
-        fn,
-        name=name,
-        reason=f"only the ranks call it for which {condition}"
-        if any(n is call for n in ast.walk(test))
-        else f"a rank returns before it for which {condition}",
-        test=test,
-    )
+def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str, what: str) -> Witness:
+    reason = f"{what} for which `{ast.unparse(test.test)}` (line {test.lineno})"
+    return Witness(call, fn, name=name, reason=reason, test=test)
 
 
 MESSAGES = {"Sendrecv", "sendrecv", "isend", "irecv", "Isend", "Irecv", "send", "recv", "Send", "Recv",
@@ -207,22 +197,13 @@ def _own_number(test: ast.If | ast.While, loop: ast.AST, fn: Function, facts: Fa
 
 def _computed(name: str, test: ast.AST, loop: ast.AST, fn: Function, facts: Facts) -> bool:
     """Whether a name is given a reduced array of this rank in a loop, and not reduced over the ranks since."""
-    assignments = [
-        (t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == name and is_within(t, loop)
-    ]
-    if not isinstance(test, ast.While):
-        assignments = [(line, value) for line, value in assignments if line <= test.lineno]  # type: ignore[attr-defined]
-    if not assignments:
-        return False
-    line, value = max(assignments, key=lambda pair: pair[0])
     limit = last_line(loop) if isinstance(test, ast.While) else test.lineno  # type: ignore[attr-defined]
-    spread = (
-        line <= call.lineno <= limit
-        and facts.module.varying.reduces(call, fn)
-        and any(isinstance(n, ast.Name) and n.id == name for a in call.args for n in ast.walk(a))
-        for call in fn.calls
-    )
-    return not any(spread) and _of_array(value, fn, facts)
+    values = [v for v in fn.values_of(name) if is_within(v, loop) and v.lineno <= limit]
+    if not values:
+        return False
+    value = max(values, key=lambda v: v.lineno)
+    later = (c for c in fn.calls if value.lineno <= c.lineno <= limit and any(reads(a, name) for a in c.args))
+    return not any(facts.module.varying.reduces(c, fn) for c in later) and _of_array(value, fn, facts)
 
 
 def _of_array(value: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> bool:

@@ -19,29 +19,23 @@ STARTS = {"init_process_group": 2, "init_rpc": 3}  # the position of `world_size
 
 def world_size_mismatch(facts: Facts) -> Iterator[Witness]:
     """Report processes of which so many are started, and that meet in a group of another size."""
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            name = short_name(call.func)
-            if name not in ("spawn", "start_processes", "Process"):
-                continue
-            started = keyword(call, "nprocs", 2) if name != "Process" else turns_around(call)
-            target = keyword(call, "fn", 0) if name != "Process" else keyword(call, "target", 1)
-            worker = facts.module.function_named(target, fn) if target is not None and started is not None else None
-            arguments = keyword(call, "args", 1 if name != "Process" else 3)
-            if worker is None or started is None or not isinstance(arguments, ast.Tuple):
-                continue
-            met = _world(worker, list(arguments.elts), 0 if name == "Process" else 1)
-            more = facts.sequences.lengths.more(met[1], started, fn) if met is not None else 0
-            if met is not None and more:
-                yield Witness(
-                    call,
-                    fn,
-                    started=started,
-                    met=met,
-                    need="the ranks wait for one that is never started"
-                    if more > 0
-                    else "a further process finds its group complete",
-                )
+    for call, fn in facts.module.calls:
+        name = short_name(call.func)
+        if name == "Process":
+            started, target, arguments = turns_around(call), keyword(call, "target", 1), keyword(call, "args", 3)
+        elif name in ("spawn", "start_processes"):
+            started, target, arguments = keyword(call, "nprocs", 2), keyword(call, "fn", 0), keyword(call, "args", 1)
+        else:
+            continue
+        worker = facts.module.function_named(target, fn) if target is not None else None
+        if worker is None or started is None or not isinstance(arguments, ast.Tuple):
+            continue
+        met = _world(worker, list(arguments.elts), 0 if name == "Process" else 1)
+        more = facts.sequences.lengths.more(met[1], started, fn) if met is not None else 0
+        if more:
+            need = "a further process finds its group complete"
+            need = "the ranks wait for one that is never started" if more > 0 else need
+            yield Witness(call, fn, started=started, met=met, need=need)
 
 
 def _world(worker: Function, arguments: list[ast.expr], first: int) -> tuple[ast.Call, ast.expr] | None:
