@@ -74,17 +74,13 @@ class Evaluation:
     def _of_parameter(self, fn: Function, name: str) -> Iterator[Value]:
         """What the annotation and the default of a parameter say; what calls pass is given by them."""
         yield from self._annotated(fn.parameters[name])
-        arguments = (
-            fn.node.args if not isinstance(fn.node, ast.Module) else ast.arguments([], [], None, [], [], None, [])
-        )
-        for special in (arguments.vararg, arguments.kwarg):
+        arguments = fn.node.args if not isinstance(fn.node, ast.Module) else None
+        for special in (arguments.vararg, arguments.kwarg) if arguments is not None else ():
             if special is not None and special.arg == name:
                 yield Value("container", special, fn=fn)
-        placed = [*arguments.posonlyargs, *arguments.args]
-        defaults = [*zip(placed[::-1], arguments.defaults[::-1], strict=False)]
-        for argument, default in (*defaults, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)):
-            if argument.arg == name and default is not None:
-                yield from self.evaluate(default, fn.outer or self._module.top)
+        default = fn.default(name)
+        if default is not None:
+            yield from self.evaluate(default, fn.outer or self._module.top)
 
     def _of_attribute(self, cls: Class, name: str) -> Iterator[Value]:
         """An attribute of the objects of a class, which bases, derived classes and others may assign."""

@@ -231,20 +231,11 @@ def _started_after(fill: ast.Call, fn: Function, takes: list[Use], facts: Facts)
 def _report_filled_before_started(
     fn: Function, fill: ast.Call, put: ast.Call, queue: str, taker: Function, line: int
 ) -> Witness:
-    itself = taker is fn
-    return Witness(
-        fill,
-        fn,
-        queue=queue,
-        by="," if fill is put else f", by {text_of(fill)},",
-        end="empties it itself only afterwards"
-        if itself
-        else f"starts {taker.qualname}, which empties it, only afterwards",
-        line=line,
-        who="thread A",
-        put=put,
-        action="take the items" if itself else f"start {taker.qualname}",
-    )
+    end, action = f"starts {taker.qualname}, which empties it, only afterwards", f"start {taker.qualname}"
+    if taker is fn:
+        end, action = "empties it itself only afterwards", "take the items"
+    by = "," if fill is put else f", by {text_of(fill)},"
+    return Witness(fill, fn, queue=queue, by=by, end=end, line=line, who="thread A", put=put, action=action)
 
 
 def left_early(facts: Facts) -> Iterator[Witness]:

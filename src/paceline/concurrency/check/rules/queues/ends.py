@@ -189,22 +189,9 @@ def _value(argument: ast.expr, fn: Function) -> ast.expr:
             if name in scope.bound:
                 return scope.bound[name]
             if name in scope.parameters:
-                return _default(name, scope) or argument
+                default = scope.default(name)
+                return default if isinstance(default, ast.Constant) and default.value is not None else argument
     if isinstance(argument, ast.Attribute) and fn.cls is not None and short_name(argument.value) == fn.self_name:
         values = fn.cls.values.get(name, ())
         return values[0][0] if len(values) == 1 and isinstance(values[0][0], ast.Constant) else argument
     return argument
-
-
-def _default(name: str, fn: Function) -> ast.expr | None:
-    """The default of a parameter."""
-    arguments = getattr(fn.node, "args", None)
-    if arguments is None:
-        return None
-    positional = [*arguments.posonlyargs, *arguments.args]
-    pairs = [
-        *zip(positional[::-1], arguments.defaults[::-1], strict=False),
-        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
-    ]
-    value = next((default for argument, default in pairs if argument.arg == name), None)
-    return value if isinstance(value, ast.Constant) and value.value is not None else None
