@@ -12,7 +12,16 @@ from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, keyword, parent, short_name
+from paceline.concurrency.check.syntax.tree import (
+    arguments_of,
+    dotted,
+    enclosing,
+    is_constant,
+    keyword,
+    parent,
+    receiver_of,
+    short_name,
+)
 
 KINDS = libraries.words("kinds that block an event loop")
 
@@ -23,35 +32,23 @@ def blocking_in_async(facts: Facts) -> Iterator[Witness]:
         if not facts.on_loop(fn):
             continue
         yield from _blocking(fn, facts)
-        for effect in facts.walker.effects(fn):
-            resource = effect.resource
-            if (
-                effect.kind != "wait"
-                or (effect.timeout and not _lasts(effect.node))
-                or resource is None
-                or not resource.sure
-                or resource.kind not in KINDS
-            ):
+        for effect in (e for e in facts.walker.effects(fn) if e.kind == "wait"):
+            resource, node = effect.resource, effect.node
+            if resource is None or not resource.sure or resource.kind not in KINDS:
                 continue
-            if isinstance(parent(effect.node), ast.Await) or _is_done(effect.node, fn.calls):
-                continue
-            if effect.timeout:
-                yield Witness(effect.node, fn, "limited", place=place(fn), effect=effect, resource=resource)
-            else:
-                yield Witness(effect.node, fn, place=place(fn), effect=effect, resource=resource)
+            lasts = not effect.timeout or _lasts(node)
+            if lasts and not isinstance(parent(node), ast.Await) and not _is_done(node, fn.calls):
+                form = "limited" if effect.timeout else "found"
+                yield Witness(node, fn, form, place=place(fn), effect=effect, resource=resource)
 
 
 def _lasts(wait: ast.expr) -> bool:
     """Whether a wait with a timeout may take that long: it waits at all, and for more than an instant."""
-    if not isinstance(wait, ast.Call) or any(is_constant(a, False) for a in (*wait.args, *_values(wait))):
+    if not isinstance(wait, ast.Call) or any(is_constant(a, False) for a in arguments_of(wait)):
         return False
     timeout = keyword(wait, "timeout", 1 if short_name(wait.func) in ("get", "put") else 0)
     number = timeout.value if isinstance(timeout, ast.Constant) else None
     return timeout is not None and (not isinstance(number, int | float) or number > INSTANT)
-
-
-def _values(call: ast.Call) -> list[ast.expr]:
-    return [k.value for k in call.keywords]
 
 
 INSTANT = 0.01  # seconds
@@ -72,19 +69,10 @@ def _blocking(fn: Function, facts: Facts) -> Iterator[Witness]:
             if what in reported:
                 continue
             reported.add(what)
-            by = "" if len(call.steps) == 1 else f", which calls {what},"
-            yield Witness(
-                effect.node,
-                fn,
-                "blocking",
-                confidence=0.45 if call.waits == "waits for the user" else 0.8 if len(call.steps) == 1 else 0.65,
-                by=by,
-                place=place(fn),
-                call=call,
-                what=what,
-                effect=effect,
-                function=text_of(effect.node)[:-2],
-            )
+            sure, by = (0.8, "") if len(call.steps) == 1 else (0.65, f", which calls {what},")
+            sure = 0.45 if call.waits == "waits for the user" else sure
+            terms = {"call": call, "what": what, "effect": effect, "function": text_of(effect.node)[:-2]}
+            yield Witness(effect.node, fn, "blocking", confidence=sure, by=by, place=place(fn), **terms)
 
 
 def _is_done(node: ast.expr, calls: list[ast.Call]) -> bool:
@@ -109,11 +97,8 @@ def await_under_lock(facts: Facts) -> Iterator[Witness]:
             if not isinstance(at, ast.Await) or effect.kind == "take":
                 continue
             for lock, line, *_ in locks_held:
-                if (
-                    lock.kind not in ASYNC_LOCKS
-                    and lock.id not in reported
-                    and (lock.sure or not _async_with(line, fn))
-                ):
+                of_threads = lock.kind not in ASYNC_LOCKS and (lock.sure or not _async_with(line, fn))
+                if of_threads and lock.id not in reported:
                     reported.add(lock.id)
                     yield Witness(at, fn, confidence=0.9 if lock.sure else 0.65, lock=lock.id, line=line)
 
@@ -163,33 +148,26 @@ def _waits_for_loop(call: ast.Call, fn: Function, start: Function, facts: Facts)
     """Whether a call, reached from a coroutine, waits until its loop has run something."""
     name = short_name(call.func)
     if name == "run_until_complete":
-        return not any(short_name(c.func) == "new_event_loop" for c in fn.calls) and not isinstance(
-            parent(call), ast.Await
-        )
+        own_loop = any(short_name(c.func) == "new_event_loop" for c in fn.calls)
+        return not own_loop and not isinstance(parent(call), ast.Await)
     if facts.module.canonical(call.func) == "asyncio.run":
         return True
-    if name != "result" or not isinstance(call.func, ast.Attribute):
-        return False
-    value = call.func.value
+    value = receiver_of(call) if name == "result" else None
     if isinstance(value, ast.Name):
         value = fn.bound.get(value.id, value)
-    if not isinstance(value, ast.Call) or short_name(value.func) != "run_coroutine_threadsafe":
+    if not isinstance(value, ast.Call) or short_name(value.func) != "run_coroutine_threadsafe" or len(value.args) < 2:
         return False
-    loop = value.args[1] if len(value.args) > 1 else None
-    if loop is not None and _of_a_coroutine(loop, fn, facts, 0):
+    coroutine, loop = value.args[:2]
+    if _of_a_coroutine(loop, fn, facts, 0):
         return True
     if isinstance(loop, ast.Attribute) and fn.cls is not None and fn.self_name and dotted(loop.value) == fn.self_name:
-        argument = value.args[0]
-        if isinstance(argument, ast.Name) and argument.id in fn.parameters:  # whose loop it is, its callers say
-            return any(each is start for each in _passed(argument.id, fn, facts))
-        callee = argument.func if isinstance(argument, ast.Call) else None
-        return (
-            callee is not None and facts.module.function_named(callee, fn) is not None
-        )  # its own coroutine, on its own loop
-    if isinstance(loop, ast.Name):
-        binding = fn.bound.get(loop.id)
-        return isinstance(binding, ast.Call) and short_name(binding.func) in ("get_event_loop", "get_running_loop")
-    return isinstance(loop, ast.Call)
+        if isinstance(coroutine, ast.Name) and coroutine.id in fn.parameters:  # whose loop it is, its callers say
+            return any(each is start for each in _passed(coroutine.id, fn, facts))
+        # its own coroutine, on its own loop
+        return isinstance(coroutine, ast.Call) and facts.module.function_named(coroutine.func, fn) is not None
+    binding = fn.bound.get(loop.id) if isinstance(loop, ast.Name) else None
+    gets = isinstance(binding, ast.Call) and short_name(binding.func) in ("get_event_loop", "get_running_loop")
+    return gets or isinstance(loop, ast.Call)
 
 
 def _passed(name: str, fn: Function, facts: Facts) -> Iterator[Function]:
@@ -218,11 +196,8 @@ def spins(facts: Facts) -> Iterator[Witness]:
     """Report loops of coroutines that ask for what only another task can change, and do nothing else."""
     for fn in facts.module.functions:
         for loop in fn.loops if fn.asynchronous else ():
-            if (
-                isinstance(loop, ast.While)
-                and (condition := _asks(loop.test, fn, facts))
-                and not _does_something(loop, fn, facts)
-            ):
+            condition = _asks(loop.test, fn, facts) if isinstance(loop, ast.While) else ""
+            if condition and isinstance(loop, ast.While) and not _does_something(loop, fn, facts):
                 yield Witness(loop, fn, condition=condition)
 
 
@@ -236,19 +211,12 @@ def _asks(test: ast.expr, fn: Function, facts: Facts) -> str:
     if called:
         return ast.unparse(called[0])
     inner = test.operand if isinstance(test, ast.UnaryOp) else test.left if isinstance(test, ast.Compare) else test
-    if isinstance(inner, ast.Name) and (
-        inner.id in fn.globals or inner.id in fn.nonlocals or _of_file(inner, fn, facts)
-    ):
-        return inner.id
-    if (
-        not isinstance(inner, ast.Attribute)
-        or not fn.self_name
-        or dotted(inner.value) != fn.self_name
-        or fn.cls is None
-    ):
-        return ""
-    set_by = [scope for _, scope in fn.cls.values.get(inner.attr, ()) if scope is not fn and scope.name != "__init__"]
-    return dotted(inner) if set_by else ""
+    if isinstance(inner, ast.Name):
+        shared = inner.id in fn.globals | fn.nonlocals or _of_file(inner, fn, facts)
+        return inner.id if shared else ""
+    on_self = isinstance(inner, ast.Attribute) and bool(fn.self_name) and dotted(inner.value) == fn.self_name
+    values = fn.cls.values.get(short_name(inner), ()) if on_self and fn.cls is not None else ()
+    return dotted(inner) if any(scope is not fn and scope.name != "__init__" for _, scope in values) else ""
 
 
 def _of_file(name: ast.Name, fn: Function, facts: Facts) -> bool:

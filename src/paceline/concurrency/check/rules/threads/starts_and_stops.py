@@ -11,7 +11,7 @@ from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import EVENTS
 from paceline.concurrency.check.rules.rule import Witness, blocks_that_make
 from paceline.concurrency.check.summaries import Facts
-from paceline.concurrency.check.syntax.declarations import Class, Function
+from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, is_within, keyword, short_name
 from paceline.concurrency.check.threads.roots import STARTS, STARTS_IN_MODULE, Root
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
@@ -106,20 +106,11 @@ def _waits_before(fn: Function, node: ast.expr) -> bool:
 
 
 def _report(root: Root, at: ast.expr, what: str, other: Function, line: int) -> Witness:
-    runs = "task" if root.kind == "task" else "thread"
-    event = isinstance(at, ast.Call)
-    does = f"clears {what}" if event else f"sets {what} again"
-    return Witness(
-        at,
-        root.function,
-        runs=runs,
-        does=does,
-        other=other,
-        line=line,
-        root=root,
-        remedy="clear the event" if event else "set the flag",
-        what=what,
-    )
+    does, remedy = f"sets {what} again", "set the flag"
+    if isinstance(at, ast.Call):
+        does, remedy = f"clears {what}", "clear the event"
+    terms = {"other": other, "line": line, "root": root, "remedy": remedy, "what": what}
+    return Witness(at, root.function, runs="task" if root.kind == "task" else "thread", does=does, **terms)
 
 
 def local_flag(facts: Facts) -> Iterator[Witness]:
@@ -163,13 +154,9 @@ def rearmed(facts: Facts) -> Iterator[Witness]:
                 fires = _fires(value, starter, facts)
                 if fires is None or fires.cls not in cls.ancestry or not _renews(fires, starter, facts):
                     continue
-                for fn in cls.methods.values():
+                for fn in (m for m in cls.methods.values() if m not in (fires, starter)):
                     cancel = next((c for c in fn.calls if dotted(c.func) == f"{fn.self_name}.{name}.cancel"), None)
-                    if (
-                        cancel is not None
-                        and fn not in (fires, starter)
-                        and not _asks_rearmed(fn, (fires, starter), cls)
-                    ):
+                    if cancel is not None and not _asks_rearmed(fn, (fires, starter)):
                         yield Witness(cancel, fn, fires=fires, starter=starter)
 
 
@@ -186,7 +173,7 @@ def _renews(fires: Function, starter: Function, facts: Facts) -> bool:
     return fires is starter or any(e.callee is starter for e in facts.walker.effects(fires))
 
 
-def _asks_rearmed(cancels: Function, renewing: tuple[Function, ...], cls: Class) -> bool:
+def _asks_rearmed(cancels: Function, renewing: tuple[Function, ...]) -> bool:
     """Whether the functions that renew a timer ask for something that the canceller sets."""
     sets = {t.attr for t, _ in cancels.assigns if isinstance(t, ast.Attribute)}
     sets |= {c.func.value.attr for c in cancels.calls if _changes(c)}  # type: ignore[attr-defined]
