@@ -194,9 +194,20 @@ def _report_message_without_partner(fn: Function, stuck: Stuck, size: int, case:
     ranks = [(f"rank {stuck.rank}", operation), *([(peer, other)] if other is not None else [])]
     story = [Step(who, at.line, _named(at).rpartition(" (")[0]) for who, at in ranks]
     sure, when = (0.6, f", {case}") if case else (0.8, "")
-    terms = {"operation": operation, "named": _named(operation), "does": does, "peer": peer, "when": when}
     at = ast.Pass(lineno=operation.line, col_offset=0)
-    return Witness(at, fn, confidence=sure, story=story, size=size, rank=stuck.rank, **terms)
+    return Witness(
+        at,
+        fn,
+        confidence=sure,
+        story=story,
+        size=size,
+        rank=stuck.rank,
+        operation=operation,
+        named=_named(operation),
+        does=does,
+        peer=peer,
+        when=when,
+    )
 
 
 BEGIN = ("isend", "irecv", "Isend", "Irecv", "issend", "Issend")

@@ -55,8 +55,17 @@ def _for_one_rank(fn: Function, facts: Facts) -> bool:
 def _on_some(fn: Function, item: Item, why: str, line: int, sure: float) -> Witness:
     by = text_of(item.at) if isinstance(item.at, ast.Call) else item.name
     within = "" if by.endswith(item.name + "()") else f", which calls {item.name},"
-    terms = {"why": why, "line": line, "item_line": getattr(item.at, "lineno", line), "item": item}
-    return Witness(item.at, fn, confidence=sure, by=by, within=within, **terms)
+    return Witness(
+        item.at,
+        fn,
+        confidence=sure,
+        by=by,
+        within=within,
+        why=why,
+        line=line,
+        item_line=getattr(item.at, "lineno", line),
+        item=item,
+    )
 
 
 # Exceptions of the program or its surroundings, which every rank sees alike; any other may be raised on one rank alone.

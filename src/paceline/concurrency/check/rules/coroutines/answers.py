@@ -166,8 +166,15 @@ def left_waiting(facts: Facts) -> Iterator[Witness]:
             ends = [end for fn in answers if (end := _ends(fn, cls, facts)) is not None]
             if answers and len(ends) == len(answers):
                 (fn, at), waiter = ends[0], waits[0]
-                lines = {"wait_line": waiter[1].lineno, "line": getattr(at, "lineno", fn.line)}
-                yield Witness(at, fn, cls=cls, attribute=attribute, waiter=waiter, **lines)
+                yield Witness(
+                    at,
+                    fn,
+                    cls=cls,
+                    attribute=attribute,
+                    waiter=waiter,
+                    wait_line=waiter[1].lineno,
+                    line=getattr(at, "lineno", fn.line),
+                )
 
 
 def _kept_and_awaited(attribute: str, fn: Function) -> tuple[Function, ast.Await] | None:

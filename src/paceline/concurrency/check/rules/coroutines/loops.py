@@ -37,9 +37,12 @@ def blocking_in_async(facts: Facts) -> Iterator[Witness]:
             if resource is None or not resource.sure or resource.kind not in KINDS:
                 continue
             lasts = not effect.timeout or _lasts(node)
-            if lasts and not isinstance(parent(node), ast.Await) and not _is_done(node, fn.calls):
-                form = "limited" if effect.timeout else "found"
-                yield Witness(node, fn, form, place=place(fn), effect=effect, resource=resource)
+            if not lasts or isinstance(parent(node), ast.Await) or _is_done(node, fn.calls):
+                continue
+            if effect.timeout:
+                yield Witness(node, fn, "limited", place=place(fn), effect=effect, resource=resource)
+            else:
+                yield Witness(node, fn, place=place(fn), effect=effect, resource=resource)
 
 
 def _lasts(wait: ast.expr) -> bool:
@@ -71,8 +74,18 @@ def _blocking(fn: Function, facts: Facts) -> Iterator[Witness]:
             reported.add(what)
             sure, by = (0.8, "") if len(call.steps) == 1 else (0.65, f", which calls {what},")
             sure = 0.45 if call.waits == "waits for the user" else sure
-            terms = {"call": call, "what": what, "effect": effect, "function": text_of(effect.node)[:-2]}
-            yield Witness(effect.node, fn, "blocking", confidence=sure, by=by, place=place(fn), **terms)
+            yield Witness(
+                effect.node,
+                fn,
+                "blocking",
+                confidence=sure,
+                by=by,
+                place=place(fn),
+                call=call,
+                what=what,
+                effect=effect,
+                function=text_of(effect.node)[:-2],
+            )
 
 
 def _is_done(node: ast.expr, calls: list[ast.Call]) -> bool:

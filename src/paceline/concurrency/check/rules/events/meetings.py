@@ -194,8 +194,7 @@ def _report(fn: Function, at: ast.Call, skipped: Skipped, event: str, waiter: Us
     what, again = (f"{event} is set", "set") if sets else (f"the end mark is put into {event}", "put")
     line, ends = skipped.node.line, "returns" if skipped.caught else "ends"
     fails = f"line {line} raises" if skipped.raised else f"the exception before line {line} comes"
-    terms = {"waiter": waiter, "skipped": skipped, "ends": ends, "event": event, "again": again}
-    return Witness(at, fn, what=what, fails=fails, **terms)
+    return Witness(at, fn, what=what, fails=fails, waiter=waiter, skipped=skipped, ends=ends, event=event, again=again)
 
 
 def _left(fn: Function, skipped: Skipped, barrier: str) -> Witness:
@@ -203,8 +202,17 @@ def _left(fn: Function, skipped: Skipped, barrier: str) -> Witness:
     if skipped.raised:
         where, raises = f"if line {skipped.node.line} raises, ", "raises, catches that, and "
         place = "in the handler"
-    terms = {"where": where, "raises": raises, "place": place, "name": barrier.rpartition(".")[2]}
-    return Witness(skipped.node.syntax or fn.node, fn, "left", barrier=barrier, skipped=skipped, **terms)
+    return Witness(
+        skipped.node.syntax or fn.node,
+        fn,
+        "left",
+        barrier=barrier,
+        skipped=skipped,
+        where=where,
+        raises=raises,
+        place=place,
+        name=barrier.rpartition(".")[2],
+    )
 
 
 def barrier_parties(facts: Facts) -> Iterator[Witness]:

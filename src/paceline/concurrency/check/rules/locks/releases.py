@@ -242,8 +242,16 @@ def lock_dropped_by_callee(facts: Facts) -> Iterator[Witness]:
             for caller, event in facts.callers.get(id(fn), ()) if again is not None else ():
                 lock_held = next((h for h in event.held if h.resource.id == lock and h.by_with), None)
                 if lock_held is not None:
-                    terms = {"caller": caller, "event": event, "lock_held": lock_held, "free": free}
-                    yield Witness(free.node, fn, lock=lock, again=again, **terms)
+                    yield Witness(
+                        free.node,
+                        fn,
+                        lock=lock,
+                        again=again,
+                        caller=caller,
+                        event=event,
+                        lock_held=lock_held,
+                        free=free,
+                    )
                     break
 
 

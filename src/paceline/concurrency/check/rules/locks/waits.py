@@ -217,5 +217,15 @@ def _submitting(lock: str, fn: Function, facts: Facts) -> tuple[str, Steps] | No
 def _report(fn: Function, first: Held, wait: Effect, steps: Steps, way: tuple[str, Steps]) -> Witness:
     lock, (other, needed) = first.resource, way
     sure, need = 0.85 if wait.resource is not None and lock.sure else 0.6, wait.waits_for.partition(" to ")[2] or "end"
-    terms = {"other": other, "first": first, "steps": steps, "needed": needed, "need": need}
-    return Witness(steps[0][1], fn, confidence=sure, wait=wait, lock=lock, **terms)
+    return Witness(
+        steps[0][1],
+        fn,
+        confidence=sure,
+        wait=wait,
+        lock=lock,
+        other=other,
+        first=first,
+        steps=steps,
+        needed=needed,
+        need=need,
+    )

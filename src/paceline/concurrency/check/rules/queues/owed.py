@@ -107,8 +107,7 @@ def _report_skipped(fn: Function, skipped: Skipped, queue: str, join: ast.Call) 
     if skipped.raised:
         how = "is not marked as done if this raises" + ("" if skipped.caught else ", which ends the worker")
         sure, continues = 0.6, "raises"
-    terms = {"queue": queue, "how": how, "join": join, "line": line, "continues": continues}
-    return Witness(at, fn, "skipped", confidence=sure, **terms)
+    return Witness(at, fn, "skipped", confidence=sure, queue=queue, how=how, join=join, line=line, continues=continues)
 
 
 TAKES = ("get", "get_nowait", "popleft", "pop", "recv")
@@ -210,11 +209,13 @@ def _meets(call: ast.Call, names: set[str]) -> bool:
 def _report(
     fn: Function, take: ast.Call, answer: ast.Call, skipped: Skipped, waiter: tuple[Function, ast.expr]
 ) -> Witness:
-    line, terms = skipped.node.line, {"take": take, "waiter": waiter, "wait_line": waiter[1].lineno, "skipped": skipped}
+    line = skipped.node.line
     how, continues = f"on the way over line {line}", "continues without an answer"
     if skipped.raised:
         how, continues = f"if line {line} raises", "raises, and does not answer"
-    return Witness(answer, fn, how=how, continues=continues, **terms)
+    return Witness(
+        answer, fn, how=how, continues=continues, take=take, waiter=waiter, wait_line=waiter[1].lineno, skipped=skipped
+    )
 
 
 def result_lost(facts: Facts) -> Iterator[Witness]:

@@ -78,8 +78,18 @@ def _removed_between(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     for access, check, other in list(removed_at_once(accesses, facts))[:1]:
         action, what = found_by(access, check)
         action += f" of {access.thing}" * isinstance(check, ast.For)
-        sure, terms = 0.6 if facts.threads_of(other.fn) else 0.5, {"check": check, "action": action, "access": access}
-        yield Witness(access.node, access.fn, "removed-between", confidence=sure, what=what, other=other, **terms)
+        sure = 0.6 if facts.threads_of(other.fn) else 0.5
+        yield Witness(
+            access.node,
+            access.fn,
+            "removed-between",
+            confidence=sure,
+            what=what,
+            other=other,
+            check=check,
+            action=action,
+            access=access,
+        )
 
 
 def _locked(facts: Facts) -> Iterator[Witness]:

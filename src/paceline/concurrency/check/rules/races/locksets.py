@@ -153,8 +153,16 @@ def _decides(access: Access) -> bool:
 
 def _report(access: Access, guarded: Access, lock: str, confidence: float) -> Witness:
     others = "all other changes of it hold" if guarded.changes else "most others hold to use it"
-    terms = {"lock": lock, "others": others, "guarded": guarded, "how": "changes" if guarded.changes else "uses"}
-    return Witness(access.node, access.fn, confidence=confidence, access=access, **terms)
+    return Witness(
+        access.node,
+        access.fn,
+        confidence=confidence,
+        access=access,
+        lock=lock,
+        others=others,
+        guarded=guarded,
+        how="changes" if guarded.changes else "uses",
+    )
 
 
 MOST = 2  # functions at least that hold the lock

@@ -109,8 +109,17 @@ def _report(root: Root, at: ast.expr, what: str, other: Function, line: int) -> 
     does, remedy = f"sets {what} again", "set the flag"
     if isinstance(at, ast.Call):
         does, remedy = f"clears {what}", "clear the event"
-    terms = {"other": other, "line": line, "root": root, "remedy": remedy, "what": what}
-    return Witness(at, root.function, runs="task" if root.kind == "task" else "thread", does=does, **terms)
+    return Witness(
+        at,
+        root.function,
+        runs="task" if root.kind == "task" else "thread",
+        does=does,
+        other=other,
+        line=line,
+        root=root,
+        remedy=remedy,
+        what=what,
+    )
 
 
 def local_flag(facts: Facts) -> Iterator[Witness]:
