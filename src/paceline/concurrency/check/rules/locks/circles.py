@@ -103,25 +103,10 @@ def lock_taken_again(facts: Facts) -> Iterator[Witness]:
                     node = effect.node.func.value if isinstance(effect.node, ast.Call) else effect.node  # type: ignore[attr-defined]
                     if dotted(node) == first.receiver and effect.line != first.line:
                         steps = ((fn, effect.node),)
-                elif (
-                    lock.non_reentrant and effect.callee and runs_now(effect) and _of_the_same(effect, first, fn, facts)
-                ):
+                elif effect.callee is not None and runs_now(effect):
                     take = facts.takes(effect.callee).get(lock.id)
-                    if take is not None and take.same and not any(lock.id in facts.drops(f) for f, _ in take.steps):
-                        steps = ((fn, effect.node), *take.steps)
-                elif (
-                    effect.callee is not None
-                    and runs_now(effect)
-                    and (same_object(effect, fn) or is_single(first.resource))
-                ):
-                    take = facts.takes(effect.callee).get(lock.id)
-                    mine = (
-                        first.receiver.startswith((fn.self_name + ".", "cls."))
-                        if fn.self_name
-                        else "." not in first.receiver
-                    )
-                    same = take is not None and take.same and (mine or "." not in first.receiver)
-                    if take is not None and same and not any(lock.id in facts.drops(f) for f, _ in take.steps):
+                    given_up = take is None or any(lock.id in facts.drops(f) for f, _ in take.steps)
+                    if take is not None and take.same and not given_up and _of_one_object(effect, first, fn, facts):
                         steps = ((fn, effect.node), *take.steps)
                 if steps is not None and (lock.id, effect.line) not in reported:
                     reported.add((lock.id, effect.line))
@@ -150,6 +135,13 @@ def _between_items(fn: Function, facts: Facts) -> Iterator[Witness]:
                 steps, lock_held = ((fn, effect.node), *take.steps), locks_held[take.resource.id]
                 yield Witness(effect.node, fn, "between", lock_held=lock_held, maker=maker, loop=loop, steps=steps)
                 return
+
+
+def _of_one_object(effect: Effect, first: Held, fn: Function, facts: Facts) -> bool:
+    """Whether a call is about the object whose lock is held: the own one, another one, or a lock of none."""
+    own = bool(fn.self_name) and first.receiver.startswith((f"{fn.self_name}.", "cls."))
+    stays = same_object(effect, fn) or is_single(first.resource)
+    return (stays and (own or "." not in first.receiver)) or _of_the_same(effect, first, fn, facts)
 
 
 def _of_the_same(effect: Effect, first: Held, fn: Function, facts: Facts) -> bool:
