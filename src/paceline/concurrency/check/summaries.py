@@ -138,13 +138,10 @@ class Facts:
     def own_blocks(self, fn: Function) -> dict[str, Block]:
         """The blocking functions of libraries that a function calls itself."""
         blocks: dict[str, Block] = {}
-        for effect in self.walker.effects(fn) if not fn.asynchronous else ():
-            if (
-                effect.kind == "call"
-                and effect.callee is None
-                and (library_call := self._library_call(effect.node, fn))
-            ):
-                blocks.setdefault(library_call[0], Block(library_call[1], ((fn, effect.node),)))
+        own = [e.node for e in self.walker.effects(fn) if e.kind == "call" and e.callee is None]
+        for node in own if not fn.asynchronous else ():
+            if (library_call := self._library_call(node, fn)) is not None:
+                blocks.setdefault(library_call[0], Block(library_call[1], ((fn, node),)))
         return blocks
 
     def _library_call(self, node: ast.expr, fn: Function) -> tuple[str, str] | None:
@@ -152,10 +149,8 @@ class Facts:
         if not isinstance(node, ast.Call):
             return None
         name = method_name(node.func, fn, self.module)
-        waits = libraries.blocks(name)
-        return (
-            (name, waits) if waits and not (name == "time.sleep" and is_constant(keyword(node, "secs", 0), 0)) else None
-        )
+        waits, gives_way = libraries.blocks(name), name == "time.sleep" and is_constant(keyword(node, "secs", 0), 0)
+        return (name, waits) if waits and not gives_way else None
 
     def drops(self, fn: Function) -> dict[str, Effect]:
         """The locks that a function releases without having taken them: those of its caller."""

@@ -188,9 +188,8 @@ class Varying:
         values = [v for cls in owner.ancestry for v in cls.values.get(node.attr, ())]
         bindings = [pair for pair in values or self._fields(owner, node.attr) if not is_constant(pair[0], None)]
         reasons = {self.why(value, scope, depth) for value, scope in bindings}
-        outside = (
-            values and isinstance(values[0][0], ast.Name) and not self.objects.arguments(values[0][1], values[0][0].id)
-        )
+        name, scope = values[0] if values else (None, fn)
+        outside = isinstance(name, ast.Name) and not self.objects.arguments(scope, name.id)
         return (reasons.pop() if len(reasons) == 1 and not outside else "") or self._counted(node.attr, owner, depth)
 
     @cached_property
