@@ -139,11 +139,9 @@ class Roots:
                 )
             if "run" in cls.methods and cls.is_thread:
                 names = {cls.name, *(each.name for each in module.objects.index.derived(cls))}
-                sites = [(f, c) for c, f in module.calls if short_name(c.func) in names]
-                several = any(in_loop(c, f) for f, c in sites) or (
-                    len(sites) > 1 and not all(joined_at_once(c, f) for f, c in sites)
-                )
-                alone = bool(sites) and all(joined_at_once(c, f) for f, c in sites)
+                sites = [(c, f) for c, f in module.calls if short_name(c.func) in names]
+                alone = bool(sites) and all(joined_at_once(c, f) for c, f in sites)
+                several = any(in_loop(c, f) for c, f in sites) or (len(sites) > 1 and not alone)
                 yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone, True)
             if any(base.endswith("Servicer") for base in cls.bases) and "grpc" in module.imports:
                 yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if m.name[:1].isupper())
@@ -155,9 +153,7 @@ class Roots:
         if fn.asynchronous or fn.cls is None or fn.name.startswith(("__", "test")):
             return False
         docstring = ast.get_docstring(fn.node, clean=False) if isinstance(fn.node, ast.FunctionDef) else None
-        return FROM_THREADS.search(fn.name) is not None or (
-            docstring is not None and CALLED.search(docstring) is not None
-        )
+        return bool(FROM_THREADS.search(fn.name) or CALLED.search(docstring or ""))
 
     @cached_property
     def _serves_in_threads(self) -> bool:
@@ -356,11 +352,9 @@ def _coroutines(call: ast.Call, fn: Function) -> Iterator[tuple[ast.Call, bool]]
 def in_loop(node: ast.AST, fn: Function) -> bool:
     """Whether this is inside a loop or comprehension of the function."""
     at = parent(node)
-    while at is not None and at is not fn.node:
-        if isinstance(at, _LOOPS):
-            return True
+    while at is not None and at is not fn.node and not isinstance(at, _LOOPS):
         at = parent(at)
-    return False
+    return isinstance(at, _LOOPS)
 
 
 def turns_around(call: ast.Call) -> ast.expr | None:

@@ -165,17 +165,11 @@ def accesses_of_locals(facts: Facts) -> Iterator[list[Access]]:
 def accesses_of_arguments(facts: Facts) -> Iterator[list[Access]]:
     """The accesses of each parameter of a function that is started in several threads with the same container."""
     for fn in {id(r.function): r.function for r in facts.roots if r.kind == "thread" and r.several}.values():
-        for name in fn.parameters:
-            arguments = facts.module.objects.arguments(fn, name)
-            passes_container = any(
-                isinstance(a.value, ast.Name) and is_container(a.caller.bound.get(a.value.id)) for a in arguments
-            )
-            uses = (
-                [n for n in fn.names if n.id == name]
-                if passes_container and name not in {n.id for n in fn.stores}
-                else []
-            )
-            if uses:
+        stored = {n.id for n in fn.stores}
+        for name in (p for p in fn.parameters if p not in stored):
+            passed = [(a.value, a.caller) for a in facts.module.objects.arguments(fn, name)]
+            uses = [n for n in fn.names if n.id == name]
+            if uses and any(isinstance(v, ast.Name) and is_container(caller.bound.get(v.id)) for v, caller in passed):
                 thing = f"{fn.qualname}.{name}"
                 yield [Access(thing, kind_of(node), node, fn, facts.held_at(node, fn)) for node in uses]
 

@@ -53,15 +53,10 @@ def may_coincide(one: Access, other: Access, facts: Facts) -> bool:
 def of_class(access: Access, facts: Facts) -> bool:
     """Whether what is accessed is one for all objects: a global, or an attribute that only the class itself assigns."""
     node, cls = access.node, access.fn.cls
-    if not isinstance(node, ast.Attribute) or cls is None:
+    on_self = isinstance(node, ast.Attribute) and dotted(node.value) == access.fn.self_name
+    if not on_self or cls is None or access.fn.decorated("classmethod"):
         return True
-    if (
-        not isinstance(node.value, ast.Name)
-        or node.value.id != access.fn.self_name
-        or access.fn.decorated("classmethod")
-    ):
-        return True
-    values = [pair for each in cls.ancestry for pair in each.values.get(node.attr, ())]
+    values = [pair for each in cls.ancestry for pair in each.values.get(node.attr, ())]  # type: ignore[attr-defined]
     return bool(values) and all(fn.cls not in cls.ancestry or fn.decorated("classmethod") for _, fn in values)
 
 
@@ -90,11 +85,9 @@ def _from_outside(fn: Function, facts: Facts) -> bool:
 
 def _open(fn: Function, facts: Facts) -> bool:
     """Whether a function that no thread reaches may be called while threads run."""
-    hidden = (
-        fn.generator or fn.name.startswith("_") or fn.name in BEGINNINGS or fn is facts.module.top or is_teardown(fn)
-    )
-    starts = any(short_name(call.func) in ("start", "submit") for call in fn.calls)
-    return not hidden and not starts and fn.cls is not None
+    if fn.cls is None or fn.generator or fn.name.startswith("_") or fn.name in BEGINNINGS or is_teardown(fn):
+        return False
+    return not any(short_name(call.func) in ("start", "submit") for call in fn.calls)
 
 
 def may_be_alone(fn: Function, facts: Facts, depth: int = CALLERS) -> bool:
@@ -190,12 +183,8 @@ def filled_under_late_lock(accesses: list[Access], facts: Facts) -> Iterator[tup
             continue
         inside = (n for s in block.body for n in ast.walk(s) if isinstance(n, ast.Attribute | ast.Name))
         again = any(dotted(n) == container and n.lineno < access.line for n in inside)
-        if (
-            access.locks
-            and not again
-            and _is_single_use(value, access.fn, facts)
-            and may_coincide(access, access, facts)
-        ):
+        single = bool(access.locks) and not again and _is_single_use(value, access.fn, facts)
+        if single and may_coincide(access, access, facts):
             yield access, line
 
 
@@ -395,10 +384,8 @@ def emptied_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
         keyed = method.attr == "pop" and isinstance(call, ast.Call) and len(call.args) > 1
         if method.attr not in ("pop", "popleft", "popitem") or keyed or not isinstance(test, ast.If | ast.While):
             continue
-        condition = test.test.left if isinstance(test.test, ast.Compare) else test.test
-        counted = (
-            condition.args[0] if isinstance(condition, ast.Call) and short_name(condition.func) == "len" else condition
-        )
+        counted = test.test.left if isinstance(test.test, ast.Compare) else test.test
+        counted = counted.args[0] if isinstance(counted, ast.Call) and short_name(counted.func) == "len" else counted
         caught = is_caught(access.node, "IndexError", "KeyError", "LookupError")
         if dotted(counted) == dotted(access.node) and not caught and may_coincide(access, access, facts):
             yield access, test

@@ -14,7 +14,7 @@ from paceline.concurrency.check.reporting.findings import Step
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts, call_steps, is_single, same_object
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import dotted, is_within, short_name
+from paceline.concurrency.check.syntax.tree import dotted, is_within, receiver_of, short_name
 from paceline.concurrency.check.threads.lock_order import WITNESSES, Edge, edges, of_instances
 from paceline.narrative import Wait
 
@@ -173,11 +173,8 @@ def callback_under_lock(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         reported: set[str] = set()
         for effect, locks_held in facts.events(fn):
-            locks = [
-                h
-                for h in locks_held
-                if h.resource.sure and h.resource.kind in ("Lock", "RLock") and not h.resource.one_of_several
-            ]
+            of_threads = [h for h in locks_held if h.resource.kind in ("Lock", "RLock")]
+            locks = [h for h in of_threads if h.resource.sure and not h.resource.one_of_several]
             if not locks or effect.kind != "call" or not isinstance(effect.node, ast.Call):
                 continue
             if effect.callee is None:
@@ -248,35 +245,21 @@ def _callback(effect: Effect, fn: Function, facts: Facts) -> str:
     name = short_name(call.func).lower()
     if name in COMPLETES:
         return "the callbacks of a future"
-    if name == "cancel" and isinstance(call.func, ast.Attribute) and "add_done_callback" in _words(facts):
-        receiver = short_name(call.func.value).lower()
-        if receiver in ("f", "fut", "future") or "future" in receiver:
-            return "the callbacks of a future"
+    receiver = short_name(receiver_of(call) or call).lower()
+    is_future = name == "cancel" and (receiver in ("f", "fut") or "future" in receiver)
+    if is_future and any(a.attr == "add_done_callback" for f in facts.module.functions for a in f.attributes):
+        return "the callbacks of a future"
     if name.endswith(CALLBACK_WORDS) and not _is_plain(call.func, fn):
         return "a callback"
-    if isinstance(call.func, ast.Name):
-        for loop in fn.loops:
-            target = getattr(loop, "target", None)
-            if isinstance(target, ast.Name) and target.id == call.func.id:
-                over = ast.unparse(loop.iter).lower()  # type: ignore[union-attr]
-                if any(word.strip("_") in over for word in CALLBACK_WORDS):
-                    return "callbacks"
-    return ""
+    loops = (loop for loop in fn.loops if not isinstance(loop, ast.While) and dotted(loop.target) == dotted(call.func))
+    over = " ".join(ast.unparse(loop.iter).lower() for loop in loops) if isinstance(call.func, ast.Name) else ""
+    return "callbacks" if any(word.strip("_") in over for word in CALLBACK_WORDS) else ""
 
 
 def _is_plain(function: ast.expr, fn: Function) -> bool:
     """Whether this names a function of this or another module, rather than one that was passed in."""
     if isinstance(function, ast.Name):
         return not any(function.id in scope.parameters or function.id in scope.bound for scope in fn.scopes())
-    owner = function.value if isinstance(function, ast.Attribute) else None
-    return not (isinstance(owner, ast.Name) and owner.id == fn.self_name) or _is_method(function, fn)
-
-
-def _is_method(function: ast.expr, fn: Function) -> bool:
-    return fn.cls is not None and (
-        fn.cls.method(short_name(function)) is not None or short_name(function) not in fn.cls.values
-    )
-
-
-def _words(facts: Facts) -> set[str]:
-    return {a.attr for f in facts.module.functions for a in f.attributes}
+    on_self = isinstance(function, ast.Attribute) and dotted(function.value) == fn.self_name
+    name = short_name(function)
+    return not on_self or (fn.cls is not None and (fn.cls.method(name) is not None or name not in fn.cls.values))
