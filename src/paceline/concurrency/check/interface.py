@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from paceline.concurrency.check.flow.effects import text_of
@@ -14,6 +14,7 @@ from paceline.concurrency.check.libraries.catalogue import LOCKS, RANK_DECORATOR
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function, Resource
 from paceline.concurrency.check.syntax.tree import last_line, lines_of, parent
+from paceline.concurrency.check.values.calls import type_name
 from paceline.concurrency.check.values.module import Module
 
 
@@ -70,24 +71,21 @@ def read_interface(row: Any) -> Interface:
         Behaviour(
             name,
             asynchronous,
-            tuple(Take(t[0], t[1], t[2], _pairs(t[3])) for t in takes),
-            tuple((b[0], b[1], b[2]) for b in blocks),
-            tuple(_call(c) for c in calls),
-            tuple((c[0], c[1]) for c in collectives),
-            tuple((_call(c[0]), c[1]) for c in one_rank),
+            tuple(Take(*t) for t in takes),
+            blocks,
+            tuple(Call(*c) for c in calls),
+            names,
+            tuple((Call(*call), why) for call, why in one_rank),
             only_awaited,
         )
-        for name, asynchronous, takes, blocks, calls, collectives, one_rank, only_awaited in row[0]
+        for name, asynchronous, takes, blocks, calls, names, one_rank, only_awaited in _tuples(row[0])
     )
     return Interface(behaviours, row[1], tuple(row[2]), row[3])
 
 
-def _call(row: list[Any]) -> Call:
-    return Call(row[0], row[1], row[2], row[3], row[4], _pairs(row[5]), row[6])
-
-
-def _pairs(rows: Iterable[list[Any]]) -> tuple[tuple[str, int], ...]:
-    return tuple((row[0], row[1]) for row in rows)
+def _tuples(row: Any) -> Any:
+    """Tuples in place of the lists that JSON has for them."""
+    return tuple(map(_tuples, row)) if isinstance(row, list) else row
 
 
 def interface_of(facts: Facts) -> Interface:
@@ -155,7 +153,7 @@ def _target(callee: Function | None, node: ast.expr, fn: Function, module: Modul
         return ""
     name = _imported(module.canonical(node.func), node.func, module)
     if not name and isinstance(node.func, ast.Attribute):
-        owner = _class_of(node.func.value, fn, module)
+        owner = type_name(node.func.value, fn, module)
         name = f"{owner}.{node.func.attr}" if owner else ""
     return "" if name.partition(".")[0] in sys.stdlib_module_names else name
 
@@ -166,39 +164,6 @@ def _imported(name: str, node: ast.expr, module: Module) -> str:
         node = node.value
     plain = isinstance(node, ast.Name) and node.id in module.imports and "(" not in name and "[" not in name
     return name if plain else ""
-
-
-def _class_of(node: ast.expr, fn: Function, module: Module) -> str:
-    """The imported class whose instance an expression is, by its constructor call or annotation."""
-    if isinstance(node, ast.Call):
-        return _imported(module.canonical(node.func), node.func, module)
-    if isinstance(node, ast.Name):
-        for scope in fn.scopes():
-            value = scope.bound.get(node.id)
-            if value is not None:
-                return _class_of(value, scope, module) if isinstance(value, ast.Call) else ""
-            if node.id in scope.parameters:
-                return _annotated(scope.parameters[node.id], module)
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and fn.cls is not None:
-        for cls in fn.cls.ancestry if node.value.id == fn.self_name else ():
-            for value, scope in cls.values.get(node.attr, ()):
-                if isinstance(value, ast.Call | ast.Name) and (class_name := _class_of(value, scope, module)):
-                    return class_name
-            if node.attr in cls.annotations:
-                return _annotated(cls.annotations[node.attr], module)
-    return ""
-
-
-def _annotated(annotation: ast.expr | None, module: Module) -> str:
-    """The imported class that an annotation names."""
-    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        head, dot, rest = annotation.value.partition("|")[0].strip().partition(".")
-        return module.imports.get(head, "") + dot + rest if head in module.imports else ""
-    if isinstance(annotation, ast.BinOp):
-        return _annotated(annotation.left, module) or _annotated(annotation.right, module)
-    if isinstance(annotation, ast.Subscript):
-        return _annotated(annotation.slice, module)
-    return "" if annotation is None else _imported(module.canonical(annotation), annotation, module)
 
 
 def _locks(module: Module) -> set[str]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import NamedTuple
 
@@ -138,13 +138,10 @@ class Facts:
     def own_blocks(self, fn: Function) -> dict[str, Block]:
         """The blocking functions of libraries that a function calls itself."""
         blocks: dict[str, Block] = {}
-        for effect in self.walker.effects(fn) if not fn.asynchronous else ():
-            if (
-                effect.kind == "call"
-                and effect.callee is None
-                and (library_call := self._library_call(effect.node, fn))
-            ):
-                blocks.setdefault(library_call[0], Block(library_call[1], ((fn, effect.node),)))
+        own = [e.node for e in self.walker.effects(fn) if e.kind == "call" and e.callee is None]
+        for node in own if not fn.asynchronous else ():
+            if (library_call := self._library_call(node, fn)) is not None:
+                blocks.setdefault(library_call[0], Block(library_call[1], ((fn, node),)))
         return blocks
 
     def _library_call(self, node: ast.expr, fn: Function) -> tuple[str, str] | None:
@@ -152,10 +149,8 @@ class Facts:
         if not isinstance(node, ast.Call):
             return None
         name = method_name(node.func, fn, self.module)
-        waits = libraries.blocks(name)
-        return (
-            (name, waits) if waits and not (name == "time.sleep" and is_constant(keyword(node, "secs", 0), 0)) else None
-        )
+        waits, gives_way = libraries.blocks(name), name == "time.sleep" and is_constant(keyword(node, "secs", 0), 0)
+        return (name, waits) if waits and not gives_way else None
 
     def drops(self, fn: Function) -> dict[str, Effect]:
         """The locks that a function releases without having taken them: those of its caller."""
@@ -327,6 +322,30 @@ class Facts:
     def threads_of(self, fn: Function) -> set[str]:
         """The threads that reach a function."""
         return self._begin.threads_of(fn)
+
+    def runs_beside(self, fn: Function) -> bool:
+        """Whether a thread, process or task runs a function, and so continues while another one waits."""
+        return any(root.startswith(("thread:", "process:", "task:")) for root in self.reached.get(id(fn), ()))
+
+    def way_to(
+        self,
+        fn: Function,
+        does: Callable[[ast.Call, Function], bool],
+        through: Callable[[Effect], bool] = lambda effect: True,
+        depth: int = 3,
+    ) -> tuple[tuple[Function, ast.expr], ...]:
+        """The shortest way from a function to a call that does something, over so many calls; empty for none."""
+        todo: list[tuple[Function, tuple[tuple[Function, ast.expr], ...]]] = [(fn, ())]
+        visited: set[Function] = set()
+        for at, way in todo:
+            if at not in visited:
+                visited.add(at)
+                call = next((c for c in at.calls if does(c, at)), None)
+                if call is not None:
+                    return (*way, (at, call))
+                calls = [e for e in self.runs(at) if through(e)] if len(way) < depth else []
+                todo += [(e.callee, (*way, (at, e.node))) for e in calls if e.callee is not None]
+        return ()
 
     def on_loop(self, fn: Function) -> bool:
         """Whether an event loop runs a function: a coroutine, or a callback that the loop was given."""

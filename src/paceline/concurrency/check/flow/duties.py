@@ -27,18 +27,18 @@ class Duty:
 
     def __init__(self, fn: Function, meets: Callable[[ast.Call], bool]) -> None:
         self.graph: Graph | None = fn.graph
+        self._nodes = self.graph.nodes if self.graph else []
         #: The calls of each step, in no particular order.
-        self._calls = {id(node): list(_calls(node)) for node in self.graph.nodes} if self.graph else {}
-        self._met = {at for at, calls in self._calls.items() if any(meets(call) for call in calls)}
+        self._calls = {id(node): list(_calls(node)) for node in self._nodes}
+        self._met = {id(node) for node in self.steps(meets)}
         self._before: dict[int, list[Node]] = {}
-        for node in self.graph.nodes if self.graph else ():
+        for node in self._nodes:
             for after in node.following():
                 self._before.setdefault(id(after), []).append(node)
 
     def steps(self, does: Callable[[ast.Call], bool]) -> list[Node]:
         """The steps with such a call."""
-        nodes = self.graph.nodes if self.graph else ()
-        return [node for node in nodes if any(does(call) for call in self._calls[id(node)])]
+        return [node for node in self._nodes if any(map(does, self._calls[id(node)]))]
 
     def skipped_after(self, starts: list[Node]) -> Iterator[Skipped]:
         """The steps after one of these from which the duty is not met before the next of these, or before a failure."""
@@ -67,9 +67,8 @@ class Duty:
         """The steps with one of these calls that raise while its arguments are computed: the duty is not met."""
         risky = {id(call) for call in calls if any(may_raise(argument) for argument in call.args)}
         again = self._leading_to(starts)
-        for node in self.graph.nodes if self.graph else ():
-            inside = any(id(call) in risky for call in self._calls[id(node)])
-            if inside and node.raises is not None and id(node.raises) in again:
+        for node in self.steps(lambda call: id(call) in risky):
+            if node.raises is not None and id(node.raises) in again:
                 yield Skipped(node, True, True)
 
     def left_after(self, starts: list[Node], at_end: bool = False) -> Iterator[Skipped]:
@@ -81,46 +80,21 @@ class Duty:
             return
         ends = self._leading_to([self.graph.end])
         fails = ends | self._leading_to([self.graph.failure])
-        todo = [after for start in starts for after in start.following()]
-        visited: set[int] = {id(start) for start in starts}
-        while todo:
-            node = todo.pop()
-            if id(node) in visited or id(node) in self._met:
-                continue
-            visited.add(id(node))
+        for node in self._unmet(_after(starts), starts):
             if node.raises is not None and id(node.raises) in fails:
                 yield Skipped(node, True, id(node.raises) in ends)
             is_last = at_end and node.syntax is not None and self.graph.end in node.next
             if (node.kind == "return" or is_last) and id(node) in ends:
                 yield Skipped(node, False)
-            todo += node.following()
 
     def reached_after(self, starts: list[Node], does: Callable[[ast.Call], bool]) -> Iterator[Node]:
         """The steps with such a call to which a way leads from one of these without having met the duty."""
-        todo = [after for start in starts for after in start.following()]
-        visited: set[int] = set()
-        while todo:
-            node = todo.pop(0)
-            if id(node) in visited or id(node) in self._met:
-                continue
-            visited.add(id(node))
-            if any(does(call) for call in self._calls[id(node)]):
-                yield node
-            todo += node.following()
+        return (node for node in self._unmet(_after(starts)) if any(map(does, self._calls[id(node)])))
 
-    def returns_without(self) -> Iterator[Skipped]:
+    def returns_without(self) -> list[Skipped]:
         """The returns that are reached from the beginning without having met the duty, where other ways meet it."""
-        if self.graph is None or not self._met:
-            return
-        todo, visited = [self.graph.entry], set[int]()
-        while todo:
-            node = todo.pop()
-            if id(node) in visited or id(node) in self._met:
-                continue
-            visited.add(id(node))
-            if node.kind == "return":
-                yield Skipped(node, False)
-            todo += node.following()
+        unmet = self._unmet([self.graph.entry]) if self.graph is not None and self._met else ()
+        return sorted((Skipped(n, False) for n in unmet if n.kind == "return"), key=lambda skipped: skipped.node.line)
 
     def skipped_by_exceptions(self) -> Iterator[Skipped]:
         """The steps that are certain to lead to the duty unless they raise."""
@@ -129,7 +103,7 @@ class Duty:
         avoids = self._leading_to([self.graph.end])
         fails = avoids | self._leading_to([self.graph.failure])
         meets = self._meeting([])
-        for node in sorted(self.graph.nodes, key=lambda n: n.line):
+        for node in sorted(self._nodes, key=lambda n: n.line):
             certain = any(id(after) in meets for after in node.following()) and id(node) not in avoids
             if certain and node.raises is not None and id(node) not in self._met and id(node.raises) in fails:
                 yield Skipped(node, True, id(node.raises) in avoids)
@@ -140,8 +114,16 @@ class Duty:
 
     def _meeting(self, starts: list[Node]) -> set[int]:
         """The steps from which the duty may be met, before one of these."""
-        met = [node for node in (self.graph.nodes if self.graph else ()) if id(node) in self._met]
-        return self._closure(met, {id(start) for start in starts})
+        return self._closure([n for n in self._nodes if id(n) in self._met], {id(start) for start in starts})
+
+    def _unmet(self, first: list[Node], other_than: Iterable[Node] = ()) -> Iterator[Node]:
+        """These steps and all to which ways lead from them on which the duty is not met, the nearest first."""
+        todo, visited = list(first), self._met | {id(node) for node in other_than}
+        for node in todo:
+            if id(node) not in visited:
+                visited.add(id(node))
+                yield node
+                todo += node.following()
 
     def _closure(self, ends: list[Node], through: set[int]) -> set[int]:
         """The steps that lead to one of these, not through others."""
@@ -153,6 +135,10 @@ class Duty:
                 closure.add(id(node))
                 todo += [b for b in self._before.get(id(node), ()) if id(b) not in through]
         return closure
+
+
+def _after(starts: list[Node]) -> list[Node]:
+    return [after for start in starts for after in start.following()]
 
 
 def one_of(calls: Iterable[ast.Call]) -> Callable[[ast.Call], bool]:

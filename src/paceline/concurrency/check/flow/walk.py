@@ -213,17 +213,12 @@ class Walker:
 
     def _of(self, fn: Function, lock_held: Held) -> Held:
         """A lock of the wrapper's first argument as the lock of the function's own object."""
-        attribute = lock_held.receiver.rpartition(".")[2]
-        resource = (
-            self.module.attribute(fn.cls, attribute)
-            if fn.cls is not None and lock_held.receiver.count(".") == 1
-            else None
-        )
-        return (
-            lock_held
-            if resource is None
-            else lock_held._replace(resource=resource, receiver=f"{fn.self_name}.{attribute}")
-        )
+        owner, _, attribute = lock_held.receiver.rpartition(".")
+        direct = fn.cls is not None and owner and "." not in owner
+        resource = self.module.attribute(fn.cls, attribute) if fn.cls is not None and direct else None
+        if resource is None:
+            return lock_held
+        return lock_held._replace(resource=resource, receiver=f"{fn.self_name}.{attribute}")
 
     def _entered(self, context: ast.expr, fn: Function) -> list[Held]:
         """The locks that a `with` takes: the lock itself, or those that a context manager holds at its yield."""

@@ -24,6 +24,22 @@ def _shipped(table: str, part: str = "") -> dict[str, str]:
     return entries[part] if part else entries
 
 
+def table(group: str) -> dict[str, Any]:
+    """A group of names.json: names of functions, or parts of names, and what each of them means."""
+    entries: dict[str, Any] = _shipped("names")[group]  # type: ignore[assignment]
+    return entries
+
+
+def words(group: str) -> tuple[str, ...]:
+    """A group of names.json of which nothing more is said, in its order."""
+    return tuple(_shipped("names")[group].split())
+
+
+def names(group: str) -> frozenset[str]:
+    """The same as a set."""
+    return frozenset(words(group))
+
+
 @cache
 def all_collectives() -> dict[str, frozenset[str]]:
     """Module or class -> those of its functions that every rank must call."""

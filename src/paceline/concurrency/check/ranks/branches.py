@@ -80,21 +80,13 @@ def _asks_for_variable(test: ast.expr, fn: Function) -> bool:
 
 def _made_on_some(test: ast.expr, fn: Function, module: Module) -> Condition | None:
     """A test for what only some ranks have made, the others having None, as a condition on the rank."""
-    is_present = True
-    if (
-        isinstance(test, ast.Compare)
-        and isinstance(test.ops[0], ast.Is | ast.IsNot)
-        and is_constant(test.comparators[0], None)
-    ):
-        is_present, test = isinstance(test.ops[0], ast.IsNot), test.left
+    is_present, compared = True, test.ops[0] if isinstance(test, ast.Compare) else None
+    if isinstance(compared, ast.Is | ast.IsNot) and is_constant(test.comparators[0], None):  # type: ignore[attr-defined]
+        is_present, test = isinstance(compared, ast.IsNot), test.left  # type: ignore[attr-defined]
     rank_condition = _where_made(test, fn, module, 0) if isinstance(test, ast.Name | ast.Attribute) else None
     if rank_condition is None and isinstance(test, ast.Name) and (failed := _failed_alone(test, fn, module)):
         rank_condition = Condition(f"{test.id} is not None", True, True, "", failed)
-    return (
-        rank_condition
-        if rank_condition is None or is_present
-        else rank_condition._replace(sign=not rank_condition.sign)
-    )
+    return rank_condition and _turned(rank_condition, is_present)
 
 
 def _passed(test: ast.expr, fn: Function, module: Module) -> Condition | None:
@@ -128,14 +120,10 @@ def _where_made(node: ast.expr, fn: Function, module: Module, depth: int) -> Con
         return _where_made(*stored[0], module, depth + 1) if len(stored) == 1 else None
     if not isinstance(node, ast.Name) or depth > ALIASES:
         return None
-    values = [v for target, v in fn.assigns if isinstance(target, ast.Name) and target.id == node.id]
+    values = fn.values_of(node.id)
     if not values and node.id in fn.parameters:
         conditions = [_where_made(a.value, a.caller, module, depth + 1) for a in module.objects.arguments(fn, node.id)]
-        return (
-            conditions[0]
-            if conditions and all(g is not None and g.key == conditions[0].key for g in conditions if conditions[0])
-            else None
-        )
+        return conditions[0] if len({c and c.key for c in conditions}) == 1 else None
     if len(values) == 1:
         return _where_made(values[0], fn, module, depth + 1)
     non_none = [v for v in values if not is_constant(v, None)]
@@ -196,7 +184,7 @@ def _asked(test: ast.expr, fn: Function, module: Module, depth: int) -> Conditio
     """A test of the rank itself, or of a list that this function fills, as a condition."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         rank_condition = condition(test.operand, fn, module, depth)
-        return rank_condition and rank_condition._replace(sign=not rank_condition.sign)
+        return rank_condition and _turned(rank_condition, False)
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _compared(test, fn, module, depth)
     if isinstance(test, ast.Call) and (nan := _is_nan(test, fn, module)) is not None:
@@ -221,11 +209,8 @@ def _compared(test: ast.Compare, fn: Function, module: Module, depth: int) -> Co
     if who is None and isinstance(op, ast.Eq | ast.NotEq) and (who := of_rank(right, fn, module, depth)) is not None:
         left, right = right, left
     if who is None:
-        return (
-            _local(test, left, isinstance(op, ast.Gt | ast.NotEq | ast.GtE), fn)
-            if _is_number(right, 0) or _is_number(right, 1)
-            else None
-        )
+        counts = _is_number(right, 0) or _is_number(right, 1)
+        return _local(test, left, isinstance(op, ast.Gt | ast.NotEq | ast.GtE), fn) if counts else None
     text, group, _ = who
     if of_rank(right, fn, module, depth) is not None and not isinstance(right, ast.Constant):
         return None  # compares two ranks, which are not known here
@@ -291,17 +276,10 @@ def of_rank(node: ast.expr, fn: Function, module: Module, depth: int = 0) -> tup
             return None
         if node.attr.lower().strip("_") in catalogue.RANK_NAMES:
             return dotted(node), "", node.attr.startswith(BOOLEAN)
-        if (
-            fn.cls is not None
-            and isinstance(node.value, ast.Name)
-            and node.value.id == fn.self_name
-            and depth < ALIASES
-        ):
-            for cls in fn.cls.ancestry:
-                for value, scope in cls.values.get(node.attr, ()):
-                    rank_parts = of_rank(value, scope, module, depth + 1)
-                    if rank_parts is not None:
-                        return dotted(node), rank_parts[1], rank_parts[2]
+        on_self = isinstance(node.value, ast.Name) and node.value.id == fn.self_name and depth < ALIASES
+        values = (pair for c in fn.cls.ancestry for pair in c.values.get(node.attr, ())) if fn.cls and on_self else ()
+        rank_parts = next((r for value, scope in values if (r := of_rank(value, scope, module, depth + 1))), None)
+        return rank_parts and (dotted(node), rank_parts[1], rank_parts[2])
     return None
 
 
@@ -334,11 +312,8 @@ def _is_number(node: ast.expr, number: int) -> bool:
 
 def _is_zero_or_none(node: ast.expr) -> bool:
     """`[-1, 0]`: the first rank, or no ranks at all."""
-    return (
-        isinstance(node, ast.List | ast.Tuple | ast.Set)
-        and any(_is_number(e, 0) for e in node.elts)
-        and all(_is_number(e, 0) or _is_number(e, -1) for e in node.elts)
-    )
+    elements = node.elts if isinstance(node, ast.List | ast.Tuple | ast.Set) else []
+    return any(_is_number(e, 0) for e in elements) and all(_is_number(e, 0) or _is_number(e, -1) for e in elements)
 
 
 def _is_nan(node: ast.expr, fn: Function, module: Module) -> Condition | None:

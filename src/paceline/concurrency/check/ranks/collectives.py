@@ -91,10 +91,8 @@ def _group_of(call: ast.Call | None) -> str:
 
 def _of_other_programs(call: ast.Call, module: Module) -> bool:
     """Whether a collective of Ray has a group of its own, of which a rank of PyTorch may be the only member here."""
-    named = keyword(call, "group_name", 3)
-    return module.canonical(call.func).startswith("ray.util.collective.") and isinstance(
-        named, ast.Attribute | ast.Name
-    )
+    of_ray = module.canonical(call.func).startswith("ray.util.collective.")
+    return of_ray and isinstance(keyword(call, "group_name", 3), ast.Attribute | ast.Name)
 
 
 def _is_wrapped(node: ast.expr, fn: Function, module: Module, wrapper: str, depth: int = 0) -> bool:
@@ -117,14 +115,10 @@ DEPTH = 3  # calls through which a model is followed
 def _for_all_ranks(function: ast.Attribute, fn: Function, module: Module) -> bool:
     """Whether a module or object stands for all ranks rather than for a group."""
     owner = short_name(function.value).lower().strip("_")
-    head = dotted(function.value).split(".")[0]
-    is_catalogued = owner in catalogue.OBJECT_COLLECTIVES or owner in catalogue.WORLD_OBJECTS or owner.endswith("utils")
-    return (
-        is_catalogued
-        or owner == fn.self_name
-        or _by_name(module.canonical(function)) is not None
-        or head in module.imports
-    )
+    if owner in (*catalogue.OBJECT_COLLECTIVES, *catalogue.WORLD_OBJECTS, fn.self_name) or owner.endswith("utils"):
+        return True
+    named = _by_name(module.canonical(function)) is not None
+    return named or dotted(function.value).split(".")[0] in module.imports
 
 
 def _by_name(name: str) -> str | None:

@@ -92,10 +92,8 @@ class Lengths:
         part = node.slice
         if not isinstance(part, ast.Slice):
             chosen = fn.bound.get(part.id, part) if isinstance(part, ast.Name) else part
-            mask = isinstance(chosen, ast.Compare) or (
-                isinstance(chosen, ast.UnaryOp) and not isinstance(chosen.op, ast.USub)
-            )
-            if mask and self._value(node.value, fn):
+            negates = isinstance(chosen, ast.UnaryOp) and not isinstance(chosen.op, ast.USub)
+            if (negates or isinstance(chosen, ast.Compare)) and self._value(node.value, fn):
                 return DATA
             binding = self._bound(node.value, fn)
             parts = isinstance(binding, ast.Call) and short_name(binding.func) in _PARTS
@@ -114,20 +112,14 @@ class Lengths:
         binding = self._bound(node, fn)
         if isinstance(binding, ast.Call) and binding.args and isinstance(binding.args[0], ast.Constant):
             return True  # of a length that the author has chosen
-        return filled or (
-            isinstance(binding, ast.Subscript)
-            and isinstance(binding.slice, ast.Slice)
-            and binding.slice.upper is not None
-            and binding.slice.lower is None
-        )
+        part = binding.slice if isinstance(binding, ast.Subscript) else None
+        return filled or (isinstance(part, ast.Slice) and part.upper is not None and part.lower is None)
 
     def _bound(self, node: ast.expr, fn: Function) -> ast.expr:
         """What a name was given in this function before."""
-        if not isinstance(node, ast.Name):
-            return node
-        assignments = [(t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
-        before = [pair for pair in assignments if pair[0] < node.lineno]
-        return max(before, key=lambda pair: pair[0])[1] if before else node
+        values = fn.values_of(node.id) if isinstance(node, ast.Name) else []
+        before = [value for value in values if value.lineno < node.lineno]
+        return max(before, key=lambda value: value.lineno) if before else node
 
     @staticmethod
     def _checked(fn: Function) -> bool:
@@ -149,7 +141,7 @@ class Lengths:
         if isinstance(node, ast.BinOp):
             return self.number(node.left, fn, depth + 1) or self.number(node.right, fn, depth + 1)
         if isinstance(node, ast.Name):
-            values = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
+            values = fn.values_of(node.id)
             if len(values) == 1 and isinstance(values[0], ast.Call | ast.BinOp):
                 return self.number(values[0], fn, depth + 1)
         if isinstance(node, ast.Call) and not self._of_the_rank(node):
@@ -170,15 +162,14 @@ class Lengths:
 
     def more(self, one: ast.expr, other: ast.expr, fn: Function) -> int:
         """By how much a number is larger than another one; 0 where that is not known."""
-        difference = {
-            text: count for text, (count, _) in _added(self._sum(one, fn), self._sum(other, fn), -1).items() if count
-        }
+        total = _added(self._sum(one, fn), self._sum(other, fn), -1)
+        difference = {text: count for text, (count, _) in total.items() if count}
         return difference.get("", 0) if not set(difference) - {""} else 0
 
     def _sum(self, node: ast.expr, fn: Function, depth: int = 0) -> Sum:
         """A number as a sum of products, names replaced by what they are given."""
         if isinstance(node, ast.Name) and depth < 4:
-            values = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
+            values = fn.values_of(node.id)
             if len(values) == 1 and isinstance(values[0], ast.BinOp | ast.Name | ast.Constant | ast.IfExp):
                 return self._sum(values[0], fn, depth + 1)
         if isinstance(node, ast.Constant) and type(node.value) is int:

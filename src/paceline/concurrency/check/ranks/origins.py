@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable
 from functools import cached_property
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries import catalogue
 from paceline.concurrency.check.libraries.catalogue import WRAPPERS
 from paceline.concurrency.check.syntax.declarations import Class, Declarations, Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     dotted,
     enclosing,
     is_constant,
@@ -95,18 +97,10 @@ _LIBRARIES = re.compile(
     r"|torch\.(rand|randn|randint|randperm|bernoulli|multinomial)"
 )
 _UNSEEDED = re.compile(r"uuid\.uuid[14]|secrets\.\w+|os\.urandom")
-_DRAWS = {"random", "randint", "randrange", "choice", "uniform", "integers", "normal", "standard_normal", "binomial",
-          "permutation", "shuffle", "sample", "choices", "rand", "randn", "random_sample", "poisson",
-          "exponential"}  # fmt: skip
+_DRAWS = libraries.names("methods that draw random numbers")
 _GENERATORS = {"random.Random", "numpy.random.default_rng", "numpy.random.RandomState"}
 #: What seeds one library alone; any other function whose name has `seed` is taken to seed all.
-_SEEDS = {
-    "random.seed": "random",
-    "numpy.random.seed": "numpy",
-    "torch.manual_seed": "torch",
-    "torch.cuda.manual_seed": "cuda",
-    "torch.cuda.manual_seed_all": "cuda",
-}
+_SEEDS = libraries.table("functions that seed one library")
 
 
 class Chances:
@@ -269,11 +263,9 @@ class Counts:
 
     def _how_often(self, at: ast.AST, fn: Function, depth: int) -> str:
         """Why a place of the program is reached more often on one rank than on another."""
-        around = enclosing(at, ast.If, ast.While)
-        while isinstance(around, ast.If | ast.While):
-            if (why := self._decides(around.test, fn)) and not asks_for_ranks(around.test):
+        for test in around(at, ast.If, ast.While):
+            if (why := self._decides(test.test, fn)) and not asks_for_ranks(test.test):  # type: ignore[attr-defined]
                 return why
-            around = enclosing(around, ast.If, ast.While)
         loop = enclosing(at, ast.For, ast.AsyncFor, ast.While)
         for test in fn.tests:
             leaves = isinstance(test.body[-1], ast.Continue | ast.Return) and test.lineno < getattr(at, "lineno", 0)

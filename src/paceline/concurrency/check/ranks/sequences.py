@@ -31,6 +31,7 @@ from paceline.concurrency.check.ranks.lengths import Lengths
 from paceline.concurrency.check.ranks.origins import asks_for_ranks, asks_for_several, decides
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     contexts_around,
     deciding_operand,
     dotted,
@@ -38,8 +39,8 @@ from paceline.concurrency.check.syntax.tree import (
     last_line,
     lines_of,
     on_different_branches,
-    parent,
     short_name,
+    statement_of,
 )
 from paceline.concurrency.check.values.module import Module
 
@@ -198,6 +199,10 @@ class Sequences:
         rank_condition = condition(test, fn, self.module)
         return [rank_condition] if rank_condition is not None else []
 
+    def tests_around(self, node: ast.AST, fn: Function) -> list[ast.If]:
+        """The tests around a node that may turn out differently on different ranks."""
+        return [test for test in around(node, ast.If) if self.conditions(test.test, fn)]
+
     def decide(self, test: ast.expr, fn: Function, assumed: tuple[str, bool]) -> bool | None:
         """The value of a test under the assumption; None when it does not depend on it."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -233,9 +238,7 @@ class Sequences:
                 callee = effect.callee if effect.callee is not fn and runs_now(effect) and not effect.perhaps else None
                 if collective_call is None and (callee is None or self._one_of_several(call, fn)):
                     continue
-                at: ast.AST | None = fn.body[0] if isinstance(fn.node, ast.Lambda) else call
-                while at is not None and not isinstance(at, ast.stmt):
-                    at = parent(at)
+                at = fn.body[0] if isinstance(fn.node, ast.Lambda) else statement_of(call)
                 index.setdefault(id(at), []).append((call, collective_call, callee))
                 if collective_call is None and callee is not None and isinstance(call, ast.Call):
                     index[id(at)] += [(call, None, handed) for handed in self._run_for(call, callee)]
@@ -297,21 +300,16 @@ class Sequences:
             if self.sides(fn.body, fn, key, at)[0] == self.sides(fn.body, fn, key, at)[1]:
                 continue
             for test, rank_condition in sorted(tests, key=lambda t: t[0].lineno):
-                yes, no = (
-                    self.body(test.body, fn, (key, rank_condition.sign)),
-                    self.body(otherwise(test), fn, (key, not rank_condition.sign)),
-                )
-                mine, other = (
-                    self._shared(relevant(side.items, rank_condition), fn, rank_condition) for side in (yes, no)
-                )
-                exit_side = yes if yes.exit else no
+                yes = self.body(test.body, fn, (key, rank_condition.sign))
+                no = self.body(otherwise(test), fn, (key, not rank_condition.sign))
+                sides = [relevant(side.items, rank_condition) for side in (yes, no)]
+                mine, other = (self._shared(side, fn, rank_condition) for side in sides)
+                exit_kind = yes.exit or no.exit
                 missed = self.missed(test, fn, rank_condition) if yes.exit != no.exit else ()
-                if exit_side.exit in LEAVES and not missed and yes.exit != no.exit:
+                if exit_kind in LEAVES and not missed and yes.exit != no.exit:
                     missed = self.in_further_turns(test, fn, rank_condition)
                 if missed and not (mine and other):
-                    yield Difference(
-                        fn, test, rank_condition, relevant(exit_side.items, rank_condition), exit_side.exit, missed
-                    )
+                    yield Difference(fn, test, rank_condition, sides[not yes.exit], exit_kind, missed)
                 elif [i.key for i in mine] != [i.key for i in other]:
                     only = only_in(mine, other) or only_in(other, mine) or only_in(mine, ())
                     if not {i.name for i in only} <= self._handed_over(test, fn):
@@ -328,13 +326,8 @@ class Sequences:
         """The collectives in `a or f()` and `f() if a else b` where `a` differs: its place, the call and why."""
         for calls in self.index(fn).values() if self.whole(fn).items else ():
             for call, collective_call, callee in calls:
-                items = (
-                    [Item(collective_call.name, call)]
-                    if collective_call
-                    else [*self.whole(callee).items][:1]
-                    if callee
-                    else []
-                )
+                items = [*self.whole(callee).items][:1] if callee else []
+                items = [Item(collective_call.name, call)] if collective_call else items
                 operand = deciding_operand(call) if items else None
                 if operand is not None and (why := next((c.why for c in self.conditions(operand, fn)), "")):
                     yield operand, next(flattened(items[0]))._replace(at=call), why
@@ -378,12 +371,8 @@ class Sequences:
 
     def in_further_turns(self, test: ast.If, fn: Function, at: Condition) -> tuple[Item, ...]:
         """The collectives of the loop that a branch leaves, which the other ranks call in its next turn."""
-        loop = parent(test)
-        while loop is not None and not isinstance(loop, ast.For | ast.AsyncFor | ast.While) and loop is not fn.node:
-            loop = parent(loop)
-        if not isinstance(loop, ast.For | ast.AsyncFor | ast.While):
-            return ()
-        items = relevant(self.body(loop.body, fn, None).items, at)
+        loop = enclosing(test, ast.For, ast.AsyncFor, ast.While)
+        items = relevant(self.body(loop.body, fn, None).items, at) if loop is not None else ()  # type: ignore[attr-defined]
         return tuple(i for item in items for i in flattened(item))
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from functools import cached_property
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries import catalogue
 from paceline.concurrency.check.ranks.origins import (
     CHANCE,
@@ -53,10 +54,7 @@ from paceline.concurrency.check.values.objects import Objects
 DEPTH = 24  # assignments and calls through which a value is followed
 
 # Functions whose result differs if an argument does; through other calls only data are followed.
-_PASSES_ON = {"len", "list", "tuple", "set", "sorted", "range", "int", "str", "float", "bool", "sum", "min", "max",
-              "any", "all", "abs", "enumerate", "zip", "filter", "join", "format", "exists", "isfile", "isdir",
-              "listdir", "glob", "getsize", "Path", "array_split", "chunk", "split", "islice", "next", "iter",
-              "Subset"}  # fmt: skip
+_PASSES_ON = libraries.names("functions whose result differs if an argument does")
 # Functions of the elements of a comprehension; of any other it is their number that counts.
 _AGGREGATES = {"sum", "min", "max", "any", "all", "mean"}
 _SAME = {"isinstance", "hasattr", "callable", "type", "issubclass", "device", "get_world_size", "Get_size", "id"}
@@ -190,9 +188,8 @@ class Varying:
         values = [v for cls in owner.ancestry for v in cls.values.get(node.attr, ())]
         bindings = [pair for pair in values or self._fields(owner, node.attr) if not is_constant(pair[0], None)]
         reasons = {self.why(value, scope, depth) for value, scope in bindings}
-        outside = (
-            values and isinstance(values[0][0], ast.Name) and not self.objects.arguments(values[0][1], values[0][0].id)
-        )
+        name, scope = values[0] if values else (None, fn)
+        outside = isinstance(name, ast.Name) and not self.objects.arguments(scope, name.id)
         return (reasons.pop() if len(reasons) == 1 and not outside else "") or self._counted(node.attr, owner, depth)
 
     @cached_property

@@ -160,6 +160,19 @@ class Function:
         except (TooLarge, RecursionError):
             return None
 
+    def values_of(self, name: str) -> list[ast.expr]:
+        """What the statements of this function assign to a variable, in their order."""
+        return [value for target, value in self.assigns if isinstance(target, ast.Name) and target.id == name]
+
+    def default(self, name: str) -> ast.expr | None:
+        """The default of a parameter."""
+        if isinstance(self.node, ast.Module):
+            return None
+        arguments = self.node.args
+        placed = zip([*arguments.posonlyargs, *arguments.args][::-1], arguments.defaults[::-1], strict=False)
+        pairs = [*placed, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]
+        return next((default for argument, default in pairs if argument.arg == name), None)
+
     def decorated(self, *names: str) -> bool:
         """Whether a decorator has one of these names, called or not."""
         return any(

@@ -17,6 +17,9 @@ import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from paceline.concurrency.check import libraries
+from paceline.concurrency.check.syntax.tree import short_name
+
 Statements = list[ast.stmt]
 LARGEST = 20_000  # nodes of one function; a `finally` inside a `finally` is copied for each way out of both
 
@@ -26,15 +29,7 @@ class TooLarge(Exception):
 
 
 # Calls that are assumed never to raise; an exception edge out of each would bury the relevant ones.
-HARMLESS = {
-    "append", "add", "discard", "clear", "len", "isinstance", "issubclass", "id", "hasattr", "time", "monotonic",
-    "perf_counter", "set", "list", "dict", "tuple", "bool", "super", "debug", "info", "warning", "error", "exception",
-    "release", "notify", "notify_all", "notifyAll", "is_set", "locked", "keys", "values", "items", "copy", "getpid",
-    "get_ident", "current_thread", "currentThread", "deque", "append_left", "appendleft", "extend", "update",
-    "setdefault", "range", "enumerate", "zip", "min", "max", "sorted", "reversed", "print", "str", "repr", "join",
-    "format", "startswith", "endswith", "strip", "get_nowait", "is_alive", "isAlive", "object", "type", "callable",
-    "acquire", "lock", "unlock", "log", "getattr", "Lock", "RLock", "Event", "Condition",
-}  # fmt: skip
+HARMLESS = libraries.names("functions that do not raise")
 
 
 @dataclass(eq=False, slots=True)
@@ -275,11 +270,7 @@ def catches_all(handler: ast.ExceptHandler) -> bool:
 
 def _suppresses(expression: ast.expr) -> bool:
     called = expression.func if isinstance(expression, ast.Call) else expression
-    return isinstance(called, ast.Name | ast.Attribute) and _short_name(called) == "suppress"
-
-
-def _short_name(name: ast.expr) -> str:
-    return name.attr if isinstance(name, ast.Attribute) else name.id if isinstance(name, ast.Name) else ""
+    return short_name(called) == "suppress"
 
 
 def expressions(node: Node) -> ast.AST | None:
@@ -304,7 +295,7 @@ def may_raise(syntax: ast.AST) -> bool:
     while todo:
         node = todo.pop()
         if isinstance(node, ast.Call):
-            if _short_name(node.func) not in HARMLESS and not _may_look_up(node):
+            if short_name(node.func) not in HARMLESS and not _may_look_up(node):
                 return True
         elif isinstance(node, ast.Await | ast.Yield | ast.YieldFrom | ast.Assert | ast.Import | ast.ImportFrom):
             return True

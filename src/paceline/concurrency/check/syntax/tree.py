@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from paceline.concurrency.check.libraries.catalogue import MODULE_ALIASES, RETURNS_MODEL, WRAPPERS
+
+N = TypeVar("N", bound=ast.AST)
 
 
 def parent(node: ast.AST) -> ast.AST | None:
@@ -24,7 +27,7 @@ def awaited(value: ast.expr | None) -> ast.expr | None:
     return value.value if isinstance(value, ast.Await) else value
 
 
-def enclosing(node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
+def enclosing(node: ast.AST, *kinds: type[N]) -> N | None:
     """The nearest enclosing node of these kinds within the same function."""
     at = parent(node)
     while at is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -32,6 +35,14 @@ def enclosing(node: ast.AST, *kinds: type[ast.AST]) -> ast.AST | None:
             return at
         at = parent(at)
     return None
+
+
+def around(node: ast.AST, *kinds: type[N]) -> Iterator[N]:
+    """All enclosing nodes of these kinds within the same function, the nearest first."""
+    at = enclosing(node, *kinds)
+    while at is not None:
+        yield at
+        at = enclosing(at, *kinds)
 
 
 def on_different_branches(one: ast.AST, other: ast.AST) -> bool:
@@ -65,10 +76,8 @@ def walk_here(*parts: ast.AST) -> Iterator[ast.AST]:
 
 def contexts_around(node: ast.AST) -> Iterator[ast.expr]:
     """What the `with` statements around a node within its function enter, the nearest first."""
-    block = enclosing(node, ast.With, ast.AsyncWith)
-    while isinstance(block, ast.With | ast.AsyncWith):
-        yield from (item.context_expr for item in block.items)
-        block = enclosing(block, ast.With, ast.AsyncWith)
+    for block in around(node, ast.With, ast.AsyncWith):
+        yield from (item.context_expr for item in block.items)  # type: ignore[attr-defined]
 
 
 def deciding_operand(call: ast.expr) -> ast.expr | None:
@@ -192,6 +201,26 @@ def model_in(call: ast.Call) -> ast.expr | None:
         return call.args[0]
     returned = isinstance(call.func, ast.Attribute) and call.func.attr in RETURNS_MODEL
     return call.func.value if returned else None  # type: ignore[attr-defined]
+
+
+def arguments_of(call: ast.Call) -> list[ast.expr]:
+    """All arguments of a call, the named ones last."""
+    return [*call.args, *(k.value for k in call.keywords)]
+
+
+def receiver_of(call: ast.Call) -> ast.expr | None:
+    """The object of which a call is a method, or the module of whose functions it is one."""
+    return call.func.value if isinstance(call.func, ast.Attribute) else None
+
+
+def method_of(call: ast.Call) -> str:
+    """The method that a call is of an object; empty for a call of a plain name."""
+    return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+
+def calls_in(parts: Iterable[ast.AST]) -> list[ast.Call]:
+    """The calls in some nodes."""
+    return [n for part in parts for n in ast.walk(part) if isinstance(n, ast.Call)]
 
 
 def keyword(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:

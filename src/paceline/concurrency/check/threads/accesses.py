@@ -5,21 +5,14 @@ from __future__ import annotations
 import ast
 from typing import NamedTuple
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import dotted, is_constant, keyword, parent, short_name
 
 GROWS = {"append", "add", "insert", "extend", "update", "setdefault", "appendleft", "push", "move_to_end"}
 SHRINKS = {"pop", "popitem", "remove", "discard", "clear", "popleft"}
 #: Functions that change the list that they are given first.
-OF_LISTS = {
-    "heappush": "grow",
-    "insort": "grow",
-    "insort_left": "grow",
-    "insort_right": "grow",
-    "heappop": "shrink",
-    "heapreplace": "shrink",
-    "heappushpop": "shrink",
-}
+OF_LISTS = libraries.table("functions that change a list")
 VIEWS = {"items", "keys", "values", "iteritems", "iterkeys", "itervalues"}
 
 
@@ -111,14 +104,4 @@ def _walks(node: ast.AST) -> bool:
 #: Functions that a loop goes over in place of their argument, without a copy of it.
 _LAZY = {"enumerate", "zip", "map", "filter", "chain", "itertools.chain", "islice", "itertools.islice"}
 #: Functions in Python code, or that call it, which go over a container and all that it holds.
-_COPIERS = {
-    "copy.deepcopy",
-    "deepcopy",
-    "json.dump",
-    "pickle.dump",
-    "pickle.dumps",
-    "yaml.dump",
-    "yaml.safe_dump",
-    "pprint.pprint",
-    "pprint.pformat",
-}
+_COPIERS = libraries.names("functions in Python that go over a container")

@@ -35,26 +35,18 @@ def of_threads(cls: Class | None, facts: Facts, line: int = 0) -> float:
 
 
 def _of_class(cls: Class, facts: Facts) -> float:
-    strength = 0.0
     if cls.is_thread or owns_lock(cls, facts):
         return OWNS_LOCK
-    for each in cls.ancestry:
-        for values in each.values.values():
-            for value, fn in values:
-                construction = facts.module.constructed(value, fn)
-                if (
-                    construction is not None
-                    and construction[0] == "Executor"
-                    and is_constant(keyword(construction[1], "max_workers", 0), 1)
-                ):
-                    continue  # it runs one task after the other, and says nothing of those that submit them
-                kind = construction[0] if construction is not None else _lock_by_name(value)
-                if kind in LOCKS - ASYNC_LOCKS:
-                    return OWNS_LOCK
-                strength = max(strength, OWNS_OTHER if kind in _OTHERS else 0.0)
-    if strength < CLAIMS and claims_safety(cls):
-        strength = CLAIMS
-    return max(strength, NAMED if _SHARED_NAMES.search(cls.name) else 0.0)
+    strength = CLAIMS if claims_safety(cls) else NAMED if _SHARED_NAMES.search(cls.name) else 0.0
+    for value, fn in (pair for each in cls.ancestry for pairs in each.values.values() for pair in pairs):
+        construction = facts.module.constructed(value, fn)
+        kind = construction[0] if construction is not None else _lock_by_name(value)
+        if kind in LOCKS - ASYNC_LOCKS:
+            return OWNS_LOCK
+        # one that runs one task after the other says nothing of those that submit them
+        serial = construction is not None and is_constant(keyword(construction[1], "max_workers", 0), 1)
+        strength = OWNS_OTHER if kind in _OTHERS and not (kind == "Executor" and serial) else strength
+    return strength
 
 
 def claims_safety(cls: Class) -> bool:

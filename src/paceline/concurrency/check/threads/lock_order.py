@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import NamedTuple
 
 from paceline.concurrency.check.flow.effects import Effect, lock_expression, runs_now
 from paceline.concurrency.check.libraries.catalogue import LOCKS
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function, Resource
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, short_name
+from paceline.concurrency.check.syntax.tree import around, dotted, parent, short_name
 from paceline.concurrency.check.values.module import Module
 
 # Expressions in terms of what they were bound from: local names by their values, parameters by what is passed.
@@ -105,12 +105,8 @@ def taken_in_turn(node: ast.expr, fn: Function) -> Iterator[tuple[ast.expr, ast.
 
 def _replaced(node: ast.expr, names: dict[str, ast.expr], fields: dict[str, ast.expr], owner: str) -> ast.expr:
     """A copy of an expression with names, and attributes of the own object, replaced."""
-    replaced: ast.expr = _Replace(names, fields, owner).visit(copy.deepcopy(node, {id(_up(node)): None}))
+    replaced: ast.expr = _Replace(names, fields, owner).visit(copy.deepcopy(node, {id(parent(node)): None}))
     return ast.copy_location(replaced, node)
-
-
-def _up(node: ast.expr) -> ast.AST | None:
-    return getattr(node, "up", None)
 
 
 class _Replace(ast.NodeTransformer):
@@ -271,16 +267,11 @@ def _keeps_order(fn: Function, at: ast.expr, names: frozenset[str]) -> bool:
         return True
     if any(short_name(call.func) in _ORDERING for call in fn.calls):
         return True
-    test = enclosing(at, ast.If)
-    while isinstance(test, ast.If):
-        if any(isinstance(n, ast.Name) and n.id in roots for n in ast.walk(test.test)):
-            return True
-        test = enclosing(test, ast.If)
-    return False
+    return any(_from(test.test, roots) for test in around(at, ast.If))
 
 
-def _from(value: ast.expr | None, names: frozenset[str]) -> bool:
-    return value is not None and any(isinstance(n, ast.Name) and n.id in names for n in ast.walk(value))
+def _from(value: ast.expr | None, names: Set[str]) -> bool:
+    return value is not None and not names_in(value).isdisjoint(names)
 
 
 # The order in which locks are taken: every path that holds one lock and waits for another.

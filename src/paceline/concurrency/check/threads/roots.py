@@ -12,6 +12,7 @@ from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.walk import Walker
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     dotted,
     enclosing,
     is_constant,
@@ -138,11 +139,9 @@ class Roots:
                 )
             if "run" in cls.methods and cls.is_thread:
                 names = {cls.name, *(each.name for each in module.objects.index.derived(cls))}
-                sites = [(f, c) for c, f in module.calls if short_name(c.func) in names]
-                several = any(in_loop(c, f) for f, c in sites) or (
-                    len(sites) > 1 and not all(joined_at_once(c, f) for f, c in sites)
-                )
-                alone = bool(sites) and all(joined_at_once(c, f) for f, c in sites)
+                sites = [(c, f) for c, f in module.calls if short_name(c.func) in names]
+                alone = bool(sites) and all(joined_at_once(c, f) for c, f in sites)
+                several = any(in_loop(c, f) for c, f in sites) or (len(sites) > 1 and not alone)
                 yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone, True)
             if any(base.endswith("Servicer") for base in cls.bases) and "grpc" in module.imports:
                 yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if m.name[:1].isupper())
@@ -154,9 +153,7 @@ class Roots:
         if fn.asynchronous or fn.cls is None or fn.name.startswith(("__", "test")):
             return False
         docstring = ast.get_docstring(fn.node, clean=False) if isinstance(fn.node, ast.FunctionDef) else None
-        return FROM_THREADS.search(fn.name) is not None or (
-            docstring is not None and CALLED.search(docstring) is not None
-        )
+        return bool(FROM_THREADS.search(fn.name) or CALLED.search(docstring or ""))
 
     @cached_property
     def _serves_in_threads(self) -> bool:
@@ -355,11 +352,17 @@ def _coroutines(call: ast.Call, fn: Function) -> Iterator[tuple[ast.Call, bool]]
 def in_loop(node: ast.AST, fn: Function) -> bool:
     """Whether this is inside a loop or comprehension of the function."""
     at = parent(node)
-    while at is not None and at is not fn.node:
-        if isinstance(at, _LOOPS):
-            return True
+    while at is not None and at is not fn.node and not isinstance(at, _LOOPS):
         at = parent(at)
-    return False
+    return isinstance(at, _LOOPS)
+
+
+def turns_around(call: ast.Call) -> ast.expr | None:
+    """How often the loop or comprehension over `range(n)` around a call makes it."""
+    at = enclosing(call, ast.For, ast.ListComp)
+    over = at.iter if isinstance(at, ast.For) else at.generators[0].iter if isinstance(at, ast.ListComp) else None
+    ranged = isinstance(over, ast.Call) and short_name(over.func) == "range" and len(over.args) == 1
+    return over.args[0] if ranged else None  # type: ignore[union-attr]
 
 
 def joined_at_once(constructor: ast.Call, fn: Function) -> bool:
@@ -378,43 +381,14 @@ def joined_at_once(constructor: ast.Call, fn: Function) -> bool:
 _LOOPS = (ast.For, ast.AsyncFor, ast.While, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
 
 # Calls that start another path of execution -> its kind, and the name and position of the argument that it runs.
-STARTS: dict[str, tuple[str, str, int]] = {
-    "Thread": ("thread", "target", 1),
-    "Timer": ("thread", "function", 1),
-    "start_new_thread": ("thread", "function", 0),
-    "submit": ("thread", "fn", 0),
-    "map": ("thread", "fn", 0),
-    **dict.fromkeys(("imap", "imap_unordered", "map_async", "starmap", "starmap_async"), ("thread", "func", 0)),
-    "run_in_executor": ("thread", "func", 1),
-    "to_thread": ("thread", "func", 0),
-    "Process": ("process", "target", 1),
-    "apply_async": ("process", "func", 0),
-    "create_task": ("task", "coro", 0),
-    "ensure_future": ("task", "coro", 0),
-    "start_soon": ("task", "async_fn", 0),
-    "signal": ("signal", "handler", 1),
-    "finalize": ("del", "func", 1),
-    "ref": ("del", "callback", 1),
-    "register": ("exit", "func", 0),
-    "register_at_fork": ("fork", "after_in_child", 0),
-}
+STARTS: dict[str, tuple[str, str, int]] = libraries.table("calls that start another path of execution")
 #: Those of them that run a function once for each element, in the workers of a pool.
 EACH = ("map", "imap", "imap_unordered", "map_async", "starmap", "starmap_async")
 POOLS_OF_THREADS = {"ThreadPoolExecutor", "ThreadPool"}
 #: Calls that run the coroutines that they are given as tasks, at the same time.
 RUNS_TOGETHER = {"gather", "as_completed"}
 #: Methods of an event loop, or of its tasks, that take a callback -> its position.
-RUNS_ON_LOOP = {
-    "call_soon": 0,
-    "call_soon_threadsafe": 0,
-    "call_later": 1,
-    "call_at": 1,
-    "add_reader": 1,
-    "add_writer": 1,
-    "add_signal_handler": 1,
-    "add_timeout": 1,
-    "add_callback": 0,
-}
+RUNS_ON_LOOP = libraries.table("methods of an event loop that take a callback")
 # Web frameworks that run each request in a thread, and the decorators of their functions.
 SERVERS = {"flask", "fastapi", "starlette", "bottle"}
 ROUTES = {"route", "get", "post", "put", "patch", "delete"}
@@ -426,13 +400,7 @@ CALLED = re.compile(
 )
 #: The methods of a request handler of the standard library that a request runs.
 HANDLES = re.compile("handle$|do_[A-Z]+$")
-STARTS_IN_MODULE = {
-    "register": "atexit",
-    "register_at_fork": "os",
-    "finalize": "weakref",
-    "ref": "weakref",
-    "signal": "signal",
-}
+STARTS_IN_MODULE = libraries.table("functions that start something in one module only")
 
 
 # Forks of the process itself, and what only the child does after one.
@@ -442,11 +410,6 @@ FORKS = ("os.fork", "os.forkpty", "pty.fork")
 
 def on_child_side(node: ast.expr, fork: ast.Call) -> bool:
     """Whether this is under the test that only the child passes: `if pid == 0`, `if not pid`, `if os.fork() == 0`."""
-    test = enclosing(node, ast.If)
-    while isinstance(test, ast.If):
-        condition = ast.unparse(test.test)
-        child = condition.endswith("== 0") or condition.startswith("not ")
-        if test.lineno >= fork.lineno and is_within(node, test.body) and child:
-            return True
-        test = enclosing(test, ast.If)
-    return False
+    tests = (test for test in around(node, ast.If) if test.lineno >= fork.lineno and is_within(node, test.body))
+    conditions = [ast.unparse(test.test) for test in tests]
+    return any(text.endswith("== 0") or text.startswith("not ") for text in conditions)

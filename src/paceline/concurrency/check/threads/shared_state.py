@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries.catalogue import EVENTS
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
@@ -16,24 +17,7 @@ from paceline.concurrency.check.syntax.tree import dotted, is_constant, parent, 
 from paceline.concurrency.check.threads.accesses import Access, kind_of
 from paceline.concurrency.check.threads.evidence import OWNS_LOCK, of_threads
 
-ENDINGS = (
-    "stop",
-    "close",
-    "shutdown",
-    "join",
-    "terminate",
-    "fork",
-    "final",
-    "cleanup",
-    "__exit__",
-    "__del__",
-    "dispose",
-    "teardown",
-    "kill",
-    "abort",
-    "__aexit__",
-    "quit",
-)
+ENDINGS = libraries.words("words of functions that end something")
 BEGINNINGS = {"__init__", "__new__", "__init_subclass__", "__setstate__", "__post_init__", "setUp", "setup"}
 
 
@@ -86,6 +70,40 @@ def _given_to_threads(cls: Class, facts: Facts) -> Iterator[tuple[str, ast.Name,
             are_attributes = all(owner == "self" and name in cls.values for owner, _, name in names)
             if are_attributes and all(isinstance(n.ctx, ast.Load) for n in uses):
                 yield from ((name, n, fn) for _, _, name in names for n in uses)
+
+
+def shared_things(facts: Facts) -> Iterator[tuple[list[Access], Class | None]]:
+    """The accesses of every attribute, with its class, and of every global."""
+    for cls in facts.module.classes.values():
+        yield from ((accesses, cls) for accesses in accesses_of_class(cls, facts).values())
+    yield from ((accesses, None) for accesses in accesses_of_globals(facts).values())
+
+
+def is_keyed(access: Access, facts: Facts) -> bool:
+    """Whether a container is a set or a dictionary, which cannot change while it is iterated over."""
+    cls, _, name = access.thing.removesuffix("[...]").rpartition(".")
+    owner = facts.module.classes.get(cls)
+    values = [v for v, _ in owner.values.get(name, ())] if owner else [facts.module.top.bound.get(name)]
+    kinds = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values}
+    if access.thing.endswith("[...]"):  # an element of a container: of `defaultdict(set)`
+        kinds = {short_name(a) for v in values if isinstance(v, ast.Call) for a in v.args[:1]}
+    return access.kind == "view" or not kinds.isdisjoint(_KEYED)
+
+
+_KEYED = {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "WeakValueDictionary", "Set", "Dict"}
+
+
+def makes_empty(value: ast.expr | None) -> bool:
+    """Whether a value is a new container without elements."""
+    if isinstance(value, ast.Call):
+        name = short_name(value.func)
+        return name == "defaultdict" or (name in _CONTAINERS and not value.args)
+    return (isinstance(value, ast.List | ast.Set) and not value.elts) or (
+        isinstance(value, ast.Dict) and not value.keys
+    )
+
+
+_CONTAINERS = {"list", "dict", "set", "deque", "OrderedDict", "Counter", "StringIO", "BytesIO", "bytearray"}
 
 
 def accesses_of_elements(cls: Class, facts: Facts) -> Iterator[list[Access]]:
@@ -147,17 +165,11 @@ def accesses_of_locals(facts: Facts) -> Iterator[list[Access]]:
 def accesses_of_arguments(facts: Facts) -> Iterator[list[Access]]:
     """The accesses of each parameter of a function that is started in several threads with the same container."""
     for fn in {id(r.function): r.function for r in facts.roots if r.kind == "thread" and r.several}.values():
-        for name in fn.parameters:
-            arguments = facts.module.objects.arguments(fn, name)
-            passes_container = any(
-                isinstance(a.value, ast.Name) and is_container(a.caller.bound.get(a.value.id)) for a in arguments
-            )
-            uses = (
-                [n for n in fn.names if n.id == name]
-                if passes_container and name not in {n.id for n in fn.stores}
-                else []
-            )
-            if uses:
+        stored = {n.id for n in fn.stores}
+        for name in (p for p in fn.parameters if p not in stored):
+            passed = [(a.value, a.caller) for a in facts.module.objects.arguments(fn, name)]
+            uses = [n for n in fn.names if n.id == name]
+            if uses and any(isinstance(v, ast.Name) and is_container(caller.bound.get(v.id)) for v, caller in passed):
                 thing = f"{fn.qualname}.{name}"
                 yield [Access(thing, kind_of(node), node, fn, facts.held_at(node, fn)) for node in uses]
 
@@ -277,18 +289,4 @@ def starts_or_ends(fn: Function) -> bool:
     return any(name == word or name.startswith(f"{word}_") for word in _LIFE_CYCLE)
 
 
-_LIFE_CYCLE = (
-    "start",
-    "run",
-    "open",
-    "connect",
-    "stop",
-    "close",
-    "main",
-    "init",
-    "launch",
-    "begin",
-    "restart",
-    "resume",
-    "setup",
-)
+_LIFE_CYCLE = libraries.words("words of functions that begin or end something")

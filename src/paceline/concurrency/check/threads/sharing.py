@@ -14,7 +14,16 @@ from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import has_timeout
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import awaited, dotted, enclosing, is_within, last_line, parent, short_name
+from paceline.concurrency.check.syntax.tree import (
+    around,
+    awaited,
+    dotted,
+    enclosing,
+    is_within,
+    last_line,
+    parent,
+    short_name,
+)
 from paceline.concurrency.check.threads.accesses import VIEWS, Access
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_caught, is_teardown
 from paceline.concurrency.check.values.module import name_of_site
@@ -44,15 +53,10 @@ def may_coincide(one: Access, other: Access, facts: Facts) -> bool:
 def of_class(access: Access, facts: Facts) -> bool:
     """Whether what is accessed is one for all objects: a global, or an attribute that only the class itself assigns."""
     node, cls = access.node, access.fn.cls
-    if not isinstance(node, ast.Attribute) or cls is None:
+    on_self = isinstance(node, ast.Attribute) and dotted(node.value) == access.fn.self_name
+    if not on_self or cls is None or access.fn.decorated("classmethod"):
         return True
-    if (
-        not isinstance(node.value, ast.Name)
-        or node.value.id != access.fn.self_name
-        or access.fn.decorated("classmethod")
-    ):
-        return True
-    values = [pair for each in cls.ancestry for pair in each.values.get(node.attr, ())]
+    values = [pair for each in cls.ancestry for pair in each.values.get(node.attr, ())]  # type: ignore[attr-defined]
     return bool(values) and all(fn.cls not in cls.ancestry or fn.decorated("classmethod") for _, fn in values)
 
 
@@ -81,11 +85,9 @@ def _from_outside(fn: Function, facts: Facts) -> bool:
 
 def _open(fn: Function, facts: Facts) -> bool:
     """Whether a function that no thread reaches may be called while threads run."""
-    hidden = (
-        fn.generator or fn.name.startswith("_") or fn.name in BEGINNINGS or fn is facts.module.top or is_teardown(fn)
-    )
-    starts = any(short_name(call.func) in ("start", "submit") for call in fn.calls)
-    return not hidden and not starts and fn.cls is not None
+    if fn.cls is None or fn.generator or fn.name.startswith("_") or fn.name in BEGINNINGS or is_teardown(fn):
+        return False
+    return not any(short_name(call.func) in ("start", "submit") for call in fn.calls)
 
 
 def may_be_alone(fn: Function, facts: Facts, depth: int = CALLERS) -> bool:
@@ -181,12 +183,8 @@ def filled_under_late_lock(accesses: list[Access], facts: Facts) -> Iterator[tup
             continue
         inside = (n for s in block.body for n in ast.walk(s) if isinstance(n, ast.Attribute | ast.Name))
         again = any(dotted(n) == container and n.lineno < access.line for n in inside)
-        if (
-            access.locks
-            and not again
-            and _is_single_use(value, access.fn, facts)
-            and may_coincide(access, access, facts)
-        ):
+        single = bool(access.locks) and not again and _is_single_use(value, access.fn, facts)
+        if single and may_coincide(access, access, facts):
             yield access, line
 
 
@@ -236,11 +234,10 @@ def claimed_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
 
 def line_of_check(access: Access, key: ast.expr) -> int:
     """The line of a test that found a key missing, where an access is decided by it; 0 if there is none."""
-    around, container = enclosing(access.node, ast.If), dotted(access.node)
-    while isinstance(around, ast.If):
-        if asks_for(around, key, container, ast.NotIn) and access.line <= last_line(around.body):
-            return around.lineno
-        around = enclosing(around, ast.If)
+    container = dotted(access.node)
+    for test in around(access.node, ast.If):
+        if asks_for(test, key, container, ast.NotIn) and access.line <= last_line(test.body):
+            return test.lineno
     for test in access.fn.tests:
         leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Continue | ast.Raise)
         if leaves and test.lineno < access.line and asks_for(test, key, container, ast.In):  # type: ignore[arg-type]
@@ -318,11 +315,9 @@ def checked(access: Access) -> ast.If | ast.For | None:
     key = needed_key(access)
     if key is None or is_caught(access.node, "KeyError", "LookupError", "ValueError", "IndexError"):
         return None
-    test = enclosing(access.node, ast.If)
-    while isinstance(test, ast.If):
+    for test in around(access.node, ast.If):
         if asks_for(test, key, dotted(access.node), ast.In):
             return test
-        test = enclosing(test, ast.If)
     for test in access.fn.tests:
         if not isinstance(test, ast.If) or test.lineno >= access.line:
             continue
@@ -330,12 +325,16 @@ def checked(access: Access) -> ast.If | ast.For | None:
             same_block = parent(test) is _around(access.node, test)
             if same_block and asks_for(test, key, dotted(access.node), ast.NotIn):
                 return test
-    loop = enclosing(access.node, ast.For)
-    while isinstance(loop, ast.For):
-        if dotted(access.node) == copied(loop.iter) and _is_key(key, loop):
-            return loop
-        loop = enclosing(loop, ast.For)
-    return None
+    loops = around(access.node, ast.For)
+    return next((loop for loop in loops if dotted(access.node) == copied(loop.iter) and _is_key(key, loop)), None)
+
+
+def found_by(access: Access, check: ast.If | ast.For, looped: str = "", tested: str = "") -> tuple[str, str]:
+    """What a check does that found a key, and how that comes to the use; more may be said of a loop and of a test."""
+    if isinstance(check, ast.For):
+        how = f"the keys of {access.thing} are copied at line {check.lineno}, and an item is used here{looped}"
+        return "copies the keys", how
+    return "finds the key", f"{access.thing} is asked for a key at line {check.lineno} and used here{tested}"
 
 
 def needed_key(access: Access) -> ast.expr | None:
@@ -385,10 +384,8 @@ def emptied_at_once(accesses: list[Access], facts: Facts) -> Iterator[tuple[Acce
         keyed = method.attr == "pop" and isinstance(call, ast.Call) and len(call.args) > 1
         if method.attr not in ("pop", "popleft", "popitem") or keyed or not isinstance(test, ast.If | ast.While):
             continue
-        condition = test.test.left if isinstance(test.test, ast.Compare) else test.test
-        counted = (
-            condition.args[0] if isinstance(condition, ast.Call) and short_name(condition.func) == "len" else condition
-        )
+        counted = test.test.left if isinstance(test.test, ast.Compare) else test.test
+        counted = counted.args[0] if isinstance(counted, ast.Call) and short_name(counted.func) == "len" else counted
         caught = is_caught(access.node, "IndexError", "KeyError", "LookupError")
         if dotted(counted) == dotted(access.node) and not caught and may_coincide(access, access, facts):
             yield access, test

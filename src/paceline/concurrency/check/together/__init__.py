@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
-from paceline.concurrency.check.flow.components import strongly_connected
 from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.syntax.declarations import Function
 
@@ -103,9 +102,18 @@ def programs(texts: Mapping[str, str]) -> list[tuple[str, ...]]:
             if other is not None and other != path:
                 linked.setdefault(path, set()).add(other)
                 linked.setdefault(other, set()).add(path)
-    groups = (tuple(sorted(group)) for group in strongly_connected({at: sorted(to) for at, to in linked.items()}))
     lines = {path: texts[path].count("\n") + 1 for path in linked}
-    return sorted(group for group in groups if len(group) > 1 and sum(lines[path] for path in group) <= LARGEST)
+    return sorted(group for group in _connected(linked) if sum(lines[path] for path in group) <= LARGEST)
+
+
+def _connected(linked: dict[str, set[str]]) -> Iterator[tuple[str, ...]]:
+    """The groups of files between which imports lead, in whichever direction."""
+    while linked:
+        todo, group = [next(iter(linked))], set[str]()
+        while todo:
+            group.add(at := todo.pop())
+            todo += linked.pop(at, ())
+        yield tuple(sorted(group))
 
 
 # Places and names of a merged tree, and those of its files.

@@ -10,36 +10,15 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.tree import keyword, short_name
 from paceline.concurrency.check.values.sources import Slot, Source
 
 #: Calls that run another function -> the keyword and position of that function; its arguments follow it.
-RUNS_LATER = {
-    "submit": ("fn", 0),
-    "run_in_executor": ("func", 1),
-    "to_thread": ("func", 0),
-    "partial": ("func", 0),
-    "start_soon": ("async_fn", 0),
-    "call_soon": ("callback", 0),
-    "call_soon_threadsafe": ("callback", 0),
-    "run_sync": ("func", 0),
-    "call_later": ("callback", 1),
-    "call_at": ("callback", 1),
-    "finalize": ("func", 1),
-    "register": ("func", 0),
-}
+RUNS_LATER = libraries.table("calls that run a function with what follows it")
 #: The same with a tuple of arguments -> the position of the function, and how far behind it the tuple is.
-TAKES_ARGUMENTS = {
-    "Thread": (1, 2),
-    "Process": (1, 2),
-    "Timer": (1, 1),
-    "apply_async": (0, 1),
-    "apply": (0, 1),
-    "start_new_thread": (0, 1),
-    "start_process": (0, 1),
-    "spawn": (0, 1),
-}
+TAKES_ARGUMENTS = libraries.table("calls that run a function with a tuple")
 #: Calls that run a function for each element of what follows it.
 FOR_EACH = {"map", "imap", "imap_unordered", "map_async", "starmap", "starmap_async"}
 

@@ -46,16 +46,7 @@ def is_own_file(node: ast.expr, fn: Function, module: Module) -> bool:
     return not _OWN_FILES.isdisjoint(names) or any(type_name(part, fn, module) in _OWN_FILES for part in parts)
 
 
-_OWN_FILES = {
-    "io.BytesIO",
-    "io.StringIO",
-    "tempfile.NamedTemporaryFile",
-    "tempfile.TemporaryFile",
-    "tempfile.SpooledTemporaryFile",
-    "tempfile.TemporaryDirectory",
-    "tempfile.mkstemp",
-    "tempfile.mkdtemp",
-}
+_OWN_FILES = libraries.names("files that no other process can name")
 
 
 def _is_imported(node: ast.expr, module: Module) -> bool:
@@ -90,11 +81,13 @@ def _found(node: ast.expr, fn: Function, module: Module, depth: int) -> Origin:
 
 
 def _annotation(node: ast.expr, fn: Function, module: Module) -> ast.expr | None:
-    """How a parameter, or an attribute of a class, is annotated."""
+    """How a parameter, an attribute of a class, or the parameter that is kept in it, is annotated."""
     if isinstance(node, ast.Name):
         return module.objects.index.scope(node.id, fn).parameters.get(node.id)
     owner = module.type_of(node.value, fn) if isinstance(node, ast.Attribute) else None
-    annotations = (c.annotations.get(node.attr) for c in (owner.ancestry if owner is not None else ()))  # type: ignore[attr-defined]
+    annotations = [c.annotations.get(node.attr) for c in (owner.ancestry if owner is not None else ())]  # type: ignore[attr-defined]
+    kept = (pair for pair in module.given(node, fn) if isinstance(pair[0], ast.Name))
+    annotations += [scope.parameters.get(value.id) for value, scope in kept]  # type: ignore[attr-defined]
     return next((annotation for annotation in annotations if annotation is not None), None)
 
 
@@ -113,8 +106,17 @@ def _made_by(call: ast.Call, fn: Function, module: Module, depth: int) -> Origin
 
 
 def _annotated(annotation: ast.expr, module: Module) -> str:
-    name = module.canonical(annotation)
-    return name if _is_imported(annotation, module) and name.rpartition(".")[2][:1].isupper() else ""
+    """The imported class that an annotation names: `Pool`, `"Pool"`, `Optional[Pool]`, `Pool | None`."""
+    if isinstance(annotation, ast.BinOp):
+        return _annotated(annotation.left, module) or _annotated(annotation.right, module)
+    if isinstance(annotation, ast.Subscript) and short_name(annotation.value) in ("Optional", "Annotated"):
+        return _annotated(annotation.slice, module)
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        head, dot, rest = annotation.value.partition("|")[0].strip().partition(".")
+        name = module.imports.get(head, "") + dot + rest
+    else:
+        name = module.canonical(annotation) if _is_imported(annotation, module) else ""
+    return name if name.rpartition(".")[2][:1].isupper() else ""
 
 
 # Which functions of a file a call may run, where its name alone does not say so.

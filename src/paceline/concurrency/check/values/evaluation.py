@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.syntax.declarations import Class, Declarations, Function
 from paceline.concurrency.check.syntax.tree import dotted, keyword, model_in, parent, short_name
 from paceline.concurrency.check.values import sources
@@ -33,17 +34,7 @@ class Value(NamedTuple):
 
 _HOLDS = {"container", "made"}
 #: Functions that return an argument -> its position.
-_PASS = {
-    "iter": 0,
-    "aiter": 0,
-    "cast": 1,
-    "proxy": 0,
-    "deepcopy": 0,
-    "wraps": 0,
-    "shield": 0,
-    "enter_context": 0,
-    "enter_async_context": 0,
-}
+_PASS = libraries.table("functions that return an argument")
 
 
 class Evaluation:
@@ -83,17 +74,13 @@ class Evaluation:
     def _of_parameter(self, fn: Function, name: str) -> Iterator[Value]:
         """What the annotation and the default of a parameter say; what calls pass is given by them."""
         yield from self._annotated(fn.parameters[name])
-        arguments = (
-            fn.node.args if not isinstance(fn.node, ast.Module) else ast.arguments([], [], None, [], [], None, [])
-        )
-        for special in (arguments.vararg, arguments.kwarg):
+        arguments = fn.node.args if not isinstance(fn.node, ast.Module) else None
+        for special in (arguments.vararg, arguments.kwarg) if arguments is not None else ():
             if special is not None and special.arg == name:
                 yield Value("container", special, fn=fn)
-        placed = [*arguments.posonlyargs, *arguments.args]
-        defaults = [*zip(placed[::-1], arguments.defaults[::-1], strict=False)]
-        for argument, default in (*defaults, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)):
-            if argument.arg == name and default is not None:
-                yield from self.evaluate(default, fn.outer or self._module.top)
+        default = fn.default(name)
+        if default is not None:
+            yield from self.evaluate(default, fn.outer or self._module.top)
 
     def _of_attribute(self, cls: Class, name: str) -> Iterator[Value]:
         """An attribute of the objects of a class, which bases, derived classes and others may assign."""

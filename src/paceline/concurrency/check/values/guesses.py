@@ -23,6 +23,7 @@ from functools import cached_property
 from io import BufferedRandom, TextIOWrapper
 from pathlib import Path
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries import catalogue
 from paceline.concurrency.check.syntax.declarations import Class, Declarations, Function, Resource
 from paceline.concurrency.check.syntax.tree import dotted, short_name
@@ -199,18 +200,7 @@ def guessed(where: str, name: str) -> Resource | None:
 _OF_LOCKS = re.compile(
     r"(__\w+__|_?(try_?)?(acquire|release|lock|unlock|locked|lock_\w+|acquire_\w+|release_\w+|is_\w+))$"
 )
-_NOT_LOCKS = (
-    "block",
-    "clock",
-    "unlock",
-    "deadlock",
-    "trylock",
-    "try_lock",
-    "flock",
-    "has_lock",
-    "is_lock",
-    "interlock",
-)
+_NOT_LOCKS = libraries.words("names that only look like a lock's")
 
 
 def derived(cls: Class) -> str | None:

@@ -285,18 +285,12 @@ class Module(Declarations):
     def _element(self, node: ast.expr, fn: Function, depth: int) -> Resource | None:
         """One of the resources that a container holds."""
         holders = [v for v in self.objects.of(node, fn) if v.kind == "container" and v.fn is not None]
-        for value in self.objects.elements(node, fn) if holders and depth <= ALIASES else ():
-            construction = (
-                self.constructed(value.what, value.fn) if isinstance(value.what, ast.Call) and value.fn else None
-            )
-            if (
-                construction is not None
-                and value.fn is not None
-                and isinstance(holders[0].what, ast.expr)
-                and holders[0].fn
-            ):
-                name = name_of_site(holders[0].what, holders[0].fn).id
-                return self._new(f"{name}[]", construction, value.fn)._replace(one_of_several=True)
+        holder, maker = (holders[0].what, holders[0].fn) if holders and depth <= ALIASES else (None, None)
+        for value in self.objects.elements(node, fn) if isinstance(holder, ast.expr) and maker is not None else ():
+            made = self.constructed(value.what, value.fn) if isinstance(value.what, ast.Call) and value.fn else None
+            if made is not None and value.fn is not None:
+                name = name_of_site(holder, maker).id  # type: ignore[arg-type]
+                return self._new(f"{name}[]", made, value.fn)._replace(one_of_several=True)
         return None
 
     def attribute(self, owner: Class, attribute: str) -> Resource | None:
@@ -351,6 +345,18 @@ class Module(Declarations):
         return owners[0] if len(owners) == 1 else None
 
     # -- types and calls
+
+    def given(self, node: ast.expr, fn: Function) -> list[tuple[ast.expr, Function]]:
+        """What a variable was assigned last, what calls pass for a parameter, and what assigns an attribute."""
+        for scope in fn.scopes() if isinstance(node, ast.Name) else ():
+            if node.id in scope.bound:  # type: ignore[attr-defined]
+                values = scope.values_of(node.id) or [scope.bound[node.id]]  # type: ignore[attr-defined]
+                before = [value for value in values if value.lineno < node.lineno or scope is not fn]
+                return [((before or values)[-1], scope)]
+            if node.id in scope.parameters:  # type: ignore[attr-defined]
+                return [(a.value, a.caller) for a in self.objects.arguments(scope, node.id)]  # type: ignore[attr-defined]
+        owner = self.type_of(node.value, fn) if isinstance(node, ast.Attribute) else None
+        return [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())] if owner else []  # type: ignore[attr-defined]
 
     def type_of(self, node: ast.expr, fn: Function) -> Class | None:
         """The class, of this file, whose instance an expression is."""

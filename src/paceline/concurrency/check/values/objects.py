@@ -238,14 +238,10 @@ class Objects:
 
     def _pass(self, binding: Binding, site: ast.Call, caller: Function) -> None:
         fn, name, source, slot = binding
-        bare = name.lstrip("*")
-        if bare == name:
+        if not name.startswith("*"):
             self._give(("variable", fn, name), source)
-        else:
-            arguments = fn.node.args if not isinstance(fn.node, ast.Module) else None
-            special = (
-                (arguments.kwarg if name.startswith("**") else arguments.vararg) if arguments is not None else None
-            )
+        elif not isinstance(fn.node, ast.Module):
+            special = fn.node.args.kwarg if name.startswith("**") else fn.node.args.vararg
             if special is not None:
                 self._give(("element", Value("container", special, fn=fn)), source, slot)
         if source.take == "is":

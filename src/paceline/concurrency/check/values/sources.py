@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.syntax.declarations import Class, Declarations, Function
 from paceline.concurrency.check.syntax.tree import dotted, keyword, parent, short_name
 
@@ -27,18 +28,7 @@ class Source(NamedTuple):
 
 
 #: Methods that put an argument into a container or queue -> its position, and whether it is its elements that go in.
-FILLS = {
-    "append": (0, False),
-    "add": (0, False),
-    "appendleft": (0, False),
-    "put": (0, False),
-    "insert": (1, False),
-    "put_nowait": (0, False),
-    "setdefault": (1, False),
-    "extend": (0, True),
-    "update": (0, True),
-    "push": (0, False),
-}
+FILLS = libraries.table("methods that fill a container")
 #: Methods that take an element out of a container or queue, or look one up.
 LOOKS_UP = {"get", "pop", "popleft", "setdefault", "get_nowait", "popitem", "__getitem__"}
 #: Functions whose result has the elements of an argument -> its position.

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.ranks.branches import of_rank
 from paceline.concurrency.check.ranks.collectives import Collective
@@ -14,18 +15,18 @@ from paceline.concurrency.check.ranks.origins import RANK
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, following, keyword, short_name
-
-ROOTED = (
-    "broadcast",
-    "bcast",
-    "broadcast_object_list",
-    "scatter",
-    "gather",
-    "reduce",
-    "scatter_object_list",
-    "gather_object",
+from paceline.concurrency.check.syntax.tree import (
+    dotted,
+    enclosing,
+    following,
+    keyword,
+    names_of,
+    reads,
+    receiver_of,
+    short_name,
 )
+
+ROOTED = libraries.words("collectives with a root")
 
 
 def root_mismatch(facts: Facts) -> Iterator[Witness]:
@@ -33,58 +34,42 @@ def root_mismatch(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         for call in fn.calls:
             collective = facts.sequences.collective(call, fn)
-            if (
-                collective is not None
-                and collective.name in ROOTED
-                and collective.root
-                and not collective.group
-                and _own(collective, fn, facts)
-            ):
-                yield Witness(
-                    call,
-                    fn,
-                    message=f"{text_of(call)} names the calling rank as its root ({collective.root}): "
-                    "each rank names another one",
-                    other=call,
-                )
-            if (
-                collective is not None
-                and collective.name in ROOTED
-                and collective.root
-                and (why := _outside(collective, fn, facts))
-            ):
-                yield Witness(
-                    call, fn, message=f"{text_of(call)} names {collective.root} as its root, {why}", other=call
-                )
+            if collective is not None and collective.name in ROOTED and collective.root:
+                names, root = f"{text_of(call)} names", collective.root
+                if not collective.group and _own(collective, fn, facts):
+                    message = f"{names} the calling rank as its root ({root}): each rank names another one"
+                    yield Witness(call, fn, message=message, other=call)
+                if why := _outside(collective, fn, facts):
+                    yield Witness(call, fn, message=f"{names} {root} as its root, {why}", other=call)
             members = _members(call, collective)
             if members is not None and facts.module.varying.why(members, fn) == RANK and not _chosen(members, fn):
                 yield Witness(call, fn, "group", where=f"depends on the rank ({ast.unparse(members)})", other=call)
         for test in fn.tests:
-            if not isinstance(test, ast.If) or not facts.sequences.conditions(test.test, fn):
-                continue
-            yes, no = (
-                [i for item in facts.sequences.body(b, fn, None).items for i in flattened(item)]
-                for b in (test.body, _otherwise(test, fn, facts))
-            )
-            if [i.name for i in yes] != [i.name for i in no]:
-                continue
-            for one, two in zip(yes, no, strict=False):
-                yield from _other_members(fn, test, one.at, two.at, facts)
-                if any("ROOT" in r or "PROC_NULL" in r for r in (one.root, two.root)):
-                    continue  # an intercommunicator: the root's own group passes these
-                differ = [
-                    w
-                    for w, a, b in (("root", one.root, two.root), ("group", one.group, two.group))
-                    if a != b and _plain(a) and _plain(b)
-                ]
-                if differ and isinstance(one.at, ast.Call) and isinstance(two.at, ast.Call):
-                    yield Witness(
-                        two.at,
-                        fn,
-                        message=f"{text_of(two.at)} has a different {differ[0]} than in the other branch of "
-                        f"`if {ast.unparse(test.test)}` (line {one.at.lineno})",
-                        other=one.at,
-                    )
+            if isinstance(test, ast.If) and facts.sequences.conditions(test.test, fn):
+                yield from _between_branches(test, fn, facts)
+
+
+def _between_branches(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
+    """The same collectives on both sides of a test of the rank, with other roots or groups."""
+    yes, no = (
+        [i for item in facts.sequences.body(b, fn, None).items for i in flattened(item)]
+        for b in (test.body, _otherwise(test, fn, facts))
+    )
+    for one, two in zip(yes, no, strict=True) if [i.name for i in yes] == [i.name for i in no] else ():
+        if not isinstance(one.at, ast.Call) or not isinstance(two.at, ast.Call):
+            continue
+        branch = f"the other branch of `if {ast.unparse(test.test)}` (line {one.at.lineno})"
+        named = [_members(call, facts.sequences.collective(call, fn)) for call in (one.at, two.at)]
+        texts = [ast.unparse(members) for members in named if members is not None]
+        if len(texts) == 2 and texts[0] != texts[1]:
+            yield Witness(two.at, fn, "group", where=f"differs from {branch}", other=one.at)
+        if any("ROOT" in r or "PROC_NULL" in r for r in (one.root, two.root)):
+            continue  # an intercommunicator: the root's own group passes these
+        sides = (("root", one.root, two.root), ("group", one.group, two.group))
+        differ = next((what for what, a, b in sides if a != b and _plain(a) and _plain(b)), "")
+        if differ:
+            message = f"{text_of(two.at)} has a different {differ} than in {branch}"
+            yield Witness(two.at, fn, message=message, other=one.at)
 
 
 def _outside(collective: Collective, fn: Function, facts: Facts) -> str:
@@ -111,38 +96,19 @@ def _one_of_several(group: ast.expr, fn: Function, facts: Facts, depth: int = 0)
     if isinstance(group, ast.Call):
         callee = facts.module.callee(group, fn)
         if callee is not None:
-            return any(
-                r.value is not None and _one_of_several(r.value, callee, facts, depth + 1) for r in callee.returns
-            )
+            return any(r.value and _one_of_several(r.value, callee, facts, depth + 1) for r in callee.returns)
         members = keyword(group, "ranks", 0) if short_name(group.func) == "new_group" else None
         loop = enclosing(group, ast.For)
-        chosen = (
-            {n.id for n in ast.walk(loop.target) if isinstance(n, ast.Name)} if isinstance(loop, ast.For) else set()
-        )
-        values = (
-            [members, *(fn.bound.get(n.id) for n in ast.walk(members) if isinstance(n, ast.Name))] if members else []
-        )
-        used = {n.id for v in values if v is not None for n in ast.walk(v) if isinstance(n, ast.Name)}
-        return bool(chosen & used)
-    bindings: list[tuple[ast.expr, Function]] = []
-    if isinstance(group, ast.Name):
-        bindings = [(v, fn) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == group.id]
-        if not bindings and group.id in fn.parameters:
-            bindings = [(a.value, a.caller) for a in facts.module.objects.arguments(fn, group.id)]
-        if not bindings:
-            top = facts.module.top
-            scopes = [f for f in facts.module.functions if group.id in f.globals] + [top]
-            bindings = [
-                (v, f)
-                for f in scopes
-                if f is not fn
-                for t, v in f.assigns
-                if isinstance(t, ast.Name) and t.id == group.id
-            ]
-    elif isinstance(group, ast.Attribute) and (owner := facts.module.type_of(group.value, fn)) is not None:
-        bindings = [pair for cls in owner.ancestry for pair in cls.values.get(group.attr, ())]
+        chosen = {n.id for n in names_of(loop.target)} if loop is not None else set()
+        values = [members, *(fn.bound.get(n.id) for n in names_of(members))] if members else []
+        return any(value is not None and reads(value, name) for value in values for name in chosen)
+    bindings = [(v, fn) for v in fn.values_of(group.id)] if isinstance(group, ast.Name) else []
+    bindings = bindings or facts.module.given(group, fn)
+    if not bindings and isinstance(group, ast.Name):
+        others = (f for f in facts.module.functions if group.id in f.globals and f is not fn)
+        bindings = [(v, f) for f in others for v in f.values_of(group.id)]
     groups = [(v, scope) for v, scope in bindings if not isinstance(v, ast.Constant) and v is not group]
-    return bool(groups) and any(_one_of_several(v, scope, facts, depth + 1) for v, scope in groups)
+    return any(_one_of_several(v, scope, facts, depth + 1) for v, scope in groups)
 
 
 def _otherwise(test: ast.If, fn: Function, facts: Facts) -> list[ast.stmt]:
@@ -174,16 +140,6 @@ def _chosen(members: ast.expr, fn: Function) -> bool:
     return any(any(n is members for n in ast.walk(loop)) for loop in fn.loops)
 
 
-def _other_members(fn: Function, test: ast.If, one: ast.AST, two: ast.AST, facts: Facts) -> Iterator[Witness]:
-    """Two branches of a test of the rank that create groups of different members."""
-    if isinstance(one, ast.Call) and isinstance(two, ast.Call):
-        named = [_members(call, facts.sequences.collective(call, fn)) for call in (one, two)]
-        texts = [ast.unparse(members) for members in named if members is not None]
-        if len(texts) == 2 and texts[0] != texts[1]:
-            where = f"differs from the other branch of `if {ast.unparse(test.test)}` (line {one.lineno})"
-            yield Witness(two, fn, "group", where=where, other=one)
-
-
 def _own(collective: Collective, fn: Function, facts: Facts) -> bool:
     """Whether the root is the own rank, on every rank."""
     root = ast.parse(collective.root, mode="eval").body
@@ -202,50 +158,26 @@ SENT = ("broadcast", "bcast", "Bcast")
 
 def shape_mismatch(facts: Facts) -> Iterator[Witness]:
     """Report broadcasts of a tensor made from data on one branch and of a fixed size on the other."""
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            collective = facts.sequences.collective(call, fn)
-            if collective is not None and collective.name in GATHERS:
-                yield from _of_own_length(call, fn, facts)
-            if (
-                collective is None
-                or collective.name not in SENT
-                or not call.args
-                or not isinstance(call.args[0], ast.Name)
-            ):
+    for call, fn in facts.module.calls:
+        collective = facts.sequences.collective(call, fn)
+        if collective is not None and collective.name in GATHERS:
+            yield from _of_own_length(call, fn, facts)
+        sent = call.args[0] if collective is not None and collective.name in SENT and call.args else None
+        for test in fn.tests if isinstance(sent, ast.Name) else ():
+            branches = isinstance(test, ast.If) and test.orelse and test.lineno < call.lineno
+            if not branches or not facts.sequences.conditions(test.test, fn):
                 continue
-            name = call.args[0].id
-            for test in fn.tests:
-                if (
-                    isinstance(test, ast.If)
-                    and test.orelse
-                    and test.lineno < call.lineno
-                    and facts.sequences.conditions(test.test, fn)
-                ):
-                    one, two = _made(name, test.body), _made(name, test.orelse)
-                    of_data = next((v for v in (one, two) if v is not None and _of_list(v)), None)
-                    of_size = next((v for v in (one, two) if v is not None and _of_size(v)), None)
-                    if of_data is not None and of_size is not None and not _padded(of_data, test):
-                        yield Witness(call, fn, of_data=of_data, of_size=of_size)
+            made = [m for body in (test.body, test.orelse) if (m := _made(sent.id, body))]  # type: ignore[union-attr]
+            of_data = next((m for m in made if _of_list(m)), None)
+            of_size = next((m for m in made if short_name(m.func) in MADE_OF_SIZE), None)
+            if of_data is not None and of_size is not None and not _padded(of_data, test):
+                yield Witness(call, fn, of_data=of_data, of_size=of_size)
 
 
 GATHERS = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}
 KEEPS = {"to", "cuda", "cpu", "float", "long", "int", "half", "double", "contiguous", "detach", "clone", "view",
          "squeeze", "unsqueeze", "numpy", "type"}  # fmt: skip
-JOINS = {
-    "cat",
-    "stack",
-    "tensor",
-    "as_tensor",
-    "concatenate",
-    "array",
-    "from_numpy",
-    "LongTensor",
-    "FloatTensor",
-    "hstack",
-    "vstack",
-    "concat",
-}
+JOINS = libraries.names("functions that make a tensor of parts")
 FILLED = {"randn", "rand", "zeros", "ones", "empty", "full", "arange"}
 
 
@@ -283,17 +215,8 @@ def _length(node: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> str:
         return next((w for v in returned if (w := _length(v, callee, facts, depth + 1))), "")  # type: ignore[arg-type]
     if isinstance(node, ast.Subscript):
         return lengths.why(node, fn)
-    if isinstance(node, ast.Name):
-        bindings = [v for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id and t.lineno < node.lineno]
-        if not bindings and node.id in fn.parameters:
-            passed = facts.module.objects.arguments(fn, node.id)
-            return next((w for a in passed if (w := _length(a.value, a.caller, facts, depth + 1))), "")
-        return _length(bindings[-1], fn, facts, depth + 1) if bindings else ""
-    if isinstance(node, ast.Attribute):
-        owner = facts.module.type_of(node.value, fn)
-        values = [pair for cls in owner.ancestry for pair in cls.values.get(node.attr, ())] if owner is not None else []
-        return next((w for v, scope in values if (w := _length(v, scope, facts, depth + 1))), "")
-    return ""
+    values = facts.module.given(node, fn)
+    return next((w for v, scope in values if (w := _length(v, scope, facts, depth + 1))), "")
 
 
 def _of_parts(node: ast.expr, fn: Function, facts: Facts, depth: int) -> str:
@@ -308,20 +231,10 @@ DEPTH = 6
 def _made(name: str, body: list[ast.stmt]) -> ast.Call | None:
     """The call that creates the tensor of this name in a body."""
     call = None
-    for statement in body:
-        if (
-            isinstance(statement, ast.Assign)
-            and isinstance(statement.targets[0], ast.Name)
-            and statement.targets[0].id == name
-        ):
-            value = statement.value
-            while (
-                isinstance(value, ast.Call)
-                and isinstance(value.func, ast.Attribute)
-                and isinstance(value.func.value, ast.Call)
-            ):
-                value = value.func.value  # .view(-1), .to(device)
-            call = value if isinstance(value, ast.Call) else None
+    for value in (s.value for s in body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name):
+        call = value if isinstance(value, ast.Call) else None
+        while call is not None and isinstance(inner := receiver_of(call), ast.Call):
+            call = inner  # .view(-1), .to(device)
     return call
 
 
@@ -329,11 +242,7 @@ def _of_list(call: ast.Call) -> bool:
     return short_name(call.func) in MADE_OF_DATA and bool(call.args) and isinstance(call.args[0], ast.Name)
 
 
-def _of_size(call: ast.Call) -> bool:
-    return short_name(call.func) in MADE_OF_SIZE
-
-
-def _padded(call: ast.Call, test: ast.If) -> bool:
+def _padded(call: ast.Call, test: ast.If | ast.While) -> bool:
     """Whether the list is padded to a fixed size: `x += [0] * (n - len(x))`."""
     name = call.args[0].id  # type: ignore[attr-defined]
     for node in ast.walk(test):

@@ -34,12 +34,11 @@ def both_send_first(facts: Facts) -> Iterator[Witness]:
         messages = [c for c in fn.calls if _message(c, fn, facts)]
         if not messages:
             continue
-        sides = _sides(fn, facts)
-        for yes, no in sides:
-            one, two = _in(messages, yes), _in(messages, no)
+        for sides in _sides(fn, facts):
+            one, two = ([c for c in messages if is_within(c, body)] for body in sides)
             if one and two and _kind(one[0]) == _kind(two[0]) and any(_kind(c) != _kind(one[0]) for c in one + two):
                 yield _report_both_send_first(fn, one[0], two[0])
-        alone = [c for c in messages if not _chosen(c, fn, facts)]
+        alone = [c for c in messages if not facts.sequences.tests_around(c, fn)]
         first = alone[0] if alone else None
         if first is not None and any(_kind(c) != _kind(first) for c in alone) and _neighbour(first, fn, facts):
             yield _report_both_send_first(fn, first, first)
@@ -60,65 +59,38 @@ def _kind(call: ast.Call) -> str:
     return "send" if short_name(call.func) in SENDS else "receive"
 
 
-def _sides(fn: Function, facts: Facts) -> list[tuple[list[ast.stmt], list[ast.stmt]]]:
+def _sides(fn: Function, facts: Facts) -> Iterator[tuple[list[ast.stmt], list[ast.stmt]]]:
     """The two branches of every test of the rank; `if rank == 0: ... elif rank == 1: ...` too."""
-    sides = []
     for test in fn.tests:
-        if isinstance(test, ast.If) and test.orelse and condition(test.test, fn, facts.module) is not None:
-            other, up = test.orelse, parent(test)
-            if isinstance(up, ast.If) and test in up.orelse:
-                continue  # one of three or more branches
-            if len(other) == 1 and isinstance(other[0], ast.If):
-                if other[0].orelse:
-                    continue
-                other = other[0].body
-            sides.append((test.body, other))
-    return sides
-
-
-def _chosen(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    """Whether only some ranks reach this call."""
-    at = enclosing(call, ast.If)
-    while isinstance(at, ast.If):
-        if facts.sequences.conditions(at.test, fn):
-            return True
-        at = enclosing(at, ast.If)
-    return False
-
-
-def _in(messages: list[ast.Call], body: list[ast.stmt]) -> list[ast.Call]:
-    return [c for c in messages if is_within(c, body)]
+        other, up = test.orelse, parent(test)
+        third = isinstance(up, ast.If) and test in up.orelse  # one of three or more branches
+        if not isinstance(test, ast.If) or third or condition(test.test, fn, facts.module) is None:
+            continue
+        if len(other) == 1 and isinstance(other[0], ast.If):
+            other = other[0].body if not other[0].orelse else []
+        yield test.body, other
 
 
 def _neighbour(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether the peer is computed from the own rank, so that all ranks of a ring or pair run the same line."""
-    sending = _kind(call) == "send"
-    other = keyword(call, "dest" if sending else "source") or keyword(call, "dst" if sending else "src")
-    if other is None:
-        other = (
-            call.args[0 if not sending and short_name(call.func) == "recv" else 1]
-            if len(call.args) > 1 or (call.args and short_name(call.func) == "recv")
-            else None
-        )
+    words = ("dest", "dst") if _kind(call) == "send" else ("source", "src")
+    place = 0 if short_name(call.func) == "recv" else 1
+    other = keyword(call, words[0]) or keyword(call, words[1], place)
     if isinstance(other, ast.Name):
         other = fn.bound.get(other.id, other)
     if isinstance(other, ast.BinOp) and isinstance(other.op, ast.Mod):
         other = other.left
-    if not isinstance(other, ast.BinOp):
-        return False
-    return of_rank(other.left, fn, facts.module) is not None or of_rank(other.right, fn, facts.module) is not None
+    sides = (other.left, other.right) if isinstance(other, ast.BinOp) else ()
+    return any(of_rank(side, fn, facts.module) is not None for side in sides)
 
 
 def _report_both_send_first(fn: Function, one: ast.Call, two: ast.Call) -> Witness:
-    receives = _kind(one) == "receive"
-    reason = (
-        "neither ever sends"
-        if receives
-        else "each waits for the other to receive once a message no longer fits the buffer"
-    )
-    need = "send" if receives else "receive"
-    confidence = 0.9 if receives else 0.7
-    return Witness(one, fn, confidence=confidence, kind=_kind(one), both=(one, two), reason=reason, need=need)
+    if _kind(one) == "receive":
+        sure, reason, need = 0.9, "neither ever sends", "send"
+    else:
+        reason = "each waits for the other to receive once a message no longer fits the buffer"
+        sure, need = 0.7, "receive"
+    return Witness(one, fn, confidence=sure, kind=_kind(one), both=(one, two), reason=reason, need=need)
 
 
 def message_without_partner(facts: Facts) -> Iterator[Witness]:
@@ -136,7 +108,7 @@ def message_without_partner(facts: Facts) -> Iterator[Witness]:
         worlds = {size: outcome for size in WORLDS if (outcome := _played(fn, size, facts, exchanges)) is not None}
         if not worlds:
             continue
-        settled |= {id(each) for each in _reached(fn, facts)}
+        settled |= {id(each) for each in facts.reached_from(fn)}
         if all(stuck for stuck, _ in worlds.values()):  # a program for two ranks may leave the others of a larger world
             stuck, case = worlds[max(worlds)]
             if not lines & {s.operation.line for s in stuck}:
@@ -158,28 +130,13 @@ def _outermost_first(functions: list[Function], facts: Facts) -> list[Function]:
 
 def _by_all(fn: Function, facts: Facts, depth: int = 0) -> bool:
     """Whether every rank calls a function: no caller in the file does so on one side of a test of the rank."""
-    for caller, event in facts.callers.get(id(fn), ()) if depth < MESSAGE_WITHOUT_PARTNER_DEPTH else ():
-        at: ast.AST | None = enclosing(event.effect.node, ast.If)
-        while isinstance(at, ast.If):
-            if facts.sequences.conditions(at.test, caller):
-                return False
-            at = enclosing(at, ast.If)
-        if caller is not fn and not _by_all(caller, facts, depth + 1):
-            return False
-    return True
+    sites = facts.callers.get(id(fn), ()) if depth < MESSAGE_WITHOUT_PARTNER_DEPTH else ()
+    return not any(facts.sequences.tests_around(event.effect.node, caller) for caller, event in sites) and all(
+        caller is fn or _by_all(caller, facts, depth + 1) for caller, _ in sites
+    )
 
 
 MESSAGE_WITHOUT_PARTNER_DEPTH = 5
-
-
-def _reached(fn: Function, facts: Facts) -> list[Function]:
-    functions, todo = list[Function](), [fn]
-    while todo:
-        each = todo.pop()
-        if each not in functions:
-            functions.append(each)
-            todo += [c for call in each.calls if (c := facts.module.callee(call, each)) is not None]
-    return functions
 
 
 def _played(fn: Function, size: int, facts: Facts, exchanges: Exchanges) -> tuple[list[Stuck], str] | None:
@@ -232,25 +189,24 @@ def _report_message_without_partner(fn: Function, stuck: Stuck, size: int, case:
         does = "which is the rank itself"
     elif operation.peer == size or (operation.kind == "send" and operation.peer < 0):
         does = "which does not exist"
-    elif other is None:
-        does = f"and {peer} has come to its end"
     else:
-        does = f"and {peer} {_named(other)}"
-    steps = [Step(f"rank {stuck.rank}", operation.line, _named(operation).rpartition(" (")[0])]
-    if other is not None:
-        steps.append(Step(peer, other.line, _named(other).rpartition(" (")[0]))
+        does = f"and {peer} " + ("has come to its end" if other is None else _named(other))
+    ranks = [(f"rank {stuck.rank}", operation), *([(peer, other)] if other is not None else [])]
+    story = [Step(who, at.line, _named(at).rpartition(" (")[0]) for who, at in ranks]
+    sure, when = (0.6, f", {case}") if case else (0.8, "")
+    at = ast.Pass(lineno=operation.line, col_offset=0)
     return Witness(
-        ast.Pass(lineno=operation.line, col_offset=0),
+        at,
         fn,
-        confidence=0.6 if case else 0.8,
-        story=steps,
+        confidence=sure,
+        story=story,
         size=size,
         rank=stuck.rank,
         operation=operation,
         named=_named(operation),
         does=does,
         peer=peer,
-        when=f", {case}" if case else "",
+        when=when,
     )
 
 
@@ -263,17 +219,14 @@ FORM = {"shape", "dtype", "device", "ndim", "size", "numel", "dim", "element_siz
 
 def not_waited_for(facts: Facts) -> Iterator[Witness]:
     """Report calls whose handle is dropped, and buffers that are used before the handle is waited for."""
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            if not _begins(call, fn, facts):
-                continue
-            if _is_dropped(call, fn, facts):
-                how = "dropped" if isinstance(parent(call), ast.Expr) else "never waited for"
-                yield Witness(
-                    call, fn, message=f"{text_of(call)} returns a handle that is {how}: the program cannot tell when"
-                )
-            elif (use := _used_early(call, fn, facts)) is not None:
-                yield _report_early(call, fn, *use)
+    for call, fn in ((c, f) for c, f in facts.module.calls if _begins(c, f, facts)):
+        if _is_dropped(call, fn, facts):
+            how = "dropped" if isinstance(parent(call), ast.Expr) else "never waited for"
+            message = f"{text_of(call)} returns a handle that is {how}: the program cannot tell when"
+            yield Witness(call, fn, message=message)
+        elif (use := _used_early(call, fn, facts)) is not None:
+            at, wait = use
+            yield Witness(at, fn, "early", wait=wait, call=call, line=getattr(at, "lineno", call.lineno))
 
 
 def _used_early(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.AST, int] | None:
@@ -316,10 +269,6 @@ def _in_message(node: ast.AST, fn: Function, facts: Facts) -> bool:
     """Whether this is an argument of another message."""
     around = enclosing(node, ast.Call)
     return isinstance(around, ast.Call) and (_begins(around, fn, facts) or short_name(around.func) in ("P2POp", "len"))
-
-
-def _report_early(call: ast.Call, fn: Function, use: ast.AST, wait: int) -> Witness:
-    return Witness(use, fn, "early", wait=wait, call=call, line=getattr(use, "lineno", call.lineno))
 
 
 def _begins(call: ast.Call, fn: Function, facts: Facts) -> bool:

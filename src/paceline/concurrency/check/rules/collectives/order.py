@@ -140,24 +140,9 @@ def _is_set(node: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> bool:
         return dotted(node.func) in ("set", "frozenset") or (keeps_order and _is_set(node.args[0], fn, facts, depth))
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd | ast.BitOr | ast.Sub):
         return _is_set(node.left, fn, facts, depth) or _is_set(node.right, fn, facts, depth)
-    values = _values(node, fn, facts) if depth < DEPTH else []
-    return bool(values) and all(
-        value is not node and _is_set(value, scope, facts, depth + 1) for value, scope in values
-    )
-
-
-def _values(node: ast.expr, fn: Function, facts: Facts) -> list[tuple[ast.expr, Function]]:
-    """What a name or an attribute of the own object was given last, by each that gives it."""
-    if isinstance(node, ast.Name) and node.id in fn.bound:
-        assignments = [(t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == node.id]
-        before = [(line, value) for line, value in assignments if line < node.lineno]
-        return [(max(before or assignments, key=lambda pair: pair[0])[1], fn)] if assignments else []
-    if isinstance(node, ast.Name) and node.id in fn.parameters:
-        return [(given.value, given.caller) for given in facts.module.objects.arguments(fn, node.id)]
-    if isinstance(node, ast.Attribute) and dotted(node.value) == fn.self_name and fn.cls is not None:
-        values = [pair for cls in fn.cls.ancestry for pair in cls.values.get(node.attr, ())]
-        return [(value, scope) for value, scope in values if not is_constant(value, None)]
-    return []
+    values = facts.module.given(node, fn) if depth < DEPTH else []
+    values = [(value, scope) for value, scope in values if not is_constant(value, None) and value is not node]
+    return bool(values) and all(_is_set(value, scope, facts, depth + 1) for value, scope in values)
 
 
 DEPTH = 4  # assignments through which a set is followed

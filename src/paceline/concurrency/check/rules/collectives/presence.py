@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries.catalogue import WRAPPERS
 from paceline.concurrency.check.ranks.origins import DATA, SPREADS
 from paceline.concurrency.check.ranks.sequences import SKIPS
@@ -12,26 +13,19 @@ from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     dotted,
     enclosing,
     is_constant,
     is_within,
     keyword,
     last_line,
+    reads,
     short_name,
 )
 
 #: Collectives of a value that each rank has of its own -> its position.
-GATHERS = {
-    "all_gather_object": 1,
-    "gather_object": 0,
-    "all_gather": 1,
-    "gather": 0,
-    "allgather": 0,
-    "gather_for_metrics": 0,
-    "pad_across_processes": 0,
-    "all_gather_into_tensor": 1,
-}
+GATHERS = libraries.table("collectives that gather, and where they are given the value")
 #: Those of them that take any object, so that ranks may give what they have.
 OBJECTS = {"all_gather_object", "gather_object", "allgather", "gather"}
 
@@ -45,35 +39,28 @@ def gathered_if_present(facts: Facts) -> Iterator[Witness]:
             name = _given(call) if collective is not None else ""
             test = _test_of(name, call, fn) if name else None
             if test is not None and not _also_otherwise(test, call, fn, facts):
-                yield _report(fn, call, test, name)
-            elif (
-                collective is not None
-                and (early_exit := _left_before(call, fn, facts)) is not None
-                and early_exit[1] not in reported
-            ):
-                reported.add(early_exit[1])
-                is_difference = any(difference.test is early_exit[1] for difference in facts.sequences.differences(fn))
-                if not is_difference and not _also_otherwise(early_exit[1], call, fn, facts):
-                    yield _report(fn, call, early_exit[1], early_exit[0])
+                yield _report(fn, call, test, name, "only the ranks call it")
+                continue
+            name, left = (_left_before(call, fn, facts) if collective is not None else None) or ("", None)
+            if left is not None and left not in reported:
+                reported.add(left)
+                is_difference = any(difference.test is left for difference in facts.sequences.differences(fn))
+                if not is_difference and not _also_otherwise(left, call, fn, facts):
+                    yield _report(fn, call, left, name, "a rank returns before it")
 
 
 def _given(call: ast.Call) -> str:
     """The name of what a call gathers."""
-    position = GATHERS[short_name(call.func)]
-    short = position < len(call.args) or len(call.args) != 1  # `accelerator.gather(x)`, `fabric.all_gather(x)`
-    value = call.args[position if short else 0] if call.args[position if short else 0 :] else None
+    place = min(GATHERS[short_name(call.func)], len(call.args) - 1)  # `accelerator.gather(x)`, `fabric.all_gather(x)`
+    value = call.args[place] if len(call.args) == 1 or place == GATHERS[short_name(call.func)] else None
     named = isinstance(value, ast.Name | ast.Attribute) and not short_name(value).endswith(("group", "comm", "mesh"))
     return dotted(value) if named and value is not None else ""
 
 
 def _test_of(name: str, call: ast.Call, fn: Function) -> ast.If | ast.IfExp | None:
     """The condition around the call that asks whether the value is there, or has elements."""
-    at = enclosing(call, ast.If, ast.IfExp)
-    while isinstance(at, ast.If | ast.IfExp) and at.lineno >= fn.line:
-        if _asks(at.test, name) and not _replaced(name, at, call, fn):
-            return at
-        at = enclosing(at, ast.If, ast.IfExp)
-    return None
+    tests: Iterator[ast.If | ast.IfExp] = around(call, ast.If, ast.IfExp)  # type: ignore[assignment]
+    return next((t for t in tests if _asks(t.test, name) and not _replaced(name, t, call, fn)), None)
 
 
 def _left_before(call: ast.Call, fn: Function, facts: Facts) -> tuple[str, ast.If] | None:
@@ -147,17 +134,9 @@ def _also_otherwise(test: ast.If | ast.IfExp, call: ast.Call, fn: Function, fact
     return any(id(c) in inside and facts.sequences.collective(c, fn) is not None for c in fn.calls if c is not call)
 
 
-def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str) -> Witness:
-    condition = f"`{ast.unparse(test.test)}` (line {test.lineno})"
-    return Witness(
-        call,
-        fn,
-        name=name,
-        reason=f"only the ranks call it for which {condition}"
-        if any(n is call for n in ast.walk(test))
-        else f"a rank returns before it for which {condition}",
-        test=test,
-    )
+def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str, what: str) -> Witness:
+    reason = f"{what} for which `{ast.unparse(test.test)}` (line {test.lineno})"
+    return Witness(call, fn, name=name, reason=reason, test=test)
 
 
 MESSAGES = {"Sendrecv", "sendrecv", "isend", "irecv", "Isend", "Irecv", "send", "recv", "Send", "Recv",
@@ -174,7 +153,8 @@ def converged_alone(facts: Facts) -> Iterator[Witness]:
         for loop in fn.loops:
             if isinstance(loop, ast.comprehension):
                 continue
-            message = _message(loop.body, fn, facts)
+            calls = [c for c in fn.calls if is_within(c, loop.body)] if _has_messages(facts) else []
+            message = next((c for c in calls if _exchanges(c, fn) or _leads_to_message(c, fn, facts)), None)
             if message is None:
                 continue
             for test in (loop, *(n for s in loop.body for n in ast.walk(s) if isinstance(n, ast.If))):
@@ -186,19 +166,18 @@ def converged_alone(facts: Facts) -> Iterator[Witness]:
                     break
 
 
-def _message(body: list[ast.stmt], fn: Function, facts: Facts, depth: int = 0) -> ast.Call | None:
-    """The call in some statements that exchanges a message with another rank, itself or in a function of the file."""
-    mpi = any(origin.startswith(("mpi4py", "torch.distributed")) for origin in facts.module.imports.values())
-    inside = {id(node) for statement in body for node in ast.walk(statement)}
-    for call in fn.calls if mpi else ():
-        if id(call) not in inside:
-            continue
-        if short_name(call.func) in MESSAGES and isinstance(call.func, ast.Attribute):
-            return call
-        callee = facts.module.callee(call, fn) if depth < DEPTH else None
-        if callee is not None and callee is not fn and _message(callee.body, callee, facts, depth + 1) is not None:
-            return call
-    return None
+def _has_messages(facts: Facts) -> bool:
+    return any(origin.startswith(("mpi4py", "torch.distributed")) for origin in facts.module.imports.values())
+
+
+def _exchanges(call: ast.Call, fn: Function) -> bool:
+    """Whether a call exchanges a message with another rank."""
+    return short_name(call.func) in MESSAGES and isinstance(call.func, ast.Attribute)
+
+
+def _leads_to_message(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    callee = facts.module.callee(call, fn)
+    return callee is not None and callee is not fn and bool(facts.way_to(callee, _exchanges))
 
 
 def _own_number(test: ast.If | ast.While, loop: ast.AST, fn: Function, facts: Facts) -> str:
@@ -218,22 +197,13 @@ def _own_number(test: ast.If | ast.While, loop: ast.AST, fn: Function, facts: Fa
 
 def _computed(name: str, test: ast.AST, loop: ast.AST, fn: Function, facts: Facts) -> bool:
     """Whether a name is given a reduced array of this rank in a loop, and not reduced over the ranks since."""
-    assignments = [
-        (t.lineno, v) for t, v in fn.assigns if isinstance(t, ast.Name) and t.id == name and is_within(t, loop)
-    ]
-    if not isinstance(test, ast.While):
-        assignments = [(line, value) for line, value in assignments if line <= test.lineno]  # type: ignore[attr-defined]
-    if not assignments:
-        return False
-    line, value = max(assignments, key=lambda pair: pair[0])
     limit = last_line(loop) if isinstance(test, ast.While) else test.lineno  # type: ignore[attr-defined]
-    spread = (
-        line <= call.lineno <= limit
-        and facts.module.varying.reduces(call, fn)
-        and any(isinstance(n, ast.Name) and n.id == name for a in call.args for n in ast.walk(a))
-        for call in fn.calls
-    )
-    return not any(spread) and _of_array(value, fn, facts)
+    values = [v for v in fn.values_of(name) if is_within(v, loop) and v.lineno <= limit]
+    if not values:
+        return False
+    value = max(values, key=lambda v: v.lineno)
+    later = (c for c in fn.calls if value.lineno <= c.lineno <= limit and any(reads(a, name) for a in c.args))
+    return not any(facts.module.varying.reduces(c, fn) for c in later) and _of_array(value, fn, facts)
 
 
 def _of_array(value: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> bool:

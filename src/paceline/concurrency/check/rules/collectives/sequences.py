@@ -4,40 +4,39 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import islice
 from typing import TypeGuard
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import RANK_DECORATORS
 from paceline.concurrency.check.ranks.branches import MAKES_FILES
 from paceline.concurrency.check.ranks.items import Item, flattened
 from paceline.concurrency.check.ranks.origins import DATA, FILES, HOST, RANK
-from paceline.concurrency.check.ranks.sequences import Difference
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import enclosing, is_constant, last_line, short_name, walk_here
+from paceline.concurrency.check.values.sources import parts
 
 
 def collective_on_some_ranks(facts: Facts) -> Iterator[Witness]:
     """Report branches on the rank with different collectives, and collectives in functions for one rank."""
     for fn in facts.module.functions:
         if fn.decorated(*RANK_DECORATORS) or _for_one_rank(fn, facts):
-            for item in facts.sequences.operations(fn)[:1]:
-                yield _report_collective_on_some_ranks(
-                    fn, item, f"{fn.qualname} runs on one rank only (line {fn.line})", fn.line, 0.85
-                )
-        reported = 0
-        for difference in facts.sequences.differences(fn):
-            if not difference.exit and difference.items and reported < 3:
-                reported += 1
-                yield _difference(difference)
+            how = f"{fn.qualname} runs on one rank only (line {fn.line})"
+            yield from (_on_some(fn, item, how, fn.line, 0.85) for item in facts.sequences.operations(fn)[:1])
+        differences = (d for d in facts.sequences.differences(fn) if not d.exit and d.items)
+        for difference in islice(differences, 3):
+            why, line = difference.condition.why, difference.test.lineno
+            how = f"`if {ast.unparse(difference.test.test)}` at line {line} depends on {why}"
+            sure = 0.6 if why == DATA else 0.7 if difference.condition.local else 0.85
+            yield _on_some(difference.fn, difference.items[0], how, line, sure)
         for operand, item, why in facts.sequences.choices(fn):
-            yield _report_collective_on_some_ranks(
-                fn, item, f"`{ast.unparse(operand)}` decides on {why}", operand.lineno, 0.6
-            )
+            yield _on_some(fn, item, f"`{ast.unparse(operand)}` decides on {why}", operand.lineno, 0.6)
         for loop, item, why in facts.sequences.turns(fn):
             how = f"the loop at line {loop.lineno} runs as often as {why} says"
-            yield _report_collective_on_some_ranks(fn, item, how, loop.lineno, 0.65)
+            yield _on_some(fn, item, how, loop.lineno, 0.65)
 
 
 def _for_one_rank(fn: Function, facts: Facts) -> bool:
@@ -53,26 +52,15 @@ def _for_one_rank(fn: Function, facts: Facts) -> bool:
     return False
 
 
-def _difference(difference: Difference) -> Witness:
-    condition = ast.unparse(difference.test.test)
-    why = difference.condition.why
-    return _report_collective_on_some_ranks(
-        difference.fn,
-        difference.items[0],
-        f"`if {condition}` at line {difference.test.lineno} depends on {why}",
-        difference.test.lineno,
-        0.6 if why == DATA else 0.7 if difference.condition.local else 0.85,
-    )
-
-
-def _report_collective_on_some_ranks(fn: Function, item: Item, why: str, line: int, confidence: float) -> Witness:
+def _on_some(fn: Function, item: Item, why: str, line: int, sure: float) -> Witness:
     by = text_of(item.at) if isinstance(item.at, ast.Call) else item.name
+    within = "" if by.endswith(item.name + "()") else f", which calls {item.name},"
     return Witness(
         item.at,
         fn,
-        confidence=confidence,
+        confidence=sure,
         by=by,
-        within="" if by.endswith(item.name + "()") else f", which calls {item.name},",
+        within=within,
         why=why,
         line=line,
         item_line=getattr(item.at, "lineno", line),
@@ -81,35 +69,18 @@ def _report_collective_on_some_ranks(fn: Function, item: Item, why: str, line: i
 
 
 # Exceptions of the program or its surroundings, which every rank sees alike; any other may be raised on one rank alone.
-THE_SAME = {
-    "ImportError",
-    "ModuleNotFoundError",
-    "AttributeError",
-    "NameError",
-    "TypeError",
-    "NotImplementedError",
-    "KeyboardInterrupt",
-    "SystemExit",
-    "AssertionError",
-}
+THE_SAME = libraries.names("exceptions that every rank sees alike")
 
 
 def left_before_collective(facts: Facts) -> Iterator[Witness]:
     """Report returns, raises and handlers that let one rank skip a collective."""
     for fn in facts.module.functions:
-        for difference in facts.sequences.differences(fn):
-            if difference.exit and difference.missed:
-                dies = difference.exit == "raise"
-                if dies and _compares_forms(difference.test.test):
-                    continue
-                yield _report_left_before_collective(
-                    fn,
-                    difference.test,
-                    difference.missed[0],
-                    f"`if {ast.unparse(difference.test.test)}` depends on {difference.condition.why} and makes one "
-                    f"rank {difference.exit}",
-                    0.5 if dies else 0.7 if difference.condition.local else 0.8,
-                )
+        for difference in (d for d in facts.sequences.differences(fn) if d.exit and d.missed):
+            test, condition, dies = difference.test, difference.condition, difference.exit == "raise"
+            if not (dies and _compares_forms(test.test)):
+                why = f"`if {ast.unparse(test.test)}` depends on {condition.why} and makes one rank {difference.exit}"
+                sure = 0.5 if dies else 0.7 if condition.local else 0.8
+                yield _left_before(fn, test, difference.missed[0], why, sure)
         yield from _caught(fn, facts)
         yield from _raised(fn, facts)
         yield from _without_loss(fn, facts)
@@ -131,14 +102,9 @@ def _raised_in_call(fn: Function, facts: Facts) -> Iterator[Witness]:
             conditions = facts.sequences.conditions(test.test, callee)
             is_local = len(conditions) == 1 and conditions[0].local and conditions[0].why in (RANK, HOST, FILES)
             if is_local and not _is_assertion(statement) and enclosing(test, ast.Try) is None:
-                yield _report_left_before_collective(
-                    callee,
-                    statement,
-                    missed,
-                    f"`if {ast.unparse(test.test)}` depends on {conditions[0].why} and makes one rank raise in "
-                    f"{callee.qualname}(), which {fn.qualname} calls (line {call.lineno})",
-                    0.5,
-                )
+                raises = f"makes one rank raise in {callee.qualname}(), which {fn.qualname} calls (line {call.lineno})"
+                why = f"`if {ast.unparse(test.test)}` depends on {conditions[0].why} and {raises}"
+                yield _left_before(callee, statement, missed, why, 0.5)
 
 
 def _compares_forms(test: ast.expr) -> bool:
@@ -164,7 +130,7 @@ def _without_loss(fn: Function, facts: Facts) -> Iterator[Witness]:
         conditions = facts.sequences.conditions(test.test, fn) if none and isinstance(test, ast.If) else []
         if conditions:
             why = f"`if {ast.unparse(test.test)}` depends on {conditions[0].why}, and one rank returns no loss"
-            yield _report_left_before_collective(fn, statement, Item("backward", fn.returns[-1]), why, 0.6)
+            yield _left_before(fn, statement, Item("backward", fn.returns[-1]), why, 0.6)
 
 
 def _raised(fn: Function, facts: Facts) -> Iterator[Witness]:
@@ -180,26 +146,15 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Witness]:
         for body, other in ((test.body, test.orelse), (test.orelse, test.body)):
             if other and sequences.body(other, fn, None).exit:
                 continue
-            for node in sorted(walk_here(*body), key=lambda n: getattr(n, "lineno", 0)):
-                missed = sequences.missed(test, fn, conditions[0])
-                if not missed and conditions[0].key.endswith(
-                    " == 0"
-                ):  # one rank alone; of a set of ranks all raise alike
-                    missed = sequences.in_further_turns(test, fn, conditions[0])
-                if (
-                    _leaves(node)
-                    and enclosing(node, ast.If) is not test
-                    and missed
-                    and not _is_caught(node, test)
-                    and not _is_assertion(node)
-                ):
-                    yield _report_left_before_collective(
-                        fn,
-                        node,
-                        missed[0],
-                        f"`if {ast.unparse(test.test)}` (line {test.lineno}) lets one rank {_LEAVES[type(node)]}",
-                        0.5,
-                    )
+            missed = sequences.missed(test, fn, conditions[0])
+            if not missed and conditions[0].key.endswith(" == 0"):  # one rank alone; of a set of ranks all raise alike
+                missed = sequences.in_further_turns(test, fn, conditions[0])
+            for node in sorted(walk_here(*body), key=lambda n: getattr(n, "lineno", 0)) if missed else ():
+                if not _leaves(node) or enclosing(node, ast.If) is test:
+                    continue
+                if not _is_caught(node, test) and not _is_assertion(node):
+                    why = f"`if {ast.unparse(test.test)}` (line {test.lineno}) lets one rank {_LEAVES[type(node)]}"
+                    yield _left_before(fn, node, missed[0], why, 0.5)
                     return
 
 
@@ -249,7 +204,7 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Witness]:
             yield Witness(alone[0].at, fn, "in-handler", tried=node, name=alone[0].name)
         if not alone and (skipped := _fallen_out_of(node, fn, facts)) is not None:
             how = f"an exception that only one rank sees (line {node.lineno}) takes it out of the `try`"
-            yield _report_left_before_collective(fn, node.handlers[0].body[0], skipped, how, 0.6)
+            yield _left_before(fn, node.handlers[0].body[0], skipped, how, 0.6)
             continue
         if not isinstance(final, ast.Return | ast.Continue | ast.Break) and not _exits(final):
             continue
@@ -258,15 +213,12 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Witness]:
         missed = [i for i in usual if getattr(i.at, "lineno", 0) > last_line(node) and i not in reached]
         if missed:
             how = "exit" if _exits(final) else type(final).__name__.lower()
-            yield _report_left_before_collective(
-                fn, final, missed[0], f"an exception that only one rank sees makes it {how}", 0.65
-            )
+            yield _left_before(fn, final, missed[0], f"an exception that only one rank sees makes it {how}", 0.65)
 
 
 def _refused_by_all(tried: ast.Try, fn: Function, facts: Facts) -> bool:
     """Whether what is caught is raised by functions of the file, each time under a test that all ranks decide alike."""
-    kind = tried.handlers[0].type
-    names = {short_name(k) for k in (kind.elts if isinstance(kind, ast.Tuple) else [kind]) if k is not None}
+    names = _caught_by(tried.handlers[0])
     callees = (facts.module.callee(c, fn) for c in fn.calls if enclosing(c, ast.Try) is tried)
     raised = [
         (enclosing(n, ast.If), callee)
@@ -298,8 +250,7 @@ def _skips_data(tried: ast.Try, item: Item, fn: Function, facts: Facts) -> bool:
     """Whether a handler passes by data that cannot be used, in a `try` around a step with collectives of its own."""
     step = item.at if isinstance(item.at, ast.Call) else None
     callee = facts.module.callee(step, fn) if step is not None else None
-    kind = tried.handlers[0].type
-    names = {short_name(k) for k in (kind.elts if isinstance(kind, ast.Tuple) else [kind]) if k is not None}
+    names = _caught_by(tried.handlers[0])
     loop = enclosing(tried, ast.For, ast.AsyncFor)
     if step is None or callee is None or not isinstance(loop, ast.For | ast.AsyncFor):
         return False
@@ -331,22 +282,16 @@ READS = {"load", "next", "read_csv", "read_parquet", "read_json", "read_text", "
 
 def _broad(handler: ast.ExceptHandler) -> bool:
     """Whether a handler catches exceptions that may be raised on one rank alone."""
-    if handler.type is None:
-        return True
-    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(short_name(kind) not in THE_SAME for kind in kinds)
+    return handler.type is None or not _caught_by(handler) <= THE_SAME
 
 
-def _report_left_before_collective(fn: Function, at: ast.stmt, item: Item, why: str, confidence: float) -> Witness:
+def _caught_by(handler: ast.ExceptHandler) -> set[str]:
+    """The exceptions that a handler names."""
+    return {short_name(kind) for kind in parts(handler.type)} if handler.type is not None else set()
+
+
+def _left_before(fn: Function, at: ast.stmt, item: Item, why: str, sure: float) -> Witness:
     line = getattr(item.at, "lineno", at.lineno)
     by = text_of(item.at) if isinstance(item.at, ast.Call) else item.name
-    return Witness(
-        at,
-        fn,
-        confidence=confidence,
-        why=why,
-        by=by,
-        line=line,
-        turn=" in the next turn of the loop" if fn.line <= line < at.lineno else "",
-        item=item,
-    )
+    turn = " in the next turn of the loop" if fn.line <= line < at.lineno else ""
+    return Witness(at, fn, confidence=sure, why=why, by=by, line=line, turn=turn, item=item)

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import enclosing, keyword, short_name
+from paceline.concurrency.check.syntax.tree import around, enclosing, keyword, short_name
+from paceline.concurrency.check.threads.roots import turns_around
 from paceline.concurrency.check.values.calls import type_name
 
 STARTS = {"init_process_group": 2, "init_rpc": 3}  # the position of `world_size`
@@ -18,37 +19,23 @@ STARTS = {"init_process_group": 2, "init_rpc": 3}  # the position of `world_size
 
 def world_size_mismatch(facts: Facts) -> Iterator[Witness]:
     """Report processes of which so many are started, and that meet in a group of another size."""
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            name = short_name(call.func)
-            if name not in ("spawn", "start_processes", "Process"):
-                continue
-            started = keyword(call, "nprocs", 2) if name != "Process" else _turns(call)
-            target = keyword(call, "fn", 0) if name != "Process" else keyword(call, "target", 1)
-            worker = facts.module.function_named(target, fn) if target is not None and started is not None else None
-            arguments = keyword(call, "args", 1 if name != "Process" else 3)
-            if worker is None or started is None or not isinstance(arguments, ast.Tuple):
-                continue
-            met = _world(worker, list(arguments.elts), 0 if name == "Process" else 1)
-            more = facts.sequences.lengths.more(met[1], started, fn) if met is not None else 0
-            if met is not None and more:
-                yield Witness(
-                    call,
-                    fn,
-                    started=started,
-                    met=met,
-                    need="the ranks wait for one that is never started"
-                    if more > 0
-                    else "a further process finds its group complete",
-                )
-
-
-def _turns(call: ast.Call) -> ast.expr | None:
-    """How many processes a loop or comprehension over `range(n)` starts."""
-    at: ast.AST | None = enclosing(call, ast.For, ast.ListComp)
-    over = at.iter if isinstance(at, ast.For) else at.generators[0].iter if isinstance(at, ast.ListComp) else None
-    ranged = isinstance(over, ast.Call) and short_name(over.func) == "range" and len(over.args) == 1
-    return over.args[0] if ranged else None  # type: ignore[union-attr]
+    for call, fn in facts.module.calls:
+        name = short_name(call.func)
+        if name == "Process":
+            started, target, arguments = turns_around(call), keyword(call, "target", 1), keyword(call, "args", 3)
+        elif name in ("spawn", "start_processes"):
+            started, target, arguments = keyword(call, "nprocs", 2), keyword(call, "fn", 0), keyword(call, "args", 1)
+        else:
+            continue
+        worker = facts.module.function_named(target, fn) if target is not None else None
+        if worker is None or started is None or not isinstance(arguments, ast.Tuple):
+            continue
+        met = _world(worker, list(arguments.elts), 0 if name == "Process" else 1)
+        more = facts.sequences.lengths.more(met[1], started, fn) if met is not None else 0
+        if more:
+            need = "a further process finds its group complete"
+            need = "the ranks wait for one that is never started" if more > 0 else need
+            yield Witness(call, fn, started=started, met=met, need=need)
 
 
 def _world(worker: Function, arguments: list[ast.expr], first: int) -> tuple[ast.Call, ast.expr] | None:
@@ -145,12 +132,8 @@ def _own_condition(setting: Use, waiting: Use, facts: Facts) -> ast.If | None:
         return None  # either side sets it
     if not both and not (nested and not facts.sequences.conditions(test.test, setting.fn)):
         return None
-    branch = enclosing(waiting.call, ast.If)
-    while isinstance(branch, ast.If):
-        if ast.unparse(branch.test) == ast.unparse(test.test):
-            return None
-        branch = enclosing(branch, ast.If)
-    return test
+    shared = any(ast.unparse(branch.test) == ast.unparse(test.test) for branch in around(waiting.call, ast.If))
+    return None if shared else test
 
 
 def _report(use: Use, key: str, setting: Use, how: str) -> Witness:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import RANK_CALLS, RANK_DECORATORS, RANK_NAMES
 from paceline.concurrency.check.ranks.branches import condition
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, keyword, last_line, short_name
+from paceline.concurrency.check.syntax.tree import (
+    contexts_around,
+    dotted,
+    is_constant,
+    keyword,
+    last_line,
+    short_name,
+)
 from paceline.concurrency.check.values.calls import is_own_file
 
-MAKES = ("save", "makedirs", "mkdir", "download", "dump", "write", "rmtree", "remove", "unlink", "extract", "touch",
-         "extractall", "to_csv", "to_parquet", "to_disk", "copy", "copyfile", "copytree", "move", "rename", "replace",
-         "symlink", "savez", "savetxt", "write_text", "write_bytes", "prepare", "preprocess", "tokenize", "urlretrieve",
-         "snapshot_download", "hf_hub_download")  # fmt: skip
+MAKES = libraries.words("functions that make files")
 USES = ("load", "open", "exists", "isfile", "isdir", "is_file", "is_dir", "listdir", "iterdir", "glob", "rglob",
         "getsize", "read", "read_text", "read_bytes", "memmap", "from_pretrained", "chdir")  # fmt: skip
 WAITS = ("barrier", "wait_for_everyone", "synchronize", "rendezvous", "wait", "sync", "join")
@@ -29,9 +34,10 @@ def missing_barrier(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         for test in fn.tests:
             if isinstance(test, ast.If) and not test.orelse and _one_rank(test, fn, facts):
-                witness = _used_after(test, fn, facts)
-                if witness is not None:
-                    yield _report(fn, test, *witness)
+                use = _used_after(test, fn, facts)
+                if use is not None:
+                    maker, user, path = use
+                    yield Witness(user, fn, path=path, maker=maker, test=test)
                     break
 
 
@@ -51,7 +57,7 @@ def _used_after(test: ast.If, fn: Function, facts: Facts) -> tuple[ast.Call, ast
         return None
     makers = [(c, path) for c in inside if _makes(c) or _leads_to_making(c, fn, facts) for path in _paths(c, fn, facts)]
     for call in sorted(fn.calls, key=lambda c: (c.lineno, c.col_offset)) if makers else ():
-        if call.lineno <= last_line(test) or not _every_rank(call, fn, facts):
+        if call.lineno <= last_line(test) or facts.sequences.tests_around(call, fn):
             continue
         if _waits(call, fn, facts):
             return None
@@ -103,21 +109,6 @@ def _paths(call: ast.Call, fn: Function, facts: Facts) -> set[str]:
 
 
 PATHS = ("path", "dir", "file", "folder", "root", "cache", "dest", "target", "output", "fname", "ckpt", "name")
-
-
-def _every_rank(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    """Whether no condition on the rank is around a call."""
-    around = enclosing(call, ast.If)
-    while isinstance(around, ast.If):
-        parts = around.test.values if isinstance(around.test, ast.BoolOp) else [around.test]
-        if any(condition(part, fn, facts.module) is not None for part in parts):
-            return False
-        around = enclosing(around, ast.If)
-    return True
-
-
-def _report(fn: Function, test: ast.If, maker: ast.Call, user: ast.Call, path: str) -> Witness:
-    return Witness(user, fn, path=path, maker=maker, test=test)
 
 
 SAVES = {"torch.save": 1, "pickle.dump": 1, "json.dump": 1, "numpy.save": 0, "numpy.savez": 0}
@@ -189,17 +180,6 @@ def _apart(call: ast.Call, fn: Function, facts: Facts) -> bool:
 
 
 def _guarded(node: ast.AST, fn: Function, facts: Facts) -> bool:
-    around = enclosing(node, ast.If, ast.With)
-    while around is not None:
-        if isinstance(around, ast.If):
-            parts = around.test.values if isinstance(around.test, ast.BoolOp) else [around.test]
-            if any(condition(part, fn, facts.module) is not None for part in parts):
-                return True
-        elif isinstance(around, ast.With) and any(
-            "first" in dotted(getattr(i.context_expr, "func", i.context_expr))
-            or "lock" in dotted(i.context_expr).lower()
-            for i in around.items
-        ):
-            return True
-        around = enclosing(around, ast.If, ast.With)
-    return False
+    """Whether only some ranks come to a node, or one after the other."""
+    entered = [dotted(context).lower() for context in contexts_around(node)]
+    return bool(facts.sequences.tests_around(node, fn)) or any("first" in e or "lock" in e for e in entered)

@@ -165,10 +165,19 @@ def left_waiting(facts: Facts) -> Iterator[Witness]:
             answers = [fn for fn in methods if any(_answers(c, attribute, fn) for c in fn.calls)]
             ends = [end for fn in answers if (end := _ends(fn, cls, facts)) is not None]
             if answers and len(ends) == len(answers):
-                yield _report_left_waiting(*ends[0], attribute, cls, waits[0])
+                (fn, at), waiter = ends[0], waits[0]
+                yield Witness(
+                    at,
+                    fn,
+                    cls=cls,
+                    attribute=attribute,
+                    waiter=waiter,
+                    wait_line=waiter[1].lineno,
+                    line=getattr(at, "lineno", fn.line),
+                )
 
 
-def _kept_and_awaited(attribute: str, fn: Function) -> tuple[Function, ast.AST] | None:
+def _kept_and_awaited(attribute: str, fn: Function) -> tuple[Function, ast.Await] | None:
     """Where a coroutine awaits, without a timeout, a future that it has put into an attribute of its object."""
     container = f"{fn.self_name}.{attribute}"
     futures = {dotted(t) for t, v in fn.assigns if makes_future(v)}
@@ -236,15 +245,6 @@ def _holds(loop: ast.While) -> bool:
     """Whether a loop continues whatever is raised in it."""
     tried = [s for s in loop.body if isinstance(s, ast.Try)]
     return len(loop.body) == 1 and bool(tried) and any(catches_all(h) for h in tried[0].handlers)
-
-
-def _report_left_waiting(
-    fn: Function, at: ast.AST, attribute: str, cls: Class, waiter: tuple[Function, ast.AST]
-) -> Witness:
-    wait_line = getattr(waiter[1], "lineno", waiter[0].line)
-    return Witness(
-        at, fn, cls=cls, attribute=attribute, waiter=waiter, wait_line=wait_line, line=getattr(at, "lineno", fn.line)
-    )
 
 
 def mark_missing(facts: Facts) -> Iterator[Witness]:

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 
-from paceline.concurrency.check.flow.effects import text_of
+from paceline.concurrency.check import libraries
+from paceline.concurrency.check.flow.effects import Effect, text_of
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, keyword, parent, short_name
-
-KINDS = (
-    "Thread",
-    "Process",
-    "Queue",
-    "ProcessQueue",
-    "SimpleQueue",
-    "Event",
-    "ProcessEvent",
-    "Barrier",
-    "Future",
-    "Executor",
-    "Pool",
+from paceline.concurrency.check.syntax.tree import (
+    arguments_of,
+    dotted,
+    enclosing,
+    is_constant,
+    keyword,
+    parent,
+    receiver_of,
+    short_name,
 )
+
+KINDS = libraries.words("kinds that block an event loop")
 
 
 def blocking_in_async(facts: Facts) -> Iterator[Witness]:
@@ -33,35 +32,26 @@ def blocking_in_async(facts: Facts) -> Iterator[Witness]:
         if not facts.on_loop(fn):
             continue
         yield from _blocking(fn, facts)
-        for effect in facts.walker.effects(fn):
-            resource = effect.resource
-            if (
-                effect.kind != "wait"
-                or (effect.timeout and not _lasts(effect.node))
-                or resource is None
-                or not resource.sure
-                or resource.kind not in KINDS
-            ):
+        for effect in (e for e in facts.walker.effects(fn) if e.kind == "wait"):
+            resource, node = effect.resource, effect.node
+            if resource is None or not resource.sure or resource.kind not in KINDS:
                 continue
-            if isinstance(parent(effect.node), ast.Await) or _is_done(effect.node, fn.calls):
+            lasts = not effect.timeout or _lasts(node)
+            if not lasts or isinstance(parent(node), ast.Await) or _is_done(node, fn.calls):
                 continue
             if effect.timeout:
-                yield Witness(effect.node, fn, "limited", place=place(fn), effect=effect, resource=resource)
+                yield Witness(node, fn, "limited", place=place(fn), effect=effect, resource=resource)
             else:
-                yield Witness(effect.node, fn, place=place(fn), effect=effect, resource=resource)
+                yield Witness(node, fn, place=place(fn), effect=effect, resource=resource)
 
 
 def _lasts(wait: ast.expr) -> bool:
     """Whether a wait with a timeout may take that long: it waits at all, and for more than an instant."""
-    if not isinstance(wait, ast.Call) or any(is_constant(a, False) for a in (*wait.args, *_values(wait))):
+    if not isinstance(wait, ast.Call) or any(is_constant(a, False) for a in arguments_of(wait)):
         return False
     timeout = keyword(wait, "timeout", 1 if short_name(wait.func) in ("get", "put") else 0)
     number = timeout.value if isinstance(timeout, ast.Constant) else None
     return timeout is not None and (not isinstance(number, int | float) or number > INSTANT)
-
-
-def _values(call: ast.Call) -> list[ast.expr]:
-    return [k.value for k in call.keywords]
 
 
 INSTANT = 0.01  # seconds
@@ -82,12 +72,13 @@ def _blocking(fn: Function, facts: Facts) -> Iterator[Witness]:
             if what in reported:
                 continue
             reported.add(what)
-            by = "" if len(call.steps) == 1 else f", which calls {what},"
+            sure, by = (0.8, "") if len(call.steps) == 1 else (0.65, f", which calls {what},")
+            sure = 0.45 if call.waits == "waits for the user" else sure
             yield Witness(
                 effect.node,
                 fn,
                 "blocking",
-                confidence=0.45 if call.waits == "waits for the user" else 0.8 if len(call.steps) == 1 else 0.65,
+                confidence=sure,
                 by=by,
                 place=place(fn),
                 call=call,
@@ -119,11 +110,8 @@ def await_under_lock(facts: Facts) -> Iterator[Witness]:
             if not isinstance(at, ast.Await) or effect.kind == "take":
                 continue
             for lock, line, *_ in locks_held:
-                if (
-                    lock.kind not in ASYNC_LOCKS
-                    and lock.id not in reported
-                    and (lock.sure or not _async_with(line, fn))
-                ):
+                of_threads = lock.kind not in ASYNC_LOCKS and (lock.sure or not _async_with(line, fn))
+                if of_threads and lock.id not in reported:
                     reported.add(lock.id)
                     yield Witness(at, fn, confidence=0.9 if lock.sure else 0.65, lock=lock.id, line=line)
 
@@ -149,79 +137,50 @@ def _async_with(line: int, fn: Function) -> bool:
     return any(a.lineno == line for a in fn.awaits)
 
 
-Steps = tuple[tuple[Function, ast.expr], ...]
 DEPTH = 3
 
 
 def bridge_on_its_loop(facts: Facts) -> Iterator[Witness]:
     """Report calls that wait for the loop and are reached from a coroutine, or from a callback of the loop."""
-    for fn in facts.module.functions:
-        if facts.on_loop(fn):
-            yield from _bridges(fn, (), facts, set())
+    for start in filter(facts.on_loop, facts.module.functions):
+        waits = partial(_waits_for_loop, start=start, facts=facts)
+        steps = facts.way_to(start, waits, lambda effect: not _is_awaited(effect), DEPTH)
+        if steps:
+            by = "" if len(steps) == 1 else f" by {text_of(steps[0][1])}"
+            sure, runs = 0.75 if len(steps) == 1 else 0.65, place(start).replace("a ", "the ", 1)
+            call = steps[-1][1]
+            yield Witness(steps[0][1], start, "bridges", confidence=sure, call=call, by=by, place=runs, steps=steps)
 
 
-def _bridges(fn: Function, way: Steps, facts: Facts, visited: set[int]) -> Iterator[Witness]:
-    """Follow the calls of a coroutine, up to DEPTH deep."""
-    if len(way) > DEPTH or id(fn) in visited:
-        return
-    visited.add(id(fn))
-    for call in fn.calls:
-        if _waits_for_loop(call, fn, way[0][0] if way else fn, facts):
-            steps = (*way, (fn, call))
-            start, at = steps[0]
-            by = "" if len(steps) == 1 else f" by {text_of(at)}"
-            yield Witness(
-                at,
-                start,
-                "bridges",
-                confidence=0.75 if len(steps) == 1 else 0.65,
-                call=call,
-                by=by,
-                place=_runs(start),
-                steps=steps,
-            )
-            return
-    for effect in facts.runs(fn):
-        awaited = isinstance(parent(effect.node), ast.Await)  # so that what runs is a coroutine after all
-        if effect.callee is not None and not effect.callee.asynchronous and not awaited:
-            yield from _bridges(effect.callee, (*way, (fn, effect.node)), facts, visited)
-
-
-def _runs(fn: Function) -> str:
-    return "the coroutine" if fn.asynchronous else "the callback of the loop"
+def _is_awaited(effect: Effect) -> bool:
+    """Whether what runs is a coroutine, perhaps by the await around the call alone."""
+    return isinstance(parent(effect.node), ast.Await) or (effect.callee is not None and effect.callee.asynchronous)
 
 
 def _waits_for_loop(call: ast.Call, fn: Function, start: Function, facts: Facts) -> bool:
     """Whether a call, reached from a coroutine, waits until its loop has run something."""
     name = short_name(call.func)
     if name == "run_until_complete":
-        return not any(short_name(c.func) == "new_event_loop" for c in fn.calls) and not isinstance(
-            parent(call), ast.Await
-        )
+        own_loop = any(short_name(c.func) == "new_event_loop" for c in fn.calls)
+        return not own_loop and not isinstance(parent(call), ast.Await)
     if facts.module.canonical(call.func) == "asyncio.run":
         return True
-    if name != "result" or not isinstance(call.func, ast.Attribute):
-        return False
-    value = call.func.value
+    value = receiver_of(call) if name == "result" else None
     if isinstance(value, ast.Name):
         value = fn.bound.get(value.id, value)
-    if not isinstance(value, ast.Call) or short_name(value.func) != "run_coroutine_threadsafe":
+    if not isinstance(value, ast.Call) or short_name(value.func) != "run_coroutine_threadsafe" or len(value.args) < 2:
         return False
-    loop = value.args[1] if len(value.args) > 1 else None
-    if loop is not None and _of_a_coroutine(loop, fn, facts, 0):
+    coroutine, loop = value.args[:2]
+    if _of_a_coroutine(loop, fn, facts, 0):
         return True
     if isinstance(loop, ast.Attribute) and fn.cls is not None and fn.self_name and dotted(loop.value) == fn.self_name:
-        argument = value.args[0]
-        if isinstance(argument, ast.Name) and argument.id in fn.parameters:  # whose loop it is, its callers say
-            return any(each is start for each in _passed(argument.id, fn, facts))
-        callee = argument.func if isinstance(argument, ast.Call) else None
-        return (
-            callee is not None and facts.module.function_named(callee, fn) is not None
-        )  # its own coroutine, on its own loop
-    if isinstance(loop, ast.Name):
-        binding = fn.bound.get(loop.id)
-        return isinstance(binding, ast.Call) and short_name(binding.func) in ("get_event_loop", "get_running_loop")
-    return isinstance(loop, ast.Call)
+        if isinstance(coroutine, ast.Name) and coroutine.id in fn.parameters:  # whose loop it is, its callers say
+            return any(each is start for each in _passed(coroutine.id, fn, facts))
+        # its own coroutine, on its own loop
+        return isinstance(coroutine, ast.Call) and facts.module.function_named(coroutine.func, fn) is not None
+    binding = fn.bound.get(loop.id) if isinstance(loop, ast.Name) else None
+    gets = isinstance(binding, ast.Call) and short_name(binding.func) in ("get_event_loop", "get_running_loop")
+    return gets or isinstance(loop, ast.Call)
 
 
 def _passed(name: str, fn: Function, facts: Facts) -> Iterator[Function]:
@@ -236,14 +195,8 @@ def _of_a_coroutine(loop: ast.expr, fn: Function, facts: Facts, depth: int) -> b
     """Whether an expression is the loop that a coroutine runs on, which it passes on: `Client(get_running_loop())`."""
     if isinstance(loop, ast.Call):
         return short_name(loop.func) in ("get_running_loop", "get_event_loop") and fn.asynchronous
-    sources: list[tuple[ast.expr, Function]] = []
-    if isinstance(loop, ast.Name) and loop.id in fn.bound:
-        sources = [(fn.bound[loop.id], fn)]
-    elif isinstance(loop, ast.Name) and loop.id in fn.parameters:
-        sources = [(given.value, given.caller) for given in facts.module.objects.arguments(fn, loop.id)]
-    elif isinstance(loop, ast.Attribute) and dotted(loop.value) == fn.self_name and fn.cls is not None:
-        sources = [pair for cls in fn.cls.ancestry for pair in cls.values.get(loop.attr, ())]
-    return depth < DEPTH and any(_of_a_coroutine(value, scope, facts, depth + 1) for value, scope in sources)
+    given = facts.module.given(loop, fn) if depth < DEPTH else []
+    return any(_of_a_coroutine(value, scope, facts, depth + 1) for value, scope in given)
 
 
 #: Calls that change nothing that a loop may wait for.
@@ -256,11 +209,8 @@ def spins(facts: Facts) -> Iterator[Witness]:
     """Report loops of coroutines that ask for what only another task can change, and do nothing else."""
     for fn in facts.module.functions:
         for loop in fn.loops if fn.asynchronous else ():
-            if (
-                isinstance(loop, ast.While)
-                and (condition := _asks(loop.test, fn, facts))
-                and not _does_something(loop, fn, facts)
-            ):
+            condition = _asks(loop.test, fn, facts) if isinstance(loop, ast.While) else ""
+            if condition and isinstance(loop, ast.While) and not _does_something(loop, fn, facts):
                 yield Witness(loop, fn, condition=condition)
 
 
@@ -274,19 +224,12 @@ def _asks(test: ast.expr, fn: Function, facts: Facts) -> str:
     if called:
         return ast.unparse(called[0])
     inner = test.operand if isinstance(test, ast.UnaryOp) else test.left if isinstance(test, ast.Compare) else test
-    if isinstance(inner, ast.Name) and (
-        inner.id in fn.globals or inner.id in fn.nonlocals or _of_file(inner, fn, facts)
-    ):
-        return inner.id
-    if (
-        not isinstance(inner, ast.Attribute)
-        or not fn.self_name
-        or dotted(inner.value) != fn.self_name
-        or fn.cls is None
-    ):
-        return ""
-    set_by = [scope for _, scope in fn.cls.values.get(inner.attr, ()) if scope is not fn and scope.name != "__init__"]
-    return dotted(inner) if set_by else ""
+    if isinstance(inner, ast.Name):
+        shared = inner.id in fn.globals | fn.nonlocals or _of_file(inner, fn, facts)
+        return inner.id if shared else ""
+    on_self = isinstance(inner, ast.Attribute) and bool(fn.self_name) and dotted(inner.value) == fn.self_name
+    values = fn.cls.values.get(short_name(inner), ()) if on_self and fn.cls is not None else ()
+    return dotted(inner) if any(scope is not fn and scope.name != "__init__" for _, scope in values) else ""
 
 
 def _of_file(name: ast.Name, fn: Function, facts: Facts) -> bool:

@@ -14,6 +14,7 @@ from paceline.concurrency.check.threads.shared_state import is_caught
 from paceline.concurrency.check.threads.sharing import several
 
 OF_LOOP = ("call_soon", "call_later", "call_at")
+TASKS = {"create_task", "ensure_future"}
 OF_ASYNCIO = ("AsyncLock", "AsyncCondition", "AsyncSemaphore", "AsyncEvent", "AsyncQueue")
 OWN_LOOP = ("new_event_loop", "run_until_complete", "run_forever", "run", "set_event_loop")
 
@@ -115,9 +116,10 @@ def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:
         return "schedules a callback"
     if name == "create_task" and ("loop" in owner or owner == "asyncio"):
         return "creates a task"
-    if name == "cancel" and not call.args and _is_task(call.func.value, fn):
+    makers = {short_name(made.func) for made, _ in facts.module.objects.made(call.func.value, fn)}
+    if name == "cancel" and not call.args and isinstance(call.func.value, ast.Attribute) and makers & TASKS:
         return "cancels a task"
-    if name in ("set_result", "set_exception") and _is_future(call.func.value, fn, facts):
+    if name in ("set_result", "set_exception") and "create_future" in makers:
         return "completes a future of asyncio"
     resource = facts.module.resource(call.func.value, fn)
     if resource is not None and resource.sure:
@@ -126,33 +128,6 @@ def _touches(call: ast.Call, fn: Function, facts: Facts) -> str:
         if resource.kind == "AsyncQueue" and name == "put_nowait":
             return "puts an item into an asyncio.Queue"
     return ""
-
-
-def _is_future(node: ast.expr, fn: Function, facts: Facts) -> bool:
-    """Whether a loop has made this future: here, in the object, or where it is passed from."""
-    values: list[ast.expr] = []
-    if isinstance(node, ast.Name):
-        for scope in fn.scopes():
-            if node.id in scope.bound:
-                values = [scope.bound[node.id]]
-                break
-            if node.id in scope.parameters:
-                arguments = facts.module.objects.arguments(scope, node.id)
-                values = [
-                    a.caller.bound.get(a.value.id, a.value) if isinstance(a.value, ast.Name) else a.value
-                    for a in arguments
-                ]
-                break
-    elif isinstance(node, ast.Attribute) and fn.cls is not None and dotted(node.value) == fn.self_name:
-        values = [value for value, _ in fn.cls.values.get(node.attr, ())]
-    return any(isinstance(v, ast.Call) and short_name(v.func) == "create_future" for v in values)
-
-
-def _is_task(node: ast.expr, fn: Function) -> bool:
-    """Whether an attribute of the object is a task of asyncio."""
-    on_self = isinstance(node, ast.Attribute) and dotted(node.value) == fn.self_name and fn.cls is not None
-    values = fn.cls.values.get(node.attr, ()) if on_self and fn.cls is not None else ()  # type: ignore[attr-defined]
-    return any(isinstance(v, ast.Call) and short_name(v.func) in ("create_task", "ensure_future") for v, _ in values)
 
 
 HANDLERS = ("signal.signal", "signal.set_wakeup_fd")

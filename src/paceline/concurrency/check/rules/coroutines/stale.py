@@ -9,6 +9,7 @@ from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     dotted,
     enclosing,
     is_constant,
@@ -26,9 +27,10 @@ from paceline.concurrency.check.threads.shared_state import (
     accesses_of_elements,
     accesses_of_globals,
     is_caught,
+    is_keyed,
     is_teardown,
 )
-from paceline.concurrency.check.threads.sharing import checked, may_be_alone
+from paceline.concurrency.check.threads.sharing import checked, found_by, may_be_alone
 
 Pause = ast.Await | ast.YieldFrom | ast.AsyncFor | ast.AsyncWith
 
@@ -82,7 +84,8 @@ def _in(fn: Function, accesses: list[Access], facts: Facts) -> Iterator[Witness]
         pause = next((p for p in after if last.line <= _end(p) < use.line and _same_path(p, use.node)), None)
         other = next((g for g in resets if not g.locks & use.locks), None)
         if pause is not None and other is not None:
-            yield _report(use, before[-1], pause, other)
+            did = "is stored" if last.changes else "is checked"
+            yield Witness(use.node, use.fn, use=use, did=did, before=last, pause=pause, other=other)
             return
 
 
@@ -100,7 +103,10 @@ def _items(fn: Function, accesses: list[Access]) -> Iterator[Witness]:
             pause = next((p for p in pauses if after < p.lineno and _end(p) < use.line), None)
             removal = removals[0]
         if check is not None and pause is not None and removal is not None:
-            yield _report_item(use, check, pause, removal)
+            first, reason = found_by(use, check, " in a loop that awaits", " after an await")
+            yield Witness(
+                use.node, fn, "item", reason=reason, pause=pause, removal=removal, check=check, first=first, use=use
+            )
             return
 
 
@@ -112,33 +118,21 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
         read = _read_before(access, accesses, pauses)
         elsewhere = any(a.fn is not access.fn and a.fn.asynchronous for a in changes)
         if read and (elsewhere or _several_tasks(access.fn, facts)):
-            yield Witness(
-                access.node,
-                access.fn,
-                "late",
-                then=f"writes {access.thing}",
-                since=read,
-                access=access,
-                so="the change of task B is lost",
-            )
+            yield _late(access, "writes", read, "the change of task B is lost")
             return
         loop = parent(access.node) if access.kind == "iterate" else enclosing(access.node, ast.For)
-        if not isinstance(loop, ast.For) or not iterates(access) or not _is_keyed(access, accesses, facts):
+        if not isinstance(loop, ast.For) or not iterates(access) or not is_keyed(access, facts):
             continue
         if is_teardown(access.fn):
             continue  # nothing is added any more
         others = (a for a in changes if a.kind in ("grow", "shrink") and not a.locks & access.locks)
         if any(is_within(p, loop.body) for p in pauses) and any(not is_within(a.node, loop.body) for a in others):
-            yield Witness(
-                access.node,
-                access.fn,
-                "late",
-                then=f"continues with {access.thing}",
-                since=loop.lineno,
-                access=access,
-                so="its size changed: RuntimeError",
-            )
+            yield _late(access, "continues with", loop.lineno, "its size changed: RuntimeError")
             return
+
+
+def _late(access: Access, then: str, since: int, so: str) -> Witness:
+    return Witness(access.node, access.fn, "late", then=f"{then} {access.thing}", since=since, access=access, so=so)
 
 
 def _limits(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
@@ -165,16 +159,7 @@ def _limits(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
             if inside and loops:
                 continue  # the next round asks again
             if between and (inside or ((leaves or waits) and last_line(test) < change.line)):
-                so = "both are counted: more than the limit"
-                yield Witness(
-                    change.node,
-                    change.fn,
-                    "late",
-                    then=f"increases {change.thing}",
-                    since=test.lineno,
-                    access=change,
-                    so=so,
-                )
+                yield _late(change, "increases", test.lineno, "both are counted: more than the limit")
                 return
 
 
@@ -226,49 +211,11 @@ def _several_tasks(fn: Function, facts: Facts) -> bool:
 
 def _handles(fn: Function, facts: Facts) -> bool:
     """Whether a coroutine answers requests: others call it, each with its own, and nothing in the file does."""
-    parameters = set(fn.parameters) & {
-        "request",
-        "message",
-        "msg",
-        "event",
-        "ctx",
-        "websocket",
-        "ws",
-        "packet",
-        "reader",
-    }
-    return bool(parameters) and not facts.callers.get(id(fn)) and not fn.name.startswith("__")
+    answers = not _REQUESTS.isdisjoint(fn.parameters)
+    return answers and not facts.callers.get(id(fn)) and not fn.name.startswith("__")
 
 
-def _is_keyed(access: Access, accesses: list[Access], facts: Facts) -> bool:
-    """Whether a container is a set or a dictionary, which cannot change while it is iterated over."""
-    if access.kind == "view":
-        return True
-    cls, _, name = access.thing.removesuffix("[...]").rpartition(".")
-    owner = facts.module.classes.get(cls)
-    values = [v for v, _ in owner.values.get(name, ())] if owner else [facts.module.top.bound.get(name)]
-    kinds = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values if v is not None}
-    if access.thing.endswith("[...]"):  # an element of a container: of `defaultdict(set)`
-        kinds = {short_name(a) for v in values if isinstance(v, ast.Call) for a in v.args[:1]}
-    return bool(kinds & {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "Set", "Dict"})
-
-
-def _report_item(use: Access, check: ast.If | ast.For, pause: Pause, removal: Access) -> Witness:
-    looped = isinstance(check, ast.For)
-    return Witness(
-        use.node,
-        use.fn,
-        "item",
-        reason=f"the keys of {use.thing} are copied at line {check.lineno}, and an item is used here in a loop that "
-        "awaits"
-        if looped
-        else f"{use.thing} is asked for a key at line {check.lineno} and used here after an await",
-        pause=pause,
-        removal=removal,
-        check=check,
-        first="copies the keys" if looped else "finds the key",
-        use=use,
-    )
+_REQUESTS = {"request", "message", "msg", "event", "ctx", "websocket", "ws", "packet", "reader"}
 
 
 def _asked(access: Access) -> bool:
@@ -306,11 +253,9 @@ def _guarded(use: Access, facts: Facts) -> bool:
     """Whether a handler catches what goes wrong, or a condition of the same statement asks again."""
     if is_caught(use.node, "AttributeError", "TypeError") or use.locks:
         return True
-    around = enclosing(use.node, ast.AsyncWith)
-    while isinstance(around, ast.AsyncWith):
-        if any((resource := facts.module.resource(i.context_expr, use.fn)) and resource.kind for i in around.items):
-            return True
-        around = enclosing(around, ast.AsyncWith)
+    entered = (item.context_expr for block in around(use.node, ast.AsyncWith) for item in block.items)
+    if any(facts.module.resource(context, use.fn) for context in entered):
+        return True
     text = dotted(use.node)
     at = parent(use.node)
     while at is not None and not isinstance(at, ast.stmt):
@@ -341,15 +286,3 @@ def _end(node: ast.AST) -> int:
     if isinstance(node, ast.AsyncFor | ast.AsyncWith):
         return node.lineno
     return last_line(node)
-
-
-def _report(use: Access, before: Access, pause: Pause, other: Access) -> Witness:
-    return Witness(
-        use.node,
-        use.fn,
-        use=use,
-        did="is stored" if before.changes else "is checked",
-        before=before,
-        pause=pause,
-        other=other,
-    )

@@ -12,6 +12,7 @@ from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     dotted,
     enclosing,
     following,
@@ -22,6 +23,7 @@ from paceline.concurrency.check.syntax.tree import (
     statement_of,
 )
 from paceline.concurrency.check.threads.shared_state import ENDINGS
+from paceline.concurrency.check.values.sources import parts
 
 GROUPS = ("TaskGroup", "open_nursery", "create_task_group")
 STARTS_IN_GROUPS = ("create_task", "ensure_future", "start_soon")
@@ -58,17 +60,10 @@ def _awaited_in_vain(fn: Function, facts: Facts) -> Iterator[Witness]:
         if not isinstance(wait.value, ast.Name | ast.Attribute | ast.Subscript):
             continue
         values = [(v, f) for f in facts.module.functions for t, v in f.assigns if ast.unparse(t) == text]
-        started = [
-            (v.args[0], f)
-            for v, f in values
-            if isinstance(v, ast.Call) and v.args and short_name(v.func) in STARTS_IN_GROUPS
-        ]
-        run = [each for given, f in started if (each := _runs(given, f, facts)) is not None]
-        ended = any(
-            short_name(c.func) in ENDS and (f is fn or ast.unparse(c.func).startswith(text))
-            for f in facts.module.functions
-            for c in f.calls
-        )
+        starts = [(v, f) for v, f in values if isinstance(v, ast.Call) and short_name(v.func) in STARTS_IN_GROUPS]
+        run = [each for v, f in starts if v.args and (each := _runs(v.args[0], f, facts)) is not None]
+        ends = ((c, f) for c, f in facts.module.calls if short_name(c.func) in ENDS)
+        ended = any(f is fn or ast.unparse(c.func).startswith(text) for c, f in ends)
         if run and not ended and all(_never_ends(each, facts) for each in run):
             yield Witness(wait, fn, "awaited", run=run[0])
             return
@@ -103,7 +98,9 @@ def _of_group(
         return
     if any(short_name(c.func) in ENDS for each in (fn, *(e for _, e in callees)) for c in each.calls):
         return
-    yield _report(fn, at, *lasting[0], ending[0][1] if ending else fn)
+    what = "the group" if isinstance(at, ast.AsyncWith) else text_of(at.value)
+    (start, lasts), ends = lasting[0], ending[0][1] if ending else fn
+    yield Witness(start, fn, lasting=lasts, what=what, ending=ends, group=at)
 
 
 def _works(block: ast.AsyncWith, fn: Function) -> bool:
@@ -165,21 +162,7 @@ def _goes_on(at: ast.AST, fn: Function) -> bool:
     return False
 
 
-def _report(
-    fn: Function, at: ast.AsyncWith | ast.Await, start: ast.Call, lasting: Function, ending: Function
-) -> Witness:
-    return Witness(
-        start,
-        fn,
-        lasting=lasting,
-        what="the group" if isinstance(at, ast.AsyncWith) else text_of(at.value),
-        ending=ending,
-        group=at,
-    )
-
-
 MAKES = ("create_memory_object_stream", "open_memory_channel")
-CLOSES = ("close", "aclose")
 KEEPS_OPEN = ("send", "send_nowait", "statistics", "clone")
 #: Calls that start a coroutine with the arguments that follow it, and its position.
 STARTS_WITH_ARGUMENTS = {"start_soon": 0, "start": 0}
@@ -190,19 +173,13 @@ def left_open(facts: Facts) -> Iterator[Witness]:
     """Report senders that nothing closes, of streams that a loop receives from."""
     for fn in facts.module.functions:
         for target, value in fn.assigns:
-            construction = (
-                value if isinstance(value, ast.Call) else value.value if isinstance(value, ast.Subscript) else None
-            )
-            called = (
-                construction.func.value
-                if isinstance(construction, ast.Call) and isinstance(construction.func, ast.Subscript)
-                else None
-            )
-            name = short_name(called if called is not None else getattr(construction, "func", value))
-            pair = target.elts if isinstance(target, ast.Tuple) and len(target.elts) == 2 else ()
-            if name not in MAKES or not all(isinstance(each, ast.Name) for each in pair) or not pair:
+            made = value.value if isinstance(value, ast.Subscript) else value
+            maker = made.func if isinstance(made, ast.Call) else value
+            maker = maker.value if isinstance(maker, ast.Subscript) else maker  # `create_memory_object_stream[int](1)`
+            pair = [each.id for each in parts(target) if isinstance(each, ast.Name)]
+            if short_name(maker) not in MAKES or len(pair) != 2:
                 continue
-            sender, receiver = (each.id for each in pair if isinstance(each, ast.Name))
+            sender, receiver = pair
             loop = _received(receiver, fn, facts, 0)
             if loop is not None and (leak := _left_open(sender, fn, facts, 0)) is not None:
                 yield Witness(leak, fn, sender=sender, loop=loop)
@@ -219,11 +196,9 @@ def _received(name: str, fn: Function, facts: Facts, depth: int) -> tuple[Functi
         up = parent(use)
         if isinstance(up, ast.AsyncFor) and up.iter is use:
             return fn, up
-        destination = _given(use, fn, facts) if depth < LEFT_OPEN_DEPTH else None
-        if (
-            destination is not None
-            and (loop := _received(destination[1], destination[0], facts, depth + 1)) is not None
-        ):
+        given = _given(use, fn, facts) if depth < LEFT_OPEN_DEPTH else None
+        loop = _received(given[1], given[0], facts, depth + 1) if given is not None else None
+        if loop is not None:
             return loop
     return None
 
@@ -246,25 +221,16 @@ def _given(use: ast.expr, fn: Function, facts: Facts) -> tuple[Function, str] | 
 def _left_open(name: str, fn: Function, facts: Facts, depth: int) -> ast.expr | None:
     """A use of a sender that nothing closes; None where something does, or where that is not known."""
     uses = _uses(name, fn)
-    if (
-        any(dotted(i.context_expr).partition(".")[0] == name for w in fn.withs for i in w.items)
-        or depth > LEFT_OPEN_DEPTH
-    ):
-        return None
-    last: ast.expr | None = None
-    for use in uses:
-        up = parent(use)
+    entered = any(dotted(i.context_expr).partition(".")[0] == name for w in fn.withs for i in w.items)
+    for use in uses if not entered and depth <= LEFT_OPEN_DEPTH else ():
+        up, given = parent(use), _given(use, fn, facts)
         if isinstance(up, ast.Attribute):
-            call = parent(up)
-            if up.attr in CLOSES or up.attr not in KEEPS_OPEN or not isinstance(call, ast.Call):
-                return None
-            last = last or use
-            continue
-        destination = _given(use, fn, facts)
-        if destination is None or _left_open(destination[1], destination[0], facts, depth + 1) is None:
+            kept_open = up.attr in KEEPS_OPEN and isinstance(parent(up), ast.Call)
+        else:
+            kept_open = given is not None and _left_open(given[1], given[0], facts, depth + 1) is not None
+        if not kept_open:
             return None
-        last = last or use
-    return last
+    return uses[0] if uses and not entered and depth <= LEFT_OPEN_DEPTH else None
 
 
 # Coroutines, tasks and cancellations that nothing takes notice of.
@@ -273,21 +239,14 @@ def _left_open(name: str, fn: Function, facts: Facts, depth: int) -> ast.expr | 
 def lock_not_awaited(facts: Facts) -> Iterator[Witness]:
     """Report acquires and waits of asyncio locks, and calls of coroutines, that are statements of their own."""
     for fn in facts.module.functions:
-        for effect in facts.walker.effects(fn):
-            resource, callee = effect.resource, effect.callee
-            alone = isinstance(parent(effect.node), ast.Expr) and callee is not None and not effect.perhaps
-            named = callee is not None and callee.name == short_name(_called(effect.node))
-            if alone and named and callee is not None and callee.only_awaited:
-                yield Witness(effect.node, fn, "never-run", callee=callee, function=text_of(effect.node)[:-2])
-            if effect.kind not in ("take", "try", "wait") or resource is None or not resource.sure:
-                continue
-            if resource.kind not in ASYNC_LOCKS or not isinstance(parent(effect.node), ast.Expr):
-                continue
-            yield Witness(effect.node, fn, effect=effect, resource=resource)
-
-
-def _called(node: ast.expr) -> ast.expr:
-    return node.func if isinstance(node, ast.Call) else node
+        for effect in (e for e in facts.walker.effects(fn) if isinstance(parent(e.node), ast.Expr)):
+            resource, callee, node = effect.resource, effect.callee, effect.node
+            named = callee is not None and callee.name == short_name(getattr(node, "func", node))
+            if named and callee is not None and callee.only_awaited and not effect.perhaps:
+                yield Witness(node, fn, "never-run", callee=callee, function=text_of(node)[:-2])
+            takes = effect.kind in ("take", "try", "wait") and resource is not None and resource.sure
+            if takes and resource is not None and resource.kind in ASYNC_LOCKS:
+                yield Witness(node, fn, effect=effect, resource=resource)
 
 
 STARTS = ("create_task", "ensure_future")
@@ -299,7 +258,8 @@ def task_not_kept(facts: Facts) -> Iterator[Witness]:
         yield from _left_running(fn, facts)
         for call in fn.calls:
             if short_name(call.func) in STARTS and isinstance(parent(call), ast.Expr) and _of_asyncio(call, facts):
-                yield _forgotten(call, fn)
+                what = text_of(call.args[0] if call.args else call) or "the coroutine"
+                yield Witness(call, fn, what=what)
 
 
 def _left_running(fn: Function, facts: Facts) -> Iterator[Witness]:
@@ -320,11 +280,9 @@ def _left_running(fn: Function, facts: Facts) -> Iterator[Witness]:
 
 def _is_survived(at: ast.AST, fn: Function, facts: Facts, depth: int = 2) -> bool:
     """Whether an exception at a place is caught, here or by a caller."""
-    tried = enclosing(at, ast.Try)
-    while isinstance(tried, ast.Try):
+    for tried in around(at, ast.Try):
         if tried.handlers and is_within(at, tried.body):
             return any(not isinstance(h.body[-1], ast.Raise) for h in tried.handlers)
-        tried = enclosing(tried, ast.Try)
     callers = facts.callers.get(id(fn), ()) if depth else ()
     return any(_is_survived(event.effect.node, caller, facts, depth - 1) for caller, event in callers)
 
@@ -336,11 +294,6 @@ def _of_asyncio(call: ast.Call, facts: Facts) -> bool:
         return True
     owner = dotted(call.func.value).lower() if isinstance(call.func, ast.Attribute) else ""
     return bool(call.args) and owner.removesuffix("()").rpartition(".")[2].strip("_").endswith("loop")
-
-
-def _forgotten(call: ast.Call, fn: Function) -> Witness:
-    what = text_of(call.args[0] if call.args else call) or "the coroutine"
-    return Witness(call, fn, what=what)
 
 
 CATCHES = ("CancelledError", "BaseException")
@@ -365,13 +318,7 @@ def cancel_swallowed(facts: Facts) -> Iterator[Witness]:
 
 def _tried(wait: ast.Await) -> ast.Try | None:
     """The nearest `try` in whose body an await is; None where another kind of handler or a loop is in between."""
-    at: ast.AST = wait
-    around = parent(wait)
-    while around is not None and not isinstance(around, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-        if isinstance(around, ast.Try) and at in around.body:
-            return around
-        at, around = around, parent(around)
-    return None
+    return next((tried for tried in around(wait, ast.Try) if is_within(wait, tried.body)), None)
 
 
 def _endless(loop: ast.While) -> bool:
@@ -386,8 +333,7 @@ def _ends(wait: ast.Await, fn: Function) -> bool:
 
 def _catches(handler: ast.ExceptHandler) -> bool:
     """Whether a handler catches a cancellation."""
-    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    return any(kind is None or short_name(kind) in CATCHES for kind in kinds)
+    return handler.type is None or any(short_name(kind) in CATCHES for kind in parts(handler.type))
 
 
 def _only_tells(node: ast.AST) -> bool:

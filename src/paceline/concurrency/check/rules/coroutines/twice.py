@@ -20,13 +20,15 @@ from paceline.concurrency.check.syntax.tree import (
     last_line,
     parent,
     short_name,
+    statement_of,
 )
 from paceline.concurrency.check.threads.accesses import Access
 from paceline.concurrency.check.threads.shared_state import (
     BEGINNINGS,
     accesses_of_class,
-    accesses_of_globals,
     is_teardown,
+    makes_empty,
+    shared_things,
     starts_or_ends,
 )
 from paceline.concurrency.check.threads.sharing import absent, filled_if_missing, line_of_check, several
@@ -38,37 +40,41 @@ def lazy_across_await(facts: Facts) -> Iterator[Witness]:
         if not fn.asynchronous or fn.name in ("__aenter__", "__aexit__"):
             continue
         for test in fn.tests:
-            name = absent(test.test) or _present(test.test) if isinstance(test, ast.If) else ""
-            if (
-                not name
-                or ((starts_or_ends(fn) or fn.name.startswith("__")) and not _stores_what_it_opens(test, name))
-                or not ((name.startswith(fn.self_name + ".") and fn.self_name) or name in fn.globals)
-                or _locked(test, fn, facts)
-            ):
-                continue
-            assignment = next((s for s in test.body if isinstance(s, ast.Assign) and _stores(s, name)), None)
-            inner = (s for s in _nested(test) if isinstance(s.value, ast.Await) and _stores(s, name))
-            assignment = assignment or next((s for s in inner if not _locked(s, fn, facts)), None)
-            if assignment is not None and isinstance(assignment.value, ast.Await):
-                if not facts.lets_others_run(assignment.value, fn):
-                    continue
-                yield Witness(
-                    assignment, fn, confidence=0.65 if _opens(assignment.value) else 0.4, name=name, tested=test.lineno
-                )
-            elif assignment is None and (opened := _through_method(test, name, fn, facts)) is not None:
-                yield Witness(opened, fn, confidence=0.6, name=name, tested=test.lineno)
-            elif (
-                assignment is not None and _waits(test.body[: test.body.index(assignment)], fn) and not is_teardown(fn)
-            ):
-                constant = isinstance(assignment.value, ast.Constant)
-                if absent(test.test) or (constant and not assignment.value.value):  # type: ignore[attr-defined]
-                    yield Witness(assignment, fn, "flag", name=name, test=test)
+            if isinstance(test, ast.If) and not _locked(test, fn, facts):
+                yield from _made_twice(test, fn, facts)
         yield from _ended_twice(fn, facts)
         yield from _taken_late(fn, facts)
-    everything = [a for cls in facts.module.classes.values() for a in accesses_of_class(cls, facts).values()]
-    for accesses in (*everything, *accesses_of_globals(facts).values()):
+    for accesses, _ in shared_things(facts):
         yield from _entries(accesses, facts)
         yield from _claims(accesses, facts)
+
+
+def _made_twice(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
+    """What a coroutine makes where it was found to be missing, and stores only after an await."""
+    name = absent(test.test) or _present(test.test)
+    shared = name in fn.globals or (bool(fn.self_name) and name.startswith(f"{fn.self_name}."))
+    in_turn = starts_or_ends(fn) or fn.name.startswith("__")  # its caller calls it once
+    if not name or not shared or (in_turn and not _stores_what_it_opens(test, name)):
+        return
+    assignment = next((s for s in test.body if isinstance(s, ast.Assign) and _stores(s, name)), None)
+    inner = (s for s in _nested(test) if isinstance(s.value, ast.Await) and _stores(s, name))
+    assignment = assignment or next((s for s in inner if not _locked(s, fn, facts)), None)
+    value = assignment.value if assignment is not None else None
+    if isinstance(value, ast.Await):
+        if facts.lets_others_run(value, fn):
+            yield Witness(
+                assignment,
+                fn,
+                confidence=0.65 if _opens(value) else 0.4,
+                name=name,
+                tested=test.lineno,  # type: ignore[arg-type]
+            )
+    elif assignment is None:
+        if (opened := _through_method(test, name, fn, facts)) is not None:
+            yield Witness(opened, fn, confidence=0.6, name=name, tested=test.lineno)
+    elif not is_teardown(fn) and (absent(test.test) or (isinstance(value, ast.Constant) and not value.value)):
+        before = test.body[: test.body.index(assignment)]
+        yield from [Witness(assignment, fn, "flag", name=name, test=test)] if _waits(before, fn) else []
 
 
 def _claims(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
@@ -101,11 +107,9 @@ def _gives_up(test: ast.If, access: Access) -> bool:
 
 def _on_the_way(pause: ast.AST, access: Access) -> bool:
     """Whether an await is in a block around the change, so that the change comes after it."""
-    at: ast.AST | None = pause
-    while at is not None and not isinstance(at, ast.stmt):
-        at = parent(at)
-    around, up = parent(at) if at is not None else None, parent(access.node)
-    while up is not None and up is not around:
+    statement = statement_of(pause)
+    block, up = parent(statement) if statement is not None else None, parent(access.node)
+    while up is not None and up is not block:
         up = parent(up)
     return up is not None
 
@@ -116,25 +120,19 @@ def _taken_late(fn: Function, facts: Facts) -> Iterator[Witness]:
         if not isinstance(test, ast.If) or not isinstance(test.body[-1], ast.Raise | ast.Return) or test.orelse:
             continue
         attributes = {ast.unparse(n) for n in ast.walk(test.test) if isinstance(n, ast.Attribute | ast.Subscript)}
-        rest = following(test)
-        if _locked(test, fn, facts):
-            continue
+        rest = following(test) if not _locked(test, fn, facts) else []
         for index, statement in enumerate(rest):
-            target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+            target = statement.targets[0] if isinstance(statement, ast.Assign) else test
             name = ast.unparse(target) if isinstance(target, ast.Attribute | ast.Subscript) else ""
-            on_self = (
-                name.startswith(f"{fn.self_name}.")
-                and isinstance(test.test, ast.Attribute)
-                and _called_twice(fn, facts)
-            )
+            if name not in attributes or is_constant(statement.value, None):  # type: ignore[attr-defined]
+                continue
             entry = isinstance(target, ast.Subscript) and several(facts.reached.get(id(fn), set()), facts)
-            shared = on_self or (_is_shared(name, fn) and not is_teardown(fn)) or entry
-            if name in attributes and (entry or name.count(".") == 1) and _waits(rest[:index], fn) and shared:
-                assert isinstance(statement, ast.Assign)
-                between = any(dotted(t) == name and test.lineno < t.lineno < statement.lineno for t, _ in fn.assigns)
-                if not between and not is_constant(statement.value, None):
-                    yield Witness(statement, fn, "flag", name=name, test=test)
-                    return
+            flag = name.startswith(f"{fn.self_name}.") and isinstance(test.test, ast.Attribute)
+            shared = (flag and _called_twice(fn, facts)) or (_is_shared(name, fn) and not is_teardown(fn))
+            between = any(dotted(t) == name and test.lineno < t.lineno < statement.lineno for t, _ in fn.assigns)
+            if (entry or (shared and name.count(".") == 1)) and _waits(rest[:index], fn) and not between:
+                yield Witness(statement, fn, "flag", name=name, test=test)
+                return
 
 
 def _called_twice(fn: Function, facts: Facts) -> bool:
@@ -315,14 +313,7 @@ def _empties(access: Access) -> bool:
     up = parent(access.node)
     if isinstance(up, ast.Attribute):
         return up.attr == "clear"
-    value = up.value if isinstance(up, ast.Assign | ast.AnnAssign) else None
-    if isinstance(value, ast.List | ast.Set):
-        return not value.elts
-    if isinstance(value, ast.Call):
-        return (
-            short_name(value.func) in ("list", "dict", "set", "defaultdict", "OrderedDict", "deque") and not value.args
-        )
-    return isinstance(value, ast.Dict) and not value.keys
+    return makes_empty(up.value if isinstance(up, ast.Assign | ast.AnnAssign) else None)
 
 
 def _fills(access: Access, fn: Function) -> bool:

@@ -28,7 +28,7 @@ from paceline.concurrency.check.syntax.tree import (
 )
 from paceline.concurrency.check.threads.roots import STARTS
 
-DEPTH = 3  # calls through which a loop, and a started function, are followed
+DEPTH = 3  # calls through which a loop is followed
 AT_ONCE = ("run_coroutine_threadsafe", "start_new_thread", "submit", "run_in_executor", "Thread", "Timer", "Process")
 
 
@@ -115,23 +115,20 @@ def _pulsed(clear: Use, event: Event) -> Iterator[Witness]:
 def _done_with(clear: Use, event: Event, facts: Facts) -> Iterator[Witness]:
     """`wait()`, then the work, then `clear()`: what was announced after the work was taken is forgotten."""
     for loop in clear.fn.loops:
-        inside = {id(n): n for n in ast.walk(loop)} if isinstance(loop, ast.While) else {}
-        wait = next((w for w in event.waits if id(w.call) in inside), None)
-        if id(clear.call) not in inside or wait is None or not isinstance(loop, ast.While):
+        wait = next((w for w in event.waits if w.fn is clear.fn and is_within(w.call, loop)), None)
+        if wait is None or not is_within(clear.call, loop) or not isinstance(loop, ast.While):
             continue
         if wait.line > clear.line or has_timeout(wait.call, "wait"):
             continue
-        names = [n for n in inside.values() if isinstance(n, ast.Attribute | ast.Name) and n.lineno > wait.line]
-        done = {dotted(n) for n in names if n.lineno < clear.line} - {dotted(n) for n in names if n.lineno > clear.line}
+        named = [n for n in ast.walk(loop) if isinstance(n, ast.Attribute | ast.Name)]
+        done = {dotted(n) for n in named if wait.line < n.lineno < clear.line}
+        done -= {dotted(n) for n in named if n.lineno > clear.line or is_within(n, loop.test)}
         for effect in facts.walker.effects(clear.fn):
-            if id(effect.node) in inside and wait.line < effect.line < clear.line and effect.callee is not None:
+            if wait.line < effect.line < clear.line and effect.callee is not None:
                 done |= {dotted(a) for a in effect.callee.attributes if effect.callee.cls is clear.fn.cls}
-        done -= {dotted(n) for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)}
-        change = next(_changes(event, done, clear.fn, facts), None)
-        if change is not None:
-            yield Witness(
-                clear.call, clear.fn, "forgotten", event=event.name, wait=wait, sets=change[0], name=change[1]
-            )
+        sets, name = next(_changes(event, done, clear.fn, facts), (None, ""))
+        if sets is not None:
+            yield Witness(clear.call, clear.fn, "forgotten", event=event.name, wait=wait, sets=sets, name=name)
 
 
 def _changes(event: Event, names: set[str], fn: Function, facts: Facts) -> Iterator[tuple[Use, str]]:
@@ -190,14 +187,10 @@ def cleared_late(facts: Facts) -> Iterator[Witness]:
         yield from _flags(cls, facts)
     for event in (event for event in _events(facts) if event.sets):
         for clear in event.clears:
-            lines = (
-                s.lineno for s, runs in _starts(clear.fn, facts) if s.lineno < clear.line and _sets(runs, event, facts)
-            )
-            start = next(lines, None)
-            waited = (
-                w for w in event.waits if w.fn is clear.fn and start is not None and start <= w.line <= clear.line
-            )
-            if start is not None and next(waited, None) is None:
+            starts = (s.lineno for s, runs in _starts(clear.fn, facts) if _sets(runs, event, facts))
+            start = next((line for line in starts if line < clear.line), None)
+            waits = [w.line for w in event.waits if w.fn is clear.fn]
+            if start is not None and not any(start <= line <= clear.line for line in waits):
                 yield _report(clear.call, clear.fn, event.name, start, "starts what sets it", event.sets[0], 0.7)
         for wait in event.waits:
             for loop in wait.fn.loops:
@@ -218,7 +211,7 @@ def _flags(cls: Class, facts: Facts) -> Iterator[Witness]:
             others = ((f, t) for f in methods if facts.threads_of(f) for t, v in f.assigns if is_constant(v, True))
             other = next(((f, t) for f, t in others if dotted(t) == name), None)
             if other is not None:
-                yield _report_flag(target, fn, name, sent, *other)
+                yield Witness(target, fn, "flag", name=name, sent=sent, other=other[0], sets=other[1])
                 return
 
 
@@ -244,10 +237,6 @@ def _polled(name: str, methods: list[Function]) -> bool:
     return any(dotted(operand) == name for operand in negated)
 
 
-def _report_flag(at: ast.expr, fn: Function, name: str, sent: ast.Call, other: Function, sets: ast.expr) -> Witness:
-    return Witness(at, fn, "flag", name=name, sent=sent, other=other, sets=sets)
-
-
 def _starts(fn: Function, facts: Facts) -> Iterator[tuple[ast.Call, Function]]:
     """The calls that let another thread run a function of this file at once, and the function."""
     for call in fn.calls:
@@ -271,11 +260,10 @@ def _begun(construction: ast.Call, fn: Function) -> ast.Call | None:
     return next((c for c in fn.calls if names and dotted(c.func) == f"{names[0]}.start"), None)
 
 
-def _sets(fn: Function, event: Event, facts: Facts, depth: int = DEPTH) -> bool:
+def _sets(fn: Function, event: Event, facts: Facts) -> bool:
     """Whether a function sets an event, itself or through what it calls."""
-    if any(use.fn is fn for use in event.sets):
-        return True
-    return depth > 0 and any(_sets(m.callee, event, facts, depth - 1) for m in facts.runs(fn) if m.callee is not None)
+    calls = [use.call for use in event.sets]
+    return bool(facts.way_to(fn, lambda call, _: call in calls))
 
 
 def _after_work(wait: Use, loop: ast.While, event: Event, facts: Facts) -> Iterator[Witness]:
@@ -290,9 +278,8 @@ def _after_work(wait: Use, loop: ast.While, event: Event, facts: Facts) -> Itera
             continue
         gives_way = any(wait.line < a.lineno and last_line(a) <= at.lineno for a in fn.awaits)
         if gives_way if fn.asynchronous and at.lineno > wait.line else at in made:
-            yield _report(
-                at, fn, event.name, wait.line, "waits for it, and works", setter, 0.65 if at in made else 0.55
-            )
+            sure = 0.65 if at in made else 0.55
+            yield _report(at, fn, event.name, wait.line, "waits for it, and works", setter, sure)
             return
 
 
@@ -302,7 +289,7 @@ def _target(value: ast.Call) -> ast.expr:
 
 
 def _report(at: ast.Call, fn: Function, event: str, line: int, does: str, setter: Use, sure: float) -> Witness:
-    clears = short_name(at.func) == "clear"
-    done = "cleared" if clears else "replaced"
-    how = f"{text_of(at)} clears it" if clears else "replaces it by a new event"
+    done, how = "replaced", "replaces it by a new event"
+    if short_name(at.func) == "clear":
+        done, how = "cleared", f"{text_of(at)} clears it"
     return Witness(at, fn, confidence=sure, event=event, done=done, line=line, does=does, setter=setter, how=how)

@@ -10,7 +10,7 @@ from paceline.concurrency.check.libraries.catalogue import NOTIFY, THREAD_EVENTS
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, parent, short_name
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, names_of, parent, short_name
 from paceline.concurrency.check.threads.accesses import SHRINKS, Access
 from paceline.concurrency.check.threads.roots import in_loop
 from paceline.concurrency.check.threads.shared_state import (
@@ -32,19 +32,18 @@ def wait_outside_loop(facts: Facts) -> Iterator[Witness]:
         if fn.name.startswith("wait") and (not calls or any(in_loop(node, caller) for caller, node in calls)):
             continue  # its callers put it into a loop
         for effect in facts.walker.effects(fn):
-            if effect.kind != "wait" or effect.waits_for != NOTIFY or effect.timeout or effect.resource is None:
-                continue
             call = effect.node
-            assert isinstance(call, ast.Call)
-            assert isinstance(call.func, ast.Attribute)
-            if call.func.attr != "wait" or not effect.resource.sure:
+            if effect.waits_for != NOTIFY or effect.timeout or effect.resource is None or not effect.resource.sure:
                 continue
-            loops = [event for caller, event in facts.callers.get(id(fn), ()) if in_loop(event.effect.node, caller)]
+            if not isinstance(call, ast.Call) or short_name(call.func) != "wait":
+                continue
+            loops = [node for caller, node in calls if in_loop(node, caller)]
             if loops and not _unchecked(call) and not _acts(call):
                 continue  # the loop of the caller checks again
             if enclosing(call, ast.While, ast.For, ast.AsyncFor) is not None:
                 if _checked_outside(call):
-                    yield _outside(fn, call, effect.resource.id)
+                    line = getattr(enclosing(call, ast.While), "lineno", call.lineno)
+                    yield Witness(call, fn, "outside", line=line, condition=effect.resource.id)
                 continue
             yield Witness(call, fn, confidence=0.5 if loops else 0.75, effect=effect)
 
@@ -72,11 +71,6 @@ def _unchecked(call: ast.Call) -> bool:
     """Whether the function takes the condition itself, and then waits without a look at any state."""
     around = enclosing(call, ast.With, ast.AsyncWith, ast.While, ast.For, ast.If)
     return isinstance(around, ast.With | ast.AsyncWith) and len(around.body) == 1
-
-
-def _outside(fn: Function, call: ast.Call, condition: str) -> Witness:
-    line = getattr(enclosing(call, ast.While), "lineno", call.lineno)
-    return Witness(call, fn, "outside", line=line, condition=condition)
 
 
 def notify_without_lock(facts: Facts) -> Iterator[Witness]:
@@ -149,8 +143,6 @@ def _in_several(fn: Function, facts: Facts) -> bool:
 _MORE = (ast.Gt, ast.GtE)
 _LESS = (ast.Lt, ast.LtE)
 UP, DOWN = "up", "down"  # the change of an attribute that can end a wait
-_MORE = (ast.Gt, ast.GtE)
-_LESS = (ast.Lt, ast.LtE)
 
 
 def unannounced(facts: Facts) -> Iterator[Witness]:
@@ -285,14 +277,13 @@ def _joined(fn: Function, facts: Facts) -> Iterator[Witness]:
             continue
         if facts.module.constructed_kind(value, fn) not in ("Process", "Thread"):
             continue
-        parts = (n for argument in start_arguments(value, fn) for n in ast.walk(argument))
-        names = {n.id for n in parts if isinstance(n, ast.Name)} - {fn.self_name}
         join = next((c for c in fn.calls if dotted(c.func) == f"{target.id}.join" and has_timeout(c, "join")), None)
         is_checked = any(dotted(a) in [f"{target.id}.{how}" for how in ASKS] for a in fn.attributes)
         if join is None or is_checked or not isinstance(parent(join), ast.Expr):
             continue
-        later = (n for n in fn.names if n.id in names and n.lineno > join.lineno and n.id != target.id)
-        used = next((n for n in later if isinstance(enclosing(n, ast.Call), ast.Call)), None)
+        names = {n.id for argument in start_arguments(value, fn) for n in names_of(argument)}
+        later = (n for n in fn.names if n.id in names - {fn.self_name, target.id} and n.lineno > join.lineno)
+        used = next((n for n in later if enclosing(n, ast.Call) is not None), None)
         if used is not None:
             yield Witness(join, fn, "joined", used=used)
 

@@ -12,9 +12,17 @@ from paceline.concurrency.check.rules.endings import is_end_mark
 from paceline.concurrency.check.rules.rule import Witness, queue_uses
 from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Function, Resource
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, keyword, lines_of, parent, short_name
+from paceline.concurrency.check.syntax.tree import (
+    calls_in,
+    dotted,
+    enclosing,
+    is_constant,
+    keyword,
+    lines_of,
+    short_name,
+)
 from paceline.concurrency.check.threads.evidence import owns_lock
-from paceline.concurrency.check.threads.roots import STARTS, in_loop
+from paceline.concurrency.check.threads.roots import STARTS, in_loop, turns_around
 from paceline.concurrency.check.values.calls import functions_of
 
 KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
@@ -110,20 +118,18 @@ def _made_for_others(fn: Function, facts: Facts) -> Iterator[Witness]:
         sets = [c for c in fn.calls if dotted(c.func) == f"{target.id}.set"]
         if not stored or not sets or any(enclosing(c, ast.If) or in_loop(c, fn) or _at_last(c) for c in sets):
             continue
-        others = ((other, c) for c, other in facts.module.calls if not is_limited(c))
         names = (f"{stored[0]}[].wait", f"{stored[0]}.get().wait")
-        waits = (Use(other, c, Resource(stored[0], "Event", True)) for other, c in others if dotted(c.func) in names)
-        waiter = next(waits, None)
-        if waiter is not None:
-            duty = Duty(fn, one_of(sets))
-            for skipped in [s for s in duty.skipped_by_exceptions() if s.node.line > value.lineno][:1]:
-                yield _report(fn, sets[0], skipped, stored[0], waiter)
+        waits = [(f, c) for c, f in facts.module.calls if dotted(c.func) in names and not is_limited(c)]
+        skips = (s for s in Duty(fn, one_of(sets)).skipped_by_exceptions() if s.node.line > value.lineno)
+        if waits and (skipped := next(skips, None)) is not None:
+            waiter = Use(*waits[0], Resource(stored[0], "Event", True))
+            yield _report(fn, sets[0], skipped, stored[0], waiter)
 
 
 def _at_last(call: ast.Call) -> bool:
     """Whether a call is made in a `finally`."""
     tried = enclosing(call, ast.Try)
-    return isinstance(tried, ast.Try) and any(n is call for s in tried.finalbody for n in ast.walk(s))
+    return tried is not None and call in calls_in(tried.finalbody)
 
 
 def _is(value: ast.expr, construction: ast.Call, name: str) -> bool:
@@ -155,8 +161,7 @@ def _skipped(fn: Function, met_by: list[ast.Call], what: str, waiter: Use) -> It
 def _met_in_handler(skipped: Skipped, met_by: list[ast.Call]) -> bool:
     """Whether the exceptions that a step is expected to raise are caught, and the handler does what is owed."""
     tried = enclosing(skipped.node.syntax, ast.Try) if skipped.node.syntax is not None else None
-    handlers = tried.handlers if isinstance(tried, ast.Try) else []
-    return any(node is call for handler in handlers for node in ast.walk(handler) for call in met_by)
+    return tried is not None and any(call in calls_in(tried.handlers) for call in met_by)
 
 
 def _in_handler(skipped: Skipped) -> bool:
@@ -173,8 +178,7 @@ def _barriers(fn: Function, facts: Facts) -> Iterator[Witness]:
         duty = Duty(fn, one_of(use.call for use in meets if use.of == barrier))
         for skipped in [s for s in duty.skipped_by_exceptions() if s.caught][:1]:
             yield _left(fn, skipped, barrier)
-        returns = sorted(duty.returns_without(), key=lambda skipped: skipped.node.line)
-        for skipped in [s for s in returns if not _all_return(s, fn)][:1]:
+        for skipped in [s for s in duty.returns_without() if not _all_return(s, fn)][:1]:
             yield _left(fn, skipped, barrier)
 
 
@@ -187,33 +191,27 @@ def _all_return(skipped: Skipped, fn: Function) -> bool:
 
 def _report(fn: Function, at: ast.Call, skipped: Skipped, event: str, waiter: Use) -> Witness:
     sets = short_name(at.func) == "set"
-    what = f"{event} is set" if sets else f"the end mark is put into {event}"
-    return Witness(
-        at,
-        fn,
-        what=what,
-        fails=f"line {skipped.node.line} raises"
-        if skipped.raised
-        else f"the exception before line {skipped.node.line} comes",
-        waiter=waiter,
-        skipped=skipped,
-        ends="returns" if skipped.caught else "ends",
-        event=event,
-        again="set" if sets else "put",
-    )
+    what, again = (f"{event} is set", "set") if sets else (f"the end mark is put into {event}", "put")
+    line, ends = skipped.node.line, "returns" if skipped.caught else "ends"
+    fails = f"line {line} raises" if skipped.raised else f"the exception before line {line} comes"
+    return Witness(at, fn, what=what, fails=fails, waiter=waiter, skipped=skipped, ends=ends, event=event, again=again)
 
 
 def _left(fn: Function, skipped: Skipped, barrier: str) -> Witness:
+    where, raises, place = "", "", "before"
+    if skipped.raised:
+        where, raises = f"if line {skipped.node.line} raises, ", "raises, catches that, and "
+        place = "in the handler"
     return Witness(
         skipped.node.syntax or fn.node,
         fn,
         "left",
-        where=f"if line {skipped.node.line} raises, " * skipped.raised,
         barrier=barrier,
         skipped=skipped,
-        raises="raises, catches that, and " * skipped.raised,
+        where=where,
+        raises=raises,
+        place=place,
         name=barrier.rpartition(".")[2],
-        place="in the handler" if skipped.raised else "before",
     )
 
 
@@ -245,26 +243,16 @@ def _started(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.expr | Non
     if short_name(call.func) not in ("Thread", "Process"):
         return None, None
     _, word, position = STARTS[short_name(call.func)]
-    target = keyword(call, word, position)
-    at = parent(call)
-    while at is not None and not isinstance(at, ast.For | ast.ListComp | ast.FunctionDef | ast.Module):
-        at = parent(at)
-    over = at.iter if isinstance(at, ast.For) else at.generators[0].iter if isinstance(at, ast.ListComp) else None
-    counted = isinstance(over, ast.Call) and short_name(over.func) == "range" and len(over.args) == 1
-    runs = facts.module.function_named(target, fn) if target is not None and counted else None
-    return (over.args[0], runs) if isinstance(over, ast.Call) and runs is not None else (None, None)
+    target, turns = keyword(call, word, position), turns_around(call)
+    return turns, facts.module.function_named(target, fn) if target is not None and turns is not None else None
 
 
 def _parties(barrier: str, facts: Facts) -> ast.expr | None:
     """The number of parties of a barrier, where one place makes it."""
-    constructions = [
-        value
-        for fn in facts.module.functions
-        for target, value in fn.assigns
-        if isinstance(value, ast.Call) and short_name(value.func) == "Barrier" and value.args
-        if (resource := facts.module.resource(target, fn)) is not None and resource.id == barrier
-    ]
-    return constructions[0].args[0] if len(constructions) == 1 else None
+    made = ((t, v, fn) for fn in facts.module.functions for t, v in fn.assigns if isinstance(v, ast.Call) and v.args)
+    barriers = ((v, facts.module.resource(t, fn)) for t, v, fn in made if short_name(v.func) == "Barrier")
+    parties = [call.args[0] for call, resource in barriers if resource is not None and resource.id == barrier]
+    return parties[0] if len(parties) == 1 else None
 
 
 def _plain(node: ast.expr, fn: Function) -> str:

@@ -14,7 +14,7 @@ from paceline.concurrency.check.reporting.findings import Step
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts, call_steps, is_single, same_object
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import dotted, is_within, short_name
+from paceline.concurrency.check.syntax.tree import dotted, is_within, receiver_of, short_name
 from paceline.concurrency.check.threads.lock_order import WITNESSES, Edge, edges, of_instances
 from paceline.narrative import Wait
 
@@ -47,8 +47,8 @@ def _report_lock_order(circle: list[Edge], ways: dict[tuple[str, str], list[Edge
     rarest = min(range(len(circle)), key=lambda i: (len(ways[ends[i][0].id, ends[i][1].id]), i))
     circle = circle[rarest:] + circle[:rarest]
     story, waits = [], []
-    for number, edge in enumerate(circle):
-        who, whom = f"thread {_letter(number)}", f"thread {_letter((number + 1) % len(circle))}"
+    threads = [f"thread {letter}" for letter in "ABCDEFGH"[: len(circle)]]
+    for edge, who, whom in zip(circle, threads, [*threads[1:], threads[0]], strict=True):
         first, second = edge.first.resource.id, edge.second.resource.id
         story += [Step(who, site.lineno, f"runs {ast.unparse(site)}") for _, site in edge.bound]
         story.append(Step(who, edge.taken, f"{edge.fn.qualname} takes {first}"))
@@ -56,6 +56,7 @@ def _report_lock_order(circle: list[Edge], ways: dict[tuple[str, str], list[Edge
         waits.append(Wait(who, f"took {first} at line {edge.taken}", f"release {second}", whom))
     at, names = circle[0], [edge.first.resource.id for edge in circle]
     sure = all(end.resource.sure for edge in circle for end in (edge.first, edge.second))
+    by = "" if len(at.steps) == 1 else f" by {text_of(at.steps[0][1])}"
     return Witness(
         at.steps[0][1],
         at.fn,
@@ -63,9 +64,9 @@ def _report_lock_order(circle: list[Edge], ways: dict[tuple[str, str], list[Edge
         confidence=0.9 if sure and len(circle) == 2 else 0.6,
         waits=waits,
         order=" -> ".join([*names, names[0]]),
-        how=_how(at),
+        how=f"{at.second.resource.id} is taken{by}",
         names=names,
-        elsewhere=", ".join(_where(edge) for edge in circle[1:]),
+        elsewhere=", ".join(f"line {(edge.bound or edge.steps)[0][1].lineno}" for edge in circle[1:]),
         edge=at,
         locks=" ".join(sorted(set(names))),
     )
@@ -73,26 +74,17 @@ def _report_lock_order(circle: list[Edge], ways: dict[tuple[str, str], list[Edge
 
 def _swapped(edge: Edge, likely: float) -> Witness:
     """The finding for two instances of one class, or two elements of one container."""
-    one, two = (_named(end.node) for end in (edge.first, edge.second))
+    one, two = (ast.unparse(end.node) for end in (edge.first, edge.second))
     runs = [Step("thread A", site.lineno, f"runs {ast.unparse(site)}") for _, site in edge.bound]
     at, lock = edge.steps[0][1], edge.first.resource.id
     return Witness(at, edge.fn, "swapped", confidence=likely, one=one, two=two, lock=lock, edge=edge, runs=runs)
 
 
-def _named(node: ast.expr) -> str:
-    return ast.unparse(node)
-
-
-def _where(edge: Edge) -> str:
-    return f"line {(edge.bound or edge.steps)[0][1].lineno}"
-
-
-def _how(edge: Edge) -> str:
-    return f"{edge.second.resource.id} is taken" + ("" if len(edge.steps) == 1 else f" by {text_of(edge.steps[0][1])}")
-
-
-def _letter(number: int) -> str:
-    return "ABCDEFGH"[number]
+#: By whether it is a semaphore.
+_WAITS_FOR_ITSELF = (
+    "it is not an RLock, so the thread waits for itself",
+    "once as many threads hold a permit as there are, all of them wait for another one",
+)
 
 
 def lock_taken_again(facts: Facts) -> Iterator[Witness]:
@@ -111,29 +103,18 @@ def lock_taken_again(facts: Facts) -> Iterator[Witness]:
                     node = effect.node.func.value if isinstance(effect.node, ast.Call) else effect.node  # type: ignore[attr-defined]
                     if dotted(node) == first.receiver and effect.line != first.line:
                         steps = ((fn, effect.node),)
-                elif (
-                    lock.non_reentrant and effect.callee and runs_now(effect) and _of_the_same(effect, first, fn, facts)
-                ):
+                elif effect.callee is not None and runs_now(effect):
                     take = facts.takes(effect.callee).get(lock.id)
-                    if take is not None and take.same and not any(lock.id in facts.drops(f) for f, _ in take.steps):
-                        steps = ((fn, effect.node), *take.steps)
-                elif (
-                    effect.callee is not None
-                    and runs_now(effect)
-                    and (same_object(effect, fn) or is_single(first.resource))
-                ):
-                    take = facts.takes(effect.callee).get(lock.id)
-                    mine = (
-                        first.receiver.startswith((fn.self_name + ".", "cls."))
-                        if fn.self_name
-                        else "." not in first.receiver
-                    )
-                    same = take is not None and take.same and (mine or "." not in first.receiver)
-                    if take is not None and same and not any(lock.id in facts.drops(f) for f, _ in take.steps):
+                    given_up = take is None or any(lock.id in facts.drops(f) for f, _ in take.steps)
+                    if take is not None and take.same and not given_up and _of_one_object(effect, first, fn, facts):
                         steps = ((fn, effect.node), *take.steps)
                 if steps is not None and (lock.id, effect.line) not in reported:
                     reported.add((lock.id, effect.line))
-                    yield _report_lock_taken_again(fn, first, steps)
+                    by = "" if len(steps) == 1 else f" by {text_of(effect.node)}"
+                    reason = _WAITS_FOR_ITSELF[lock.kind == "Semaphore"]
+                    yield Witness(
+                        effect.node, fn, lock=lock, by=by, first=first, reason=reason, steps=steps, where=steps[-1][0]
+                    )
 
 
 def _between_items(fn: Function, facts: Facts) -> Iterator[Witness]:
@@ -151,14 +132,16 @@ def _between_items(fn: Function, facts: Facts) -> Iterator[Witness]:
                 continue
             take = next((t for name, t in facts.takes(effect.callee).items() if name in locks_held), None)
             if take is not None:
-                yield _report_between(fn, loop, locks_held[take.resource.id], maker, ((fn, effect.node), *take.steps))
+                steps, lock_held = ((fn, effect.node), *take.steps), locks_held[take.resource.id]
+                yield Witness(effect.node, fn, "between", lock_held=lock_held, maker=maker, loop=loop, steps=steps)
                 return
 
 
-def _report_between(
-    fn: Function, loop: ast.For, lock_held: Held, maker: Function, steps: tuple[tuple[Function, ast.expr], ...]
-) -> Witness:
-    return Witness(steps[0][1], fn, "between", lock_held=lock_held, maker=maker, loop=loop, steps=steps)
+def _of_one_object(effect: Effect, first: Held, fn: Function, facts: Facts) -> bool:
+    """Whether a call is about the object whose lock is held: the own one, another one, or a lock of none."""
+    own = bool(fn.self_name) and first.receiver.startswith((f"{fn.self_name}.", "cls."))
+    stays = same_object(effect, fn) or is_single(first.resource)
+    return (stays and (own or "." not in first.receiver)) or _of_the_same(effect, first, fn, facts)
 
 
 def _of_the_same(effect: Effect, first: Held, fn: Function, facts: Facts) -> bool:
@@ -182,24 +165,6 @@ def _of_the_same(effect: Effect, first: Held, fn: Function, facts: Facts) -> boo
     return False
 
 
-def _report_lock_taken_again(fn: Function, first: Held, steps: tuple[tuple[Function, ast.expr], ...]) -> Witness:
-    lock = first.resource
-    where, _last = steps[-1]
-    by = "" if len(steps) == 1 else f" by {text_of(steps[0][1])}"
-    return Witness(
-        steps[0][1],
-        fn,
-        lock=lock,
-        by=by,
-        first=first,
-        reason="once as many threads hold a permit as there are, all of them wait for another one"
-        if lock.kind == "Semaphore"
-        else "it is not an RLock, so the thread waits for itself",
-        steps=steps,
-        where=where,
-    )
-
-
 COMPLETES = ("set_result", "set_exception", "set_running_or_notify_cancel")
 
 
@@ -208,11 +173,8 @@ def callback_under_lock(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         reported: set[str] = set()
         for effect, locks_held in facts.events(fn):
-            locks = [
-                h
-                for h in locks_held
-                if h.resource.sure and h.resource.kind in ("Lock", "RLock") and not h.resource.one_of_several
-            ]
+            of_threads = [h for h in locks_held if h.resource.kind in ("Lock", "RLock")]
+            locks = [h for h in of_threads if h.resource.sure and not h.resource.one_of_several]
             if not locks or effect.kind != "call" or not isinstance(effect.node, ast.Call):
                 continue
             if effect.callee is None:
@@ -283,35 +245,21 @@ def _callback(effect: Effect, fn: Function, facts: Facts) -> str:
     name = short_name(call.func).lower()
     if name in COMPLETES:
         return "the callbacks of a future"
-    if name == "cancel" and isinstance(call.func, ast.Attribute) and "add_done_callback" in _words(facts):
-        receiver = short_name(call.func.value).lower()
-        if receiver in ("f", "fut", "future") or "future" in receiver:
-            return "the callbacks of a future"
+    receiver = short_name(receiver_of(call) or call).lower()
+    is_future = name == "cancel" and (receiver in ("f", "fut") or "future" in receiver)
+    if is_future and any(a.attr == "add_done_callback" for f in facts.module.functions for a in f.attributes):
+        return "the callbacks of a future"
     if name.endswith(CALLBACK_WORDS) and not _is_plain(call.func, fn):
         return "a callback"
-    if isinstance(call.func, ast.Name):
-        for loop in fn.loops:
-            target = getattr(loop, "target", None)
-            if isinstance(target, ast.Name) and target.id == call.func.id:
-                over = ast.unparse(loop.iter).lower()  # type: ignore[union-attr]
-                if any(word.strip("_") in over for word in CALLBACK_WORDS):
-                    return "callbacks"
-    return ""
+    loops = (loop for loop in fn.loops if not isinstance(loop, ast.While) and dotted(loop.target) == dotted(call.func))
+    over = " ".join(ast.unparse(loop.iter).lower() for loop in loops) if isinstance(call.func, ast.Name) else ""
+    return "callbacks" if any(word.strip("_") in over for word in CALLBACK_WORDS) else ""
 
 
 def _is_plain(function: ast.expr, fn: Function) -> bool:
     """Whether this names a function of this or another module, rather than one that was passed in."""
     if isinstance(function, ast.Name):
         return not any(function.id in scope.parameters or function.id in scope.bound for scope in fn.scopes())
-    owner = function.value if isinstance(function, ast.Attribute) else None
-    return not (isinstance(owner, ast.Name) and owner.id == fn.self_name) or _is_method(function, fn)
-
-
-def _is_method(function: ast.expr, fn: Function) -> bool:
-    return fn.cls is not None and (
-        fn.cls.method(short_name(function)) is not None or short_name(function) not in fn.cls.values
-    )
-
-
-def _words(facts: Facts) -> set[str]:
-    return {a.attr for f in facts.module.functions for a in f.attributes}
+    on_self = isinstance(function, ast.Attribute) and dotted(function.value) == fn.self_name
+    name = short_name(function)
+    return not on_self or (fn.cls is not None and (fn.cls.method(name) is not None or name not in fn.cls.values))

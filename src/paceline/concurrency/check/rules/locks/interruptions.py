@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from functools import cache
 
 from paceline.concurrency.check.flow.effects import runs_now
-from paceline.concurrency.check.flow.walk import Event, Held
+from paceline.concurrency.check.flow.walk import Event
 from paceline.concurrency.check.rules.rule import Witness, resource_of
-from paceline.concurrency.check.summaries import Facts, Take, Use
+from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Class, Function, Resource
 from paceline.concurrency.check.syntax.tree import (
     dotted,
@@ -42,18 +42,12 @@ def lock_across_fork(facts: Facts) -> Iterator[Witness]:
             continue
         for attribute, values in cls.values.items():
             constructions = [(m, fn) for value, fn in values if (m := module.constructed(value, fn))]
-            if not constructions or constructions[0][0][0] not in ("Lock", "RLock", "Condition"):
-                continue
-            (_kind, call), maker = constructions[0]
-            if (
-                not module.canonical(call.func).startswith(("threading.", "_thread."))
-                or len(constructions) > 1
-                or _again(maker, cls)
-            ):
+            (kind, call), maker = constructions[0] if len(constructions) == 1 else (("", None), None)
+            if kind not in ("Lock", "RLock", "Condition") or call is None or maker is None or _again(maker, cls):
                 continue
             lock = f"{cls.name}.{attribute}"
             taker = next((fn for fn in cls.methods.values() if lock in facts.takes(fn)), None)
-            if taker is not None:
+            if taker is not None and module.canonical(call.func).startswith(("threading.", "_thread.")):
                 yield _report_lock_across_fork(call, maker, asks[0], taker, lock, facts)
 
 
@@ -64,34 +58,24 @@ def _globals(facts: Facts) -> Iterator[Witness]:
         if not _asks(fn, facts) or not any(isinstance(n, ast.Compare) and _has_pid(n) for n in ast.walk(fn.node)):
             continue
         for lock, take in facts.takes(fn).items():
-            construction = facts.module.constructed(top.bound[lock], top) if lock in top.bound else None
+            _, made = (facts.module.constructed(top.bound[lock], top) if lock in top.bound else None) or ("", None)
             again = any(lock in other.globals for other in facts.module.functions if other is not top)
-            if (
-                construction is None
-                or again
-                or not take.resource.sure
-                or not same_file(construction[1].lineno, fn.line)
-            ):
+            if made is None or again or not take.resource.sure or not same_file(made.lineno, fn.line):
                 continue
-            if facts.module.canonical(construction[1].func).startswith(("threading.", "_thread.")):
-                yield _report_lock_across_fork(construction[1], top, fn, fn, lock, facts)
+            if facts.module.canonical(made.func).startswith(("threading.", "_thread.")):
+                yield _report_lock_across_fork(made, top, fn, fn, lock, facts)
 
 
 def _held(facts: Facts) -> Iterator[Witness]:
     """Locks of threads that are held where a child is forked which takes them."""
     for fn in facts.module.functions:
         for effect, locks_held in facts.events(fn):
-            locks = [
-                h for h in locks_held if h.resource.non_reentrant and h.resource.sure and not h.resource.one_of_several
-            ]
             call = effect.node
-            if not locks or not isinstance(call, ast.Call):
-                continue
-            takes = {name: steps for steps in _in_child(call, fn, facts) for name in steps}
-            for first in locks:
-                lock = first.resource
-                if lock.id in takes and _of_threads(lock, facts):
-                    needed = next(steps[lock.id] for steps in _in_child(call, fn, facts) if lock.id in steps)
+            locks = [h for h in locks_held if h.resource.non_reentrant and not h.resource.one_of_several]
+            takes = list(_in_child(call, fn, facts)) if locks and isinstance(call, ast.Call) else []
+            for first in (h for h in locks if h.resource.sure):
+                needed = next((steps[first.resource.id] for steps in takes if first.resource.id in steps), None)
+                if needed is not None and _of_threads(first.resource, facts):
                     yield Witness(call, fn, "forked", first=first, needed_at=needed[-1][1].lineno, needed=needed)
 
 
@@ -299,17 +283,10 @@ def lock_in_destructor(facts: Facts) -> Iterator[Witness]:
             is_private = fn.name == "__del__" and take.same and not _shared(lock.id, facts)
             other = _elsewhere(lock.id, fn, facts) if lock.sure and lock.non_reentrant and not is_private else None
             if other is not None and not lock.one_of_several:
-                since = next((h.line for h in other[1].held if h.resource.id == lock.id), other[1].effect.line)
-                (where, node), (caller, event) = take.steps[-1], other
+                (where, node), (by, event), name = take.steps[-1], other, lock.id
+                since = next((h.line for h in event.held if h.resource.id == name), event.effect.line)
                 yield Witness(
-                    node,
-                    where,
-                    handler=handler,
-                    lock=lock.id,
-                    since=since,
-                    caller=caller,
-                    event=event,
-                    steps=take.steps,
+                    node, where, handler=handler, lock=name, since=since, caller=by, event=event, steps=take.steps
                 )
         for use in _queues(fn, facts):
             if fn.name != "__del__" or _shared(use.of, facts):
@@ -346,8 +323,6 @@ def _elsewhere(lock: str, fn: Function, facts: Facts) -> tuple[Function, Event] 
     return witness
 
 
-Steps = tuple[tuple[Function, ast.expr], ...]
-DEPTH = 3
 ENDS = ("exit", "_exit", "abort", "kill", "terminate")
 
 
@@ -363,8 +338,9 @@ def signal_handler(facts: Facts) -> Iterator[Witness]:
                 yield Witness(node, where, lock=lock, since=take.resource.line or root.line, take=take)
         for use in (use for use in _queues(root.function, facts) if use.resource.sure):
             yield Witness(use.call, use.fn, "queues", since=use.resource.line or use.line, resource=use.resource)
-        if not _ends(root.function):
-            yield from _writes(root.function, (), facts, set())
+        steps = () if _ends(root.function) else facts.way_to(root.function, _writes, depth=2)
+        if steps:
+            yield Witness(steps[-1][1], steps[-1][0], "writes", steps=steps)
 
 
 def _ends(fn: Function) -> bool:
@@ -375,31 +351,15 @@ def _ends(fn: Function) -> bool:
     return isinstance(final, ast.Expr) and isinstance(final.value, ast.Call) and short_name(final.value.func) in ENDS
 
 
-def _writes(fn: Function, way: Steps, facts: Facts, visited: set[int]) -> Iterator[Witness]:
-    """The first write to a buffered stream, in the handler or its callees."""
-    if len(way) >= DEPTH or id(fn) in visited:
-        return
-    visited.add(id(fn))
-    for call in fn.calls:
-        name = dotted(call.func)
-        buffered = name in ("sys.stdout.write", "sys.stderr.write", "sys.stdout.flush", "sys.stderr.flush")
-        if (
-            name == "print"
-            or buffered
-            or (
-                short_name(call.func) in LEVELS
-                and name.split(".")[0].lower() in ("logging", "log", "logger", "_log", "_logger")
-            )
-        ):
-            steps = (*way, (fn, call))
-            yield Witness(call, fn, "writes", steps=steps)
-            return
-    for effect in facts.runs(fn):
-        assert effect.callee is not None
-        yield from _writes(effect.callee, (*way, (fn, effect.node)), facts, visited)
+def _writes(call: ast.Call, fn: Function) -> bool:
+    """Whether a call writes to a buffered stream."""
+    name = dotted(call.func)
+    logs = short_name(call.func) in LEVELS and name.split(".")[0].lower().strip("_") in ("logging", "log", "logger")
+    return logs or name in BUFFERED
 
 
 LEVELS = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")
+BUFFERED = ("print", "sys.stdout.write", "sys.stderr.write", "sys.stdout.flush", "sys.stderr.flush")
 
 
 def logs_under_lock(facts: Facts) -> Iterator[Witness]:
@@ -416,7 +376,8 @@ def logs_under_lock(facts: Facts) -> Iterator[Witness]:
                 continue
             via = None if effect.callee is None else logs.get(id(effect.callee))
             if _is_log_call(effect.node) or (via is not None and effect.callee is not takes[first.resource.id][0]):
-                yield _report_logs_under_lock(fn, first, effect.node, *takes[first.resource.id])
+                emit, take = takes[first.resource.id]
+                yield Witness(effect.node, fn, first=first, emit=emit, take=take)
                 break
 
 
@@ -435,7 +396,3 @@ def _is_log_call(call: ast.Call) -> bool:
     """Whether this is `logger.info(...)`, `logging.info(...)` or `self.log.info(...)`."""
     name, _, level = dotted(call.func).rpartition(".")
     return level in LEVELS and "log" in name.rpartition(".")[2].lower()
-
-
-def _report_logs_under_lock(fn: Function, first: Held, call: ast.Call, emit: Function, take: Take) -> Witness:
-    return Witness(call, fn, first=first, emit=emit, take=take)

@@ -41,12 +41,10 @@ def lock_leak(facts: Facts) -> Iterator[Witness]:
         dropped = facts.drops(fn)  # taken again at the end, as the caller expects
         for leak in sorted(walk.leaks, key=lambda leak: (leak.raised, leak.line)):
             lock = leak.held.resource
-            if (
-                lock.id in reported
-                or (lock.id in dropped and dropped[lock.id].line < leak.held.line)
-                or _within(leak, fn, facts)
-                or (leak.raised and fn is facts.module.top)
-            ):
+            expected = lock.id in dropped and dropped[lock.id].line < leak.held.line
+            if lock.id in reported or expected or (leak.raised and fn is facts.module.top):
+                continue
+            if _within(leak, fn, facts):
                 continue
             frees = [m for m, _ in walk.events if m.line != leak.held.line and _gives_back(m, lock, facts)]
             kinds = ("call",) if leak.held.by_callee else ("take", "try")
@@ -114,16 +112,11 @@ def _tests_a_flag(condition: ast.If, take: Effect) -> bool:
 
 
 def _report(fn: Function, leak: Leak, take: Effect, freed: int) -> Witness:
-    return Witness(
-        take.node,
-        fn,
-        confidence=(0.6 if leak.raised else 0.85) - (0 if leak.held.resource.sure else 0.1),
-        leak=leak,
-        way=f"an exception at line {leak.line}" if leak.raised else f"the path that leaves at line {leak.line}",
-        freed=freed,
-        take=take,
-        leaves="leaves by an exception without releasing it" if leak.raised else "leaves without releasing it",
-    )
+    sure, way, how = 0.85, f"the path that leaves at line {leak.line}", ""
+    if leak.raised:
+        sure, way, how = 0.6, f"an exception at line {leak.line}", " by an exception"
+    sure, leaves = sure - (0 if leak.held.resource.sure else 0.1), f"leaves{how} without releasing it"
+    return Witness(take.node, fn, confidence=sure, leak=leak, way=way, freed=freed, take=take, leaves=leaves)
 
 
 def left_taken(facts: Facts) -> Iterator[Witness]:
@@ -244,24 +237,22 @@ def lock_dropped_by_callee(facts: Facts) -> Iterator[Witness]:
     """Report functions that release and retake a lock which a caller holds in a `with`."""
     for fn in facts.module.functions:
         for lock, free in facts.drops(fn).items():
-            again = next(
-                (
-                    m
-                    for m, _ in facts.events(fn)
-                    if m.kind == "take" and m.resource and m.resource.id == lock and m.line > free.line
-                ),
-                None,
-            )
-            if again is None:
-                continue
-            for caller, event in facts.callers.get(id(fn), ()):
+            takes = (m for m, _ in facts.events(fn) if m.kind == "take" and m.line > free.line)
+            again = next((m for m in takes if m.resource is not None and m.resource.id == lock), None)
+            for caller, event in facts.callers.get(id(fn), ()) if again is not None else ():
                 lock_held = next((h for h in event.held if h.resource.id == lock and h.by_with), None)
-                if lock_held is None:
-                    continue
-                yield Witness(
-                    free.node, fn, lock=lock, again=again, caller=caller, event=event, lock_held=lock_held, free=free
-                )
-                break
+                if lock_held is not None:
+                    yield Witness(
+                        free.node,
+                        fn,
+                        lock=lock,
+                        again=again,
+                        caller=caller,
+                        event=event,
+                        lock_held=lock_held,
+                        free=free,
+                    )
+                    break
 
 
 def released_never_taken(facts: Facts) -> Iterator[Witness]:
@@ -329,42 +320,20 @@ def lock_of_its_own(facts: Facts) -> Iterator[Witness]:
     """Report locks that are created where they are taken, and local locks that do not leave their function."""
     module = facts.module
     for fn in module.functions:
-        for statement in fn.withs:
-            for item in statement.items:
-                construction = (
-                    module.constructed(item.context_expr, fn) if isinstance(item.context_expr, ast.Call) else None
-                )
-                if (
-                    construction is not None
-                    and construction[0] in LOCKS
-                    and item.optional_vars is None
-                    and not construction[1].args
-                ):
-                    yield Witness(
-                        item.context_expr,
-                        fn,
-                        message="a new lock is created here each time, so it excludes no other thread",
-                        name="",
-                    )
-        if fn is module.top:
-            continue
-        for target, value in fn.assigns:
-            construction = module.constructed(value, fn)
-            if (
-                construction is None
-                or construction[0] not in ("Lock", "RLock", "AsyncLock")
-                or not isinstance(target, ast.Name)
-            ):
+        for item in (item for block in fn.withs for item in block.items if item.optional_vars is None):
+            made = item.context_expr if isinstance(item.context_expr, ast.Call) else None
+            if made is not None and not made.args and module.constructed_kind(made, fn) in LOCKS:
+                message = "a new lock is created here each time, so it excludes no other thread"
+                yield Witness(made, fn, message=message, name="")
+        for target, value in fn.assigns if fn is not module.top else ():
+            construction = module.constructed(value, fn) if isinstance(target, ast.Name) else None
+            if construction is None or construction[0] not in ("Lock", "RLock", "AsyncLock"):
                 continue
-            if len(getattr(parent(target), "targets", ())) > 1:
-                continue  # `self.locks[key] = lock = Lock()`
-            if target.id not in fn.globals and _stays(target.id, fn):
-                yield Witness(
-                    value,
-                    fn,
-                    message=f"the lock {target.id} never leaves {fn.qualname}: every call creates its own",
-                    name=target.id,
-                )
+            also_stored = len(getattr(parent(target), "targets", ())) > 1  # `self.locks[key] = lock = Lock()`
+            name = dotted(target)
+            if not also_stored and name not in fn.globals and _stays(name, fn):
+                message = f"the lock {name} never leaves {fn.qualname}: every call creates its own"
+                yield Witness(value, fn, message=message, name=name)
 
 
 def _stays(name: str, fn: Function) -> bool:

@@ -216,15 +216,16 @@ def _submitting(lock: str, fn: Function, facts: Facts) -> tuple[str, Steps] | No
 
 def _report(fn: Function, first: Held, wait: Effect, steps: Steps, way: tuple[str, Steps]) -> Witness:
     lock, (other, needed) = first.resource, way
+    sure, need = 0.85 if wait.resource is not None and lock.sure else 0.6, wait.waits_for.partition(" to ")[2] or "end"
     return Witness(
         steps[0][1],
         fn,
-        confidence=0.85 if wait.resource is not None and lock.sure else 0.6,
+        confidence=sure,
         wait=wait,
         lock=lock,
         other=other,
         first=first,
         steps=steps,
         needed=needed,
-        need=wait.waits_for.partition(" to ")[2] or "end",
+        need=need,
     )

@@ -5,15 +5,18 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.rules.rule import Witness, blocks_that_make
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.tree import (
+    calls_in,
     dotted,
     is_constant,
     is_within,
     keyword,
     last_line,
+    method_of,
     parent,
     short_name,
 )
@@ -24,23 +27,8 @@ from paceline.concurrency.check.values.bindings import start_arguments
 from paceline.concurrency.check.values.calls import type_name
 
 #: Methods of a pool that have its processes run a function, and what makes such pools.
-TASKS = {
-    "map",
-    "imap",
-    "imap_unordered",
-    "starmap",
-    "apply",
-    "map_async",
-    "starmap_async",
-    "apply_async",
-    "submit",
-}
-POOLS = {
-    "multiprocessing.Pool",
-    "multiprocessing.pool.Pool",
-    "concurrent.futures.ProcessPoolExecutor",
-    "concurrent.futures.process.ProcessPoolExecutor",
-}
+TASKS = libraries.names("methods of pools that run a task")
+POOLS = libraries.names("pools of processes")
 OF_PROCESSES = (
     *("Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition", "Event", "Barrier"),
     *("Queue", "JoinableQueue", "SimpleQueue", "Value", "Array"),
@@ -88,14 +76,13 @@ def _one_offset(root: Root, facts: Facts) -> Iterator[Witness]:
 
 def _is_handed(cls: Class | None, root: Root, facts: Facts) -> bool:
     """Whether a child is given an object of a class: as an argument, as that whose method it runs, or in such a one."""
-    for fn in facts.module.functions:
-        for start in (c for c in fn.calls if c.lineno == root.line):
-            target = keyword(start, "target", 1)
-            given = [*start_arguments(start, fn), *([target.value] if isinstance(target, ast.Attribute) else [])]
-            for each in (c for value in given for c in facts.module.objects.classes(value, fn)):
-                values = (v for pairs in each.values.values() for v in pairs)
-                if each is cls or any(cls in facts.module.objects.classes(*value) for value in values):
-                    return True
+    classes = facts.module.objects.classes
+    for start, fn in ((c, f) for c, f in facts.module.calls if c.lineno == root.line):
+        target = keyword(start, "target", 1)
+        given = [*start_arguments(start, fn), *([target.value] if isinstance(target, ast.Attribute) else [])]
+        for each in (c for value in given for c in classes(value, fn)):
+            if each is cls or any(cls in classes(*pair) for pairs in each.values.values() for pair in pairs):
+                return True
     return False
 
 
@@ -217,9 +204,8 @@ def _used_after(value: ast.Name, fn: Function) -> bool:
 
 
 def _report(at: ast.expr, fn: Function, what: str, kind: str) -> Witness:
-    return Witness(
-        at, fn, what=what, kind=kind, name=short_name(at) or what, instead="multiprocessing." + kind.rpartition(".")[2]
-    )
+    instead = "multiprocessing." + kind.rpartition(".")[2]
+    return Witness(at, fn, what=what, kind=kind, name=short_name(at) or what, instead=instead)
 
 
 LOOKS = ("is_alive", "exitcode", "sentinel", "sentinels")
@@ -277,18 +263,10 @@ def pool_gone(facts: Facts) -> Iterator[Witness]:
 def _results(block: ast.With | ast.AsyncWith, pool: str, fn: Function) -> set[str]:
     """The names that hold a result, or several, of tasks that the block gives to its pool."""
     later = {f"{pool}.{method}" for method in LATER}
-    results = set()
-    for target, value in fn.assigns:
-        if is_within(target, block) and any(
-            isinstance(n, ast.Call) and dotted(n.func) in later for n in ast.walk(value)
-        ):
-            results.add(dotted(target))
-    for call in fn.calls:
-        added = short_name(call.func) in ("append", "add") and isinstance(call.func, ast.Attribute) and call.args
-        parts = ast.walk(call.args[0]) if added and is_within(call, block) else ()
-        if any(isinstance(n, ast.Call) and dotted(n.func) in later for n in parts):
-            results.add(dotted(call.func.value))  # type: ignore[attr-defined]
-    return results - {""}
+    stored = [(target, value) for target, value in fn.assigns if is_within(target, block)]
+    adds = (c for c in fn.calls if method_of(c) in ("append", "add") and c.args and is_within(c, block))
+    stored += [(c.func.value, c.args[0]) for c in adds]  # type: ignore[attr-defined]
+    return {dotted(t) for t, value in stored if any(dotted(c.func) in later for c in calls_in([value]))} - {""}
 
 
 def _gets(call: ast.Call, names: set[str], fn: Function) -> bool:

@@ -10,6 +10,7 @@ from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
+    arguments_of,
     awaited,
     dotted,
     enclosing,
@@ -17,11 +18,13 @@ from paceline.concurrency.check.syntax.tree import (
     keyword,
     last_line,
     parent,
+    receiver_of,
     short_name,
 )
 from paceline.concurrency.check.values.bindings import start_arguments
 
 ENDS = ("terminate", "kill", "send_signal")
+OUTPUTS = ("stdout", "stderr")
 
 
 def pipe_not_read(facts: Facts) -> Iterator[Witness]:
@@ -30,26 +33,22 @@ def pipe_not_read(facts: Facts) -> Iterator[Witness]:
         yield from _in_turn(fn)
         yield from _read_afterwards(fn)
         for call in fn.calls:
-            name = facts.module.canonical(call.func)
-            if name in ("subprocess.call", "subprocess.check_call") and _pipes(call, fn):
-                piped = " and ".join(_pipes(call, fn))
-                yield _report(call, call, fn, piped, "subprocess.run(..., capture_output=True)")
-            if (
-                short_name(call.func) == "wait"
-                and isinstance(call.func, ast.Attribute)
-                and _makes(call.func.value, fn, facts)
-            ):
-                piped = " and ".join(_pipes(call.func.value, fn))  # type: ignore[arg-type]
-                yield _report(call, call.func.value, fn, piped, "communicate()")  # type: ignore[arg-type]
+            if facts.module.canonical(call.func) in ("subprocess.call", "subprocess.check_call") and _pipes(call, fn):
+                yield _report(call, call, fn, "subprocess.run(..., capture_output=True)")
+            child = receiver_of(call) if short_name(call.func) == "wait" else None
+            if isinstance(child, ast.Call) and _makes(child, fn, facts):
+                yield _report(call, child, fn, "communicate()")
         for target, value in fn.assigns:
-            construction = awaited(value)
-            if isinstance(construction, ast.Call) and _makes(construction, fn, facts):
-                yield from _child(target, construction, fn, facts)
-                yield from _fed_first(dotted(target), construction, construction, fn)
-            elif isinstance(construction, ast.Call) and (child := _returned(construction, fn, facts)) is not None:
-                yield from _fed_first(dotted(target), construction, child, fn)
-                if len(_pipes(child, fn)) == 2 and isinstance(target, ast.Name):
-                    yield from _one_of_two(target.id, construction, child, fn)
+            begun = awaited(value)
+            if not isinstance(begun, ast.Call):
+                continue
+            made = begun if _makes(begun, fn, facts) else _returned(begun, fn, facts)
+            if made is begun:
+                yield from _child(target, begun, fn, facts)
+            if made is not None:
+                yield from _fed_first(dotted(target), begun, made, fn)
+                if made is not begun and isinstance(target, ast.Name):
+                    yield from _one_of_two(target.id, begun, made, fn)
 
 
 def _returned(call: ast.Call, fn: Function, facts: Facts) -> ast.Call | None:
@@ -62,36 +61,30 @@ def _returned(call: ast.Call, fn: Function, facts: Facts) -> ast.Call | None:
     return None
 
 
-def _fed_first(name: str, construction: ast.Call, child: ast.Call, fn: Function) -> Iterator[Witness]:
+def _fed_first(name: str, begun: ast.Call, made: ast.Call, fn: Function) -> Iterator[Witness]:
     """`p.stdin.write(data)`, `p.stdin.close()`, and only then `p.stdout.read()`."""
-    if not _is_pipe(keyword(child, "stdin"), fn) or not _is_pipe(keyword(child, "stdout"), fn):
+    if not _is_pipe(keyword(made, "stdin"), fn) or not _is_pipe(keyword(made, "stdout"), fn):
         return
-    later = [c for c in fn.calls if c.lineno >= construction.lineno]
+    later = [c for c in fn.calls if c.lineno >= begun.lineno]
     write = next((c for c in later if dotted(c.func) == f"{name}.stdin.write"), None)
     if write is None or not write.args or isinstance(write.args[0], ast.Constant):
         return
     ends = next((c for c in later if dotted(c.func) == f"{name}.stdin.close" and c.lineno >= write.lineno), None)
-    reads = [
-        a for a in fn.attributes if a.attr == "stdout" and dotted(a.value) == name and a.lineno >= construction.lineno
-    ]
-    if ends is None or not reads or any(a.lineno < ends.lineno for a in reads):
-        return
-    yield Witness(write, fn, "fed-first", name=name, reads=reads)
+    reads = [a for a in fn.attributes if dotted(a) == f"{name}.stdout" and a.lineno >= begun.lineno]
+    if ends is not None and reads and all(a.lineno >= ends.lineno for a in reads):
+        yield Witness(write, fn, "fed-first", name=name, reads=reads)
 
 
-def _makes(node: ast.expr, fn: Function, facts: Facts) -> bool:
+def _makes(call: ast.Call, fn: Function, facts: Facts) -> bool:
     """Whether this starts a child process with a pipe for its output."""
-    if not isinstance(node, ast.Call) or not _pipes(node, fn):
-        return False
-    return facts.module.constructed_kind(node, fn) == "Popen" or short_name(node.func) in (
-        "create_subprocess_exec",
-        "create_subprocess_shell",
-    )
+    makers = ("create_subprocess_exec", "create_subprocess_shell")
+    is_child = short_name(call.func) in makers or facts.module.constructed_kind(call, fn) == "Popen"
+    return is_child and bool(_pipes(call, fn))
 
 
 def _pipes(call: ast.Call, fn: Function) -> list[str]:
     """The streams of a call that are pipes."""
-    return [name for name in ("stdout", "stderr") if _is_pipe(keyword(call, name), fn)]
+    return [name for name in OUTPUTS if _is_pipe(keyword(call, name), fn)]
 
 
 def _is_pipe(argument: ast.expr | None, fn: Function) -> bool:
@@ -106,81 +99,72 @@ def _is_pipe(argument: ast.expr | None, fn: Function) -> bool:
 
 def _in_turn(fn: Function) -> Iterator[Witness]:
     """A loop that reads a line of one pipe and then a line of the other one, of one child."""
-    lines = {c: dotted(c.func).removesuffix(".readline") for c in fn.calls if short_name(c.func) == "readline"}
-    for first, of in lines.items():
+    lines = {dotted(c.func).removesuffix(".readline"): c for c in fn.calls[::-1] if short_name(c.func) == "readline"}
+    selects = any(short_name(c.func) in ("select", "poll", "set_blocking") and c.args for c in fn.calls)
+    for of, first in lines.items() if not selects else ():
+        second = lines.get(of.removesuffix("stdout") + "stderr") if of.endswith(".stdout") else None
         loop = enclosing(first, ast.While, ast.For)
-        other = of.removesuffix("stdout") + "stderr" if of.endswith(".stdout") else ""
-        second = next((c for c in lines if enclosing(c, ast.While, ast.For) is loop and lines[c] == other), None)
-        is_guarded = any(short_name(c.func) in ("select", "poll", "set_blocking") and c.args for c in fn.calls)
-        is_guarded = is_guarded or (second is not None and enclosing(first, ast.If) is not enclosing(second, ast.If))
-        if loop is None or second is None or is_guarded or isinstance(parent(first), ast.Await):
+        if second is None or loop is None or enclosing(second, ast.While, ast.For) is not loop:
             continue
-        now, next_ = sorted((first, second), key=lambda c: c.lineno)
-        yield Witness(now, fn, "in-turn", next_=next_, child=of.rpartition(".")[0])
-        return
+        if enclosing(first, ast.If) is enclosing(second, ast.If) and not isinstance(parent(first), ast.Await):
+            now, next_ = sorted((first, second), key=lambda c: c.lineno)
+            yield Witness(now, fn, "in-turn", next_=next_, child=of.rpartition(".")[0])
+            return
 
 
-def _child(target: ast.expr, construction: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
+def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
     """Report the waits for one child process."""
-    name, pipes = dotted(target), _pipes(construction, fn)
-    if not name:
-        return
-    local = isinstance(target, ast.Name)
-    functions = [fn] if local or fn.cls is None else list(fn.cls.methods.values())
-    if local and any(_is(a, name) for c in fn.calls for a in (*c.args, *(k.value for k in c.keywords))):
+    name, local = dotted(target), isinstance(target, ast.Name)
+    if not name or (local and any(_passed(a, name) for c in fn.calls for a in arguments_of(c))):
         return  # the function that it is passed to may read it
-    places = [
-        (a, f)
-        for f in functions
-        for a in f.attributes
-        if dotted(a.value) == name and a.attr in ("stdout", "stderr", "communicate")
-    ]
-    reads = [a for a, _ in places]
+    functions = [fn] if local or fn.cls is None else list(fn.cls.methods.values())
+    streams = {f"{name}.{stream}" for stream in (*OUTPUTS, "communicate")}
+    reads = [(a, f) for f in functions for a in f.attributes if dotted(a) in streams]
     for f in functions:
         for call in f.calls:
-            if not isinstance(call.func, ast.Attribute) or call.func.attr != "wait" or dotted(call.func.value) != name:
+            if dotted(call.func) != f"{name}.wait" or (local and call.lineno < made.lineno):
                 continue
-            if local and call.lineno < construction.lineno:
-                continue
-            local_reads = [a for a, at in places if at is f is fn and construction.lineno <= a.lineno <= call.lineno]
-            elsewhere = [a for a, at in places if not local and (f is not fn or (at is not fn and _beside(at, facts)))]
-            before = local_reads + elsewhere
+            before = any(
+                (at is f is fn and made.lineno <= a.lineno <= call.lineno)
+                or (not local and (f is not fn or (at is not fn and facts.runs_beside(at))))
+                for a, at in reads
+            )
             if not before and not _ended(name, call, f):
-                yield _report(call, construction, f, " and ".join(pipes), f"{name}.communicate()")
+                yield _report(call, made, f, f"{name}.communicate()", fn)
                 return
-    until = _until(reads) if not local else None
-    if until is not None:
-        yield Witness(
-            until, next((f for a, f in places if a is until)), "left-unread", name=name, construction=construction
-        )
-    polled = _polled(name, fn, construction, reads) if local else None
+    if not local:
+        until = _until([a for a, _ in reads])
+        if until is not None:
+            yield Witness(until, next(f for a, f in reads if a is until), "left-unread", name=name, construction=made)
+        return
+    polled = _polled(name, fn, made, [a for a, _ in reads])
     if polled is not None:
-        yield _report(polled, construction, fn, " and ".join(pipes), f"{name}.communicate()")
-    if local and len(pipes) == 2:
-        yield from _one_of_two(name, construction, construction, fn)
+        yield _report(polled, made, fn, f"{name}.communicate()")
+    yield from _one_of_two(name, made, made, fn)
 
 
-def _one_of_two(name: str, construction: ast.Call, child: ast.Call, fn: Function) -> Iterator[Witness]:
+def _one_of_two(name: str, begun: ast.Call, made: ast.Call, fn: Function) -> Iterator[Witness]:
     """One of two pipes is read to its end while nothing reads the other one, a nested function included."""
-    reads = [a for a in fn.attributes if dotted(a.value) == name and a.attr in ("stdout", "stderr", "communicate")]
-    first = _one_only(reads, construction)
+    if len(_pipes(made, fn)) < 2:
+        return
+    streams = [a for a in fn.attributes if dotted(a.value) == name and a.attr in (*OUTPUTS, "communicate")]
+    first = _one_only(streams, begun)
     beside = [n for n in ast.walk(fn.node) if isinstance(n, ast.Attribute) and dotted(n.value) == name]
     other = "stderr" if first is not None and first.attr == "stdout" else "stdout"
     if first is not None and not any(n.attr == other and n not in fn.attributes for n in beside):
-        yield Witness(first, fn, "one", name=name, other=other, construction=child)
+        yield Witness(first, fn, "one", name=name, other=other, construction=made)
 
 
 def _read_afterwards(fn: Function) -> Iterator[Witness]:
     """`status = child.wait()` and then `child.stderr.read()`, wherever the child was started."""
     for wait in fn.calls:
         child = dotted(wait.func).removesuffix(".wait") if short_name(wait.func) == "wait" else ""
-        reads = [a for a in fn.attributes if child and a.attr in ("stdout", "stderr") and dotted(a.value) == child]
-        full_reads = [a for a in reads if dotted(parent(a) or a).endswith(".read")]
-        if not full_reads or full_reads[0].lineno < wait.lineno or any(a.lineno < wait.lineno for a in reads):
+        reads = [a for a in fn.attributes if child and a.attr in OUTPUTS and dotted(a.value) == child]
+        full = next((a for a in reads if dotted(parent(a) or a).endswith(".read")), None)
+        if full is None or any(a.lineno < wait.lineno for a in reads) or child in fn.bound:
             continue
-        binding = fn.bound.get(child) if child.isidentifier() else None
-        if binding is None and not _timeout(wait) and not _ended(child, wait, fn):
-            yield Witness(wait, fn, "read-late", child=child, read=full_reads[0])
+        if not _timeout(wait) and not _ended(child, wait, fn):
+            yield Witness(wait, fn, "read-late", child=child, read=full)
             return
 
 
@@ -188,10 +172,10 @@ def _until(reads: list[ast.Attribute]) -> ast.Attribute | None:
     """The only read of a pipe, where it is a line of a loop that is left by what the line says."""
     only = reads[0] if len(reads) == 1 else None
     line = parent(only) if only is not None else None
-    call = parent(line) if isinstance(line, ast.Attribute) and line.attr == "readline" else None
-    loop = enclosing(only, ast.While, ast.For) if only is not None and call is not None else None
-    endless = isinstance(loop, ast.While) and isinstance(loop.test, ast.Constant) and loop.test.value
-    if loop is None or not (endless or isinstance(loop, ast.For)):
+    loop = enclosing(only, ast.While, ast.For) if only is not None else None
+    if loop is None or not isinstance(line, ast.Attribute) or line.attr != "readline":
+        return None
+    if isinstance(loop, ast.While) and not (isinstance(loop.test, ast.Constant) and loop.test.value):
         return None
     for test in (n for n in ast.walk(loop) if isinstance(n, ast.If)):
         ended = isinstance(test.test, ast.UnaryOp) or (
@@ -204,23 +188,19 @@ def _until(reads: list[ast.Attribute]) -> ast.Attribute | None:
     return None
 
 
-def _polled(name: str, fn: Function, construction: ast.Call, reads: list[ast.Attribute]) -> ast.Call | None:
+def _polled(name: str, fn: Function, made: ast.Call, reads: list[ast.Attribute]) -> ast.Call | None:
     """`while p.poll() is None:` where the pipe is read neither before nor inside."""
     for loop in fn.loops:
-        if isinstance(loop, ast.While) and loop.lineno > construction.lineno:
+        if isinstance(loop, ast.While) and loop.lineno > made.lineno:
             for node in ast.walk(loop.test):
                 if isinstance(node, ast.Call) and dotted(node.func) == f"{name}.poll":
-                    return None if any(construction.lineno <= a.lineno <= last_line(loop) for a in reads) else node
+                    return None if any(made.lineno <= a.lineno <= last_line(loop) for a in reads) else node
     return None
 
 
-def _is(node: ast.expr, name: str) -> bool:
-    return dotted(node).startswith(name) and dotted(node) in (name, name + ".stdout", name + ".stderr")
-
-
-def _beside(fn: Function, facts: Facts) -> bool:
-    """Whether a thread or task runs a function, and so may read while another function waits."""
-    return any(root.startswith(("thread:", "task:")) for root in facts.reached.get(id(fn), ()))
+def _passed(node: ast.expr, name: str) -> bool:
+    """Whether an argument is a child, or one of its streams."""
+    return dotted(node) in (name, f"{name}.stdout", f"{name}.stderr")
 
 
 def _timeout(call: ast.Call) -> bool:
@@ -232,44 +212,33 @@ def _ended(name: str, wait: ast.Call, fn: Function) -> bool:
     return any(dotted(c.func) in (f"{name}.{how}" for how in ENDS) for c in fn.calls if c.lineno <= wait.lineno)
 
 
-def _one_only(reads: list[ast.Attribute], construction: ast.Call) -> ast.Attribute | None:
+def _one_only(reads: list[ast.Attribute], begun: ast.Call) -> ast.Attribute | None:
     """The first read of a pipe to its end, where the other pipe is not read before; else None."""
-    after = sorted((a for a in reads if a.lineno >= construction.lineno), key=lambda a: (a.lineno, a.col_offset))
+    after = sorted((a for a in reads if a.lineno >= begun.lineno), key=lambda a: (a.lineno, a.col_offset))
     if not after or any(a.attr == "communicate" for a in after):
         return None
-    around = parent(after[0])
-    if (
-        isinstance(around, ast.Attribute)
-        and around.attr == "read"
-        and isinstance(up := parent(around), ast.Call)
-        and not up.args
-    ):
-        return after[0]
-    if isinstance(around, ast.For | ast.comprehension) and around.iter is after[0]:
-        return after[0]
-    line = around.attr == "readline" if isinstance(around, ast.Attribute) else False
-    loop = enclosing(after[0], ast.While, ast.For)
-    if line and loop is not None and not any(a.attr != after[0].attr and is_within(a, loop) for a in after):
-        return after[0]
-    return None
+    first, how = after[0], parent(after[0])
+    if isinstance(how, ast.For | ast.comprehension) and how.iter is first:
+        return first
+    method, call = how.attr if isinstance(how, ast.Attribute) else "", parent(how) if how is not None else None
+    if method == "read" and isinstance(call, ast.Call) and not call.args:
+        return first
+    loop = enclosing(first, ast.While, ast.For) if method == "readline" else None
+    return first if loop and not any(a.attr != first.attr and is_within(a, loop) for a in after) else None
 
 
-def _report(at: ast.Call, construction: ast.Call, fn: Function, pipes: str, instead: str) -> Witness:
+def _report(at: ast.Call, made: ast.Call, fn: Function, instead: str, maker: Function | None = None) -> Witness:
+    alike = [c for c in fn.calls if dotted(c.func) == dotted(made.func) and c.lineno < made.lineno]
     return Witness(
         at,
         fn,
         confidence=0.6 if _timeout(at) else 0.85,
-        pipes=pipes,
-        construction=construction,
+        pipes=" and ".join(_pipes(made, maker or fn)),
+        construction=made,
         until=", until the timeout" if _timeout(at) else "",
         instead=instead,
-        number=str(_order(construction, fn)),
+        number=str(len(alike)),  # which changes less often than the line
     )
-
-
-def _order(construction: ast.Call, fn: Function) -> int:
-    """The index among the function's calls of that name, which changes less often than the line."""
-    return sum(dotted(c.func) == dotted(construction.func) and c.lineno < construction.lineno for c in fn.calls)
 
 
 READS = ("get", "get_nowait", "recv", "recv_bytes")

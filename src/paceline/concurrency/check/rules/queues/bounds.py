@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 from paceline.concurrency.check.flow.components import shortest_circles
@@ -14,7 +14,7 @@ from paceline.concurrency.check.reporting.findings import Step
 from paceline.concurrency.check.rules.rule import Witness, queue_of, queue_uses
 from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Formal, Function, Resource
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, last_line, parent, short_name
+from paceline.concurrency.check.syntax.tree import around, dotted, enclosing, last_line, parent, short_name
 from paceline.concurrency.check.threads.roots import in_loop
 from paceline.narrative import Wait
 
@@ -147,12 +147,8 @@ def _loop(use: Transfer) -> int:
 
 def _conditions(use: Transfer) -> set[int]:
     """The tests around a call within its loop."""
-    conditions: set[int] = set()
-    at = enclosing(use.call, ast.If, ast.For, ast.AsyncFor, ast.While)
-    while isinstance(at, ast.If):
-        conditions.add(id(at))
-        at = enclosing(at, ast.If, ast.For, ast.AsyncFor, ast.While)
-    return conditions
+    blocks = around(use.call, ast.If, ast.For, ast.AsyncFor, ast.While)
+    return {id(test) for test in takewhile(lambda block: isinstance(block, ast.If), blocks)}
 
 
 def _report_queues_in_a_circle(circle: list[tuple[Actor, Transfer, Transfer]]) -> Witness:
@@ -235,20 +231,11 @@ def _started_after(fill: ast.Call, fn: Function, takes: list[Use], facts: Facts)
 def _report_filled_before_started(
     fn: Function, fill: ast.Call, put: ast.Call, queue: str, taker: Function, line: int
 ) -> Witness:
-    itself = taker is fn
-    return Witness(
-        fill,
-        fn,
-        queue=queue,
-        by="," if fill is put else f", by {text_of(fill)},",
-        end="empties it itself only afterwards"
-        if itself
-        else f"starts {taker.qualname}, which empties it, only afterwards",
-        line=line,
-        who="thread A",
-        put=put,
-        action="take the items" if itself else f"start {taker.qualname}",
-    )
+    end, action = f"starts {taker.qualname}, which empties it, only afterwards", f"start {taker.qualname}"
+    if taker is fn:
+        end, action = "empties it itself only afterwards", "take the items"
+    by = "," if fill is put else f", by {text_of(fill)},"
+    return Witness(fill, fn, queue=queue, by=by, end=end, line=line, who="thread A", put=put, action=action)
 
 
 def left_early(facts: Facts) -> Iterator[Witness]:

@@ -12,7 +12,7 @@ from paceline.concurrency.check.rules.endings import ends_by
 from paceline.concurrency.check.rules.rule import Witness, queue_of, queue_uses
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import enclosing, is_within, keyword, last_line, short_name
+from paceline.concurrency.check.syntax.tree import around, enclosing, is_within, keyword, last_line, short_name
 from paceline.concurrency.check.threads.roots import in_loop
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 
@@ -63,12 +63,8 @@ def _asked(effect: Effect, fn: Function, facts: Facts) -> int | None:
     asks = {
         id(u.call) for u in facts.uses(("empty", "qsize", "full")) if effect.resource and u.of == effect.resource.id
     }
-    around = enclosing(effect.node, ast.While, ast.If)
-    while isinstance(around, ast.While | ast.If):
-        if any(id(node) in asks for node in ast.walk(around.test)):
-            return around.lineno
-        around = enclosing(around, ast.While, ast.If)
-    return None
+    tests: Iterator[ast.While | ast.If] = around(effect.node, ast.While, ast.If)  # type: ignore[assignment]
+    return next((test.lineno for test in tests if any(id(node) in asks for node in ast.walk(test.test))), None)
 
 
 ALIVE = ("is_alive", "isAlive")
@@ -193,22 +189,9 @@ def _value(argument: ast.expr, fn: Function) -> ast.expr:
             if name in scope.bound:
                 return scope.bound[name]
             if name in scope.parameters:
-                return _default(name, scope) or argument
+                default = scope.default(name)
+                return default if isinstance(default, ast.Constant) and default.value is not None else argument
     if isinstance(argument, ast.Attribute) and fn.cls is not None and short_name(argument.value) == fn.self_name:
         values = fn.cls.values.get(name, ())
         return values[0][0] if len(values) == 1 and isinstance(values[0][0], ast.Constant) else argument
     return argument
-
-
-def _default(name: str, fn: Function) -> ast.expr | None:
-    """The default of a parameter."""
-    arguments = getattr(fn.node, "args", None)
-    if arguments is None:
-        return None
-    positional = [*arguments.posonlyargs, *arguments.args]
-    pairs = [
-        *zip(positional[::-1], arguments.defaults[::-1], strict=False),
-        *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),
-    ]
-    value = next((default for argument, default in pairs if argument.arg == name), None)
-    return value if isinstance(value, ast.Constant) and value.value is not None else None

@@ -35,7 +35,8 @@ def task_not_done(facts: Facts) -> Iterator[Witness]:
     takers = list(dict.fromkeys((use.fn, use.of) for use in gets))
     done = any(short_name(c.func) == "task_done" for c, _ in facts.module.calls)
     for queue in dict.fromkeys(queue for _, queue in takers if not done):
-        yield _report_never(*joins[queue], queue)
+        fn, join = joins[queue]
+        yield Witness(join, fn, "never", queue=queue)
     for queue, (fn, join) in joins.items() if done else ():
         if (cancel := _cancelled_before(join, fn, [f for f, q in takers if q == queue], facts)) is not None:
             yield Witness(join, fn, "cancelled", queue=queue, cancel=cancel)
@@ -99,26 +100,14 @@ def _skipped(fn: Function, queue: str, join: ast.Call, facts: Facts) -> Iterator
         yield _report_skipped(fn, skipped, queue, join)
 
 
-def _report_never(fn: Function, join: ast.Call, queue: str) -> Witness:
-    return Witness(join, fn, "never", queue=queue)
-
-
 def _report_skipped(fn: Function, skipped: Skipped, queue: str, join: ast.Call) -> Witness:
     line = skipped.node.line
-    how = "is not marked as done on the way that ends here"
+    at = skipped.node.syntax or ast.Pass(lineno=line, col_offset=0)
+    how, sure, continues = "is not marked as done on the way that ends here", 0.8, "continues"
     if skipped.raised:
         how = "is not marked as done if this raises" + ("" if skipped.caught else ", which ends the worker")
-    return Witness(
-        skipped.node.syntax or ast.Pass(lineno=line, col_offset=0),
-        fn,
-        "skipped",
-        confidence=0.6 if skipped.raised else 0.8,
-        queue=queue,
-        how=how,
-        join=join,
-        line=line,
-        continues="raises" if skipped.raised else "continues",
-    )
+        sure, continues = 0.6, "raises"
+    return Witness(at, fn, "skipped", confidence=sure, queue=queue, how=how, join=join, line=line, continues=continues)
 
 
 TAKES = ("get", "get_nowait", "popleft", "pop", "recv")
@@ -144,9 +133,9 @@ def unanswered(facts: Facts) -> Iterator[Witness]:
                 yield _report(fn, take, answers[0], skipped, kind)
 
 
-def _waits(facts: Facts) -> dict[str, tuple[Function, ast.AST]]:
+def _waits(facts: Facts) -> dict[str, tuple[Function, ast.expr]]:
     """How an answer is given -> where one is waited for without a timeout."""
-    waits: dict[str, tuple[Function, ast.AST]] = {}
+    waits: dict[str, tuple[Function, ast.expr]] = {}
     for use in facts.uses(("wait",), EVENTS):
         if not use.call.args and not has_timeout(use.call, "wait"):
             waits.setdefault("set", (use.fn, use.call))
@@ -159,17 +148,15 @@ def _waits(facts: Facts) -> dict[str, tuple[Function, ast.AST]]:
 
 
 def _made_here(facts: Facts, answer: str) -> bool:
-    """Whether this file makes the event or future of a request, and passes it on."""
+    """Whether this file makes the event or future of a request, and passes it on, or a request brings its own."""
     for fn in facts.module.functions:
         for target, value in fn.assigns:
             kind = facts.module.constructed_kind(value, fn) if isinstance(value, ast.Call) else None
-            fits = makes_future(value) if answer == "set_result" else kind in EVENTS
-            if fits and isinstance(target, ast.Name | ast.Attribute):
-                name = dotted(target)
-                if any(dotted(n) == name and _passed(n) for n in (*fn.names, *fn.attributes)):
-                    return True
-                if isinstance(target, ast.Attribute) and fn.name == "__init__":
-                    return True  # a request that brings its own
+            if not (makes_future(value) if answer == "set_result" else kind in EVENTS):
+                continue
+            passed = any(dotted(n) == dotted(target) and _passed(n) for n in (*fn.names, *fn.attributes))
+            if passed or (isinstance(target, ast.Attribute) and fn.name == "__init__"):
+                return True
     return False
 
 
@@ -220,18 +207,14 @@ def _meets(call: ast.Call, names: set[str]) -> bool:
 
 
 def _report(
-    fn: Function, take: ast.Call, answer: ast.Call, skipped: Skipped, waiter: tuple[Function, ast.AST]
+    fn: Function, take: ast.Call, answer: ast.Call, skipped: Skipped, waiter: tuple[Function, ast.expr]
 ) -> Witness:
-    at = getattr(waiter[1], "lineno", waiter[0].line)
+    line = skipped.node.line
+    how, continues = f"on the way over line {line}", "continues without an answer"
+    if skipped.raised:
+        how, continues = f"if line {line} raises", "raises, and does not answer"
     return Witness(
-        answer,
-        fn,
-        take=take,
-        how=f"if line {skipped.node.line} raises" if skipped.raised else f"on the way over line {skipped.node.line}",
-        waiter=waiter,
-        wait_line=at,
-        skipped=skipped,
-        continues="raises, and does not answer" if skipped.raised else "continues without an answer",
+        answer, fn, how=how, continues=continues, take=take, waiter=waiter, wait_line=waiter[1].lineno, skipped=skipped
     )
 
 

@@ -9,7 +9,7 @@ from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import Effect, runs_now
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts, same_object
-from paceline.concurrency.check.syntax.declarations import Class, Function
+from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
     dotted,
     following,
@@ -23,9 +23,9 @@ from paceline.concurrency.check.threads.accesses import Access
 from paceline.concurrency.check.threads.shared_state import (
     BEGINNINGS,
     accesses_of_class,
-    accesses_of_globals,
     is_caught,
     is_teardown,
+    shared_things,
 )
 from paceline.concurrency.check.threads.sharing import (
     absent,
@@ -46,9 +46,7 @@ def decided_twice(facts: Facts) -> Iterator[Witness]:
     """Report tests of attributes and globals whose branch changes them, in functions that several threads run."""
     if not facts.has_threads:
         return
-    groups = [g for cls in facts.module.classes.values() for g in accesses_of_class(cls, facts).values()]
-    groups += accesses_of_globals(facts).values()
-    for accesses in groups:
+    for accesses, _ in shared_things(facts):
         if any(a.changes for a in accesses):
             yield from list(_decided(accesses, facts)) or _replaced(accesses, facts)
     yield from _between_calls(facts)
@@ -117,26 +115,14 @@ def _decided(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
 def _replaced(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """`self.timer.cancel()` and then `self.timer = Timer(...)`: of two that are made at once, one is not cancelled."""
     for change in accesses:
-        statement = parent(change.node)
+        statement, fn = parent(change.node), change.fn
         makes = change.kind == "write" and isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Call)
-        if (
-            not makes
-            or change.locks
-            or change.fn.asynchronous
-            or change.fn.name in BEGINNINGS
-            or is_teardown(change.fn)
-        ):
+        if not makes or change.locks or fn.asynchronous or fn.name in BEGINNINGS or is_teardown(fn):
             continue
-        for read in accesses:
+        for read in (a for a in accesses if a.fn is fn and a.line < change.line and not a.locks):
             method = parent(read.node)
             ends = isinstance(method, ast.Attribute) and method.attr in ENDS and isinstance(parent(method), ast.Call)
-            if (
-                ends
-                and read.fn is change.fn
-                and read.line < change.line
-                and not read.locks
-                and may_coincide(change, change, facts)
-            ):
+            if ends and may_coincide(change, change, facts):
                 yield _report(read, change, None)
                 return
 
@@ -240,15 +226,11 @@ def _report(read: Access, change: Access, callee: Function | None) -> Witness:
 
 def generator_shared(facts: Facts) -> Iterator[Witness]:
     """Report `next()` of a generator that an attribute or a global holds, in functions that several threads run."""
-    if not facts.has_threads:
-        return
-    for cls in facts.module.classes.values():
-        for name, accesses in accesses_of_class(cls, facts).items():
-            if any(_is_generator(value, fn, facts) for value, fn in cls.values.get(name, ())):
-                yield from _advanced_by_one(accesses, facts)
     top = facts.module.top
-    for name, accesses in accesses_of_globals(facts).items():
-        if _is_generator(top.bound.get(name), top, facts):
+    for accesses, cls in shared_things(facts) if facts.has_threads else ():
+        name = accesses[0].thing.rpartition(".")[2]
+        values = cls.values.get(name, ()) if cls is not None else [(top.bound.get(name), top)]
+        if any(_is_generator(value, fn, facts) for value, fn in values):
             yield from _advanced_by_one(accesses, facts)
 
 
@@ -300,47 +282,29 @@ def interleaved(facts: Facts) -> Iterator[Witness]:
 
 def thread_bound(facts: Facts) -> Iterator[Witness]:
     """Report such objects in attributes that a thread and another one use."""
-    if not facts.has_threads:
-        return
-    for cls in facts.module.classes.values():
-        for name, accesses in accesses_of_class(cls, facts).items():
-            if any(facts.threads_of(a.fn) for a in accesses):
-                yield from _kept_by_one(name, accesses, cls, facts)
+    for accesses, cls in shared_things(facts) if facts.has_threads else ():
+        used = [a for a in accesses if isinstance(parent(a.node), ast.Attribute) and not is_teardown(a.fn)]
+        in_threads = [a for a in used if facts.threads_of(a.fn)]
+        if cls is not None and in_threads:
+            yield from _kept_by_one(used, in_threads, cls.values.get(accesses[0].thing.rpartition(".")[2], []), facts)
 
 
-def _kept_by_one(name: str, accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Witness]:
-    values = [(v, f) for v, f in cls.values.get(name, ()) if isinstance(v, ast.Call)]
-    kinds = {libraries.bound(type_name(value, fn, facts.module)) for value, fn in values}
-    used = [a for a in accesses if isinstance(parent(a.node), ast.Attribute) and not is_teardown(a.fn)]
+def _kept_by_one(
+    used: list[Access], in_threads: list[Access], values: list[tuple[ast.expr, Function]], facts: Facts
+) -> Iterator[Witness]:
+    """The first use in a thread of an object that only its maker, or only one thread at a time, may use."""
+    makers = [(v, f) for v, f in values if isinstance(v, ast.Call)]
+    kinds = {libraries.bound(type_name(value, fn, facts.module)) for value, fn in makers}
     if kinds == {"maker"}:
-        calls = (c for c, _ in facts.module.calls)
-        if any(keyword(c, "check_same_thread") is not None for c in calls):
+        allowed = any(keyword(c, "check_same_thread") is not None for c, _ in facts.module.calls)
+        if allowed or any(facts.threads_of(fn) and fn.name != "__init__" for _, fn in makers):
             return
-        if any(facts.threads_of(fn) and fn.name != "__init__" for _, fn in values):
+        at, line = in_threads[0], min(value.lineno for value, _ in makers)
+        what = f"was opened by another thread (line {line}), and refuses this one"
+        yield Witness(at.node, at.fn, confidence=0.7, access=at, what=what, line=line)
+    for at in in_threads if kinds == {"one"} else ():
+        others = (o for o in used if o.fn is not at.fn and not o.locks & at.locks and may_coincide(at, o, facts))
+        if (other := next(others, None)) is not None:
+            what = f"is used by {other.fn.qualname} in another thread at the same time"
+            yield Witness(at.node, at.fn, confidence=0.6, access=at, what=what, line=other.line)
             return
-        at = next((a for a in used if facts.threads_of(a.fn)), None)
-        line = min(value.lineno for value, _ in values)
-        if at is not None:
-            yield Witness(
-                at.node,
-                at.fn,
-                confidence=0.7,
-                access=at,
-                what=f"was opened by another thread (line {line}), and refuses this one",
-                line=line,
-            )
-    elif kinds == {"one"}:
-        for at in used:
-            other = next(
-                (o for o in used if o.fn is not at.fn and not o.locks & at.locks and may_coincide(at, o, facts)), None
-            )
-            if other is not None and facts.threads_of(at.fn):
-                yield Witness(
-                    at.node,
-                    at.fn,
-                    confidence=0.6,
-                    access=at,
-                    what=f"is used by {other.fn.qualname} in another thread at the same time",
-                    line=other.line,
-                )
-                return

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS, LOCKS
-from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.tree import dotted, enclosing, following, last_line, lines_of, parent, short_name
@@ -15,12 +15,11 @@ from paceline.concurrency.check.threads.accesses import SHRINKS, Access
 from paceline.concurrency.check.threads.evidence import CLAIMS, IMPORTS, of_all_objects, of_threads
 from paceline.concurrency.check.threads.shared_state import (
     accesses_of_arguments,
-    accesses_of_class,
-    accesses_of_globals,
     accesses_of_locals,
     is_caught,
     is_shared,
     own_locks,
+    shared_things,
 )
 from paceline.concurrency.check.threads.sharing import (
     absent,
@@ -28,6 +27,7 @@ from paceline.concurrency.check.threads.sharing import (
     emptied_at_once,
     filled_if_missing,
     filled_under_late_lock,
+    found_by,
     may_coincide,
     removed_at_once,
     stored_if_missing,
@@ -36,38 +36,26 @@ from paceline.concurrency.check.threads.sharing import (
 
 def check_then_act(facts: Facts) -> Iterator[Witness]:
     """Report checks and uses of attributes and globals that threads share, and `locked()` before acquire()."""
-    for cls in facts.module.classes.values():
-        if not is_shared(cls, facts):
-            continue
-        for accesses in accesses_of_class(cls, facts).values():
+    for accesses, cls in shared_things(facts):
+        if cls is not None and is_shared(cls, facts):
             yield from _vanishes(accesses, facts)
             yield from _removed(accesses, cls)
+        if cls is None or is_shared(cls, facts):
             yield from _filled(accesses, cls)
-    for accesses, sign in _shared(facts):
-        yield from _at_once(accesses, sign, facts)
+        if sign := of_threads(cls, facts, accesses[0].line):
+            yield from _at_once(accesses, sign, facts)
     for accesses in (*accesses_of_arguments(facts), *accesses_of_locals(facts)):
         yield from _at_once(accesses, 0.0, facts)
-    for accesses in accesses_of_globals(facts).values():
-        yield from _filled(accesses, None)
     yield from _locked(facts)
-
-
-def _shared(facts: Facts) -> Iterator[tuple[list[Access], float]]:
-    """The accesses of every attribute and global that threads may share, and how strong the signs of that are."""
-    for cls in facts.module.classes.values():
-        sign = of_threads(cls, facts)
-        for accesses in accesses_of_class(cls, facts).values() if sign else ():
-            yield accesses, sign
-    for accesses in accesses_of_globals(facts).values():
-        if sign := of_threads(None, facts, accesses[0].line):
-            yield accesses, sign
 
 
 def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Witness]:
     """Checks of a key and uses of it in functions that threads run at the same time."""
     yield from _filled_twice(accesses, sign, facts)
-    yield from _claimed(accesses, facts)
-    yield from _last_item_taken(accesses, facts)
+    for access, line in list(claimed_at_once(accesses, facts))[:1]:
+        yield Witness(access.node, access.fn, "claimed", access=access, line=line)
+    for access, loop in list(emptied_at_once(accesses, facts))[:1]:
+        yield Witness(access.node, access.fn, "last-item-taken", access=access, loop=loop)
     yield from _removed_between(accesses, facts)
 
 
@@ -85,28 +73,17 @@ def _filled_twice(accesses: list[Access], sign: float, facts: Facts) -> Iterator
         )
 
 
-def _last_item_taken(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
-    """The last item, which two threads take."""
-    for access, loop in list(emptied_at_once(accesses, facts))[:1]:
-        yield Witness(access.node, access.fn, "last-item-taken", access=access, loop=loop)
-
-
 def _removed_between(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """A key that another thread removes after it was found."""
     for access, check, other in list(removed_at_once(accesses, facts))[:1]:
-        looped = isinstance(check, ast.For)
-        action = f"copies the keys of {access.thing}" if looped else "finds the key"
-        copied = f"the keys of {access.thing} are copied at line {check.lineno}, and an item"
-        what = (
-            f"{copied} is used here"
-            if looped
-            else f"{access.thing} is asked for a key at line {check.lineno} and used here"
-        )
+        action, what = found_by(access, check)
+        action += f" of {access.thing}" * isinstance(check, ast.For)
+        sure = 0.6 if facts.threads_of(other.fn) else 0.5
         yield Witness(
             access.node,
             access.fn,
             "removed-between",
-            confidence=0.6 if facts.threads_of(other.fn) else 0.5,
+            confidence=sure,
             what=what,
             other=other,
             check=check,
@@ -115,31 +92,15 @@ def _removed_between(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
         )
 
 
-def _claimed(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
-    """An item that two threads find missing, and both add."""
-    for access, line in list(claimed_at_once(accesses, facts))[:1]:
-        yield Witness(access.node, access.fn, "claimed", access=access, line=line)
-
-
 def _locked(facts: Facts) -> Iterator[Witness]:
     """`if not lock.locked(): lock.acquire()`."""
     for fn in facts.module.functions:
         for test in fn.tests:
-            call = next(
-                (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) == "locked"), None
-            )
-            if call is None or not isinstance(test, ast.If) or not isinstance(call.func, ast.Attribute):
-                continue
-            lock = facts.module.resource(call.func.value, fn)
-            if lock is None or lock.kind in ASYNC_LOCKS:
-                continue
-            for effect in facts.walker.effects(fn):
-                if (
-                    effect.kind == "take"
-                    and effect.resource is not None
-                    and effect.resource.id == lock.id
-                    and enclosing(effect.node, ast.If) is test
-                ):
+            calls = [n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) == "locked"]
+            lock = resource_of(calls[0], ("locked",), fn, facts) if calls and isinstance(test, ast.If) else None
+            for effect in facts.walker.effects(fn) if lock is not None and lock.kind not in ASYNC_LOCKS else ():
+                taken = effect.resource if effect.kind == "take" and enclosing(effect.node, ast.If) is test else None
+                if taken is not None and lock is not None and taken.id == lock.id:
                     yield Witness(effect.node, fn, "locked", lock=lock, test=test, effect=effect)
 
 

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 from paceline.concurrency.check.libraries.catalogue import RANK_CALLS, RANK_ZERO_FIRST
-from paceline.concurrency.check.ranks.branches import condition
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
+    around,
     contexts_around,
     dotted,
     enclosing,
@@ -20,6 +20,7 @@ from paceline.concurrency.check.syntax.tree import (
     keyword,
     last_line,
     parent,
+    receiver_of,
     short_name,
 )
 from paceline.concurrency.check.threads.evidence import IMPORTS, of_threads
@@ -83,7 +84,9 @@ def exists_then_create(facts: Facts) -> Iterator[Witness]:
             if not isinstance(test, ast.If):
                 continue
             check = next(_asks(test), None)
-            if check is None or _one_rank(test, fn, facts) or facts.held_at(test, fn) or _in_turn(fn, facts):
+            if check is None or facts.sequences.tests_around(test.test, fn) or facts.held_at(test, fn):
+                continue
+            if _in_turn(fn, facts):
                 continue
             if ranks is None:
                 ranks = _ranks(facts)
@@ -124,7 +127,9 @@ def _recreated(facts: Facts) -> Iterator[Witness]:
             path = _path_of(call)
             if short_name(call.func) not in MAKES or path not in calls or calls[path].lineno > call.lineno:
                 continue
-            if is_constant(keyword(call, "exist_ok"), True) or foreseen(call) or _one_rank_only(call, fn, facts):
+            if is_constant(keyword(call, "exist_ok"), True) or foreseen(call):
+                continue
+            if facts.sequences.tests_around(call, fn):
                 continue
             if _confidence(path, fn, _meets_others(fn, facts)) >= 0.5:
                 yield Witness(call, fn, "recreated", path=path, removed_at=calls[path].lineno)
@@ -133,20 +138,11 @@ def _recreated(facts: Facts) -> Iterator[Witness]:
 
 def _path_of(call: ast.Call) -> str:
     """The path that a function of `os` or `shutil`, or a method of a path, is about."""
-    owner = dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-    return (
-        owner
-        if owner and owner.partition(".")[0] not in ("os", "shutil")
-        else ast.unparse(call.args[0])
-        if call.args
-        else ""
-    )
-
-
-def _one_rank_only(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    """Whether a condition on the rank is around a call."""
-    test = enclosing(call, ast.If)
-    return isinstance(test, ast.If) and _one_rank(test, fn, facts)
+    receiver = receiver_of(call)
+    owner = dotted(receiver) if receiver is not None else ""
+    if owner and owner.partition(".")[0] not in ("os", "shutil"):
+        return owner
+    return ast.unparse(call.args[0]) if call.args else ""
 
 
 def _listed(facts: Facts) -> Iterator[Witness]:
@@ -181,10 +177,12 @@ def _lock_files(facts: Facts) -> Iterator[Witness]:
 def _claims(test: ast.AST, fn: Function) -> bool:
     """Whether a function answers yes to one caller only: no where a test finds the file, and yes where it makes it."""
     last = test.body[-1] if isinstance(test, ast.If) else None
-    refused = isinstance(last, ast.Return) and (
-        last.value is None or is_constant(last.value, False) or is_constant(last.value, None)
-    )
-    return refused and any(r is not last and r.value is not None and not is_constant(r.value, None) for r in fn.returns)
+    refused = isinstance(last, ast.Return) and (_is_none(last.value) or is_constant(last.value, False))
+    return refused and any(r is not last and not _is_none(r.value) for r in fn.returns)
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return value is None or is_constant(value, None)
 
 
 def _opens_to_write(call: ast.Call, path: str) -> bool:
@@ -271,17 +269,6 @@ def _lets_one_go_first(node: ast.With, facts: Facts) -> bool:
     return named or any(fn is not None and fn.generator and facts.sequences.operations(fn) for fn in functions)
 
 
-def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
-    """Whether a condition on the rank is around the test."""
-    around = test
-    while isinstance(around, ast.If):
-        parts = around.test.values if isinstance(around.test, ast.BoolOp) else [around.test]
-        if any(condition(part, fn, facts.module) is not None for part in parts):
-            return True
-        around = enclosing(around, ast.If)  # type: ignore[assignment]
-    return False
-
-
 def _makes(call: ast.Call, path: str, fn: Function, ranks: bool) -> bool:
     """Whether the call creates this path, or removes what others know of; among ranks, also whether it writes it."""
     name = short_name(call.func)
@@ -306,31 +293,18 @@ def removed_first(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         moves = [c for c in fn.calls if short_name(c.func) in MOVES and len(c.args) + len(c.keywords) > 1]
         for removal in fn.calls if moves else ():
-            path = _removed(removal)
-            test = enclosing(removal, ast.If)
-            if not path or not isinstance(test, ast.If) or _of_one_system(removal) or foreseen(removal):
+            path = _path_of(removal) if short_name(removal.func) in ("remove", "unlink") else ""
+            test = enclosing(removal, ast.If) if path else None
+            if test is None or not any(_asks(test)) or path not in ast.unparse(test.test):
                 continue
             move = next((m for m in moves if m.lineno > removal.lineno and _follows(m, test) and _to(m, path)), None)
-            if (
-                any(_asks(test))
-                and move is not None
-                and path in ast.unparse(test.test)
-                and not facts.held_at(removal, fn)
-            ):
+            apart = _of_one_system(removal) or foreseen(removal) or facts.held_at(removal, fn)
+            if move is not None and not apart:
                 links = short_name(move.func) in ("symlink", "link")
                 action = "linked" if links else "moved there"
                 instead = "make the link under another name, then call" if links else "use"
                 yield Witness(removal, fn, path=path, action=action, move=move, instead=instead)
                 break
-
-
-def _removed(call: ast.Call) -> str:
-    """The path that a call removes."""
-    if short_name(call.func) not in ("remove", "unlink"):
-        return ""
-    if call.args:
-        return ast.unparse(call.args[0])
-    return dotted(call.func.value) if isinstance(call.func, ast.Attribute) else ""
 
 
 def _follows(move: ast.Call, test: ast.If) -> bool:
@@ -351,12 +325,7 @@ def _to(move: ast.Call, path: str) -> bool:
 
 def _of_one_system(node: ast.AST) -> bool:
     """Whether this is done on one operating system only: where no file can take the place of another one."""
-    test = enclosing(node, ast.If)
-    while isinstance(test, ast.If):
-        if _SYSTEM.search(ast.unparse(test.test)):
-            return True
-        test = enclosing(test, ast.If)
-    return False
+    return any(_SYSTEM.search(ast.unparse(test.test)) for test in around(node, ast.If))
 
 
 _SYSTEM = re.compile(r"os\.name|platform|windows|win32|\bnt\b", re.I)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
+    calls_in,
     dotted,
     enclosing,
     following,
@@ -23,165 +25,170 @@ from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_share
 from paceline.concurrency.check.threads.sharing import absent, may_overlap, present
 
 
+class Act(NamedTuple):
+    """What a test decides on, which two threads may do that both find the same."""
+
+    at: ast.AST
+    what: str
+    about: str
+    confidence: float
+    condition: str = ""  # where it is not the test as it is written
+
+
 def lazy_start(facts: Facts) -> Iterator[Witness]:
     """Report tests of existence, outside a lock, that guard a creation or a start."""
+    acts = (_starts, _single, _made_at_once, _flagged, _own_lock, _signalled_by_thread, _event_as_lock)
     for fn in facts.module.functions:
         if (fn.name in BEGINNINGS and fn.name != "__new__") or fn is facts.module.top:
             continue
-        for test in fn.tests:
-            if not isinstance(test, ast.If) or facts.held_at(test, fn):
-                continue
-            yield from _starts(test, fn, facts)
-            yield from _single(test, fn, facts)
-            yield from _made_at_once(test, fn, facts)
-            yield from _flagged(test, fn, facts)
-            yield from _own_lock(test, fn, facts)
-            yield from _signalled_by_thread(test, fn, facts)
-            yield from _event_as_lock(test, fn, facts)
-        yield from _unless_there(fn, facts)
+        for test in (t for t in fn.tests if isinstance(t, ast.If) and not facts.held_at(t, fn)):
+            for act in (each for of_kind in acts if (each := of_kind(test, fn, facts)) is not None):
+                yield _witness(act, act.condition or f"`{ast.unparse(test.test)}`", fn)
+        if (act := _unless_there(fn, facts)) is not None:
+            yield _witness(act, act.condition, fn)
 
 
-def _unless_there(fn: Function, facts: Facts) -> Iterator[Witness]:
+def _witness(act: Act, condition: str, fn: Function) -> Witness:
+    line = getattr(act.at, "lineno", fn.line)
+    sure, what, about = act.confidence, act.what, act.about
+    return Witness(act.at, fn, confidence=sure, what=what, condition=condition, line=line, about=about)
+
+
+def _unless_there(fn: Function, facts: Facts) -> Act | None:
     """`try: return self.x`, and `except AttributeError: self.x = make()`, in an object that threads share."""
     if fn.cls is None or fn.asynchronous or of_threads(fn.cls, facts) < OWNS_OTHER or facts.guards(fn):
-        return
+        return None
     for target, value in fn.assigns:
         handler, name = enclosing(target, ast.ExceptHandler), dotted(target)
-        if not isinstance(handler, ast.ExceptHandler) or handler.type is None or not _creates(value, fn):
+        if handler is None or handler.type is None or short_name(handler.type) != "AttributeError":
             continue
-        tried = parent(handler)
-        asks = (n for s in tried.body for n in ast.walk(s)) if isinstance(tried, ast.Try) else ()
+        asks = (n for s in parent(handler).body for n in ast.walk(s))  # type: ignore[union-attr]
         read = any(isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load) and dotted(n) == name for n in asks)
-        on_self = name.startswith(f"{fn.self_name}.") and name.count(".") == 1 and "local" not in name
-        if short_name(handler.type) == "AttributeError" and read and on_self and not facts.held_at(target, fn):
-            condition = f"`{ast.unparse(handler.type)}` of {name}"
-            yield _report_lazy_start(
-                target, fn, f"{name} is created on first use by several threads", condition, name, 0.55
-            )
-            return
+        made = read and _on_self(name, fn) and "local" not in name and _creates(value, fn)
+        if made and not facts.held_at(target, fn):
+            return Act(target, _CREATED.format(name), name, 0.55, f"`{ast.unparse(handler.type)}` of {name}")
+    return None
 
 
-def _starts(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
+_CREATED = "{} is created on first use by several threads"
+_AS_LOCK = "{} serves as a lock, but is tested and set apart"
+
+
+def _on_self(name: str, fn: Function) -> bool:
+    """Whether this is an attribute of the own object."""
+    return bool(fn.self_name) and name.startswith(f"{fn.self_name}.") and name.count(".") == 1
+
+
+def _assigned(name: str, test: ast.If) -> list[ast.Assign]:
+    """The assignments to a name in the branch of a test."""
+    return [s for s in test.body if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name]
+
+
+def _starts(test: ast.If, fn: Function, facts: Facts) -> Act | None:
     """`if not self.running: self.start()` of a thread, in a method that does something else."""
     if fn.cls is None or not fn.cls.is_a("threading.Thread", "Thread") or fn.name.startswith("__"):
-        return
-    if starts_or_ends(fn):
-        return
-    if "is_alive" in ast.unparse(test.test) or "isAlive" in ast.unparse(test.test):
-        return
-    for statement in test.body:
-        call = statement.value if isinstance(statement, ast.Expr) else None
-        if (
-            isinstance(call, ast.Call)
-            and dotted(call.func) == f"{fn.self_name}.start"
-            and fn.cls.method("start") is None
-        ):
-            yield _report_lazy_start(
-                call,
-                fn,
-                "the thread is started on first use",
-                f"`{ast.unparse(test.test)}`",
-                f"{fn.cls.name}.start",
-                0.65,
-            )
+        return None
+    if starts_or_ends(fn) or re.search("is_alive|isAlive", ast.unparse(test.test)) or fn.cls.method("start"):
+        return None
+    calls = (s.value for s in test.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call))
+    start = next((c for c in calls if dotted(c.func) == f"{fn.self_name}.start"), None)
+    return start and Act(start, "the thread is started on first use", f"{fn.cls.name}.start", 0.65)
 
 
-def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
+def _single(test: ast.If, fn: Function, facts: Facts) -> Act | None:
+    """A thread of an object that has a lock, started on first use without it."""
+    name = absent(test.test)
+    if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or starts_or_ends(fn):
+        return None
+    if not is_shared(fn.cls, facts) or (fn.name.startswith("_") and facts.guards(fn)):
+        return None
+    values = (facts.module.constructed(*pair) for pairs in fn.cls.values.values() for pair in pairs)
+    if not any(made is not None and made[0] in ("Lock", "RLock") for made in values):
+        return None
+    made_here = ((s, facts.module.constructed(s.value, fn)) for s in _assigned(name, test))
+    thread = next((s for s, made in made_here if made is not None and made[0] == "Thread"), None)
+    what = f"{name} is created and started on first use, without the object's lock"
+    return thread and Act(thread, what, name, 0.65)
+
+
+def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Act | None:
     """An attribute or global that several threads create on first use."""
     name = absent(test.test)
-    on_self = fn.cls is not None and name.startswith(fn.self_name + ".") and name.count(".") == 1
+    on_self = fn.cls is not None and _on_self(name, fn)
     if not name or fn.asynchronous or not (on_self or name in fn.globals) or is_teardown(fn):
-        return
+        return None
     together = may_overlap(fn, fn, facts)
     sign = of_threads(fn.cls if on_self else None, facts, fn.line)
     least = IMPORTS if on_self and of_all_objects(fn) else OWNS_OTHER
     if not together and (sign < least or facts.guards(fn) or starts_or_ends(fn)):
-        return
-    for statement in test.body:
-        if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
-            creates = _creates(statement.value, fn)
-            if creates and not facts.held_at(statement, fn):
-                tested = f"`{ast.unparse(test.test)}`"
-                sure = 0.6 if together else 0.55
-                yield _report_lazy_start(
-                    statement, fn, f"{name} is created on first use by several threads", tested, name, sure
-                )
-                return
+        return None
+    bare = (s for s in _assigned(name, test) if _creates(s.value, fn) and not facts.held_at(s, fn))
+    made = next(bare, None)
+    return made and Act(made, _CREATED.format(name), name, 0.6 if together else 0.55)
 
 
-def _flagged(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
+def _flagged(test: ast.If, fn: Function, facts: Facts) -> Act | None:
     """`if not self._sent: self._sent = True; send()` in an object that has a lock, without the lock."""
     name = absent(test.test)
-    attribute = name.removeprefix(f"{fn.self_name}.")
-    if fn.cls is None or name == attribute or fn.asynchronous or is_teardown(fn) or not owns_lock(fn.cls, facts):
-        return
-    if facts.guards(fn) or starts_or_ends(fn) or fn.name.endswith("locked"):
-        return
-    for statement in test.body:
-        if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name:
-            works = any(isinstance(n, ast.Call) for s in test.body for n in ast.walk(s) if s is not statement)
-            if is_constant(statement.value, True) and works and not facts.held_at(statement, fn):
-                tested = f"`{ast.unparse(test.test)}`"
-                yield _report_lazy_start(
-                    statement, fn, f"{name} is tested and set without the object's lock", tested, name, 0.5
-                )
-                return
+    if fn.cls is None or not name.startswith(f"{fn.self_name}.") or fn.asynchronous or is_teardown(fn):
+        return None
+    if not owns_lock(fn.cls, facts) or facts.guards(fn) or starts_or_ends(fn) or fn.name.endswith("locked"):
+        return None
+    for flag in _assigned(name, test):
+        works = calls_in(n for s in test.body for n in ast.walk(s) if s is not flag)
+        if is_constant(flag.value, True) and works and not facts.held_at(flag, fn):
+            return Act(flag, f"{name} is tested and set without the object's lock", name, 0.5)
+    return None
 
 
-def _signalled_by_thread(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
+def _signalled_by_thread(test: ast.If, fn: Function, facts: Facts) -> Act | None:
     """`if self.connected: return`, then a thread is started that sets the flag once it has connected."""
     flag = dotted(test.test) if isinstance(test.body[-1], ast.Return) else ""
-    if fn.cls is None or not flag.startswith(f"{fn.self_name}.") or flag.count(".") != 1:
-        return
+    if fn.cls is None or not _on_self(flag, fn):
+        return None
     if any(dotted(t) == flag and t.lineno > test.lineno for t, _ in fn.assigns):
-        return
+        return None
     for root in facts.roots:
-        starts = root.kind == "thread" and test.lineno < root.line <= last_line(fn.node)
-        if starts and any(dotted(t) == flag and is_constant(v, True) for t, v in root.function.assigns):
+        begun = root.kind == "thread" and test.lineno < root.line <= last_line(fn.node)
+        if begun and any(dotted(t) == flag and is_constant(v, True) for t, v in root.function.assigns):
             start = next((c for c in fn.calls if c.lineno == root.line), None)
             if start is not None and not facts.held_at(start, fn):
                 what = f"{flag} says that the thread is there, but is set only by the thread itself"
-                yield _report_lazy_start(start, fn, what, f"`not {flag}`", flag, 0.65)
-                return
+                return Act(start, what, flag, 0.65, f"`not {flag}`")
+    return None
 
 
-def _own_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
+def _own_lock(test: ast.If, fn: Function, facts: Facts) -> Act | None:
     """`if not self.busy: self.busy = True; work(); self.busy = False`: a lock of its own, of a test and a change."""
     leaves = isinstance(test.body[-1], ast.Return | ast.Continue)
     operands = test.test.values if isinstance(test.test, ast.BoolOp) else [test.test]
-    names = {dotted(value) for value in operands} if leaves else {absent(value) for value in operands}
+    names = {dotted(value) if leaves else absent(value) for value in operands}
     flags = [name for name in names if _BUSY.search(name) and (name in fn.globals or name.startswith("self."))]
     if not flags or fn.asynchronous or of_threads(fn.cls, facts, fn.line) < IMPORTS:
-        return
+        return None
     changes = [(t, v) for t, v in fn.assigns if dotted(t) == flags[0] and t.lineno > test.lineno]
-    target = next((t for t, v in changes if is_constant(v, True)), None)
-    freed = any(is_constant(v, False) and target is not None and t.lineno > target.lineno for t, v in changes)
-    if target is not None and freed and not facts.held_at(target, fn):
-        tested = f"`{ast.unparse(test.test)}`"
-        yield _report_lazy_start(
-            target, fn, f"{flags[0]} serves as a lock, but is tested and set apart", tested, flags[0], 0.55
-        )
+    taken = next((t for t, v in changes if is_constant(v, True)), None)
+    freed = taken and any(is_constant(v, False) and t.lineno > taken.lineno for t, v in changes)
+    if taken is None or not freed or facts.held_at(taken, fn):
+        return None
+    return Act(taken, _AS_LOCK.format(flags[0]), flags[0], 0.55)
 
 
-def _event_as_lock(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
+def _event_as_lock(test: ast.If, fn: Function, facts: Facts) -> Act | None:
     """`if self.busy.is_set(): return`, `self.busy.set()`, the work, and `self.busy.clear()`: an event is no lock."""
     event = resource_of(test.test, ("is_set", "isSet"), fn, facts) if isinstance(test.test, ast.Call) else None
     leaves = isinstance(test.body[-1], ast.Return | ast.Continue)
-    if event is None or event.kind != "Event" or not leaves or fn.asynchronous or facts.held_at(test, fn):
-        return
-    changes = [
-        (c, r) for c in fn.calls if c.lineno > test.lineno and (r := resource_of(c, ("set", "clear"), fn, facts))
-    ]
-    calls = [c for c, r in changes if r.id == event.id]
+    if event is None or event.kind != "Event" or not leaves or fn.asynchronous:
+        return None
+    later = [(c, resource_of(c, ("set", "clear"), fn, facts)) for c in fn.calls if c.lineno > test.lineno]
+    calls = [c for c, changed in later if changed is not None and changed.id == event.id]
     names = [short_name(c.func) for c in calls]
-    if names[:1] == ["set"] and "clear" in names[1:]:
-        tested = f"`{ast.unparse(test.test)}`"
-        yield _report_lazy_start(
-            calls[0], fn, f"{event.id} serves as a lock, but is tested and set apart", tested, event.id, 0.55
-        )
+    is_lock = names[:1] == ["set"] and "clear" in names[1:]
+    return Act(calls[0], _AS_LOCK.format(event.id), event.id, 0.55) if is_lock else None
 
 
 _BUSY = re.compile(r"busy|running|working|in_progress|inprogress|locked|processing|flushing|syncing|reconnecting", re.I)
+_MAKERS = ("create", "make", "build", "new", "open", "connect", "get_", "load", "local")
 
 
 def _creates(value: ast.expr, fn: Function) -> bool:
@@ -190,46 +197,10 @@ def _creates(value: ast.expr, fn: Function) -> bool:
         return _creates(value.elt, fn)
     if isinstance(value, ast.Name) and isinstance(call := fn.bound.get(value.id), ast.Call):
         return _creates(call, fn)
-    if not isinstance(value, ast.Call):
-        return False
-    name = short_name(value.func)
+    name = short_name(value.func) if isinstance(value, ast.Call) else ""
     if name == "__new__" or (name == "cls" and name == fn.self_name):
         return True
-    name = name.strip("_")
-    return name[:1].isupper() or name.startswith(
-        ("create", "make", "build", "new", "open", "connect", "get_", "load", "local")
-    )
-
-
-def _single(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
-    """A thread of an object that has a lock, started on first use without it."""
-    name = absent(test.test)
-    if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or starts_or_ends(fn):
-        return
-    if not is_shared(fn.cls, facts) or (fn.name.startswith("_") and facts.guards(fn)):
-        return
-    has_lock = any(
-        (m := facts.module.constructed(v, f)) and m[0] in ("Lock", "RLock")
-        for vs in fn.cls.values.values()
-        for v, f in vs
-    )
-    for statement in test.body:
-        if isinstance(statement, ast.Assign) and dotted(statement.targets[0]) == name and has_lock:
-            construction = facts.module.constructed(statement.value, fn)
-            if construction is not None and construction[0] == "Thread":
-                yield _report_lazy_start(
-                    statement,
-                    fn,
-                    f"{name} is created and started on first use, without the object's lock",
-                    f"`{ast.unparse(test.test)}`",
-                    name,
-                    0.65,
-                )
-
-
-def _report_lazy_start(at: ast.AST, fn: Function, what: str, condition: str, about: str, confidence: float) -> Witness:
-    line = getattr(at, "lineno", fn.line)
-    return Witness(at, fn, confidence=confidence, what=what, condition=condition, line=line, about=about)
+    return name.strip("_")[:1].isupper() or name.strip("_").startswith(_MAKERS)
 
 
 WORDS = ("init", "ready", "done", "loaded", "setup", "set_up", "attempted", "started", "checked", "created", "cached",
@@ -241,18 +212,17 @@ def flag_before_work(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         if fn.name == "__init__" or fn is facts.module.top:
             continue
-        for test in fn.tests:
-            if isinstance(test, ast.If):
-                yield from _half_made(test, fn, facts)
-            name = _flag(test, fn, facts) if isinstance(test, ast.If) else ""
+        for test in (t for t in fn.tests if isinstance(t, ast.If)):
+            yield from _half_made(test, fn, facts)
+            name = _flag(test, fn, facts)
             if not name or facts.held_at(test, fn):
                 continue
             sign = of_threads(fn.cls if "." in name else None, facts, fn.line)
-            assert isinstance(test, ast.If)
-            assignments = _set_early(name, test, fn, facts)
             everywhere = name in fn.globals or name.split(".")[0] in facts.module.classes
-            if assignments is not None and (sign >= IMPORTS or everywhere) and not facts.held_at(assignments[0], fn):
-                yield _report_flag_before_work(fn, test, name, *assignments, 0.6 if sign >= OWNS_OTHER else 0.5)
+            early = _set_early(name, test, fn, facts)
+            if early is not None and (sign >= IMPORTS or everywhere) and not facts.held_at(early[0], fn):
+                (flag, later), sure = early, 0.6 if sign >= OWNS_OTHER else 0.5
+                yield Witness(flag, fn, confidence=sure, name=name, later=later, test=test)
                 break
 
 
@@ -260,7 +230,7 @@ def _half_made(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if x is None: with lock: x = make(); x.set_up()`: the check before the lock finds what is not complete yet."""
     leaves = isinstance(test.body[-1], ast.Return)
     name = absent(test.test) or (dotted(present(test.test)) if leaves else "")
-    if not name or facts.held_at(test, fn) or not (name in fn.globals or _is_shared(name, fn, facts)):
+    if not name or facts.held_at(test, fn) or not _is_shared(name, fn, facts):
         return
     for assignment in _assigns(fn):
         makes = isinstance(assignment.value, ast.Call | ast.Dict | ast.List | ast.Set)
@@ -295,8 +265,8 @@ def _flag(test: ast.If, fn: Function, facts: Facts) -> str:
 
 def _is_shared(name: str, fn: Function, facts: Facts) -> bool:
     """Whether this is a global, an attribute of the own object, or state of a class of the file."""
-    on_self = bool(fn.self_name) and name.startswith(f"{fn.self_name}.") and name.count(".") == 1
-    return on_self or name in fn.globals or ("." in name and name.split(".")[0] in facts.module.classes)
+    of_class = "." in name and name.split(".")[0] in facts.module.classes
+    return _on_self(name, fn) or name in fn.globals or of_class
 
 
 def _set_early(name: str, test: ast.If, fn: Function, facts: Facts) -> tuple[ast.Assign, ast.Assign] | None:
@@ -304,17 +274,16 @@ def _set_early(name: str, test: ast.If, fn: Function, facts: Facts) -> tuple[ast
     flag = next((n for n in _assigns(fn) if dotted(n.targets[0]) == name and is_constant(n.value, True)), None)
     if flag is None or flag.lineno < test.lineno:
         return None
-    for later in _assigns(fn):
+    for later in (n for n in _assigns(fn) if n.lineno > flag.lineno and calls_in([n.value])):
         target = dotted(later.targets[0])
         on_self = bool(fn.self_name) and target.startswith(f"{fn.self_name}.")
-        shared = on_self or _is_shared(target, fn, facts)
-        works = any(isinstance(n, ast.Call) for n in ast.walk(later.value))
-        if later.lineno > flag.lineno and shared and target != name and works:
+        if target != name and (on_self or _is_shared(target, fn, facts)):
             return flag, later
     return None
 
 
 def _assigns(fn: Function) -> Iterator[ast.Assign]:
+    """The assignments of a function itself, in their order."""
     todo: list[ast.AST] = list(fn.body)
     while todo:
         node = todo.pop(0)
@@ -322,9 +291,3 @@ def _assigns(fn: Function) -> Iterator[ast.Assign]:
             yield node
         elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
             todo = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt | ast.ExceptHandler)] + todo
-
-
-def _report_flag_before_work(
-    fn: Function, test: ast.If, name: str, flag: ast.Assign, later: ast.Assign, confidence: float
-) -> Witness:
-    return Witness(flag, fn, confidence=confidence, name=name, later=later, test=test)

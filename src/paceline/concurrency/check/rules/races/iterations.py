@@ -16,6 +16,7 @@ from paceline.concurrency.check.threads.shared_state import (
     accesses_of_elements,
     accesses_of_globals,
     is_caught,
+    is_keyed,
     is_shared,
     is_teardown,
     own_locks,
@@ -72,7 +73,8 @@ def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator
             why = (other, f"{other.fn.qualname}, which other threads may call,", 0.5)
         if why is not None and id(loop.fn) not in reported:
             reported.add(id(loop.fn))
-            yield _report_unguarded_iteration(loop, *why)
+            change, who, sure = why
+            yield Witness(loop.node, loop.fn, confidence=sure, loop=loop, who=who, change=change)
 
 
 def _replaces(change: Access) -> bool:
@@ -189,7 +191,7 @@ def _kept_for_others(loop: Access, changes: list[Access], facts: Facts, cls: Cla
     around = enclosing(loop.node, ast.For)
     over = around.iter if isinstance(around, ast.For) else None
     over = over.func.value if isinstance(over, ast.Call) and isinstance(over.func, ast.Attribute) else over
-    if over is not loop.node or not isinstance(around, ast.For) or not _is_keyed(loop, cls):
+    if over is not loop.node or not isinstance(around, ast.For) or not is_keyed(loop, facts):
         return None
     threads = any(origin.startswith(("threading", "_thread", "queue")) for origin in facts.module.imports.values())
     if loop.locks or not threads or of_threads(cls, facts) < IMPORTS or facts.runs_on_own(loop.fn):
@@ -200,16 +202,6 @@ def _kept_for_others(loop: Access, changes: list[Access], facts: Facts, cls: Cla
     apart = (c for c in changes if c.fn is not loop.fn and c.fn.cls is cls and c.kind == "shrink" and not c.locks)
     other = next((c for c in apart if not c.fn.name.startswith("__") and not may_be_alone(c.fn, facts)), None)
     return None if loop.fn.name.startswith("__") or may_be_alone(loop.fn, facts) else other
-
-
-def _is_keyed(loop: Access, cls: Class) -> bool:
-    """Whether a loop goes over a dictionary or set, which cannot change meanwhile."""
-    values = [value for value, _ in cls.values.get(loop.thing.rpartition(".")[2], ())]
-    kinds = {short_name(v.func) if isinstance(v, ast.Call) else type(v).__name__ for v in values}
-    return loop.kind == "view" or not kinds.isdisjoint(KEYED)
-
-
-KEYED = {"set", "dict", "defaultdict", "OrderedDict", "WeakSet", "WeakValueDictionary", "Set", "Dict"}
 
 
 def _given_away(loop: Access, accesses: list[Access]) -> Access | None:
@@ -245,10 +237,6 @@ def _may_come_later(change: Access, facts: Facts) -> bool:
     name = change.fn.name
     starts = any(short_name(call.func) == "start" for call in change.fn.calls)
     return not name.startswith("_") and not starts and not is_teardown(change.fn) and change.fn is not facts.module.top
-
-
-def _report_unguarded_iteration(loop: Access, change: Access, who: str, confidence: float) -> Witness:
-    return Witness(loop.node, loop.fn, confidence=confidence, loop=loop, who=who, change=change)
 
 
 LEAVES = (ast.Break, ast.Return, ast.Raise)

@@ -20,6 +20,7 @@ from paceline.concurrency.check.threads.shared_state import (
     own_locks,
 )
 from paceline.concurrency.check.threads.sharing import filled_if_missing, may_be_alone, stored_if_missing
+from paceline.concurrency.check.values.sources import parts
 
 
 def forgotten_lock(facts: Facts) -> Iterator[Witness]:
@@ -127,15 +128,10 @@ def _loses(access: Access) -> bool:
 def _excused(access: Access, facts: Facts) -> bool:
     """Whether the caller may hold the lock, or no other thread runs yet or any more."""
     fn = access.fn
-    renews = any(short_name(v.func).endswith("Lock") for _, v in fn.assigns for v in _calls(v))
+    made = (part for _, value in fn.assigns for part in parts(value) if isinstance(part, ast.Call))
+    renews = any(short_name(call.func).endswith("Lock") for call in made)
     starts = any(short_name(c.func) == "start" and c.lineno > access.line for c in fn.calls)
     return renews or starts or may_be_alone(fn, facts)
-
-
-def _calls(value: ast.expr) -> list[ast.Call]:
-    """The calls that an assigned value is made of, where it is one or a tuple of several."""
-    parts = value.elts if isinstance(value, ast.Tuple) else [value]
-    return [part for part in parts if isinstance(part, ast.Call)]
 
 
 def _decided_under_lock(accesses: list[Access]) -> list[Access]:
@@ -155,19 +151,15 @@ def _decides(access: Access) -> bool:
     return inside and not any(isinstance(n, ast.Call) and short_name(n.func) == "wait" for n in ast.walk(test))  # type: ignore[arg-type]
 
 
-def _others(guarded: Access) -> str:
-    """What the others do under the lock."""
-    return "all other changes of it hold" if guarded.changes else "most others hold to use it"
-
-
 def _report(access: Access, guarded: Access, lock: str, confidence: float) -> Witness:
+    others = "all other changes of it hold" if guarded.changes else "most others hold to use it"
     return Witness(
         access.node,
         access.fn,
         confidence=confidence,
         access=access,
         lock=lock,
-        others=_others(guarded),
+        others=others,
         guarded=guarded,
         how="changes" if guarded.changes else "uses",
     )
@@ -238,19 +230,11 @@ def _without(called: str, uses: list[Use], cls: Class, facts: Facts) -> Iterator
     """The one call without the lock that the others hold."""
     for lock in own_locks(frozenset().union(*(use.locks for use in uses)), cls):
         kind = facts.module.attribute(cls, lock.rpartition(".")[2])
-        if kind is None or kind.kind not in LOCKS - ASYNC_LOCKS:
+        holders = {use.fn: use for use in uses if lock in use.locks}
+        bare = [use for use in uses if not use.locks and use.fn not in holders]
+        if kind is None or kind.kind not in LOCKS - ASYNC_LOCKS or len(holders) < MOST:
             continue
-        holders = {id(use.fn): use for use in uses if lock in use.locks}
-        bare = [use for use in uses if not use.locks and id(use.fn) not in holders]
-        functions = {id(use.fn) for use in bare}
-        if len(holders) < MOST or len(functions) != 1 or may_be_alone(bare[0].fn, facts):
-            continue
-        yield Witness(
-            bare[0].call,
-            bare[0].fn,
-            lock=lock,
-            holders=len(holders),
-            guarded=next(iter(holders.values())),
-            called=called,
-        )
-        return
+        if len({use.fn for use in bare}) == 1 and not may_be_alone(bare[0].fn, facts):
+            call, fn, guarded = bare[0].call, bare[0].fn, next(iter(holders.values()))
+            yield Witness(call, fn, lock=lock, holders=len(holders), guarded=guarded, called=called)
+            return

@@ -11,12 +11,17 @@ from paceline.concurrency.check.rules.rule import Witness, queue_of
 from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.tree import (
+    arguments_of,
     awaited,
     dotted,
     enclosing,
     following,
+    keyword,
+    method_of,
     on_different_branches,
     parent,
+    reads,
+    receiver_of,
     short_name,
 )
 from paceline.concurrency.check.threads.accesses import Access
@@ -77,28 +82,23 @@ def _start(fn: Function, cls: Class, facts: Facts, depth: int = 0) -> Start | No
 
 def _hands_on(call: ast.Call, fn: Function) -> bool:
     """Whether the object itself is passed to a call that makes or sets up a server, a connection or the like."""
-    passes_self = any(
-        isinstance(a, ast.Name) and a.id == fn.self_name for a in (*call.args, *(k.value for k in call.keywords))
-    )
-    name = short_name(call.func).lower()
-    if isinstance(call.func, ast.Attribute) and any(
-        isinstance(value, ast.Call) and dotted(target) == dotted(call.func.value) for target, value in fn.assigns
-    ):
+    passes_self = any(isinstance(a, ast.Name) and a.id == fn.self_name for a in arguments_of(call))
+    owner, name = receiver_of(call), f"{short_name(call.func)} {dotted(call.func)}".lower()
+    if owner is not None and any(isinstance(v, ast.Call) and dotted(t) == dotted(owner) for t, v in fn.assigns):
         return False  # it was made here, and is not started yet
-    return passes_self and any(word in name or word in dotted(call.func).lower() for word in OUTSIDE)
+    return passes_self and any(word in name for word in OUTSIDE)
 
 
 def _run_by(node: ast.expr, fn: Function, cls: Class, facts: Facts) -> Function | None:
     """The method of this object that a thread runs which is started: `self`, or a thread made with a method of it."""
-    if dotted(node) == fn.self_name and cls.is_a("threading.Thread"):
-        return cls.method("run")
     text = dotted(node)
+    if text == fn.self_name and cls.is_a("threading.Thread"):
+        return cls.method("run")
     call = next((v for t, v in fn.assigns if dotted(t) == text and isinstance(v, ast.Call)), node)
     if not isinstance(call, ast.Call) or short_name(call.func) not in STARTS:
         return None
-    word, position = STARTS[short_name(call.func)][1:]
-    arguments = [k.value for k in call.keywords if k.arg == word] + call.args[position : position + 1]
-    target = _method(arguments[0], fn, facts) if arguments else None
+    argument = keyword(call, *STARTS[short_name(call.func)][1:])
+    target = _method(argument, fn, facts) if argument is not None else None
     return target if target is not None and target.cls is cls else None
 
 
@@ -109,8 +109,8 @@ def _method(node: ast.expr, fn: Function, facts: Facts) -> Function | None:
 def _published_early_late(fn: Function, cls: Class, start: Start, facts: Facts) -> Iterator[Witness]:
     """The attributes that are set only after the start, though they could be before, and that the thread reads."""
     reads = _reads(start.runs, cls, facts) if start.runs is not None else _read_by_any(cls, facts)
-    early = {t.attr for t in _targets(fn) if t.lineno <= start.call.lineno}
-    early |= {name.id for name in _class_level(cls) if isinstance(name, ast.Name)}
+    class_level = (t for node in cls.node.body if isinstance(node, ast.Assign) for t in node.targets)
+    early = {t.attr for t in _targets(fn) if t.lineno <= start.call.lineno} | {short_name(t) for t in class_level}
     late = [t for t in _targets(fn) if t.lineno > start.call.lineno and t.attr not in early and t.attr in reads]
     free = [t for t in late if not _follows(t, fn)]
     locks = [t for t in free if facts.module.attribute(cls, t.attr) is not None]
@@ -133,10 +133,6 @@ def _targets(fn: Function) -> list[ast.Attribute]:
     """The attributes of the object that a constructor sets, in order."""
     targets = [t for t, _ in fn.assigns if isinstance(t, ast.Attribute) and dotted(t.value) == fn.self_name]
     return sorted(targets, key=lambda t: t.lineno)
-
-
-def _class_level(cls: Class) -> list[ast.expr]:
-    return [t for node in cls.node.body if isinstance(node, ast.Assign) for t in node.targets]
 
 
 def _reads(fn: Function, cls: Class, facts: Facts) -> dict[str, tuple[Function, int]]:
@@ -210,31 +206,19 @@ def registered_late(facts: Facts) -> Iterator[Witness]:
 
 
 def _stored_late(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Witness]:
-    takes = [a for a in accesses if _takes(a)]
+    takes, sign = [a for a in accesses if _takes(a)], of_threads(cls, facts)
     yield from _queued_first(accesses, facts)
-    for store in accesses if takes else ():
-        if store.kind != "grow":
-            continue
+    for store in (a for a in accesses if a.kind == "grow" and takes):
         other = next((t for t in takes if t.fn is not store.fn), None)
         sent = _sent_before(store, facts) if other is not None else None
-        if (
-            other is None
-            or sent is None
-            or on_different_branches(sent, store.node)
-            or _together(store, sent, other, facts)
-        ):
+        if other is None or sent is None or _in_order(store, sent, other, facts):
             continue
-        if store.fn.asynchronous and of_threads(cls, facts) < STARTED_THREADS and not _pauses_between(sent, store):
+        pauses = any(sent.lineno <= pause.lineno <= store.line for pause in store.fn.awaits)
+        if store.fn.asynchronous and sign < STARTED_THREADS and not pauses:
             continue  # a task that was created runs only once this one awaits
-        if of_threads(cls, facts) < IMPORTS and not any(fn.asynchronous for fn in cls.methods.values()):
-            continue
-        yield Witness(store.node, store.fn, store=store, sent=sent, other=other)
-        return
-
-
-def _pauses_between(sent: ast.Call, store: Access) -> bool:
-    """Whether a coroutine lets others run from the call on until the entry is stored."""
-    return any(sent.lineno <= pause.lineno <= store.line for pause in store.fn.awaits)
+        if sign >= IMPORTS or any(fn.asynchronous for fn in cls.methods.values()):
+            yield Witness(store.node, store.fn, store=store, sent=sent, other=other)
+            return
 
 
 def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Witness]:
@@ -242,30 +226,29 @@ def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Witness]:
     for run in {id(r.function): r.function for r in facts.roots if r.kind == "thread"}.values():
         needed = {dotted(flag): flag for test in run.tests if (flag := _needed(test)) is not None}
         for fn in cls.methods.values() if run.cls is cls else ():
-            starts = [
-                c for c in fn.calls if isinstance(c.func, ast.Attribute) and c.func.attr == "start" and not c.args
-            ]
-            for target, value in fn.assigns:
-                name = dotted(target)
+            starts = [c for c in fn.calls if method_of(c) == "start" and not c.args]
+            flags = [(t, dotted(t), isinstance(v, ast.Constant) and v.value) for t, v in fn.assigns]
+            for target, name, is_true in flags:
                 started = next((c for c in starts if c.lineno < target.lineno and _in_one_block(c, target)), None)
-                if started is None or name not in needed or not (isinstance(value, ast.Constant) and value.value):
-                    continue
-                sets = [t.lineno for t, _ in fn.assigns if dotted(t) == name]
+                first = min(t.lineno for t, other, _ in flags if other == name)
                 unset = (v for v, _ in cls.values.get(name.partition(".")[2], ()))
-                if min(sets) > started.lineno and any(isinstance(v, ast.Constant) and not v.value for v in unset):
+                if started is None or name not in needed or not is_true or first <= started.lineno:
+                    continue
+                if any(isinstance(v, ast.Constant) and not v.value for v in unset):
                     yield Witness(target, fn, "flag", started=started, run=run, flag=needed[name])
 
 
-def _needed(test: ast.AST) -> ast.expr | None:
+def _needed(test: ast.If | ast.While) -> ast.expr | None:
     """What has to be true for a thread to continue: `while self.running`, `if not self.running: return`."""
-    condition = getattr(test, "test", None)
-    if isinstance(test, ast.If) and isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
+    condition = test.test
+    if isinstance(test, ast.If):
         ends = not test.orelse and isinstance(test.body[-1], ast.Return | ast.Break)
-        return condition.operand if ends and isinstance(condition.operand, ast.Attribute) else None
-    first = (
-        condition.values[0] if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And) else condition
-    )
-    return first if isinstance(test, ast.While) and isinstance(first, ast.Attribute) else None
+        negated = isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not)
+        flag = condition.operand if ends and negated else None  # type: ignore[attr-defined]
+    else:
+        both = isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And)
+        flag = condition.values[0] if both else condition  # type: ignore[attr-defined]
+    return flag if isinstance(flag, ast.Attribute) else None
 
 
 def _in_one_block(call: ast.Call, target: ast.AST) -> bool:
@@ -281,9 +264,7 @@ def _queued_first(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
         other = next((a for a in lookups if a.fn is not store.fn and not is_caught(a.node, "KeyError")), None)
         key = _key(store) if store.kind == "grow" else None
         call = None if key is None or other is None else _given_before(key, store, facts)
-        if other is None or call is None or on_different_branches(call, store.node):
-            continue
-        if not _together(store, call, other, facts):
+        if other is not None and call is not None and not _in_order(store, call, other, facts):
             yield Witness(store.node, store.fn, store=store, sent=call, other=other)
             return
 
@@ -299,8 +280,7 @@ def _given_before(key: str, store: Access, facts: Facts) -> ast.Call | None:
             constructor = value if isinstance(value, ast.Call) else call
         elif name not in ("submit", "start_new_thread", "apply_async") and not queue_of(call, PUTS, fn, facts):
             continue
-        nodes = (n for a in (*constructor.args, *(k.value for k in constructor.keywords)) for n in ast.walk(a))
-        if call.lineno < store.line and any(isinstance(n, ast.Name) and n.id == key for n in nodes):
+        if call.lineno < store.line and any(reads(a, key) for a in arguments_of(constructor)):
             return call if _leads(call, store) else None
     return None
 
@@ -353,7 +333,7 @@ def _sent_in_bulk(name: str, store: Access) -> ast.Call | None:
     many = store.fn.looped.get(name)
     for call in store.fn.calls if isinstance(many, ast.Name) else ():
         arguments = [store.fn.bound.get(a.id, a) if isinstance(a, ast.Name) else a for a in call.args]
-        sent = any(isinstance(n, ast.Name) and n.id == many.id for a in arguments for n in ast.walk(a))  # type: ignore[union-attr]
+        sent = any(reads(a, many.id) for a in arguments)  # type: ignore[union-attr]
         if sent and short_name(call.func) in (*MESSAGES, "submit", "put") and call.lineno < store.line:
             return call if _leads(call, store) else None
     return None
@@ -379,6 +359,7 @@ def _sends(call: ast.Call, fn: Function, facts: Facts) -> bool:
     )
 
 
-def _together(store: Access, sent: ast.Call, other: Access, facts: Facts) -> bool:
-    """Whether one lock is held over the call and the entry, and under which the entry is taken out."""
-    return bool(facts.held_at(sent, store.fn) & store.locks & other.locks)
+def _in_order(store: Access, sent: ast.Call, other: Access, facts: Facts) -> bool:
+    """Whether the entry is taken out under a lock that is held over the call and the entry, or no way does both."""
+    together = facts.held_at(sent, store.fn) & store.locks & other.locks
+    return bool(together) or on_different_branches(sent, store.node)

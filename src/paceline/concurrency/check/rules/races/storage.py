@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
@@ -15,21 +16,9 @@ from paceline.concurrency.check.threads.shared_state import BEGINNINGS, accesses
 from paceline.concurrency.check.threads.sharing import may_overlap
 
 #: Functions that set such state, and what that is.
-SETTERS = {
-    "os.chdir": "the working directory",
-    "os.umask": "the umask",
-    "locale.setlocale": "the locale",
-    "socket.setdefaulttimeout": "the default timeout of sockets",
-    "os.putenv": "the environment",
-    "os.unsetenv": "the environment",
-}
+SETTERS = libraries.table("functions that set state of the process")
 #: Context managers that set such state for their block, and what that is.
-BLOCKS = {
-    "contextlib.redirect_stdout": "sys.stdout",
-    "contextlib.redirect_stderr": "sys.stderr",
-    "contextlib.chdir": "the working directory",
-    "warnings.catch_warnings": "the filter of warnings",
-}
+BLOCKS = libraries.table("context managers that set state of the process")
 STREAMS = ("sys.stdout", "sys.stderr", "sys.stdin", "sys.argv")
 ENVIRONMENT = "os.environ"
 
@@ -158,7 +147,7 @@ def _of_one(name: str, first: list[Function], others: list[Function]) -> Iterato
         is_tested = any(_asks(other, attribute) for _, other in of_it)
         read = next((u for u in of_it if not is_caught(u[0], "AttributeError")), None)
         if read is not None and not stored and not is_tested:
-            yield _report(at, fn, dotted(at), *read)
+            yield Witness(at, fn, name=dotted(at), read=read[0], other=read[1], line=at.lineno)
 
 
 def _stored_first(fn: Function, uses: list[ast.Attribute]) -> bool:
@@ -178,7 +167,3 @@ def _augmented(fn: Function) -> list[ast.expr]:
 def _asks(fn: Function, attribute: str) -> bool:
     """Whether a function asks for the attribute by its name: `hasattr(_local, "depth")`."""
     return any(isinstance(a, ast.Constant) and a.value == attribute for call in fn.calls for a in call.args)
-
-
-def _report(at: ast.AST, fn: Function, name: str, read: ast.Attribute, other: Function) -> Witness:
-    return Witness(at, fn, name=name, other=other, read=read, line=getattr(at, "lineno", fn.line))

@@ -17,6 +17,8 @@ from paceline.concurrency.check.threads.shared_state import (
     accesses_of_globals,
     accesses_of_locals,
     is_teardown,
+    makes_empty,
+    shared_things,
 )
 from paceline.concurrency.check.threads.sharing import absent, filled_at_once, of_class
 from paceline.concurrency.check.values.calls import type_name
@@ -44,14 +46,11 @@ def _last_number(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if number <= last: number = last + 1` and `last = number`: numbers that must differ, made by two threads."""
     for test in fn.tests if not fn.asynchronous else ():
         statement = test.body[0] if isinstance(test, ast.If) and len(test.body) == 1 else None
-        if (
-            not isinstance(statement, ast.Assign)
-            or not isinstance(statement.value, ast.BinOp)
-            or facts.held_at(test, fn)
-        ):
+        total = statement.value if isinstance(statement, ast.Assign) else None
+        if not isinstance(statement, ast.Assign) or not isinstance(total, ast.BinOp) or facts.held_at(test, fn):
             continue
-        last, number = dotted(statement.value.left), dotted(statement.targets[0])
-        adds = isinstance(statement.value.op, ast.Add) and isinstance(statement.value.right, ast.Constant)
+        last, number = dotted(total.left), dotted(statement.targets[0])
+        adds = isinstance(total.op, ast.Add) and isinstance(total.right, ast.Constant)
         persists = last in fn.globals or (bool(fn.self_name) and last.startswith(f"{fn.self_name}."))
         compared = {
             dotted(n) for c in ast.walk(test.test) if isinstance(c, ast.Compare) for n in (c.left, *c.comparators)
@@ -66,19 +65,12 @@ def _last_number(fn: Function, facts: Facts) -> Iterator[Witness]:
 def _between_processes(facts: Facts) -> Iterator[Witness]:
     """`value.value += 1` and `proxy[key] += 1` of what processes share: only the read and the write are safe."""
     starts = [r for r in facts.roots if r.kind == "process"]
-    tags = (
-        {f"process:{r.function.qualname}" for r in starts}
-        if len(starts) > 1 or any(r.several for r in starts)
-        else set()
-    )
+    tags = {f"process:{r.function.qualname}" for r in starts if len(starts) > 1 or r.several}
     for fn in facts.module.functions if tags else ():
         for target in _changed(fn) if facts.reached.get(id(fn), set()) & tags else ():
-            if not isinstance(target, ast.Attribute | ast.Subscript) or facts.held_at(target, fn):
-                continue
-            if type_name(target.value, fn, facts.module) in _SHARED:
-                text = ast.unparse(target)
-                access = Access(text, "update", target, fn, frozenset())
-                yield _report(access, None, fn.qualname)
+            owner = target.value if isinstance(target, ast.Attribute | ast.Subscript) else None
+            if owner is not None and type_name(owner, fn, facts.module) in _SHARED and not facts.held_at(target, fn):
+                yield _report(Access(ast.unparse(target), "update", target, fn, frozenset()), None, fn.qualname)
 
 
 def _changed(fn: Function) -> Iterator[ast.expr]:
@@ -188,16 +180,9 @@ def _global(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
         if others and (reads or (access.kind == "write" and not _constant(access))):
             yield _report(access, None, others)
             return
-        plain = [
-            o
-            for o in inside
-            if o.fn is not access.fn
-            and not o.locks
-            and facts.threads_of(o.fn) != facts.threads_of(access.fn)
-            and not _one_after_another(facts.threads_of(o.fn) | facts.threads_of(access.fn), facts)
-        ]
-        if plain and access.kind == "write" and not _flag(access):
-            yield _report(access, None, plain[0].fn.qualname)
+        apart = (o for o in inside if o.fn is not access.fn and not o.locks and _in_others(o.fn, access.fn, facts))
+        if access.kind == "write" and not _flag(access) and (other := next(apart, None)) is not None:
+            yield _report(access, None, other.fn.qualname)
             return
 
 
@@ -213,7 +198,7 @@ def _others(access: Access, inside: list[Access], facts: Facts) -> str:
     if facts.runs_on_own(access.fn) and not of_class(access, facts):
         return ""
     for other in inside:
-        if facts.threads_of(other.fn) != mine and not _one_after_another(mine | facts.threads_of(other.fn), facts):
+        if _in_others(other.fn, access.fn, facts):
             return other.fn.qualname
     roots = [r for r in facts.roots if f"{r.kind}:{r.function.qualname}" in mine]
     started = [r for r in roots if r.function is roots[0].function]
@@ -221,9 +206,11 @@ def _others(access: Access, inside: list[Access], facts: Facts) -> str:
     return access.fn.qualname if together or any(r.several for r in roots) else ""
 
 
-def _one_after_another(tags: set[str], facts: Facts) -> bool:
-    """Whether each of these threads is joined before the next one is started."""
-    return all(r.alone for r in facts.roots if f"{r.kind}:{r.function.qualname}" in tags)
+def _in_others(one: Function, other: Function, facts: Facts) -> bool:
+    """Whether two functions run in different threads, of which not each is joined before the next one is started."""
+    mine, theirs = facts.threads_of(one), facts.threads_of(other)
+    in_turn = all(r.alone for r in facts.roots if f"{r.kind}:{r.function.qualname}" in mine | theirs)
+    return mine != theirs and not in_turn
 
 
 def _constant(access: Access) -> bool:
@@ -247,28 +234,17 @@ def _report(access: Access, guarded: Access | None, other: str = "") -> Witness:
     else:
         what += " and returned: two threads may get the same value"
     name = short_name(access.node) or access.thing
-    return Witness(
-        access.node,
-        access.fn,
-        what=what,
-        access=access,
-        line=guarded.line if guarded else access.line,
-        lock=min(guarded.locks) if guarded else "one lock",
-        name=name,
-    )
+    line, lock = (guarded.line, min(guarded.locks)) if guarded else (access.line, "one lock")
+    return Witness(access.node, access.fn, what=what, access=access, line=line, lock=lock, name=name)
 
 
 ADDS = ("append", "extend", "appendleft", "add", "update", "setdefault", "insert")
-HOLDS = ("list", "dict", "set", "deque", "defaultdict", "OrderedDict", "Counter", "StringIO", "BytesIO", "bytearray")
 
 
 def read_then_reset(facts: Facts) -> Iterator[Witness]:
     """Report functions that use a container as a whole and then empty it."""
-    for cls in facts.module.classes.values():
-        for accesses in accesses_of_class(cls, facts).values():
-            yield from _emptied(accesses, cls, facts)
-    for accesses in accesses_of_globals(facts).values():
-        yield from _emptied(accesses, None, facts)
+    for accesses, cls in shared_things(facts):
+        yield from _emptied(accesses, cls, facts)
 
 
 def _emptied(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterator[Witness]:
@@ -286,17 +262,9 @@ def _emptied(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterato
             continue
         if is_teardown(reset.fn) or (not pauses and (sign < OWNS_OTHER or reset.fn.asynchronous)):
             continue
-        sure = 0.55 if pauses or sign >= OWNS_LOCK else 0.5
-        yield Witness(
-            reset.node,
-            reset.fn,
-            confidence=sure,
-            reset=reset,
-            use=uses[-1],
-            added=added,
-            who="task" if pauses else "thread",
-            name=_text(reset),
-        )
+        sure, who = 0.55 if pauses or sign >= OWNS_LOCK else 0.5, "task" if pauses else "thread"
+        name = ast.unparse(reset.node) if isinstance(reset.node, ast.expr) else reset.thing
+        yield Witness(reset.node, reset.fn, confidence=sure, reset=reset, use=uses[-1], added=added, who=who, name=name)
         return
 
 
@@ -305,14 +273,7 @@ def _empties(access: Access) -> bool:
     up = parent(access.node)
     if access.kind == "shrink":
         return isinstance(up, ast.Attribute) and up.attr == "clear"
-    if access.kind != "write" or not isinstance(up, ast.Assign):
-        return False
-    value = up.value
-    if isinstance(value, ast.Call):
-        return short_name(value.func) in HOLDS and (not value.args or short_name(value.func) == "defaultdict")
-    return (isinstance(value, ast.List | ast.Set) and not value.elts) or (
-        isinstance(value, ast.Dict) and not value.keys
-    )
+    return access.kind == "write" and isinstance(up, ast.Assign) and makes_empty(up.value)
 
 
 def _whole(access: Access) -> bool:
@@ -329,7 +290,3 @@ def _whole(access: Access) -> bool:
     if isinstance(up, ast.Attribute):
         return up.attr in ("copy", "getvalue")
     return isinstance(up, ast.Assign) and up.value is access.node
-
-
-def _text(access: Access) -> str:
-    return ast.unparse(access.node) if isinstance(access.node, ast.expr) else access.thing

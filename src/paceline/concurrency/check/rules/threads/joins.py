@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.flow.effects import has_timeout, text_of
-from paceline.concurrency.check.rules.endings import done_before, ends_of, never_told, signals
+from paceline.concurrency.check.rules.endings import Ending
 from paceline.concurrency.check.rules.rule import Witness, blocks_that_make, resource_of
 from paceline.concurrency.check.summaries import Facts, Wait
 from paceline.concurrency.check.syntax.declarations import Function
@@ -23,6 +23,7 @@ from paceline.concurrency.check.threads.roots import STARTS, in_loop
 from paceline.concurrency.check.values.bindings import start_arguments
 
 READS = ("get", "get_nowait")
+FORCES = ("terminate", "kill", "cancel_join_thread")
 
 
 def joined_early(facts: Facts) -> Iterator[Witness]:
@@ -31,84 +32,55 @@ def joined_early(facts: Facts) -> Iterator[Witness]:
         if not facts.uses(("close", "terminate"), of=pool.of):
             yield Witness(pool.call, pool.fn, "open")
     for fn in facts.module.functions:
-        findings = (_signalled_after(*task, fn, facts) for task in _tasks_joined_early(fn, facts))
-        yield from [f for f in findings if f is not None][:1]
+        yield from list(_told_after_block(fn, facts))[:1]
         for join in fn.calls:
-            started = _joined(join, fn, facts)
-            if started is None:
+            thread = _joined(join, fn, facts)
+            if thread is None:
                 continue
-            constructor, maker, runs = started
-            ends = ends_of(constructor, maker, runs, fn)
-            signal = _signalled(fn, join.lineno, ends) if not in_loop(join, fn) else None
             register = _only_at_exit(fn, facts)
-            if (
-                register is not None
-                and not _is_daemon(constructor, maker)
-                and any(signals(c, ends, fn) for c in done_before(fn, join, facts))
-            ):
-                yield Witness(register, fn, "exit", runs=runs, join=join)
-                continue
-            if signal is not None and not any(signals(c, ends, fn) for c in done_before(fn, join, facts)):
-                yield _report(fn, join, signal, runs)
-                continue
-            get = never_told(constructor, maker, runs, fn, join, facts)
-            if get is not None:
-                yield _report_asleep(fn, join, runs, *get)
-                continue
-            put = _full(constructor, maker, runs, facts)
-            if put is not None and not _drained(fn, join, put[1], facts):
-                yield _report_full(fn, join, runs, *put)
+            signal = thread.told_after() if not in_loop(join, fn) else None
+            if register is not None and not _is_daemon(thread) and thread.is_told:
+                yield Witness(register, fn, "exit", runs=thread.runs, join=join)
+            elif signal is not None and not thread.is_told:
+                yield _report(thread, join, signal, text_of(join))
+            elif (asleep := thread.asleep()) is not None:
+                yield _report_asleep(fn, join, thread.runs, *asleep)
+            elif (put := _full(thread, facts)) is not None and not _drained(fn, join, put[1], facts):
+                yield Witness(join, fn, "full", runs=thread.runs, queue=put[1], put=put[0])
 
 
 def _only_at_exit(fn: Function, facts: Facts) -> ast.Call | None:
     """Where a function is registered to run at exit, if nothing else calls it."""
-    if facts.callers.get(id(fn)):
-        return None
-    for other in facts.module.functions:
-        for call in other.calls:
-            registers = facts.module.canonical(call.func) == "atexit.register" and call.args
-            if registers and facts.module.function_named(call.args[0], other) is fn:
-                return call
+    for call, other in facts.module.calls if not facts.callers.get(id(fn)) else ():
+        registers = facts.module.canonical(call.func) == "atexit.register" and call.args
+        if registers and facts.module.function_named(call.args[0], other) is fn:
+            return call
     return None
 
 
-def _is_daemon(constructor: ast.Call, maker: Function) -> bool:
+def _is_daemon(thread: Ending) -> bool:
     """Whether a thread does not keep the interpreter from its exit."""
-    daemon = keyword(constructor, "daemon")
+    daemon, maker = keyword(thread.made, "daemon"), thread.maker
     later = any(isinstance(t, ast.Attribute) and t.attr == "daemon" for t, _ in maker.assigns)
-    return (
-        later
-        or any(short_name(c.func) == "setDaemon" for c in maker.calls)
-        or not (daemon is None or is_constant(daemon, False))
-    )
+    later = later or any(short_name(c.func) == "setDaemon" for c in maker.calls)
+    return later or not (daemon is None or is_constant(daemon, False))
 
 
-def _tasks_joined_early(fn: Function, facts: Facts) -> Iterator[tuple[ast.stmt, ast.Call, Function]]:
-    """The tasks of an executor whose block waits at its end until they have ended: that end, the call, the function."""
+def _told_after_block(fn: Function, facts: Facts) -> Iterator[Witness]:
+    """Tasks of an executor whose block waits for them at its end, though what would end them comes after it."""
     for block, executor in blocks_that_make("Executor", fn, facts):
-        for call in fn.calls:
-            submits = dotted(call.func) == f"{executor}.submit" and call.args
-            runs = facts.module.function_named(call.args[0], fn) if submits else None
-            if runs is not None and is_within(call, block):
-                yield block.body[-1], call, runs
+        for call in (c for c in fn.calls if dotted(c.func) == f"{executor}.submit" and c.args and is_within(c, block)):
+            runs, end = facts.module.function_named(call.args[0], fn), block.body[-1]
+            task = Ending(call, fn, runs, fn, last_line(end), facts) if runs is not None else None
+            signal = task.told_after() if task is not None and not in_loop(end, fn) else None
+            if task is None or signal is None or task.is_told:
+                continue
+            if not any(task.tells(c) for inner in fn.nested.values() for c in inner.calls):
+                yield _report(task, call, signal, "the end of the block")
 
 
-def _signalled_after(
-    end: ast.stmt, constructor: ast.Call, runs: Function, fn: Function, facts: Facts
-) -> Witness | None:
-    """What would end a task comes after the block of its executor, which waits for it."""
-    ends = ends_of(constructor, fn, runs, fn)
-    last = ast.copy_location(ast.Name("end"), end)
-    last.lineno = last_line(end)
-    within = [c for f in fn.nested.values() for c in f.calls]
-    if any(signals(c, ends, fn) for c in (*done_before(fn, last, facts), *within)):
-        return None
-    signal = _signalled(fn, last.lineno, ends) if not in_loop(end, fn) else None
-    return None if signal is None else _report(fn, constructor, signal, runs, "the end of the block")
-
-
-def _joined(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.Call, Function, Function] | None:
-    """The thread or process that a call joins without a timeout: where it is made, by whom, and what it runs."""
+def _joined(call: ast.Call, fn: Function, facts: Facts) -> Ending | None:
+    """The thread or process that a call joins without a timeout."""
     func = call.func
     if not isinstance(func, ast.Attribute) or func.attr != "join" or call.args or has_timeout(call, "join"):
         return None
@@ -121,7 +93,7 @@ def _joined(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.Call, Funct
             target = keyword(value, STARTS[name][1], STARTS[name][2]) if name in STARTS else None
             runs = facts.module.function_named(target, maker) if target is not None else None
             if runs is not None:
-                return value, maker, runs
+                return Ending(value, maker, runs, fn, call.lineno, facts)
     return None
 
 
@@ -129,8 +101,7 @@ def _values(node: ast.expr, fn: Function) -> Iterator[tuple[Function, ast.expr]]
     """What a name, an attribute of the own object, or the elements of a list in one, were given."""
     if isinstance(node, ast.Name) and node.id in fn.looped:
         over = fn.looped[node.id]
-        owners = fn.cls.methods.values() if fn.cls is not None else [fn]
-        for other in owners:
+        for other in fn.cls.methods.values() if fn.cls is not None else [fn]:
             receiver = dotted(over).replace(f"{fn.self_name}.", f"{other.self_name}.", 1)
             for call in other.calls:
                 if call.args and dotted(call.func) == f"{receiver}.append":
@@ -139,13 +110,6 @@ def _values(node: ast.expr, fn: Function) -> Iterator[tuple[Function, ast.expr]]
         yield fn, fn.bound[node.id]
     elif isinstance(node, ast.Attribute) and dotted(node.value) == fn.self_name and fn.cls is not None:
         yield from ((maker, value) for value, maker in fn.cls.values.get(node.attr, ()))
-
-
-def _signalled(fn: Function, line: int, ends: set[str]) -> ast.AST | None:
-    """What the function does after a line that would have ended the thread."""
-    later = [c for c in fn.calls if c.lineno > line and signals(c, ends, fn)]
-    flags = [t for t, v in fn.assigns if t.lineno > line and isinstance(v, ast.Constant) and dotted(t) in ends]
-    return min([*later, *flags], key=lambda n: n.lineno, default=None)
 
 
 def _report_asleep(
@@ -174,35 +138,31 @@ def _report_asleep(
     )
 
 
-def _full(constructor: ast.Call, maker: Function, runs: Function, facts: Facts) -> tuple[ast.Call, str] | None:
+def _full(thread: Ending, facts: Facts) -> tuple[ast.Call, str] | None:
     """A `put` in a loop of the thread that waits for room, and the queue."""
+    runs = thread.runs
     parameters = [p for p in runs.parameters if runs.cls is None or p != runs.self_name]
-    arguments = dict(zip(parameters, start_arguments(constructor, maker), strict=False))
+    arguments = dict(zip(parameters, start_arguments(thread.made, thread.maker), strict=False))
+    if any(short_name(c.func) == "cancel_join_thread" for c in runs.calls):
+        return None
     for call in runs.calls:
         if isinstance(call.func, ast.Attribute) and call.func.attr == "put" and in_loop(call, runs):
             passed = arguments.get(dotted(call.func.value))
-            queue = facts.module.resource(passed or call.func.value, maker if passed else runs)
-            piped = queue is not None and queue.kind == "ProcessQueue"
-            if queue is None or not (piped or (queue.bounded and queue.kind == "Queue")) or has_timeout(call, "put"):
-                continue
-            if queue.one_of_several or any(short_name(c.func) == "cancel_join_thread" for c in runs.calls):
+            queue = facts.module.resource(passed or call.func.value, thread.maker if passed else runs)
+            if queue is None or queue.one_of_several or has_timeout(call, "put"):
                 continue
             readers = [use.fn for use in facts.uses(READS, of=queue.id)]
-            if readers and not any(_runs_beside(f, facts) for f in readers):
+            fills = queue.kind == "ProcessQueue" or (queue.bounded and queue.kind == "Queue")
+            if fills and readers and not any(map(facts.runs_beside, readers)):
                 return call, queue.id
     return None
-
-
-def _runs_beside(fn: Function, facts: Facts) -> bool:
-    """Whether a thread, process or task runs a function, and so continues while another one is joined."""
-    return any(root.startswith(("thread:", "process:", "task:")) for root in facts.reached.get(id(fn), ()))
 
 
 def _drained(fn: Function, join: ast.Call, queue: str, facts: Facts) -> bool:
     """Whether the function reads the queue until it is empty before it joins, or ends the child by force."""
     first = _cut_off(join)  # what comes before the cleanup may have been left early
     earlier = [c for c in fn.calls if first <= c.lineno <= join.lineno]
-    if any(short_name(c.func) in ("terminate", "kill", "cancel_join_thread") for c in earlier):
+    if any(short_name(c.func) in FORCES for c in earlier):
         return True
     reads = {id(use.call) for use in facts.uses(READS, of=queue)}
     if fn.cls is None and any(id(call) in reads for call in earlier):
@@ -222,20 +182,10 @@ def _cut_off(join: ast.Call) -> int:
     return 0
 
 
-def _report(fn: Function, join: ast.Call, signal: ast.AST, runs: Function, waits: str = "") -> Witness:
-    line = getattr(signal, "lineno", join.lineno)
-    return Witness(
-        join,
-        fn,
-        waiter=waits or text_of(join),
-        runs=runs,
-        line=line,
-        what=text_of(signal) if isinstance(signal, ast.Call) else f"{dotted(signal)} = ...",
-    )
-
-
-def _report_full(fn: Function, join: ast.Call, runs: Function, put: ast.Call, queue: str) -> Witness:
-    return Witness(join, fn, "full", runs=runs, queue=queue, put=put)
+def _report(thread: Ending, at: ast.Call, signal: ast.AST, waiter: str) -> Witness:
+    line = getattr(signal, "lineno", at.lineno)
+    what = text_of(signal) if isinstance(signal, ast.Call) else f"{dotted(signal)} = ..."
+    return Witness(at, thread.fn, waiter=waiter, runs=thread.runs, line=line, what=what)
 
 
 Steps = tuple[tuple[Function, ast.expr], ...]
@@ -294,7 +244,8 @@ def _tasks_joining_themselves(facts: Facts) -> Iterator[Witness]:
             if len({id(fn) for fn in runs}) != 1 or len(others) != len(runs):
                 continue
             for steps in _awaiting(runs[0], attribute, (), facts, set()):
-                yield _report_task(runs[0], attribute, steps)
+                fn, node = steps[-1]
+                yield Witness(node, fn, "task", attribute=attribute, target=runs[0], steps=steps)
                 break
 
 
@@ -330,8 +281,3 @@ def _awaiting(fn: Function, attribute: str, way: Steps, facts: Facts, visited: s
 def _parts(node: ast.expr) -> list[ast.expr]:
     """The elements of a tuple or list, or the expression alone."""
     return node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
-
-
-def _report_task(target: Function, attribute: str, steps: Steps) -> Witness:
-    fn, node = steps[-1]
-    return Witness(node, fn, "task", attribute=attribute, target=target, steps=steps)

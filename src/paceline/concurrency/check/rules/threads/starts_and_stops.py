@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import EVENTS
 from paceline.concurrency.check.rules.rule import Witness, blocks_that_make
 from paceline.concurrency.check.summaries import Facts
-from paceline.concurrency.check.syntax.declarations import Class, Function
+from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, is_within, keyword, short_name
 from paceline.concurrency.check.threads.roots import STARTS, STARTS_IN_MODULE, Root
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
@@ -104,18 +106,18 @@ def _waits_before(fn: Function, node: ast.expr) -> bool:
 
 
 def _report(root: Root, at: ast.expr, what: str, other: Function, line: int) -> Witness:
-    runs = "task" if root.kind == "task" else "thread"
-    event = isinstance(at, ast.Call)
-    does = f"clears {what}" if event else f"sets {what} again"
+    does, remedy = f"sets {what} again", "set the flag"
+    if isinstance(at, ast.Call):
+        does, remedy = f"clears {what}", "clear the event"
     return Witness(
         at,
         root.function,
-        runs=runs,
+        runs="task" if root.kind == "task" else "thread",
         does=does,
         other=other,
         line=line,
         root=root,
-        remedy="clear the event" if event else "set the flag",
+        remedy=remedy,
         what=what,
     )
 
@@ -161,13 +163,9 @@ def rearmed(facts: Facts) -> Iterator[Witness]:
                 fires = _fires(value, starter, facts)
                 if fires is None or fires.cls not in cls.ancestry or not _renews(fires, starter, facts):
                     continue
-                for fn in cls.methods.values():
+                for fn in (m for m in cls.methods.values() if m not in (fires, starter)):
                     cancel = next((c for c in fn.calls if dotted(c.func) == f"{fn.self_name}.{name}.cancel"), None)
-                    if (
-                        cancel is not None
-                        and fn not in (fires, starter)
-                        and not _asks_rearmed(fn, (fires, starter), cls)
-                    ):
+                    if cancel is not None and not _asks_rearmed(fn, (fires, starter)):
                         yield Witness(cancel, fn, fires=fires, starter=starter)
 
 
@@ -184,7 +182,7 @@ def _renews(fires: Function, starter: Function, facts: Facts) -> bool:
     return fires is starter or any(e.callee is starter for e in facts.walker.effects(fires))
 
 
-def _asks_rearmed(cancels: Function, renewing: tuple[Function, ...], cls: Class) -> bool:
+def _asks_rearmed(cancels: Function, renewing: tuple[Function, ...]) -> bool:
     """Whether the functions that renew a timer ask for something that the canceller sets."""
     sets = {t.attr for t, _ in cancels.assigns if isinstance(t, ast.Attribute)}
     sets |= {c.func.value.attr for c in cancels.calls if _changes(c)}  # type: ignore[attr-defined]
@@ -202,8 +200,6 @@ def _changes(call: ast.Call) -> bool:
 
 # Threads and tasks of executors that are started in the wrong way.
 
-DEPTH = 3
-
 
 def nested_submit(facts: Facts) -> Iterator[Witness]:
     """Report tasks that submit to their own executor and wait for the result."""
@@ -212,10 +208,9 @@ def nested_submit(facts: Facts) -> Iterator[Witness]:
             pool = _executor(call, fn, facts)
             place = 1 if short_name(call.func) == "run_in_executor" else 0
             task = facts.module.function_named(call.args[place], fn) if pool and len(call.args) > place else None
-            inner = _submits(task, pool, facts, 0) if task is not None and pool is not None else None
-            if task is not None and pool is not None and inner is not None:
-                where, at = inner
-                yield Witness(at, where, pool=pool, submitted=call, task=task)
+            steps = facts.way_to(task, partial(_submits, pool=pool, facts=facts)) if task and pool else ()
+            if steps:
+                yield Witness(steps[-1][1], steps[-1][0], pool=pool, submitted=call, task=task)
 
 
 def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
@@ -227,26 +222,11 @@ def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
     return resource.id if resource is not None and resource.kind == "Executor" else None
 
 
-def _submits(fn: Function, pool: str, facts: Facts, depth: int) -> tuple[Function, ast.Call] | None:
-    """The place where a task submits to its own executor and waits for a result; None if there is none."""
-    calls = [c for c in fn.calls if _executor(c, fn, facts) == pool]
-    waits = [
-        m
-        for m in facts.walker.effects(fn)
-        if short_name(getattr(m.node, "func", m.node)) in ("result", "wait", "as_completed")
-    ]
-    if calls and waits:
-        return fn, waits[0].node  # type: ignore[return-value]
-    for wait in waits:
-        if isinstance(wait.node, ast.Call) and _kept(wait.node, fn, pool, facts):
-            return fn, wait.node
-    if depth < DEPTH:
-        for effect in facts.runs(fn):
-            assert effect.callee is not None
-            site = _submits(effect.callee, pool, facts, depth + 1)
-            if site is not None:
-                return site
-    return None
+def _submits(wait: ast.Call, fn: Function, pool: str, facts: Facts) -> bool:
+    """Whether a call waits for a result, in a function that submits to an executor or of a future of it."""
+    if short_name(wait.func) not in ("result", "wait", "as_completed"):
+        return False
+    return any(_executor(c, fn, facts) == pool for c in fn.calls) or _kept(wait, fn, pool, facts)
 
 
 def _kept(wait: ast.Call, fn: Function, pool: str, facts: Facts) -> bool:
@@ -319,13 +299,7 @@ def _limited(block: ast.With | ast.AsyncWith, pool: str, fn: Function) -> ast.Ca
 
 
 #: Names of `threading.Thread` that `start`, `join` and `is_alive` use -> which of them.
-HIDDEN = {
-    "_stop": "join()",
-    "_started": "start()",
-    "_is_stopped": "join()",
-    "_bootstrap": "start()",
-    "_delete": "run()",
-}
+HIDDEN = libraries.table("attributes of a thread that its methods use")
 
 
 def thread_attribute_hidden(facts: Facts) -> Iterator[Witness]:
