@@ -72,6 +72,7 @@ WRITTEN_BY = {
     "concurrency/explore/rewriting/importing.py:run_script:exec": USER,
     "concurrency/explore/interpose/processes.py:_get:pickle.loads": "what the explored program itself has put",
     "concurrency/explore/interpose/processes.py:recv:pickle.loads": "what the explored program itself has sent",
+    "concurrency/explore/ranks/mpi.py:_received:pickle.loads": "what a rank of the explored program has sent",
     "concurrency/explore/ranks/process_group.py:recv_anysource:recv": "a rank of this process, as a tensor",
     "concurrency/explore/session.py:explore:pickle.load": f"{PIPE}; it runs the program that the user names",
     "concurrency/explore/worker.py:main:pickle.load": PARENT,

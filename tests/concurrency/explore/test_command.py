@@ -13,8 +13,9 @@ import pytest
 
 from paceline.concurrency.explore import formats
 from paceline.concurrency.explore.report import read_token
-from paceline.concurrency.explore.session import Session, Settings, Target, drills_of, parse_target
+from paceline.concurrency.explore.session import Session, Settings, Target
 from paceline.errors import UsageError
+from paceline.interfaces.cli.explore import drills_of, parse_target
 
 PAGE = Path(__file__).parents[3] / "docs" / "internals" / "explorer.md"
 PROGRAMS = Path(__file__).parent / "programs" / "fitted"
@@ -65,7 +66,7 @@ def test_a_replay_gives_the_finding_again(session: Session, program: str) -> Non
     report = session.explore(target, Settings(seconds=60, first=True)).report
     assert len(read_token(report["replay"])[0]) == report["switches"]
     for _ in range(3):
-        again = session.explore(target, replay=report["replay"]).report
+        again = session.explore(target, Settings(replay=report["replay"])).report
         assert again["finding"] == report["finding"]
         assert again["schedules"] == 1
 
@@ -195,7 +196,7 @@ def test_a_lost_update_is_found_without_an_assertion(session: Session, tmp_path:
     report = session.explore(written(tmp_path, source + THREADS.replace("VALUE", value)), Settings(first=True)).report
     assert report["finding"]["kind"] == "lost update"
     assert report["schedules"] < 20
-    again = session.explore(Target(str(tmp_path / "app.py")), replay=report["replay"]).report
+    again = session.explore(Target(str(tmp_path / "app.py")), Settings(replay=report["replay"])).report
     assert again["finding"] == report["finding"]
 
 
@@ -258,7 +259,7 @@ def test_rare_numbers_and_collections_come_about_and_are_replayed(session: Sessi
     report = session.explore(target, Settings(first=True, seconds=20)).report
     assert report["finding"]["kind"] == "deadlock"
     assert not report["without_a_switch"]
-    assert session.explore(target, replay=report["replay"]).report["finding"] == report["finding"]
+    assert session.explore(target, Settings(replay=report["replay"])).report["finding"] == report["finding"]
 
 
 LOOPS = {
@@ -405,7 +406,7 @@ dist.barrier()
 def test_drills_say_what_one_fault_does(tmp_path: Path) -> None:
     target = written(tmp_path, DRILLED)
     with Session() as session:
-        answer = session.explore(target, Settings(ranks=2), drills=drills_of(["all"], 2))
+        answer = session.explore(target, Settings(ranks=2, drills=drills_of(["all"], 2)))
     assert [each["outcome"] for each in answer.report["drills"]] == [
         "ended with a clear error",
         "hung",

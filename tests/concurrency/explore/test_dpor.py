@@ -60,7 +60,6 @@ def execute(program: Program, strategy: Strategy) -> tuple[list[Executed], World
             return steps, world, True
         pending = world.pending()
         steps.append(Executed(option, pending[option.thread], tuple(options), pending))
-        strategy.executed(option, pending[option.thread])
         world.step(option.thread)
         current = option.thread
     return steps, world, False

@@ -41,8 +41,9 @@ def _explored(findings: Sequence[Finding], drivers: Sequence[Target], seconds: f
         for driver in drivers:
             if left := [each for each in findings if each.proof is None]:
                 suspects = tuple(map(_suspect, left))
-                settings = Settings(seconds / len(drivers), ranks=0 if driver.function else ranks, suspects=suspects)
-                answers.append(session.explore(driver, settings, scope=[Path.cwd()]))
+                of_driver = 0 if driver.function else ranks
+                settings = Settings(seconds / len(drivers), ranks=of_driver, suspects=suspects, scope=(Path.cwd(),))
+                answers.append(session.explore(driver, settings))
                 for each, suspect in zip(left, suspects, strict=True):
                     rows = [row for row in answers[-1].report["findings"] if _is_at(row, suspect)]
                     each.proof = _proof(rows[0], answers[-1].report["command"]) if rows else None

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, NoReturn
 
 from paceline.concurrency.explore.finding import Finding, at, exception_in, story_of
 from paceline.concurrency.explore.interpose import control, threads
-from paceline.concurrency.explore.interpose.chance import Chance, Random, begin
+from paceline.concurrency.explore.interpose.chance import Random, begin
 from paceline.concurrency.explore.operation import Operation
 from paceline.concurrency.explore.oracles import Suspect, silent
 from paceline.concurrency.explore.rewriting import importing
 from paceline.concurrency.explore.scheduler import Run, is_working, real_monotonic, real_sleep
 from paceline.concurrency.explore.session import Settings, Target
-from paceline.concurrency.explore.strategies import Executed, Strategy, Switch
+from paceline.concurrency.explore.strategies import Chance, Executed, Strategy, Switch
 from paceline.concurrency.explore.strategies.directed import Target as Lines
 from paceline.concurrency.explore.strategies.directed import targets
 
@@ -180,7 +180,7 @@ class _Child:
             run.steps,
             frozenset(run.sharing.names),
             tuple(run.outside),
-            tuple(story_of(race, run) for race in run.races.findings([each.name for each in run.tasks])),
+            tuple(story_of(race, run) for race in run.races.findings(run)),
             suspect,
             None if run.is_cut_short else os.pread(self._output, 1 << 20, 0),
             (run.trace, run.pending()) if self._traced and len(run.trace) <= longest else None,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
+from traceback import walk_tb
+from types import FrameType
 from typing import Any, TypeAlias
 
 from paceline.concurrency.explore.operation import Place
@@ -56,22 +57,16 @@ class Finding:
         return format_story(head, scenes, self.conclusion or self.message)
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "message": self.message,
-            "conclusion": self.conclusion or self.message,
-            "file": self.where.file if self.where else None,
-            "line": self.where.line if self.where else None,
-            "schedule": _rows(self.schedule),
-            "story": _rows(self.story),
-        }
-
-
-def _rows(scenes: Iterable[tuple[str, str, Place | None]]) -> list[dict[str, Any]]:
-    return [
-        {"who": who, "what": what, "file": place and place.file, "line": place and place.line}
-        for who, what, place in scenes
-    ]
+        schedule, story = (
+            [
+                {"who": who, "what": what, "file": place and place.file, "line": place and place.line}
+                for who, what, place in scenes
+            ]
+            for scenes in (self.schedule, self.story)
+        )
+        where = {"file": self.where and self.where.file, "line": self.where and self.where.line}
+        words = {"kind": self.kind, "message": self.message, "conclusion": self.conclusion or self.message}
+        return {**words, **where, "schedule": schedule, "story": story}
 
 
 def at(place: Place | None) -> str:
@@ -93,7 +88,7 @@ def relative(file: str) -> str:
 
 def exception_in(who: str, error: BaseException, kind: str = "exception", note: str = "") -> Finding:
     """Describe an exception that ended a thread, a task or the program."""
-    place = last_place(error.__traceback__)
+    place = first_place(reversed(list(walk_tb(error.__traceback__))))
     source = linecache.getline(place.file, place.line).strip() if place else ""
     text = str(error) or source.removeprefix("assert ")
     message = f"{who}: {type(error).__name__}: {text}" if text else f"{who}: {type(error).__name__}"
@@ -101,15 +96,14 @@ def exception_in(who: str, error: BaseException, kind: str = "exception", note: 
     return Finding(kind, message + note, (scene,), message, place)
 
 
-def last_place(trace: TracebackType | None) -> Place | None:
-    """Return the innermost line of the program in a traceback."""
-    place = None
-    while trace is not None:
-        if MARK in trace.tb_frame.f_globals:
-            code = trace.tb_frame.f_code
-            place = Place(code.co_filename, trace.tb_lineno, code.co_name)
-        trace = trace.tb_next
-    return place
+def of_program(frames: Iterable[tuple[FrameType, int]]) -> Iterator[tuple[FrameType, int]]:
+    """Yield the frames of the program's own code, leaving out what it generates, as data classes do."""
+    return (each for each in frames if MARK in each[0].f_globals and not each[0].f_code.co_filename.startswith("<"))
+
+
+def first_place(frames: Iterable[tuple[FrameType, int]]) -> Place | None:
+    code = ((frame.f_code, line) for frame, line in of_program(frames))
+    return next((Place(each.co_filename, line, each.co_name) for each, line in code), None)
 
 
 # --- Stories: who waits for whom, and the schedule that led there: which thread was interrupted at which line ---------

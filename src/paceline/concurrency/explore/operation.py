@@ -29,9 +29,8 @@ class Place(NamedTuple):
     line: int
     function: str
 
-
-def _always() -> bool:
-    return True
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
 
 
 @dataclass(slots=True, eq=False)
@@ -46,7 +45,7 @@ class Operation:
     subject: object  # what the story names, by its str()
     touches: tuple[Touch, ...]
     place: Place
-    ready: Callable[[], bool] = _always  # whether the step can be made now
+    ready: Callable[[], bool] = lambda: True  # whether the step can be made now
     deadline: float | None = None  # the virtual time from which it may give up
     acquires: bool = False
     releases: bool = False
@@ -56,16 +55,12 @@ class Operation:
 
     def __reduce__(self) -> Any:
         """Send to another process what a search needs: of the locations, only their equality counts there."""
-        return _without_place, (self.verb, self.touches)
+        return Operation, (self.verb, "", self.touches, Place("", 0, ""))
 
     def conflicts(self, other: Operation) -> bool:
         """Whether the order of the two matters."""
         pairs = ((mine, theirs) for mine in self.touches for theirs in other.touches)
         return any(mine.location == theirs.location and conflict(mine.mode, theirs.mode) for mine, theirs in pairs)
-
-
-def _without_place(verb: str, touches: tuple[Touch, ...]) -> Operation:
-    return Operation(verb, "", touches, Place("", 0, ""))
 
 
 class Option(NamedTuple):

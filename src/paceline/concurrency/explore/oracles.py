@@ -15,7 +15,9 @@ no such story.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 from paceline.concurrency.explore.finding import Finding
@@ -23,7 +25,7 @@ from paceline.concurrency.explore.operation import Operation, Place
 from paceline.concurrency.explore.strategies import Executed
 
 Run: TypeAlias = Any  # of the scheduler, which imports this module
-Clock = dict[int, int]
+Clock = Counter[int]  # of which thread how many steps are known to have happened; `|` knows what either does
 Access = tuple[int | str, Operation]  # of which thread, or task of asyncio
 MOST = 50  # races of one run that are told apart
 LOOKS = 200  # changes of one run at which a suspicion is tested
@@ -35,9 +37,10 @@ class Races:
     def __init__(self) -> None:
         self.all: dict[tuple[Place, Place], tuple[Access, Access]] = {}
         self.lost: tuple[Access, Access, Access] | None = None  # a read, the update that is lost, and the write
-        self._released: dict[Hashable, Clock] = {}
-        self._reads: dict[Hashable, dict[int, tuple[int, Operation]]] = {}  # by location and thread: when, and what
-        self._writes: dict[Hashable, dict[int, tuple[int, Operation]]] = {}
+        self._released: dict[Hashable, Clock] = defaultdict(Counter)
+        # By location and thread: when, and what.
+        self._reads: dict[Hashable, dict[int, tuple[int, Operation]]] = defaultdict(dict)
+        self._writes: dict[Hashable, dict[int, tuple[int, Operation]]] = defaultdict(dict)
         self._latest: dict[Hashable, Access] = {}  # write of a location
         self._base: dict[tuple[int | str, Hashable], tuple[Operation, Access | None]] = {}  # what one has read last
 
@@ -48,25 +51,26 @@ class Races:
             return
         for location, _ in operation.touches:
             if operation.acquires:
-                join(clock, self._released.get(location, {}))
+                clock |= self._released[location]
             if operation.releases:
-                join(self._released.setdefault(location, {}), clock)
-        if operation.releases:
-            clock[thread] = clock.get(thread, 0) + 1
+                self._released[location] |= clock
+        clock[thread] += operation.releases
 
-    def findings(self, names: list[str]) -> list[Finding]:
-        return [_race(one, other, names) for one, other in self.all.values()]
+    def findings(self, run: Run) -> Iterator[Finding]:
+        for two in self.all.values():
+            (one, *_), (other, _, place) = scenes = _scenes(two, run)
+            subject = two[1][1].subject
+            message = f"{one} and {other} access {subject}, and nothing orders the accesses"
+            yield Finding("data race", message, scenes, f"hold one lock at both accesses of {subject}", place)
 
     def _access(self, thread: int, clock: Clock, operation: Operation) -> None:
         location, mode = operation.touches[0]  # the item or attribute itself; the others are of its container
-        writes, reads = self._writes.setdefault(location, {}), self._reads.setdefault(location, {})
-        against = [writes] if mode == "read" else [writes, reads]
-        for earlier in against if len(self.all) < MOST else ():
-            for other, (number, access) in earlier.items():
-                if other != thread and number > clock.get(other, 0):
-                    race = ((other, access), (thread, operation))
-                    self.all.setdefault((access.place, operation.place), race)
-        (reads if mode == "read" else writes)[thread] = (clock.get(thread, 0), operation)
+        writes, reads = self._writes[location], self._reads[location]
+        earlier = chain(writes.items(), () if mode == "read" else reads.items())
+        for other, (number, access) in earlier if len(self.all) < MOST else ():
+            if other != thread and number > clock[other]:
+                self.all.setdefault((access.place, operation.place), ((other, access), (thread, operation)))
+        (reads if mode == "read" else writes)[thread] = (clock[thread], operation)
         latest, who = self._latest.get(location), _task() or thread
         if mode == "read":
             self._base[who, location] = operation, latest
@@ -84,25 +88,11 @@ def _task() -> str:
     return f"task {task.get_name()}" if task is not None else ""
 
 
-def _race(one: Access, other: Access, names: list[str]) -> Finding:
-    scenes = _scenes((one, other), names)
-    subject = other[1].subject
-    message = f"{scenes[0][0]} and {scenes[1][0]} access {subject}, and nothing orders the accesses"
-    return Finding("data race", message, scenes, f"hold one lock at both accesses of {subject}", scenes[1][2])
-
-
-def _scenes(accesses: Sequence[Access], names: Sequence[str]) -> tuple[tuple[str, str, Place], ...]:
-    whos = (who if isinstance(who, str) else names[who] for who, _ in accesses)
+def _scenes(accesses: Sequence[Access], run: Run) -> tuple[tuple[str, str, Place], ...]:
     return tuple(
-        (who, f"{each.verb} {each.subject}", each.place) for who, (_, each) in zip(whos, accesses, strict=True)
+        (who if isinstance(who, str) else run.tasks[who].name, f"{each.verb} {each.subject}", each.place)
+        for who, each in accesses
     )
-
-
-def join(clock: Clock, other: Clock) -> None:
-    """Let a clock know all that another one knows."""
-    for thread, number in other.items():
-        if number > clock.get(thread, 0):
-            clock[thread] = number
 
 
 class Suspect(NamedTuple):
@@ -124,25 +114,18 @@ def silent(suspects: Iterable[Suspect], run: Run) -> tuple[Suspect | None, Findi
     """Return what a run without a failure did wrong: a suspicion that it confirms, or a lost update."""
     threads = {each.option.thread for each in run.trace}
     for suspect in (each for each in suspects if each.is_race):
-        changes = [at for at, step in enumerate(run.trace) if suspect.has(step.operation)][:LOOKS]
-        for at in changes:
-            for thread in threads - {run.trace[at].option.thread}:
-                if three := _around(run.trace, at, thread, suspect):
-                    return suspect, _between("suspected race", three, run, "as `paceline check` suspects")
+        for at in [at for at, step in enumerate(run.trace) if suspect.has(step.operation)][:LOOKS]:
+            change, changer = run.trace[at].operation, run.trace[at].option.thread
+            for thread in threads - {changer}:
+                before = _next_of(thread, change, reversed(run.trace[:at]))
+                after = _next_of(thread, change, run.trace[at + 1 :])
+                if before and after and suspect.has(before) and suspect.has(after):
+                    is_again = (after.place, after.verb) == (before.place, before.verb)
+                    if before.touches[0].mode == "read" and not is_again:
+                        three = (thread, before), (changer, change), (thread, after)
+                        return suspect, _between("suspected race", three, run, "as `paceline check` suspects")
     lost = run.races.lost
     return None, lost and _between("lost update", lost, run, f"and what it writes to {lost[0][1].subject} is lost")
-
-
-def _around(trace: Sequence[Executed], at: int, thread: int, suspect: Suspect) -> tuple[Access, ...]:
-    """Return a read, the change at a step, and the act on what was read; nothing if the thread does something else."""
-    change = trace[at].operation
-    before = _next_of(thread, change, reversed(trace[:at]))
-    if before is None or before.touches[0].mode != "read" or not suspect.has(before):
-        return ()
-    after = _next_of(thread, change, trace[at + 1 :])
-    if after is None or not suspect.has(after) or (after.place, after.verb) == (before.place, before.verb):
-        return ()
-    return (thread, before), (trace[at].option.thread, change), (thread, after)
 
 
 def _next_of(thread: int, change: Operation, steps: Iterable[Executed]) -> Operation | None:
@@ -151,6 +134,6 @@ def _next_of(thread: int, change: Operation, steps: Iterable[Executed]) -> Opera
 
 
 def _between(kind: str, three: Sequence[Access], run: Run, note: str) -> Finding:
-    scenes = _scenes(three, [each.name for each in run.tasks])
+    scenes = _scenes(three, run)
     message = f"{scenes[1][0]} comes between two steps of {scenes[0][0]}, {note}"
     return Finding(kind, message, scenes, "hold one lock over both steps, or make them one", scenes[-1][2])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from paceline.concurrency.explore.finding import Finding
 from paceline.concurrency.explore.oracles import Suspect
-from paceline.concurrency.explore.strategies import Switch
+from paceline.concurrency.explore.strategies import Chance, Switch
 from paceline.errors import UsageError
 
 Outcome: TypeAlias = Any  # of a child, which imports this module
@@ -23,32 +22,68 @@ LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
 FAILED = ("hung", "silently diverged")
 
 
+class Schedule(NamedTuple):
+    """What makes a run: its switches away from the plain order, its chance, and how it was looked at."""
+
+    switches: tuple[Switch, ...]
+    chance: Chance
+    passes: int  # of a thread over a line that are steps; 0 where all are
+    suspect: Suspect | None  # that it confirms
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.switches and not self.chance.seed
+
+    @property
+    def token(self) -> str:
+        text = json.dumps(self, separators=(",", ":"))
+        return PREFIX + base64.urlsafe_b64encode(zlib.compress(text.encode(), 9)).decode().rstrip("=")
+
+
+def read_token(token: str) -> Schedule:
+    """Return the schedule of a token.
+
+    >>> read_token(Schedule((Switch(1, 7, 2, False),), Chance(), 0, None).token).switches
+    (Switch(thread=1, own_step=7, to=2, expires=False),)
+    """
+    try:
+        prefix, word = token[: len(PREFIX)], token[len(PREFIX) :]
+        text = zlib.decompress(base64.urlsafe_b64decode(word + "===")) if prefix == PREFIX else b""
+        switches, chance, passes, suspect = json.loads(text)
+        of_suspect = Suspect(suspect[0], tuple(suspect[1]), suspect[2]) if suspect else None
+        return Schedule(tuple(Switch(*each) for each in switches), Chance(*chance), passes, of_suspect)
+    except (ValueError, TypeError, zlib.error):
+        raise UsageError(
+            f"--replay {token}: not a token of a schedule; paste the word of a finding, which begins with {PREFIX!r}"
+        ) from None
+
+
 class Found(NamedTuple):
     """A finding, and how it came about."""
 
     finding: Finding
-    token: str
-    switches: int
+    schedule: Schedule
     strategy: str
-    schedule: int  # the how many-eth that was executed
+    number: int  # the how many-eth schedule that was executed
     seconds: float
-    draws: int  # the seed of its random numbers, where the usual ones do not lead to it
 
     def text(self, command: str) -> str:
-        if not self.switches and not self.draws:
+        if self.schedule.is_plain:
             lines = ["  (it happens in the plain order too, without any interruption: the schedule is not the cause)"]
             if any(f"KeyError: '{name}'" in self.finding.message for name in LAUNCHED):
                 lines.append("  a script that torchrun starts: give --ranks 2")
         else:
-            numbers = f" and the random numbers of {self.draws}" if self.draws else ""
-            needs = _count(self.switches, "switch", "es") + numbers
-            how = f"it needs {needs}; schedule {self.schedule:,} ({self.strategy})"
-            lines = [f"  ({how}, {self.seconds:.1f} s)", f"  replay: paceline explore --replay {self.token} {command}"]
+            seed = self.schedule.chance.seed
+            needs = _count(len(self.schedule.switches), "switch", "es")
+            needs += f" and the random numbers of {seed}" if seed else ""
+            how = f"it needs {needs}; schedule {self.number:,} ({self.strategy}), {self.seconds:.1f} s"
+            lines = [f"  ({how})", f"  replay: paceline explore --replay {self.schedule.token} {command}"]
         return "\n".join([self.finding.text(), *lines])
 
     def to_dict(self) -> dict[str, Any]:
-        how = {"switches": self.switches, "replay": self.token, "strategy": self.strategy, "schedule": self.schedule}
-        return {"finding": self.finding.to_dict(), "without_a_switch": not self.switches and not self.draws, **how}
+        how = {"switches": len(self.schedule.switches), "replay": self.schedule.token, "strategy": self.strategy}
+        how |= {"schedule": self.number, "without_a_switch": self.schedule.is_plain}
+        return {"finding": self.finding.to_dict(), **how}
 
 
 @dataclass(slots=True)
@@ -83,8 +118,8 @@ class Report:
         self.races = max(self.races, len(outcome.races))
         self.seconds = seconds
 
-    def add(self, finding: Finding, token: str, switches: int, strategy: str, draws: int) -> Report:
-        self.all.append(Found(finding, token, switches, strategy, self.schedules, self.seconds, draws))
+    def add(self, finding: Finding, schedule: Schedule, strategy: str) -> Report:
+        self.all.append(Found(finding, schedule, strategy, self.schedules, self.seconds))
         return self
 
     def without_verdict(self, reason: str) -> Report:
@@ -148,34 +183,3 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
 
 def _why(drill: dict[str, Any]) -> str:
     return f" ({drill['message']})" if drill.get("message") else ""
-
-
-def write_token(
-    switches: Sequence[Switch], suspect: Suspect | None = None, passes: int = 0, chance: Sequence[int] = (0,)
-) -> str:
-    """Return the token of a schedule: its switches away from the plain order, and what else makes the run."""
-    rows: list[Any] = [[each.thread, each.own_step, each.to, int(each.expires)] for each in switches]
-    others = {"passes": passes, "chance": chance} if passes or chance[0] else {}
-    text = json.dumps([*rows, *([others | (suspect._asdict() if suspect else {})] if others or suspect else [])])
-    return PREFIX + base64.urlsafe_b64encode(zlib.compress(text.encode(), 9)).decode().rstrip("=")
-
-
-def read_token(token: str) -> tuple[list[Switch], tuple[Suspect, ...], int, tuple[int, ...]]:
-    """Return the schedule of a token, the suspicion that it confirms, the passes of a line, and the chance of the run.
-
-    >>> read_token(write_token([Switch(1, 7, 2, False)]))
-    ([Switch(thread=1, own_step=7, to=2, expires=False)], (), 0, ())
-    """
-    try:
-        data = base64.urlsafe_b64decode(token.removeprefix(PREFIX) + "===")
-        rows = json.loads(zlib.decompress(data))
-        if not token.startswith(PREFIX):
-            raise ValueError
-        switches = [Switch(a, b, to, bool(expires)) for a, b, to, expires in (r for r in rows if isinstance(r, list))]
-        others = next((row for row in rows if isinstance(row, dict)), {})
-        suspects = (Suspect(others["file"], tuple(others["lines"]), True),) if "file" in others else ()
-        return switches, suspects, others.get("passes", 0), tuple(others.get("chance", ()))
-    except (ValueError, KeyError, TypeError, zlib.error):
-        raise UsageError(
-            f"--replay {token}: not a token of a schedule; paste the word of a finding, which begins with {PREFIX!r}"
-        ) from None

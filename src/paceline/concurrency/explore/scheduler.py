@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import walk_stack
 from typing import Any, NoReturn
 
-from paceline.concurrency.explore.finding import Finding, circle_of, deadlock
+from paceline.concurrency.explore.finding import Finding, circle_of, deadlock, first_place
 from paceline.concurrency.explore.operation import Operation, Option, Place
 from paceline.concurrency.explore.oracles import Clock, Races
 from paceline.concurrency.explore.strategies import Decision, Executed, Strategy, Switch
@@ -47,7 +48,7 @@ class Task:
     outside: bool = False  # it blocks where it cannot be scheduled
     steps: int = 0
     quiet: int = 0  # in how many sections that are not interrupted it is
-    clock: Clock = field(default_factory=dict)
+    clock: Clock = field(default_factory=Counter)
     signals: list[Callable[[], Any]] = field(default_factory=list)  # handlers that are to be called
 
     def __post_init__(self) -> None:
@@ -120,8 +121,8 @@ class Run:
         parent = self.current()
         task = Task(len(self.tasks), name, daemon, context or (parent.context if parent else None))
         if parent is not None:
-            task.clock = dict(parent.clock)
-            parent.clock[parent.number] = parent.clock.get(parent.number, 0) + 1
+            task.clock |= parent.clock
+            parent.clock[parent.number] += 1
         task.clock[task.number] = 1
         self.tasks.append(task)
         return task
@@ -165,8 +166,9 @@ class Run:
             self.races.step(task.number, task.clock, operation)
             return True
         task.pending = operation
-        if task.outside:
-            self._come_back(task)
+        is_back, task.outside = task.outside, False
+        if is_back and self._running is not None:
+            task.gate.acquire()
         else:
             if operation.deadline is None and not operation.ready() and (waits := circle_of(self.tasks, task)):
                 self.finish(deadlock(waits, [each for each in self.tasks if each not in waits]))
@@ -183,20 +185,11 @@ class Run:
         self._passed[passage] += 1
         return self._passed[passage] > self._passes and self._passed[passage] % SELDOM > 0
 
-    def _come_back(self, task: Task) -> None:
-        """Take a place in the queue again, after a wait that could not be scheduled."""
-        task.outside = False
-        if self._running is None:
-            self._hand_over(task)
-        else:
-            task.gate.acquire()
-
     def leave(self) -> None:
         """Let another task continue while the running one blocks outside the control; a watchdog calls this."""
         task = self._running
-        if task is not None and not task.outside:
-            task.outside = True
-            self._running = None
+        if task is not None:
+            task.outside, self._running = True, None
             self._open(task, self._choose(task))
 
     def blocked_line(self) -> str:
@@ -205,11 +198,8 @@ class Run:
         ident = next((ident for ident, each in self._by_ident.items() if each is task), None)
         if task is None or ident is None or is_working("self", 2):
             return ""
-        frame = sys._current_frames().get(ident)
-        while frame is not None and "__explore__" not in frame.f_globals:
-            frame = frame.f_back
-        where = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno}" if frame else "the start of Python"
-        return f"{task.name} at {where}"
+        place = first_place(walk_stack(sys._current_frames().get(ident)))
+        return f"{task.name} at {place or 'the start of Python'}"
 
     def _hand_over(self, task: Task) -> None:
         chosen = self._choose(task)
@@ -242,7 +232,6 @@ class Run:
             self.switches.append(Switch(task.number, task.steps, chosen.thread, chosen.expires))
         operation = pending[chosen.thread]
         self.trace.append(Executed(chosen, operation, tuple(options), pending))
-        self._strategy.executed(chosen, operation)
         following = self.tasks[chosen.thread]
         following.expired = chosen.expires or not operation.ready()
         if chosen.expires:
@@ -261,17 +250,11 @@ class Run:
 
     def options(self) -> list[Option]:
         """Return the possible next steps; those for which time must pass come last, the earliest deadline first."""
-        on, late = [], []
-        for each in self.tasks:
-            operation = each.pending
-            if operation is None or each.outside:
-                continue
-            is_due = operation.deadline is not None and operation.deadline <= self.now
-            if is_due or operation.ready():
-                on.append(Option(each.number, False))
-            if operation.deadline is not None and not is_due:
-                late.append((operation.deadline, each.number))
-        late.sort()
+        waiting = [(each.number, each.pending) for each in self.tasks if each.pending is not None and not each.outside]
+        timed = [(each.deadline, number) for number, each in waiting if each.deadline is not None]
+        due = {number for deadline, number in timed if deadline <= self.now}
+        late = sorted(each for each in timed if each[1] not in due)
+        on = [Option(number, False) for number, each in waiting if number in due or each.ready()]
         return on + [Option(number, True) for deadline, number in late if deadline == late[0][0]]
 
     def _plain(self, task: Task, options: list[Option]) -> tuple[Option, bool]:
@@ -285,19 +268,15 @@ class Run:
 
     def _wait_outside(self) -> list[Option]:
         """Wait for an answer from outside the control, for a while; there is a deadlock if none comes."""
-        end = real_monotonic() + OUTSIDE_PATIENCE
-        while self._has_outside() and real_monotonic() < end:
-            real_sleep(0.002)
-            if options := self.options():
-                return options
-        # A thread outside is not known to be in a deadlock; the report says where it is.
-        is_outside = any(each.outside for each in self.tasks if not each.done)
-        return self.finish(None if is_outside else deadlock([], self.tasks))
-
-    def _has_outside(self) -> bool:
-        """Whether a thread that is not under control could still change something; the watchdog is one that cannot."""
+        end, options = real_monotonic() + OUTSIDE_PATIENCE, list[Option]()
         under_control = {*self._by_ident.values(), *(each for each in self.tasks if not each.done)}
-        return any(each.outside for each in self.tasks) or _thread._count() > len(under_control)
+        is_outside: Callable[[], bool] = lambda: any(each.outside and not each.done for each in self.tasks)  # noqa: E731
+        # The watchdog is a further thread, but it changes nothing.
+        while (is_outside() or _thread._count() > len(under_control)) and not options and real_monotonic() < end:
+            real_sleep(0.002)
+            options = self.options()
+        # A thread outside is not known to be in a deadlock; the report says where it is.
+        return options or self.finish(None if is_outside() else deadlock([], self.tasks))
 
     def _never_ends(self) -> Finding:
         """Describe a run that has not ended within the bounds."""

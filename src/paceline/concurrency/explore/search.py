@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,11 +16,10 @@ from pathlib import Path
 
 from paceline.concurrency.explore.child import Job, Outcome, run_once
 from paceline.concurrency.explore.finding import Finding
-from paceline.concurrency.explore.interpose.chance import Chance
-from paceline.concurrency.explore.report import Report, write_token
+from paceline.concurrency.explore.report import Report, Schedule
 from paceline.concurrency.explore.rewriting import importing
 from paceline.concurrency.explore.session import Settings, Target
-from paceline.concurrency.explore.strategies import Drawn, RandomWalk, Replay, Strategy, Switch
+from paceline.concurrency.explore.strategies import Chance, RandomWalk, Replay, Strategy, Switch
 from paceline.concurrency.explore.strategies.directed import DirectedRun
 from paceline.concurrency.explore.strategies.dpor import Dpor
 from paceline.concurrency.explore.strategies.pos import PosRun
@@ -62,8 +62,7 @@ class Explorer:
             return report.without_verdict(self._plain.lost)
         for finding in () if self._plain.suspect else self._findings(self._plain)[:1]:
             if finding.kind == "too long" and not self._settings.passes:
-                self._settings = replace(self._settings, passes=PASSES)
-                report.passes = PASSES
+                self._settings, report.passes = replace(self._settings, passes=PASSES), PASSES
                 return self.explore_plain()
             if finding.kind == "too long":
                 return report.without_verdict(f"{finding.message}: give it a smaller input, or more with --steps")
@@ -72,71 +71,74 @@ class Explorer:
             self._add(finding, self._plain)
         return report
 
-    def replay(self, switches: Sequence[Switch], chance: Chance) -> Report:
+    def replay(self, schedule: Schedule) -> Report:
         self._plain = self._run(Replay(), counted=False)
-        outcome = self._run(Replay(switches), chance=chance)
+        outcome = self._run(Replay(schedule.switches), chance=schedule.chance)
         if outcome.lost:
             return self._report.without_verdict(outcome.lost)
         for finding in self._findings(outcome)[:1]:
             return self._add(finding, outcome)
         return self._report.without_verdict("the schedule leads to no finding: the program has changed, or is repaired")
 
-    def drill(self, faults: Sequence[str]) -> Report:
+    def drill(self) -> Report:
         """Run the program without a fault, and then once with each."""
         report = self.explore_plain()
-        for fault in () if report.all or report.reason else faults:
-            outcome = run_once(Job(self._target, replace(self._settings, drill=fault), Replay(), self._shared))
+        for fault in () if report.all or report.reason else self._settings.drills:
+            self._settings = replace(self._settings, drill=fault)
+            outcome = self._run(Replay())
             report.drills.append(outcome.drill or {"drill": fault, "outcome": "no verdict", "message": outcome.lost})
-            report.count(outcome, time.monotonic() - self._start)
         return report
 
     def _search(self) -> None:
-        settings, report = self._settings, self._report
-        searches = self._searches()
-        dpor = next((each for each in searches if isinstance(each, Dpor)), Dpor())
-        limit, is_long = settings.schedules, bool(settings.passes)
-        for search in itertools.cycle(searches):
-            is_over = time.monotonic() - self._start > settings.seconds or report.schedules >= limit
-            if is_over or (settings.first and report.all) or (settings.suspects and not self._settings.suspects):
-                return
-            if search is dpor and (dpor.ended or is_long):
-                if len(searches) == 1:
-                    return
-                continue
-            strategy = search.next()
+        """Let the strategies take turns, until all orders are proved, or the limits are reached."""
+        settings, report, dpor = self._settings, self._report, Dpor()
+        every, turns, limit = self._strategies(), Counter[str](), settings.schedules
+        names = list(every)
+        while names and report.schedules < limit and not self._is_over(settings):
+            name = names.pop(0)
+            turns[name] += 1
+            seed = settings.seed * 1_000_003 + turns[name]  # so that two seeds have no run in common
+            strategy = dpor.next() if name == "dpor" else self._drawn(name, seed)
             if strategy is None:
                 report.dismissed_after = 0 if report.lost or report.outside else dpor.runs
                 sources = (Path(file).read_text(encoding="utf-8", errors="replace") for file in self._plain.files)
                 has_destructor = any("__del__" in source for source in sources)
                 report.is_partial = dpor.has_timeouts or self._plain.draws > 0 or has_destructor
-                if not report.is_partial or len(searches) == 1:
-                    return
-                limit = min(limit, report.schedules + AFTER_PROOF)
+                limit = min(limit, report.schedules + AFTER_PROOF) if report.is_partial else 0
                 continue
             before = self._shared
             # Every other one draws other numbers; the orders of `dpor` are all of one program.
-            seed = 0 if search is dpor or report.schedules % 2 else settings.seed * 1_000_003 + report.schedules
-            chance = Chance(seed, self._plain.draws, self._plain.steps) if seed else USUAL
-            outcome = self._run(strategy, traced=search is dpor, chance=chance)
-            self._judge(outcome, search.name)
+            other = name != "dpor" and turns[name] % 2 == 0
+            chance = Chance(seed, self._plain.draws, self._plain.steps) if other else USUAL
+            outcome = self._run(strategy, traced=name == "dpor", chance=chance)
+            self._judge(outcome, name)
+            # The runs of `dpor` did not stop at data that threads are known to share only now.
             if self._shared != before:
-                dpor.begin_again()  # its runs did not stop at the data that threads are now known to share
-            elif outcome.trace is not None:
+                dpor, limit, report.dismissed_after = Dpor(), settings.schedules, 0
+                names += [each for each in (name, "dpor") if each in every and each not in names]
+            elif name != "dpor" or outcome.lost:
+                names.append(name)
+            elif outcome.trace is not None:  # else it is too long for a proof
                 dpor.learn(*outcome.trace)
-            elif search is dpor and not outcome.lost:
-                is_long = True
+                names.append(name)
 
-    def _searches(self) -> list[Dpor | Drawn]:
+    def _is_over(self, settings: Settings) -> bool:
+        is_late = time.monotonic() - self._start > settings.seconds
+        are_confirmed = bool(settings.suspects) and not self._settings.suspects
+        return is_late or are_confirmed or (settings.first and bool(self._report.all))
+
+    def _strategies(self) -> list[str]:
+        """Return the names of the strategies: of ranks, which only wait for each other, there is little to choose."""
         settings = self._settings
-        if settings.ranks and settings.strategy == "auto":
-            return [Dpor()]  # ranks only wait for each other, so there is little to choose
-        seed = settings.seed * 1_000_003  # so that two seeds have no run in common
-        every: dict[str, Callable[[int], Strategy]] = {"directed": self._directed, "pos": PosRun, "random": RandomWalk}
-        searches: list[Dpor | Drawn] = [Dpor(), *(Drawn(name, begin, seed) for name, begin in every.items())]
-        return [each for each in searches if settings.strategy in ("auto", each.name)]
+        every = ["dpor"] if settings.ranks and settings.strategy == "auto" else ["dpor", "directed", "pos", "random"]
+        return [
+            each for each in every if settings.strategy in ("auto", each) and not (settings.passes and each == "dpor")
+        ]
 
-    def _directed(self, seed: int) -> DirectedRun:
-        """Direct a run at what the checker suspects, else at lines at which threads conflict."""
+    def _drawn(self, name: str, seed: int) -> Strategy:
+        """Begin the run of a seed: directed at what the checker suspects, else at lines at which threads conflict."""
+        if name != "directed":
+            return PosRun(seed) if name == "pos" else RandomWalk(seed)
         targets = [each.target for each in self._settings.suspects] or sorted(self._report.targets, key=sorted)
         return DirectedRun(seed, targets[seed % len(targets)] if targets else frozenset())
 
@@ -145,9 +147,9 @@ class Explorer:
         if outcome.lost:
             self._report.lost[outcome.lost] = self._report.lost.get(outcome.lost, 0) + 1
         for finding in self._findings(outcome):
-            switches, chance = list(outcome.switches), outcome.chance
             if any(finding.is_like(each.finding) for each in self._report.all) and not outcome.suspect:
                 continue
+            switches, chance = list(outcome.switches), outcome.chance
             if chance.seed and (first := self._again(switches, finding, USUAL)):
                 chance = USUAL
             elif (first := self._again(switches, finding, chance)) is None:
@@ -160,13 +162,12 @@ class Explorer:
                 continue
             last = self._again(short, finding, chance) or first
             self._add(last, outcome._replace(switches=tuple(short), chance=chance), name)
-            if outcome.suspect:
-                others = tuple(each for each in self._settings.suspects if each != outcome.suspect)
-                self._settings = replace(self._settings, suspects=others)
+            others = tuple(each for each in self._settings.suspects if each != outcome.suspect)
+            self._settings = replace(self._settings, suspects=others)
 
     def _add(self, finding: Finding, outcome: Outcome, name: str = "plain") -> Report:
-        token = write_token(outcome.switches, outcome.suspect, self._settings.passes, outcome.chance)
-        return self._report.add(finding, token, len(outcome.switches), name, outcome.chance.seed)
+        schedule = Schedule(outcome.switches, outcome.chance, self._settings.passes, outcome.suspect)
+        return self._report.add(finding, schedule, name)
 
     def _again(self, switches: Sequence[Switch], finding: Finding, chance: Chance) -> Finding | None:
         """Return what a schedule leads to, if that is like a finding."""

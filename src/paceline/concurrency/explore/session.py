@@ -6,7 +6,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +14,6 @@ from paceline.concurrency.explore.oracles import Suspect
 from paceline.concurrency.explore.report import Report
 from paceline.errors import UsageError
 
-FORMS = "FILE.py, FILE.py:FUNCTION or MODULE:FUNCTION"
-DRILLS = ("exception", "short", "nan", "sigterm", "disk")
 STRATEGIES = ("auto", "random", "pos", "dpor", "directed")
 
 
@@ -50,34 +47,9 @@ class Settings:
     steps: int = 20_000  # after which a run is given up
     passes: int = 0  # of a thread over a line, after which few are steps; 0 where all are
     run_seconds: float = 30.0  # real ones, for a single run
-
-
-def parse_target(text: str, arguments: tuple[str, ...] = ()) -> Target:
-    """Return the target that a command line names.
-
-    >>> parse_target("shop.stock:sell_last_item").function
-    'sell_last_item'
-    """
-    name, colon, function = text.rpartition(":")
-    if not colon:
-        name, function = text, ""
-    if colon and not function.replace(".", "_").isidentifier():
-        raise UsageError(f"{text!r}: {function!r} is not the name of a function; write FILE.py:FUNCTION")
-    if name.endswith(".py"):
-        return Target(file=name, function=function, arguments=arguments)
-    if not function:
-        raise UsageError(f"{text!r} is neither a script nor a function; write {FORMS}")
-    return Target(module=name, function=function, arguments=arguments)
-
-
-class Request(NamedTuple):
-    """What is to be explored."""
-
-    target: Target
-    settings: Settings
-    replay: str  # a token: run this schedule instead of searching
-    drills: tuple[str, ...]  # faults to be tried on ranks
-    scope: tuple[Path, ...]  # further folders whose files are the program's
+    replay: str = ""  # a token: run this schedule instead of searching
+    drills: tuple[str, ...] = ()  # faults to be tried on ranks, one after the other
+    scope: tuple[Path, ...] = ()  # further folders whose files are the program's
 
 
 class Answer(NamedTuple):
@@ -108,23 +80,15 @@ class Session:
         self._process.kill()
         self._process.communicate()
 
-    def explore(
-        self,
-        target: Target,
-        settings: Settings = Settings(),  # frozen
-        *,
-        replay: str = "",
-        drills: Sequence[str] = (),
-        scope: Sequence[Path] = (),
-    ) -> Answer:
+    def explore(self, target: Target, settings: Settings = Settings()) -> Answer:  # frozen
         """Explore a target, whose own folder and the current one are the program's in any case."""
         if target.file and not Path(target.file).is_file():
-            raise UsageError(f"{target.file}: there is no such file; give {FORMS}")
+            raise UsageError(f"{target.file}: there is no such file")
         if settings.strategy not in STRATEGIES:
             raise UsageError(f"--strategy {settings.strategy}: not known; choose one of {', '.join(STRATEGIES)}")
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        pickle.dump(Request(target, settings, replay, tuple(drills), tuple(scope)), self._process.stdin)
+        pickle.dump((target, settings), self._process.stdin)
         self._process.stdin.flush()
         try:
             report: Report | str = pickle.load(self._process.stdout)
@@ -133,22 +97,3 @@ class Session:
         if isinstance(report, str):
             raise UsageError(report)
         return Answer(report.text(), report.exit_code, report.to_dict(), frozenset(report.lines))
-
-
-def drills_of(names: Sequence[str], ranks: int) -> list[str]:
-    """Return drills as KIND:STEP:RANK: usually in step 2 of the last rank, but rank 0 is the one that saves.
-
-    >>> drills_of(["nan", "disk:3"], ranks=2)
-    ['nan:2:1', 'disk:3:0']
-    """
-    if names and ranks < 2:
-        raise UsageError(f"--drill {names[0]}: a fault on one rank needs others; add --ranks 2 or more")
-    drills = []
-    for each in (each for name in names for each in (DRILLS if name == "all" else (name,))):
-        kind, *numbers = each.split(":")
-        if kind not in DRILLS or len(numbers) > 2 or not all(number.isdigit() for number in numbers):
-            form = f"{', '.join(DRILLS)} or all, each as KIND, KIND:STEP or KIND:STEP:RANK"
-            raise UsageError(f"--drill {each}: not a drill; write {form}")
-        usual = ["1", "0"] if kind == "disk" else ["2", str(ranks - 1)]
-        drills.append(":".join([kind, *numbers, *usual[len(numbers) :]]))
-    return drills

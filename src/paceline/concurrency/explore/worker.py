@@ -14,11 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.concurrency.explore import interpose
-from paceline.concurrency.explore.interpose.chance import Chance
 from paceline.concurrency.explore.report import Report, read_token
 from paceline.concurrency.explore.rewriting.importing import Finder, Scope, compiled
 from paceline.concurrency.explore.search import Explorer
-from paceline.concurrency.explore.session import Request
+from paceline.concurrency.explore.session import Settings, Target
 from paceline.errors import PacelineError
 
 
@@ -28,21 +27,22 @@ def main() -> None:
     interpose.install()
     while True:
         try:
-            request: Request = pickle.load(sys.stdin.buffer)
+            target, settings = pickle.load(sys.stdin.buffer)
         except EOFError:
             return
         try:
-            answer: Report | str = _explore(request)
+            answer: Report | str = _explore(target, settings)
         except PacelineError as error:
             answer = str(error)
         pickle.dump(answer, answers)
         answers.flush()
 
 
-def _explore(request: Request) -> Report:
-    target, settings = request.target, request.settings
-    folders = [Path.cwd(), *([Path(target.file).resolve().parent] if target.file else []), *request.scope]
+def _explore(target: Target, settings: Settings) -> Report:
+    folders = [Path.cwd(), *([Path(target.file).resolve().parent] if target.file else []), *settings.scope]
     source = Path(target.file).read_text(encoding="utf-8", errors="replace") if target.file else ""
+    if "mpi4py" in source:
+        settings = replace(settings, ranks=settings.ranks or 2)
     if settings.ranks or "torch.distributed" in source:
         from paceline.concurrency.explore.ranks import launch  # which imports PyTorch
 
@@ -55,12 +55,12 @@ def _explore(request: Request) -> Report:
     gc.collect()
     gc.freeze()
     try:
-        if request.replay:
-            switches, suspects, passes, chance = read_token(request.replay)
-            explorer = Explorer(target, replace(settings, suspects=suspects, passes=passes))
-            return explorer.replay(switches, Chance(*chance))
+        if settings.replay:
+            schedule = read_token(settings.replay)
+            suspects = (schedule.suspect,) if schedule.suspect else ()
+            return Explorer(target, replace(settings, suspects=suspects, passes=schedule.passes)).replay(schedule)
         explorer = Explorer(target, settings)
-        return explorer.drill(request.drills) if request.drills else explorer.explore()
+        return explorer.drill() if settings.drills else explorer.explore()
     finally:
         sys.meta_path.remove(finder)
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from paceline.errors import UsageError
 from paceline.interfaces.cli import options
 from paceline.interfaces.cli.terminal import print_json
 from paceline.names import visible
+
+if TYPE_CHECKING:
+    from paceline.concurrency.explore.session import Target
+
+FORMS = "FILE.py, FILE.py:FUNCTION or MODULE:FUNCTION"
+DRILLS = ("exception", "short", "nan", "sigterm", "disk")
 
 # The arguments and options of `paceline explore`.
 
@@ -98,7 +106,7 @@ def explore(
     repeated. A finding shows the order, with as few switches as it needs, and a token that replays it. Exits with 0
     when nothing was found, 1 when something was, 2 when the program could not be explored.
     """
-    from paceline.concurrency.explore.session import Session, Settings, drills_of, parse_target
+    from paceline.concurrency.explore.session import Session, Settings
 
     settings = Settings(
         seconds=seconds,
@@ -110,15 +118,12 @@ def explore(
         first=first,
         ranks=ranks,
         steps=steps,
+        replay=replay,
+        drills=drills_of(drill or (), ranks),
+        scope=tuple(scope or ()),
     )
     with Session() as session:
-        answer = session.explore(
-            parse_target(target, tuple(arguments or ())),
-            settings,
-            replay=replay,
-            drills=drills_of(drill or (), ranks),
-            scope=scope or (),
-        )
+        answer = session.explore(parse_target(target, tuple(arguments or ())), settings)
     if json or form.value == "json":
         print_json(answer.report)
     elif form.value in ("sarif", "html"):
@@ -128,3 +133,42 @@ def explore(
     else:
         typer.echo(visible(answer.text))
     raise typer.Exit(answer.code)
+
+
+def parse_target(text: str, arguments: tuple[str, ...] = ()) -> Target:
+    """Return the target that a command line names.
+
+    >>> parse_target("shop.stock:sell_last_item").function
+    'sell_last_item'
+    """
+    from paceline.concurrency.explore.session import Target
+
+    name, colon, function = text.rpartition(":")
+    if not colon:
+        name, function = text, ""
+    if colon and not function.replace(".", "_").isidentifier():
+        raise UsageError(f"{text!r}: {function!r} is not the name of a function; write FILE.py:FUNCTION")
+    if name.endswith(".py"):
+        return Target(file=name, function=function, arguments=arguments)
+    if not function:
+        raise UsageError(f"{text!r} is neither a script nor a function; write {FORMS}")
+    return Target(module=name, function=function, arguments=arguments)
+
+
+def drills_of(names: Sequence[str], ranks: int) -> tuple[str, ...]:
+    """Return drills as KIND:STEP:RANK: usually in step 2 of the last rank, but rank 0 is the one that saves.
+
+    >>> drills_of(["nan", "disk:3"], ranks=2)
+    ('nan:2:1', 'disk:3:0')
+    """
+    if names and ranks < 2:
+        raise UsageError(f"--drill {names[0]}: a fault on one rank needs others; add --ranks 2 or more")
+    drills = []
+    for each in (each for name in names for each in (DRILLS if name == "all" else (name,))):
+        kind, *numbers = each.split(":")
+        if kind not in DRILLS or len(numbers) > 2 or not all(number.isdigit() for number in numbers):
+            form = f"{', '.join(DRILLS)} or all, each as KIND, KIND:STEP or KIND:STEP:RANK"
+            raise UsageError(f"--drill {each}: not a drill; write {form}")
+        usual = ["1", "0"] if kind == "disk" else ["2", str(ranks - 1)]
+        drills.append(":".join([kind, *numbers, *usual[len(numbers) :]]))
+    return tuple(drills)

@@ -10,15 +10,9 @@ from __future__ import annotations
 import os
 import random
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
-
-class Chance(NamedTuple):
-    """The seed of a run; how many numbers the plain run has drawn, and how many steps it had."""
-
-    seed: int = 0
-    draws: int = 0
-    steps: int = 0
+from paceline.concurrency.explore.strategies import Chance
 
 
 class Random(random.Random):

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import copy
 import linecache
+import math
 import re
 import sys
 from collections.abc import Callable, Hashable
-from types import FrameType
-from typing import Any
+from traceback import walk_stack
+from typing import Any, NoReturn
 
 from paceline.concurrency.explore.finding import MARK as MARK
-from paceline.concurrency.explore.finding import Finding
+from paceline.concurrency.explore.finding import Finding, first_place, of_program
 from paceline.concurrency.explore.operation import Mode, Operation, Place, Touch
 from paceline.concurrency.explore.scheduler import Run, Task, real_monotonic, real_sleep
 
@@ -64,6 +65,11 @@ def is_controlled(depth: int = 2) -> bool:
     return MARK in names or names.get("__name__") in MODELLED or names.get("__package__") == __package__
 
 
+def refuse(name: str) -> NoReturn:
+    """End the run: a verdict would not be known to be true."""
+    this()[0].finish(Finding("not supported", f"{name} cannot be explored", place=place()))
+
+
 class Controlled:
     """A primitive under control; where it is made by code that is not the program's, it is the real one."""
 
@@ -101,31 +107,20 @@ class Shared(Controlled):
         return shared.__getitem__, (id(self),)
 
 
-def frame_of_program() -> FrameType | None:
-    """Return the innermost frame of the program's own code, leaving out what it generates, as data classes do."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (MARK not in frame.f_globals or frame.f_code.co_filename.startswith("<")):
-        frame = frame.f_back
-    return frame
-
-
 def place() -> Place:
     """Return the line of the program that is being executed."""
-    frame = frame_of_program()
-    if frame is None:
-        return Place("<python>", 0, "")
-    return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return first_place(walk_stack(sys._getframe(1))) or Place("<python>", 0, "")
 
 
 def name_of_new(kind: str) -> str:
     """Name an object by the line that creates it: `Lock Pool._lock`, or `Lock of pool.py:12`."""
-    frame = frame_of_program()
+    frame, line = next(of_program(walk_stack(sys._getframe(1))), (None, 0))
     if frame is None:
         return kind
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    assigned = _ASSIGNED.match(linecache.getline(file, line))
+    place = Place(frame.f_code.co_filename, line, "")
+    assigned = _ASSIGNED.match(linecache.getline(place.file, line))
     if assigned is None or "," in assigned[1]:
-        return f"{kind} of {file.rpartition('/')[2]}:{line}"
+        return f"{kind} of {place}"
     name = assigned[1]
     if name.startswith("self.") and "self" in frame.f_locals:
         name = f"{type(frame.f_locals['self']).__name__}.{name[5:]}"
@@ -138,7 +133,7 @@ def step(
     location: Hashable,
     *,
     mode: Mode = "write",
-    ready: Callable[[], bool] | None = None,
+    ready: Callable[[], bool] = lambda: True,
     timeout: float | None = None,
     block: bool = True,
     others: tuple[Touch, ...] = (),
@@ -154,9 +149,8 @@ def step(
     )
     if not block or (timeout is not None and timeout <= 0):
         current.perform(task, operation)
-        return ready is None or ready()
-    if ready is not None:
-        operation.ready = ready
+        return ready()
+    operation.ready = ready
     if timeout is not None:
         operation.deadline = current.now + timeout
     if current.perform(task, operation):
@@ -167,14 +161,12 @@ def step(
     return False
 
 
-def wait_outside(ready: Callable[[], bool] | None, timeout: float | None) -> bool:
+def wait_outside(ready: Callable[[], bool], timeout: float | None) -> bool:
     """Wait in a thread that is not under control, by polling: the interpreter lock keeps each look consistent."""
-    end = None if timeout is None else real_monotonic() + timeout
-    while ready is not None and not ready():
-        if end is not None and real_monotonic() >= end:
-            return False
+    end = math.inf if timeout is None else real_monotonic() + timeout
+    while not (is_ready := ready()) and real_monotonic() < end:
         real_sleep(0.001)
-    return True
+    return is_ready
 
 
 def me() -> int:

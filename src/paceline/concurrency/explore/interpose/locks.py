@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from paceline.concurrency.explore.interpose import control
-from paceline.concurrency.explore.interpose.control import Controlled, me, name_of_new, step
+from paceline.concurrency.explore.interpose.control import Controlled, me, step
 from paceline.concurrency.explore.operation import Place
 
 
@@ -59,10 +59,7 @@ class Lock(Controlled):
     @property
     def held(self) -> str:
         """Who holds it since which line, as the end of a clause."""
-        if self.owner is None or self.since is None:
-            return ""
-        file = self.since.file.rpartition("/")[2]
-        return f", which {control.task_name(self.owner)} holds since {file}:{self.since.line}"
+        return f", which {control.task_name(self.owner)} holds since {self.since}" if self.depth and self.since else ""
 
     # What conditions, and the standard library, use of a lock.
 
@@ -73,8 +70,8 @@ class Lock(Controlled):
         return self.owner == me()
 
     def _release_save(self) -> int:
-        step("releases", self, id(self), releases=True)
-        depth, self.owner, self.depth = self.depth, None, 0
+        depth, self.depth = self.depth, 1
+        self.release()
         return depth
 
     def _acquire_restore(self, depth: int) -> None:
@@ -227,66 +224,54 @@ PRIMITIVES: tuple[Any, ...] = (Lock, RLock, Semaphore, BoundedSemaphore, Conditi
 # --- `queue.Queue`, `LifoQueue`, `PriorityQueue` and `SimpleQueue` under control --------------------------------------
 # Each call is one operation, not the dozen of the locks inside: fewer operations mean fewer orders to try.
 
-Real = queue.Queue
+
+class Queue(queue.Queue):  # type: ignore[type-arg]
+    """A queue, also one that a library makes."""
+
+    def __init__(self, maxsize: int = 0) -> None:
+        super().__init__(maxsize)
+        self.name = control.name_of_new(type(self).__name__)
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        room: Callable[[], bool] = lambda: self.maxsize <= 0 or self._qsize() < self.maxsize  # noqa: E731
+        if not self._obtain("puts into", room, block, timeout, releases=True):
+            raise queue.Full
+        self._put(item)
+        self.unfinished_tasks += 1
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        if not self._obtain("gets from", lambda: self._qsize() > 0, block, timeout, acquires=True):
+            raise queue.Empty
+        return self._get()
+
+    def _obtain(self, verb: str, ready: Callable[[], bool], block: bool, timeout: float | None, **rest: Any) -> bool:
+        if block and timeout is not None and timeout < 0:
+            raise ValueError("'timeout' must be a non-negative number")
+        free: Callable[[], bool] = lambda: getattr(self.mutex, "depth", 0) == 0 and ready()  # noqa: E731
+        return step(verb, self.name, id(self), ready=free, block=block, timeout=timeout, **rest)
+
+    def task_done(self) -> None:
+        step("finishes an item of", self.name, ("items", id(self)), releases=True)
+        if self.unfinished_tasks <= 0:
+            raise ValueError("task_done() called too many times")
+        self.unfinished_tasks -= 1
+
+    def join(self) -> None:
+        finished: Callable[[], bool] = lambda: self.unfinished_tasks == 0  # noqa: E731
+        step("waits for", f"the unfinished items of {self.name}", ("items", id(self)), ready=finished, acquires=True)
+
+    def qsize(self) -> int:
+        step("looks at", self.name, id(self), mode="read")
+        return self._qsize()
+
+    def empty(self) -> bool:
+        return self.qsize() == 0
+
+    def full(self) -> bool:
+        return 0 < self.maxsize <= self.qsize()
 
 
-def _put(self: Any, item: Any, block: bool = True, timeout: float | None = None) -> None:
-    room = lambda: self.mutex.depth == 0 and (self.maxsize <= 0 or self._qsize() < self.maxsize)  # noqa: E731
-    if not _obtain(self, "puts into", block, timeout, ready=room, releases=True):
-        raise queue.Full
-    self._put(item)
-    self.unfinished_tasks += 1
-
-
-def _get(self: Any, block: bool = True, timeout: float | None = None) -> Any:
-    has_item = lambda: self.mutex.depth == 0 and self._qsize() > 0  # noqa: E731
-    if not _obtain(self, "gets from", block, timeout, ready=has_item, acquires=True):
-        raise queue.Empty
-    return self._get()
-
-
-def _obtain(self: Any, verb: str, block: bool, timeout: float | None, **rest: Any) -> bool:
-    if block and timeout is not None and timeout < 0:
-        raise ValueError("'timeout' must be a non-negative number")
-    return step(verb, self.explored_name, id(self), block=block, timeout=timeout, **rest)
-
-
-def _task_done(self: Any) -> None:
-    step("finishes an item of", self.explored_name, ("items", id(self)), releases=True)
-    if self.unfinished_tasks <= 0:
-        raise ValueError("task_done() called too many times")
-    self.unfinished_tasks -= 1
-
-
-def _join(self: Any) -> None:
-    subject = f"the unfinished items of {self.explored_name}"
-    step("waits for", subject, ("items", id(self)), ready=lambda: self.unfinished_tasks == 0, acquires=True)
-
-
-def _qsize(self: Any) -> int:
-    step("looks at", self.explored_name, id(self), mode="read")
-    return int(self._qsize())
-
-
-def _either(name: str, controlled: Callable[..., Any]) -> None:
-    """Let a method be the controlled one, for queues that were made under control."""
-    real = getattr(Real, name)
-
-    def call(self: Any, *args: Any, **settings: Any) -> Any:
-        return (controlled if isinstance(self.mutex, Lock) else real)(self, *args, **settings)
-
-    setattr(Real, name, call)
-
-
-_init = Real.__init__
-
-
-def _named_init(self: Any, maxsize: int = 0) -> None:
-    _init(self, maxsize)
-    self.explored_name = name_of_new(type(self).__name__)
-
-
-class SimpleQueue(Real):  # type: ignore[type-arg]
+class SimpleQueue(Queue):
     """A queue without a bound and without `task_done`."""
 
     def __init__(self) -> None:
@@ -294,9 +279,6 @@ class SimpleQueue(Real):  # type: ignore[type-arg]
 
 
 def install() -> None:
-    Real.__init__ = _named_init  # type: ignore[method-assign]
-    calls: dict[str, Any] = {"put": _put, "get": _get, "task_done": _task_done, "join": _join, "qsize": _qsize}
-    calls |= {"empty": lambda self: _qsize(self) == 0, "full": lambda self: 0 < self.maxsize <= _qsize(self)}
-    for name, call in calls.items():
-        _either(name, call)
-    queue.SimpleQueue = SimpleQueue  # type: ignore[misc, assignment]
+    for each in (queue.LifoQueue, queue.PriorityQueue):
+        setattr(queue, each.__name__, type(each.__name__, (Queue, each), {}))
+    queue.Queue, queue.SimpleQueue = Queue, SimpleQueue  # type: ignore[misc, assignment]

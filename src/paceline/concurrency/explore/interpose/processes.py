@@ -12,14 +12,12 @@ import importlib
 import multiprocessing
 import os
 import pickle
-import queue
 import sys
 from collections import deque
 from collections.abc import Callable
 from multiprocessing import connection, context, pool, process
 from typing import Any
 
-from paceline.concurrency.explore.finding import Finding
 from paceline.concurrency.explore.interpose import control, locks, threads
 from paceline.concurrency.explore.interpose.control import Shared, step, this
 from paceline.concurrency.explore.interpose.memory import Context, copied, shared_tensors
@@ -43,7 +41,7 @@ def _common(kind: Any, base: Any = Shared) -> Any:
     return type(kind.__name__, (base, kind), {"real": staticmethod(_real[kind.__name__])})
 
 
-class Queue(Shared, queue.Queue):  # type: ignore[type-arg]
+class Queue(Shared, locks.Queue):
     """A queue of pickled items, which has the ends of its pipe as pools use them."""
 
     real: Any = staticmethod(_real["Queue"])
@@ -89,15 +87,14 @@ class Connection(Shared):
         self._source, self._sink, self.name = source, sink, name
         Connection.open[self] = owner
 
-    def __enter__(self) -> Connection:
+    def acquire(self) -> Connection:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
+    def release(self) -> None:
         step("closes", self, id(self._sink if self._source is None else self._source), releases=True)
         Connection.open.pop(self, None)
+
+    close = release
 
     @property
     def closed(self) -> bool:
@@ -249,10 +246,9 @@ class Process(Shared):
         for task in run.tasks:
             if task.context is own and task is not me and not task.daemon:
                 threads.wait_for_end(task)
-        for each in list(Queue.all):
-            fits: Callable[[], bool] = lambda each=each: not each.holds(own)  # type: ignore[misc]  # noqa: E731
-            if not fits():
-                step("waits for a reader of", each.explored_name, id(each), ready=fits)  # type: ignore[attr-defined]
+        for each in [each for each in Queue.all if each.holds(own)]:
+            read: Callable[[], bool] = lambda each=each: not each.holds(own)  # type: ignore[misc]  # noqa: E731
+            step("waits for a reader of", each.name, id(each), ready=read)
         self.exitcode = code
         _close(own)
 
@@ -273,10 +269,7 @@ class Process(Shared):
             threads.wait_for_end(self._task, timeout)
 
     def is_alive(self) -> bool:
-        if self._task is None:
-            return False
-        step("looks at", self._task, ("end", self._task.number), mode="read", acquires=True)
-        return not self._task.done
+        return self._task is not None and not threads.has_ended(self._task)
 
     @property
     def ready(self) -> bool:
@@ -299,8 +292,7 @@ def present() -> Context:
 
 def _close(own: Context) -> None:
     """Close the ends of pipes that a process has left open."""
-    for end in [each for each, owner in Connection.open.items() if owner is own]:
-        del Connection.open[end]
+    Connection.open = {end: owner for end, owner in Connection.open.items() if owner is not own}
 
 
 def afresh(thing: Any) -> Any:
@@ -338,14 +330,7 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
 
 
 def _refused(name: str, real: Any) -> Any:
-    """Return what ends the run: a verdict would not be known to be true."""
-
-    def refuse(*args: Any, **settings: Any) -> Any:
-        if control.run is None or not control.is_controlled():
-            return real(*args, **settings)
-        return control.run.finish(Finding("not supported", f"{name} cannot be explored", place=control.place()))
-
-    return refuse
+    return lambda *args, **settings: control.refuse(name) if control.is_controlled() else real(*args, **settings)
 
 
 def _current() -> Any:
@@ -354,8 +339,8 @@ def _current() -> Any:
 
 def install() -> None:
     """Put the models in the place of the functions and classes of `multiprocessing`."""
-    refused = {name: _refused(f"multiprocessing.{name}", _real[name]) for name in ("Manager", "Array", "RawArray")}
-    functions = {"Pipe": _pipe, "current_process": _current, **refused}
+    others = {name: _refused(f"multiprocessing.{name}", _real[name]) for name in ("Manager", "Array", "RawArray")}
+    functions = {"Pipe": _pipe, "current_process": _current, **others}
     for name, value in {**MADE, **functions, "Process": Process}.items():
         setattr(multiprocessing, name, value)
         setattr(context.BaseContext, name, staticmethod(value) if name in functions else value)

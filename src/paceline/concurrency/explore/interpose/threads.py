@@ -68,10 +68,7 @@ class Thread(RealThread):
         wait_for_end(task, timeout)
 
     def is_alive(self) -> bool:
-        if self.task is None:
-            return super().is_alive()
-        step("looks at", self.task, ("end", self.task.number), mode="read", acquires=True)
-        return not self.task.done
+        return super().is_alive() if self.task is None else not has_ended(self.task)
 
 
 class Timer(Thread):
@@ -121,6 +118,11 @@ def wait_for_end(task: Task, timeout: float | None = None) -> bool:
     rest: Any = {"ready": lambda: task.done, "holder": lambda: task.number, "acquires": True}
     rest["timeout"] = None if timeout is None or timeout < 0 else timeout
     return step("waits for", task, ("end", task.number), mode="read", **rest)
+
+
+def has_ended(task: Task) -> bool:
+    step("looks at", task, ("end", task.number), mode="read", acquires=True)
+    return task.done
 
 
 def _is_of_program(thread: threading.Thread) -> bool:

@@ -11,8 +11,9 @@ import hashlib
 import math
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from paceline.concurrency.explore.interpose import control
 # diverged without a message.
 
 _first: dict[int, str] = {}  # by rank, at its first step
-_used: dict[int, list[torch.optim.Optimizer]] = {}
+_used: dict[int, dict[torch.optim.Optimizer, None]] = {}
 
 
 def differ() -> bool:
@@ -46,25 +47,20 @@ def diverged() -> Finding | None:
 
 def _note(optimizer: Any, *_: Any) -> None:
     rank = control.rank()
-    if rank is None:
-        return
-    used = _used.setdefault(rank, [])
-    if not any(each is optimizer for each in used):
-        used.append(optimizer)
-        _first.setdefault(rank, _digest(used))
+    if rank is not None and optimizer not in _used.setdefault(rank, {}):
+        _used[rank][optimizer] = None
+        _first.setdefault(rank, _digest(_used[rank]))
 
 
-def _parameters(used: list[torch.optim.Optimizer]) -> list[torch.Tensor]:
+def _parameters(used: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
     """Return what this rank holds: of a DTensor its own part, to compute nothing that would be a collective."""
     every = [each.detach() for optimizer in used for group in optimizer.param_groups for each in group["params"]]
     return [getattr(each, "to_local", lambda each=each: each)() for each in every]
 
 
-def _digest(used: list[torch.optim.Optimizer]) -> str:
-    total = hashlib.sha256()
-    for each in _parameters(used):
-        total.update(str(each.shape).encode() + each.cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()
+def _digest(used: Iterable[torch.optim.Optimizer]) -> str:
+    parts = ((str(each.shape), each.cpu().reshape(-1).view(torch.uint8)) for each in _parameters(used))
+    return hashlib.sha256(b"".join(shape.encode() + data.numpy().tobytes() for shape, data in parts)).hexdigest()
 
 
 def install() -> None:
@@ -96,11 +92,10 @@ class Fault:
 
     def is_due(self) -> bool:
         """Count a step of the rank; whether it is the one."""
-        if self.done or not self.is_here():
-            return False
-        self.count += 1
-        self.done = self.count == self.step
-        return self.done
+        self.count += self.is_here()
+        is_due = self.is_here() and not self.done and self.count == self.step
+        self.done |= is_due
+        return is_due
 
     def is_here(self) -> bool:
         return control.rank() == self.rank
@@ -187,14 +182,8 @@ def _in_loader(fault: Fault) -> None:
     iterate = DataLoader.__iter__
 
     def shorter(self: Any) -> Iterator[Any]:
-        batches = iterate(self)
-        if not fault.is_here():
-            yield from batches
-            return
-        following = next(batches, None)
-        for batch in batches:
-            yield following
-            following = batch
-        fault.done = True
+        batches, is_here = iterate(self), fault.is_here()
+        yield from (batch for batch, _ in pairwise(batches)) if is_here else batches
+        fault.done |= is_here
 
     DataLoader.__iter__ = shorter  # type: ignore[method-assign, assignment]

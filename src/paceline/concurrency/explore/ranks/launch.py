@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from paceline.concurrency.explore.interpose import threads
 from paceline.concurrency.explore.interpose.memory import Context
 from paceline.concurrency.explore.interpose.processes import Process, afresh, present
-from paceline.concurrency.explore.ranks import drills, process_group
+from paceline.concurrency.explore.ranks import drills, mpi, process_group
 from paceline.concurrency.explore.scheduler import Task
 
 
@@ -26,7 +26,8 @@ class TorchState:
     """The random numbers and process groups of a rank."""
 
     def __init__(self, rank: int) -> None:
-        self._seed = 1_000 + rank
+        self._rank, self._seed = rank, 1_000 + rank
+        self._libraries: dict[int, dict[str, Any]] = {}
         self._world: Any = _empty_world()
         self._torch, self._numpy = torch.Generator().manual_seed(self._seed).get_state(), None
 
@@ -34,6 +35,7 @@ class TorchState:
         self._world, self._torch = distributed_c10d._world, torch.get_rng_state()
         if "numpy" in sys.modules:
             self._numpy = sys.modules["numpy"].random.get_state()
+        self._libraries = {id(state): dict(state) for state, _ in _of_libraries(self._rank)}
 
     def enter(self) -> None:
         distributed_c10d._world = self._world
@@ -42,6 +44,20 @@ class TorchState:
             sys.modules["numpy"].random.set_state(self._numpy)
         elif "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(self._seed)
+        for state, first in _of_libraries(self._rank):
+            own = self._libraries.get(id(state), first)
+            state.clear()
+            state.update(own)
+
+
+def _of_libraries(rank: int) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return what accelerate and Lightning keep once for a process, and what it is when a rank begins."""
+    accelerate: Any = sys.modules.get("accelerate.state")
+    lightning: Any = sys.modules.get("lightning_utilities.core.rank_zero")
+    names = ("PartialState", "AcceleratorState", "GradientState")
+    states: list[Any] = [(getattr(accelerate, name)._shared_state, {}) for name in names if hasattr(accelerate, name)]
+    function = vars(getattr(lightning, "rank_zero_only", SimpleNamespace()))
+    return [*states, (function, {**function, "rank": rank})]
 
 
 def _empty_world() -> SimpleNamespace:
@@ -105,6 +121,7 @@ def _loader_without_processes(self: Any, *args: Any, **settings: Any) -> None:
 def install() -> None:
     """Put the modelled backend and launchers in place."""
     process_group.install()
+    mpi.install()
     drills.install()
     modules: tuple[Any, ...] = (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"])
     for module in modules:

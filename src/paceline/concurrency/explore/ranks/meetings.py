@@ -6,6 +6,7 @@ meeting to which two ranks bring different calls is an error that a real backend
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -33,40 +34,13 @@ class Call(NamedTuple):
 class Meeting:
     """One collective of a group."""
 
-    members: tuple[int, ...]  # ranks of the world
-    calls: dict[int, Call] = field(default_factory=dict)
+    calls: dict[int, Call] = field(default_factory=dict)  # by rank of the world
     data: dict[int, Any] = field(default_factory=dict)
 
-    @property
-    def complete(self) -> bool:
-        return len(self.calls) == len(self.members)
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """The meetings of a process group."""
-
-    members: tuple[int, ...]
-    meetings: list[Meeting] = field(default_factory=list)
-    calls: dict[int, int] = field(default_factory=dict)  # how many each rank has made
-
-    def arrive(self, rank: int, call: Call, data: Any) -> Meeting:
-        """Bring the next call of a rank to its meeting."""
-        number = self.calls.get(rank, 0)
-        self.calls[rank] = number + 1
-        if number == len(self.meetings):
-            self.meetings.append(Meeting(self.members))
-        meeting = self.meetings[number]
-        meeting.calls[rank], meeting.data[rank] = call, data
-        return meeting
-
-
-def different(meeting: Meeting) -> tuple[int, int] | None:
-    """Return two ranks that brought different calls to a meeting."""
-    ranks = sorted(meeting.calls)
-    first = meeting.calls[ranks[0]]
-    other = next((rank for rank in ranks if not meeting.calls[rank].matches(first)), None)
-    return None if other is None else (ranks[0], other)
+    def different(self) -> tuple[int, int] | None:
+        """Return two ranks that brought different calls."""
+        first, *others = sorted(self.calls)
+        return next(((first, each) for each in others if not self.calls[each].matches(self.calls[first])), None)
 
 
 @dataclass(slots=True, eq=False)
@@ -74,24 +48,38 @@ class Parcel:
     """A message, or a request for one: it is received as soon as the two have met."""
 
     sender: int | None  # of a request None, if it is for a message from any rank
+    tag: int | None  # of a request None, if it is for a message with any tag
     is_request: bool
     data: Any = None
     met: Parcel | None = None
 
     def fits(self, other: Parcel) -> bool:
-        is_between = None in (self.sender, other.sender) or self.sender == other.sender
-        return is_between and self.is_request != other.is_request
+        pairs = ((self.sender, other.sender), (self.tag, other.tag))
+        return self.is_request != other.is_request and all(None in (one, two) or one == two for one, two in pairs)
 
 
-@dataclass(slots=True)
-class Post:
-    """Messages and requests that have not met: by group, receiver and tag, the oldest first."""
+@dataclass(slots=True, eq=False)
+class Group:
+    """The meetings of a process group, and its messages and requests that have not met, the oldest first."""
 
-    waiting: dict[tuple[str, int, int], list[Parcel]] = field(default_factory=dict)
+    members: tuple[int, ...]  # ranks of the world
+    meetings: list[Meeting] = field(default_factory=list)
+    calls: Counter[int] = field(default_factory=Counter)  # how many each rank has made
+    waiting: dict[int, list[Parcel]] = field(default_factory=lambda: defaultdict(list))  # by receiver
 
-    def bring(self, group: str, receiver: int, tag: int, parcel: Parcel) -> Parcel:
+    def arrive(self, rank: int, call: Call, data: Any) -> Meeting:
+        """Bring the next call of a rank to its meeting."""
+        number = self.calls[rank]
+        self.calls[rank] += 1
+        if number == len(self.meetings):
+            self.meetings.append(Meeting())
+        meeting = self.meetings[number]
+        meeting.calls[rank], meeting.data[rank] = call, data
+        return meeting
+
+    def bring(self, receiver: int, parcel: Parcel) -> Parcel:
         """Bring a parcel to the oldest one that fits, or let it wait for one."""
-        waiting = self.waiting.setdefault((group, receiver, tag), [])
+        waiting = self.waiting[receiver]
         other = next((each for each in waiting if parcel.fits(each)), None)
         if other is None:
             waiting.append(parcel)

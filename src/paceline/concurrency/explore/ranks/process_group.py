@@ -1,17 +1,15 @@
 """The backend of `torch.distributed` that takes the place of gloo, NCCL and MPI.
 
 It is registered as PyTorch provides for, so that DDP, device meshes, object collectives and functional collectives work
-on it as on any backend. A call announces itself, and waits until all ranks of the group have brought theirs; then
-each rank computes its own result from what all have brought.
+on it as on any backend. Each rank computes its own result from what all have brought.
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterable
-from functools import reduce
-from types import FrameType
+from collections.abc import Callable
+from functools import cache, reduce
+from itertools import chain
 from typing import Any
 
 import torch
@@ -19,14 +17,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.futures import Future
 
-from paceline.concurrency.explore.finding import Finding, at
-from paceline.concurrency.explore.interpose import control
-from paceline.concurrency.explore.interpose.control import step
-from paceline.concurrency.explore.ranks.meetings import Call, Group, Meeting, Parcel, Post, different
+from paceline.concurrency.explore.ranks.member import Member
 
 BACKEND = "explored"
-_groups: dict[str, Group] = {}
-_post = Post()
 _made: dict[tuple[int, tuple[int, ...]], int] = {}
 Tensors = list[torch.Tensor]
 native: Any = torch._C._distributed_c10d
@@ -37,29 +30,24 @@ class Work(dist._Work):  # type: ignore[misc, name-defined]
 
     def __init__(self, finish: Callable[[], Any]) -> None:
         super().__init__()
-        self._finish: Callable[[], Any] | None = finish
-        self._result: Any = None
+        self._finish = cache(finish)
+
+    def result(self) -> Any:
+        return self._finish()
 
     def wait(self, timeout: Any = None) -> bool:
-        if self._finish is not None:
-            finish, self._finish = self._finish, None
-            self._result = finish()
+        self._finish()
         return True
 
     def is_completed(self) -> bool:
-        return self._finish is None
+        return self._finish.cache_info().currsize > 0
 
     is_success = is_completed
 
-    def result(self) -> Any:
-        self.wait()
-        return self._result
-
     def get_future(self) -> Future[Any]:
         # DDP waits for the future where no thread can be scheduled, so the work is done before it gets it.
-        self.wait()
         future: Future[Any] = Future()
-        future.set_result(self._result)
+        future.set_result(self._finish())
         return future
 
 
@@ -67,88 +55,59 @@ _ProcessGroup: Any = dist.ProcessGroup  # whose methods PyTorch declares with se
 
 
 class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
-    """A process group as one rank has it."""
+    """A process group as PyTorch calls it."""
 
     def __init__(self, name: str, rank: int, members: tuple[int, ...]) -> None:
         super().__init__(rank, len(members))
-        self._name, self._position, self._members = name, rank, members
-        self._group = _groups.setdefault(name, Group(members))
+        self._member = Member(name, rank, members)
 
     # ---- collectives
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> Work:
-        return self._reduction("all_reduce", tensors, opts, tensors)
+        return self._call("all_reduce", tensors, tensors, opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> Work:
-        outputs = tensors if self._position == opts.rootRank else []
-        return self._reduction(f"reduce to {opts.rootRank}", tensors, opts, outputs)
+        return self._call("reduce", tensors, tensors, opts)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Work:
-        mine: Callable[[list[Tensors]], Any] = lambda all_: [[each[self._position] for each in all_]]  # noqa: E731
-        return self._reduction("reduce_scatter", inputs[0], opts, outputs, mine)
-
-    def _reduction(self, name: str, inputs: Tensors, opts: Any, outputs: Tensors, columns: Any = None) -> Work:
-        name, _, root = name.partition(" ")
-        operator = _operator(opts)
-        detail = f"{operator} of {_shapes(inputs)} {root}".rstrip()
-
-        def reduced(all_: list[Tensors]) -> Tensors:
-            every = zip(*all_, strict=True) if columns is None else columns(all_)
-            return [_REDUCE[operator](torch.stack(list(each))) for each in every]
-
-        return self._collective(name, detail, inputs, outputs, reduced)
+        return self._call("reduce_scatter", inputs[0], outputs, opts)
 
     def broadcast(self, tensors: Tensors, opts: Any) -> Work:
-        detail = f"{_shapes(tensors)} from {opts.rootRank}"
-        return self._collective("broadcast", detail, tensors, tensors, lambda all_: all_[opts.rootRank])
+        return self._call("broadcast", tensors, tensors, opts)
 
     def barrier(self, opts: Any = None) -> Work:
-        return self._collective("barrier")
+        return self._call("barrier", [], [])
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Work:
-        flat = [each for output in outputs for each in output]
-
-        def results(all_: list[Tensors]) -> Tensors:
-            return [each for of_one in zip(*all_, strict=True) for each in of_one]
-
-        return self._collective("all_gather", _shapes(inputs), inputs, flat, results, outputs)
+        return self._call("all_gather", inputs, list(chain(*outputs)), value=outputs)
 
     def all_gather_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
-        def joined(all_: list[Tensors]) -> Tensors:
-            return [torch.cat([each[0].reshape(-1) for each in all_])]
-
-        return self._collective("all_gather", _shapes([source]), [source], [output.view(-1)], joined, [output])
-
-    def all_gather_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
-        return _together([self.all_gather_single(*each) for each in zip(outputs, sources, strict=True)], outputs)
+        return self._call("all_gather", [source.reshape(-1)], list(output.view(self.size(), -1)), value=[output])
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Work:
-        mine = outputs[0] if self._position == opts.rootRank else []
-        detail = f"{_shapes(inputs)} to {opts.rootRank}"
-        return self._collective("gather", detail, inputs, mine, lambda all_: [each[0] for each in all_], outputs)
+        return self._call("gather", inputs, list(chain(*outputs)), opts, outputs)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Work:
-        detail, data = f"{_shapes(outputs)} from {opts.rootRank}", inputs[0] if inputs else []
-        return self._collective("scatter", detail, data, outputs, lambda all_: [all_[opts.rootRank][self._position]])
+        return self._call("scatter", list(chain(*inputs)), outputs, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
-        parts = list(source.reshape(len(self._members), -1))
-        return self.reduce_scatter([output.view(-1)], [parts], opts)
-
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
-        works = [self.reduce_scatter_single(*each, opts) for each in zip(outputs, sources, strict=True)]
-        return _together(works, outputs)
+        return self.reduce_scatter([output.view(-1)], [list(source.reshape(self.size(), -1))], opts)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
-        return self._collective("all_to_all", "", inputs, outputs, lambda all_: [each[self._position] for each in all_])
+        return self._call("all_to_all", inputs, outputs)
 
     def all_to_all_single(
         self, output: torch.Tensor, source: torch.Tensor, output_sizes: Any, input_sizes: Any, opts: Any = None
     ) -> Work:
-        size = len(self._members)
-        outputs = list(output.split(list(output_sizes) or output.shape[0] // size))
-        inputs = list(source.split(list(input_sizes) or source.shape[0] // size))
-        return self.alltoall(outputs, inputs, opts)
+        outputs = list(output.split(list(output_sizes) or output.shape[0] // self.size()))
+        return self.alltoall(outputs, list(source.split(list(input_sizes) or source.shape[0] // self.size())))
+
+    def all_gather_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
+        return _together([self.all_gather_single(*each) for each in zip(outputs, sources, strict=True)], outputs)
+
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, sources: Tensors, opts: Any = None) -> Work:
+        works = [self.reduce_scatter_single(*each, opts) for each in zip(outputs, sources, strict=True)]
+        return _together(works, outputs)
 
     # Other names, and those of earlier versions of PyTorch.
     allreduce_coalesced = allreduce
@@ -156,25 +115,18 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
-    def _collective(
-        self,
-        name: str,
-        detail: str = "",
-        inputs: Tensors = [],  # noqa: B006  # only read
-        outputs: Tensors = [],  # noqa: B006
-        results: Callable[[list[Tensors]], Iterable[torch.Tensor]] = lambda all_: (),
-        value: Any = None,
-    ) -> Work:
+    def _call(self, name: str, inputs: Tensors, outputs: Tensors, opts: Any = None, value: Any = None) -> Work:
         """Bring the inputs to a meeting; when all ranks have come, store the results in the outputs."""
-        call = Call(*_name_of_call(name), name, detail, control.place())
-        meeting = self._group.arrive(self._members[self._position], call, [each.detach().clone() for each in inputs])
-        if (two := different(meeting)) is not None:
-            assert control.run is not None
-            control.run.finish(_different(meeting, *two))
+        # Only the root has the inputs of a scatter, and parts for other ranks may have any size.
+        words = _shapes({"scatter": outputs, "all_to_all": []}.get(name, inputs))
+        operator = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+        operation = next((each for each in _REDUCE if operator == getattr(dist.ReduceOp, each.upper())), "sum")
+        words = f"{operation} of {words}" if "reduce" in name else words
+        data, root = [each.detach().clone() for each in inputs], getattr(opts, "rootRank", 0)
+        results = self._member.call(name, data, words, root, lambda parts: _REDUCE[operation](torch.stack(list(parts))))
 
         def complete() -> Any:
-            step("calls", call, ("meeting", id(meeting)), mode="read", ready=lambda: meeting.complete)
-            for mine, theirs in zip(outputs, results([meeting.data[rank] for rank in self._members]), strict=False):
+            for mine, theirs in zip(outputs, results(), strict=False):
                 mine.copy_(theirs)
             return outputs if value is None else value
 
@@ -183,20 +135,11 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
     # ---- messages
 
     def send(self, tensors: Tensors, receiver: int, tag: int) -> Work:
-        message = Parcel(self._position, False, tensors[0].detach().clone())
-        _post.bring(self._name, receiver, tag, message)
-        # A real backend may keep a small message until it is received, but a large one only waits.
-        return Work(lambda: _meet(f"send to rank {self._members[receiver]}", message))
+        return Work(self._member.send(receiver, tag, tensors[0].detach().clone()))
 
     def recv(self, tensors: Tensors, sender: int | None, tag: int) -> Work:
-        request = _post.bring(self._name, self._position, tag, Parcel(sender, True))
-        source = "any rank" if sender is None else f"rank {self._members[sender]}"
-
-        def finish() -> Tensors:
-            tensors[0].copy_(_meet(f"recv from {source}", request).data)
-            return tensors
-
-        return Work(finish)
+        message = self._member.receive(sender, tag)
+        return Work(lambda: [tensors[0].copy_(message().data)])
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
         return self.recv(tensors, None, tag)
@@ -204,10 +147,10 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
     # ---- what PyTorch asks of a group
 
     def size(self) -> int:
-        return len(self._members)
+        return len(self._member.members)
 
     def rank(self) -> int:
-        return self._position
+        return self._member.position
 
     @property
     def pg_name(self) -> str:
@@ -219,51 +162,8 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
         return BACKEND
 
 
-def _meet(call: str, parcel: Parcel) -> Parcel:
-    """Wait for the other side of a message."""
-    step("calls", call, id(parcel), mode="read", ready=lambda: parcel.met is not None)
-    assert parcel.met is not None
-    return parcel.met
-
-
-def _name_of_call(name: str) -> tuple[str, bool]:
-    """Name a collective as the program calls it, or what DDP does on its behalf; whether Join calls it for DDP."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and control.MARK not in frame.f_globals:
-        module, function = frame.f_globals.get("__name__", ""), frame.f_code.co_name
-        if module == "torch.distributed.algorithms.join":
-            return name, True
-        if module.startswith("torch.autograd"):
-            return "gradient of DDP", False
-        if module == "torch.nn.parallel.distributed":
-            name = "start of DDP" if function == "__init__" else name
-            name = "buffers of DDP" if function in ("_sync_buffers", "_pre_forward") else name
-        elif module.startswith("torch.distributed.distributed_c10d") and function not in ("wrapper", "<lambda>"):
-            name = function
-        frame = frame.f_back
-    return name, False
-
-
-def _different(meeting: Meeting, first: int, second: int) -> Finding:
-    calls = meeting.calls
-    same_name = calls[first].name == calls[second].name
-
-    def words(rank: int, full: bool) -> str:
-        return f"calls {calls[rank].name}{f'({calls[rank].detail})' if full else ''}"
-
-    scenes = tuple((f"rank {rank}", words(rank, True), calls[rank].place) for rank in (first, second))
-    message = ", ".join(f"rank {rank} {words(rank, same_name)}{at(calls[rank].place)}" for rank in (second, first))
-    advice = "let every rank call the same collectives in the same order"
-    return Finding("collectives differ", message, scenes, advice, calls[second].place)
-
-
 def _together(works: list[Work], result: Any) -> Work:
     return Work(lambda: all(work.wait() for work in works) and result)
-
-
-def _operator(opts: Any) -> str:
-    operator = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-    return next((name for name in _REDUCE if operator == getattr(dist.ReduceOp, name.upper())), "sum")
 
 
 _REDUCE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -290,7 +190,7 @@ def _create(options: Any, _: Any) -> ExploredGroup:
     number = _made[me] = _made.get(me, 0) + 1
     group = ExploredGroup(f"{members} {number}", options.group_rank, members)
     name = "new_group" if options.global_ranks_in_group else "init_process_group"
-    group._collective(name).wait()
+    group._member.call("barrier", [], name=name)()
     return group
 
 

@@ -40,15 +40,21 @@ LIBRARIES = {"builtins", "_operator", "copy", "dataclasses", "_heapq", "_bisect"
 CODE = (FunctionType, BuiltinFunctionType, classmethod, staticmethod, property, functools.cached_property, type)
 UNBOUND = (MethodDescriptorType, Slot)
 CALLS = (BuiltinFunctionType, FunctionType, MethodType, BoundSlot, type, *UNBOUND)
-_ABSENT = object()
 
 
-class _Open(threading.local):
-    """What the expressions that a thread evaluates have begun: each call finds its own by a number of the source."""
+class _Begun(threading.local):
+    """What expressions of a thread have begun, by a number of the source: an index, the write of `target += value`."""
 
     def __init__(self) -> None:
-        self.containers: list[tuple[int, Any]] = []  # whose index is being computed
-        self.writes: list[tuple[int, str, Touches, int]] = []  # of `target += value`
+        self._entries: list[tuple[int, Any]] = []
+
+    def push(self, number: int, entry: Any) -> None:
+        self._entries.append((number, entry))
+
+    def pop(self, number: int) -> Any:
+        """Remove and return an entry; None if there is none: it was begun before the first thread."""
+        at = next((at for at in reversed(range(len(self._entries))) if self._entries[at][0] == number), None)
+        return None if at is None else self._entries.pop(at)[1]
 
 
 class Points:
@@ -56,16 +62,14 @@ class Points:
 
     def __init__(self, file: str) -> None:
         self._file = file
-        self._open = _Open()
+        self._begun = _Begun()
 
     # ---- attributes
 
     def at(self, owner: Any, name: str, line: int, mode: str, number: int = 0) -> Any:
         if name == "__dict__":
             _note_owner(owner)
-        if self._is_alone():
-            return owner
-        location = _attribute(owner, name, mode == "read")
+        location = None if self._is_alone() else _attribute(owner, name, mode == "read")
         if location is not None:
             # What is read of a class may be stored in its object meanwhile.
             places = dict.fromkeys((location, (id(owner), name)))
@@ -124,14 +128,15 @@ class Points:
 
     def hold(self, container: Any, number: int) -> Any:
         if not self._is_alone() and _is_container(container):
-            self._open.containers.append((number, container))
+            self._begun.push(number, container)
         return container
 
     def item(self, key: Any, line: int, number: int, mode: str) -> Any:
-        container = _pop(self._open.containers, number)
+        container = self._begun.pop(number)
         if container is not None:
-            touches = _item_touches(container[1], key, mode)
-            self._announce(container[1], f"{_label(container[1])}[{_short(key)}]", touches, line, mode, number)
+            text = repr(key)
+            subject = f"{_label(container)}[{text if len(text) <= 20 else f'{text[:17]}...'}]"
+            self._announce(container, subject, _item_touches(container, key, mode), line, mode, number)
         return key
 
     def whole(self, container: Any, line: int, mode: str) -> Any:
@@ -157,8 +162,7 @@ class Points:
     # ---- variables
 
     def name(self, name: str, owner: str, line: int, mode: str) -> None:
-        location = (self._file, owner, name)
-        self._announce(None, name, (Touch(location, _mode(mode)),), line, mode)
+        self._announce(None, name, (Touch((self._file, owner, name), _mode(mode)),), line, mode)
 
     def stored(self, value: Any, name: str, owner: str, line: int, mode: str) -> Any:
         self.name(name, owner, line, mode)
@@ -166,9 +170,9 @@ class Points:
 
     def store(self, value: Any, number: int) -> Any:
         """Announce the write of `target += value`, whose read was announced with the mode `both`."""
-        write = _pop(self._open.writes, number)
+        write = self._begun.pop(number)
         if write is not None:
-            _, subject, touches, line = write
+            subject, touches, line = write
             # A container is extended in place, so that nothing of it is lost.
             in_place = isinstance(value, CONTAINERS) or hasattr(type(value), "__iadd__")
             self._perform(subject, touches, line, "changes" if in_place else "writes")
@@ -195,7 +199,7 @@ class Points:
             touches = tuple(Touch((id(process), each.location), each.mode) for each in touches)
         if mode == "both":
             self._perform(subject, tuple(Touch(each.location, "read") for each in touches), line, "reads")
-            self._open.writes.append((number, subject, touches, line))
+            self._begun.push(number, (subject, touches, line))
         else:
             self._perform(subject, touches, line, VERBS[mode], is_access)
 
@@ -217,14 +221,6 @@ def _is_container(thing: Any) -> bool:
     return control.MARK not in getattr(sys.modules.get(type(thing).__module__), "__dict__", {})
 
 
-def _pop(entries: list[Any], number: int) -> Any:
-    """Remove and return the last entry with a number; None if there is none: it was begun before the first thread."""
-    for at in range(len(entries) - 1, -1, -1):
-        if entries[at][0] == number:
-            return entries.pop(at)
-    return None
-
-
 def _item_touches(container: Any, key: Any, mode: str) -> Touches:
     """Return what an item's access touches: storing a new key changes the shape, an old one marks the elements."""
     shape, elements = (id(container), "shape"), (id(container), "elements")
@@ -244,25 +240,23 @@ def _attribute(owner: Any, name: str, is_read: bool) -> Hashable | None:
     """Return the location of an attribute; None for methods, properties and what a class computes."""
     if isinstance(owner, ModuleType):
         return (owner.__file__, "", name) if control.MARK in owner.__dict__ else None
-    kind = type(owner)
-    for each in owner.__mro__ if isinstance(owner, type) else kind.__mro__:
-        value = each.__dict__.get(name, _ABSENT)
-        if value is not _ABSENT:
-            break
+    kinds = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
+    kind = next((each for each in kinds if name in each.__dict__), None)
+    value = None if kind is None else kind.__dict__[name]
     if isinstance(value, CODE):
         return None
-    if not is_read or isinstance(owner, type):
+    # An attribute that no class has may be added by another thread.
+    is_own = kind is None or isinstance(owner, type) or isinstance(value, MemberDescriptorType)
+    if is_own or not is_read or name in _dict_of(owner):
         return (id(owner), name)
+    return None if hasattr(value, "__get__") else (id(kind), name)
+
+
+def _dict_of(owner: Any) -> Any:
     try:
-        if name in object.__getattribute__(owner, "__dict__"):
-            return (id(owner), name)
+        return object.__getattribute__(owner, "__dict__")
     except AttributeError:
-        pass
-    if isinstance(value, MemberDescriptorType):
-        return (id(owner), name)
-    if value is _ABSENT:
-        return (id(owner), name)  # which another thread may add
-    return None if hasattr(value, "__get__") else (id(each), name)
+        return ()
 
 
 class _Getter:
@@ -321,8 +315,3 @@ def _mode(mode: str) -> Mode:
 
 def _label(owner: Any) -> str:
     return owner.__name__ if isinstance(owner, type | ModuleType) else type(owner).__name__
-
-
-def _short(key: Any) -> str:
-    text = repr(key)
-    return text if len(text) <= 20 else f"{text[:17]}..."

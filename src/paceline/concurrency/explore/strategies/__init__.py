@@ -1,14 +1,14 @@
 """How the next thread is chosen: one file for each published strategy.
 
-A strategy is a pure machine. It sees a `Decision`, returns an `Option`, and is told what was executed; its chance comes
-from a seed. One strategy chooses for one run, and a *search* makes the strategy of the next one.
+A strategy is a pure machine: it sees a `Decision` and returns an `Option`, which is executed. Its chance comes from a
+seed. One strategy chooses for one run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from paceline.concurrency.explore.operation import Operation, Option
 
@@ -33,26 +33,11 @@ class Executed(NamedTuple):
     pending: dict[int, Operation]
 
 
-class Strategy:
+class Strategy(Protocol):
     """Chooses the steps of one run."""
 
     def pick(self, decision: Decision) -> Option | None:
         """Return the next step; None if the rest of this run would repeat an earlier one."""
-        raise NotImplementedError
-
-    def executed(self, option: Option, operation: Operation) -> None:
-        """Take note of a step."""
-
-
-class Drawn:
-    """A strategy that begins anew for each run, with a seed of its own."""
-
-    def __init__(self, name: str, begin: Callable[[int], Strategy], seed: int) -> None:
-        self.name, self._begin, self._seed = name, begin, seed
-
-    def next(self) -> Strategy:
-        self._seed += 1
-        return self._begin(self._seed)
 
 
 def split(options: Sequence[Option]) -> tuple[list[Option], list[Option]]:
@@ -69,7 +54,15 @@ class Switch(NamedTuple):
     expires: bool
 
 
-class Replay(Strategy):
+class Chance(NamedTuple):
+    """The seed of a run's random numbers; how many of them the plain run has drawn, and how many steps it had."""
+
+    seed: int = 0
+    draws: int = 0
+    steps: int = 0
+
+
+class Replay:
     """The plain order but for a list of switches, each named by the thread and its own step.
 
     A switch that does not fit any more, because an earlier one was left out, is passed over. So a list can be made
@@ -94,7 +87,7 @@ SWITCH = (0.02, 0.1, 0.3, 0.6)
 EARLY = (0.0, 0.0, 0.05, 0.3)
 
 
-class RandomWalk(Strategy):
+class RandomWalk:
     """Chooses the steps of one run at random."""
 
     def __init__(self, seed: int) -> None:

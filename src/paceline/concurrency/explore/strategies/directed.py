@@ -15,7 +15,7 @@ from itertools import combinations
 from random import Random
 
 from paceline.concurrency.explore.operation import Operation, Option, Place
-from paceline.concurrency.explore.strategies import Decision, Executed, Strategy, split
+from paceline.concurrency.explore.strategies import Decision, Executed, split
 
 Target = frozenset[tuple[str, int]]  # files and lines
 SITES = 16  # accesses of one location that are paired
@@ -38,7 +38,7 @@ def targets(run: Iterable[Executed]) -> set[Target]:
     }
 
 
-class DirectedRun(Strategy):
+class DirectedRun:
     """Chooses the steps of one run by a target."""
 
     def __init__(self, seed: int, target: Target) -> None:

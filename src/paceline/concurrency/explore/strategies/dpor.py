@@ -16,14 +16,15 @@ continue: early time-outs are no part of the proof, and the verdict says so.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.concurrency.explore.operation import Mode, Operation, Option, conflict
-from paceline.concurrency.explore.strategies import Decision, Executed, Strategy
+from paceline.concurrency.explore.strategies import Decision, Executed
 
-Clock = dict[int, int]  # thread -> how many of its steps are known to have happened
+Clock = Counter[int]  # of which thread how many steps are known to have happened
 
 
 @dataclass(slots=True)
@@ -37,59 +38,47 @@ class Node:
     todo: set[Option] = field(default_factory=set)
 
 
-class DporRun(Strategy):
+class DporRun:
     """Follows the steps up to a node, takes the step that is to be tried there, and continues in the plain order."""
 
     def __init__(self, path: Sequence[Option], sleep: set[Option]) -> None:
-        self._path, self._at, self.real_sleep = path, 0, sleep
-        self._pending: Mapping[int, Operation] = {}
+        self._path, self._sleep = list(path), sleep
 
     def pick(self, decision: Decision) -> Option | None:
-        self._pending = dict(decision.pending)
-        if self._at < len(self._path):
-            chosen = self._path[self._at]
-            # A program that draws a random number may not repeat itself: then the run is of no use.
-            return chosen if chosen in decision.options else None
-        awake = [each for each in usable(decision.options) if each not in self.real_sleep]
-        if not awake:
+        # A program that draws a random number may not repeat itself: then the run is of no use.
+        awake = self._path[:1] or [each for each in usable(decision.options) if each not in self._sleep]
+        if not awake or awake[0] not in decision.options:
             return None
-        return decision.plain if decision.plain in awake else awake[0]
-
-    def executed(self, option: Option, operation: Operation) -> None:
-        self._at += 1
-        if self._at >= len(self._path):
-            self.real_sleep = asleep_after(self.real_sleep, option, operation, self._pending)
+        chosen = decision.plain if decision.plain in awake else awake[0]
+        del self._path[:1]
+        if not self._path:
+            self._sleep = asleep_after(self._sleep, chosen, decision.pending[chosen.thread], decision.pending)
+        return chosen
 
 
 class Dpor:
     """The depth-first search."""
 
-    name = "dpor"
-
     def __init__(self) -> None:
         self._nodes: list[Node] = []
         self.runs = 0
-        self.ended = False  # nothing is left to try
         self.has_timeouts = False  # a run could have let time pass earlier
 
     def next(self) -> DporRun | None:
-        self.runs += 1
-        if self.runs == 1:
-            return DporRun((), set())
+        """Return the strategy of the next run; None if nothing is left to try."""
         while self._nodes:
             node = self._nodes[-1]
             node.done.add(node.chosen)
             options = sorted(node.todo - node.done - node.sleep)
             if options:
+                self.runs += 1
                 node.chosen = options[0]
                 return DporRun([each.chosen for each in self._nodes], node.sleep | node.done)
             self._nodes.pop()
-        self.runs -= 1
-        self.ended = True
-        return None
-
-    def begin_again(self) -> None:
-        self._nodes, self.runs, self.ended = [], 0, False
+        if self.runs:
+            return None
+        self.runs = 1
+        return DporRun((), set())
 
     def learn(self, run: Sequence[Executed], pending: Mapping[int, Operation]) -> None:
         sleep = self._nodes[-1].sleep | self._nodes[-1].done if self._nodes else set()
@@ -155,18 +144,21 @@ class _Past(NamedTuple):
     """A step as the later ones see it."""
 
     thread: int
-    number: int  # the how many-eth step of its thread
     clock: Clock
     operation: Operation
+
+    def is_known_to(self, clock: Clock) -> bool:
+        return self.clock[self.thread] <= clock[self.thread]
 
 
 class _Orders:
     """Which steps of a run had to come before which, by vector clocks."""
 
     def __init__(self) -> None:
-        self._clocks: dict[int, Clock] = {}
+        self._clocks: dict[int, Clock] = defaultdict(Counter)
         self._steps: list[_Past] = []
-        self._last: dict[Hashable, dict[tuple[int, Mode, bool], int]] = {}  # at each location, of thread, mode, release
+        # At each location, of thread, mode, release.
+        self._last: dict[Hashable, dict[tuple[int, Mode, bool], int]] = defaultdict(dict)
 
     def initials(self, run: Sequence[Executed], earlier: int, late: Option, operation: Operation) -> set[Option]:
         """Return the steps that could come first if the late operation came before the earlier one.
@@ -174,47 +166,45 @@ class _Orders:
         Those are among the steps that do not happen after the earlier one, and the late operation itself.
         """
         first: set[Option] = set()
-        before: list[tuple[int, int]] = []
+        before: list[_Past] = []
         start = self._steps[earlier]
-        last = _Past(late.thread, -1, self._clock_after(late.thread, operation), operation)
+        last = _Past(late.thread, self._clock_after(late.thread, operation), operation)
         options = [*(each.option for each in run[earlier + 1 : len(self._steps)]), late]
         for option, step in zip(options, [*self._steps[earlier + 1 :], last], strict=True):
-            if step is last or step.clock.get(start.thread, 0) < start.number:
-                if not any(number <= step.clock.get(thread, 0) for thread, number in before):
+            if step is last or not start.is_known_to(step.clock):
+                if not any(each.is_known_to(step.clock) for each in before):
                     first.add(option)
-                before.append((step.thread, step.number))  # its own earlier steps included
+                before.append(step)  # its own earlier steps included
         return first
 
     def unordered(self, thread: int, operation: Operation) -> list[int]:
         """Return the last conflicting step of each other thread that could come after this operation as well."""
-        known, steps = self._clocks.get(thread, {}), dict[int, int]()
+        known, steps = self._clocks[thread], Counter[int]()
         for at in self._conflicting(operation):
             past = self._steps[at]
             # A lock is released by its holder, and taken when it is free: the two are never both possible.
             never_together = past.operation.verb == "releases" and operation.verb == "takes"
-            if past.number > known.get(past.thread, 0) and past.thread != thread and not never_together:
-                steps[past.thread] = max(at, steps.get(past.thread, 0))
+            if not (past.thread == thread or never_together or past.is_known_to(known)):
+                steps[past.thread] = max(at, steps[past.thread])
         return sorted(steps.values())
 
     def add(self, thread: int, operation: Operation) -> None:
         clock = self._clocks[thread] = self._clock_after(thread, operation)
         for touch in operation.touches:
-            last = self._last.setdefault(touch.location, {})
-            last[thread, touch.mode, operation.verb == "releases"] = len(self._steps)
-        self._steps.append(_Past(thread, clock[thread], clock, operation))
+            self._last[touch.location][thread, touch.mode, operation.verb == "releases"] = len(self._steps)
+        self._steps.append(_Past(thread, clock, operation))
 
     def _clock_after(self, thread: int, operation: Operation) -> Clock:
         """Return what a thread knows after an operation: all that the conflicting steps before it knew."""
-        clock = dict(self._clocks.get(thread, {}))
+        clock = self._clocks[thread].copy()
         for at in self._conflicting(operation):
-            for each, number in self._steps[at].clock.items():
-                clock[each] = max(clock.get(each, 0), number)
-        clock[thread] = clock.get(thread, 0) + 1
+            clock |= self._steps[at].clock
+        clock[thread] += 1
         return clock
 
     def _conflicting(self, operation: Operation) -> Iterator[int]:
         """Yield conflicting steps; those of a thread before its last one are ordered by that."""
         for touch in operation.touches:
-            for (_, mode, _), at in self._last.get(touch.location, {}).items():
+            for (_, mode, _), at in self._last[touch.location].items():
                 if conflict(mode, touch.mode):
                     yield at

@@ -9,29 +9,29 @@ from __future__ import annotations
 
 from random import Random
 
-from paceline.concurrency.explore.operation import Operation, Option
-from paceline.concurrency.explore.strategies import EARLY, Decision, Strategy
+from paceline.concurrency.explore.operation import Option
+from paceline.concurrency.explore.strategies import EARLY, Decision
 
 
-class PosRun(Strategy):
+class PosRun:
     """Chooses the steps of one run by priorities of operations."""
 
     def __init__(self, seed: int) -> None:
         self._chance = Random(seed)
         self._priority: dict[Option, float] = {}
-        self._pending: dict[int, Operation] = {}
         self._early = self._chance.choice(EARLY)
 
     def pick(self, decision: Decision) -> Option:
-        self._pending = dict(decision.pending)
+        pending = decision.pending
         on = [each for each in decision.options if not each.expires or self._chance.random() < self._early]
-        return max(on, key=self._of) if on else decision.plain
-
-    def _of(self, option: Option) -> float:
-        return self._priority.setdefault(option, self._chance.random())
-
-    def executed(self, option: Option, operation: Operation) -> None:
-        for key in list(self._priority):
-            waiting = self._pending.get(key.thread)
-            if key.thread == option.thread or waiting is None or waiting.conflicts(operation):
-                del self._priority[key]
+        for each in on:
+            self._priority.setdefault(each, self._chance.random())
+        chosen = max(on, key=self._priority.__getitem__, default=decision.plain)
+        self._priority = {
+            option: priority
+            for option, priority in self._priority.items()
+            if option.thread != chosen.thread
+            and option.thread in pending
+            and not pending[option.thread].conflicts(pending[chosen.thread])
+        }
+        return chosen
