@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from paceline import user_cache
 from paceline.errors import PacelineError
+from paceline.interfaces.api.lines import silent
 from paceline.interfaces.api.planning.choose import choose
 from paceline.interfaces.api.planning.measuring import measure
 from paceline.plans.plan import Plan, make
@@ -78,7 +79,7 @@ def _choose(job: Job, updates: int, workers: int | None, limit: int | None) -> F
     alone, seconds = _timed(job, ONE, updates, limit)
     if seconds < SEARCH:
         return _without_a_search(job, alone, updates, seconds, limit)
-    choice = choose(job, workers=workers)
+    choice = choose(job, workers=workers, say=silent)
     return Followed(str(choice.best.plan), choice.compute, choice.sentences[0])
 
 
