@@ -1,5 +1,5 @@
 """How near to the ceiling: every data-parallel plan on two workers, three sizes of network, beside plain PyTorch, its
-Hogwild example and DDP.
+Hogwild example and DDP; and what generated code makes of some of them.
 
 Speed is the slope between a short and a long training, taken by a clock outside; what is compared is run in turn, round
 after round. Each round is a line of rounds.jsonl as soon as it is done, and further calls add to it; medians and ratios
@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -36,10 +36,20 @@ BATCH = 100
 # A backup worker's share is meant to come late; speed is that of the workers who are waited for.
 ALONE = ("sequential", "ceiling")
 MEMBERS = [{"backup": "backup:backups=0"}.get(name, name) for name in (*DATA_PARALLEL, *PEERS) if name not in ALONE]
+GENERATED = "{}, generated code"
+FUSED = ("sequential", "ring", "downpour")
 SIZES = {"55 thousand": 64, "1 million": 660, "11 million": 2960}
 #: About what each worker makes in a second, to choose how long a training is.
 UPDATES = {"55 thousand": 1000, "1 million": 120, "11 million": 9}
 Updates = int
+
+
+class Entrant(NamedTuple):
+    """What is measured: the seconds of a training of so many updates, and how many it makes in a long one."""
+
+    seconds: Callable[[Updates], float]
+    samples: int  # of an update
+    updates: Updates
 
 
 def network(hidden: int) -> nn.Module:
@@ -96,7 +106,7 @@ def plain(
     return seconds
 
 
-def paceline(plan: str, hidden: int, data: Any, batch: int) -> Callable[[Updates], float]:
+def paceline(plan: str, hidden: int, data: Any, batch: int, compute: str = "autograd") -> Callable[[Updates], float]:
     job = pl.Job(
         model=partial(network, hidden),
         data=data,
@@ -108,7 +118,7 @@ def paceline(plan: str, hidden: int, data: Any, batch: int) -> Callable[[Updates
 
     def seconds(updates: Updates) -> float:
         begun = time.perf_counter()
-        pl.train(job, plan, folder=None, max_updates=updates)
+        pl.train(job, plan, folder=None, max_updates=updates, compute=compute)
         return time.perf_counter() - begun
 
     return seconds
@@ -119,7 +129,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="length of a long training")
     parser.add_argument("--sizes", default=",".join(SIZES))
-    parser.add_argument("--plans", default=",".join(MEMBERS))
+    parser.add_argument("--plans", default=",".join(MEMBERS), help="computed by autograd")
+    parser.add_argument("--fused", default=",".join(FUSED), help="plans computed by generated code too")
     parser.add_argument("--neighbours", type=int, default=0, help="busy processes of another program beside all")
     parser.add_argument("--again", action="store_true", help="begin a new rounds.jsonl")
     options = parser.parse_args()
@@ -132,7 +143,7 @@ def main() -> None:
     with neighbours(options.neighbours):
         for _ in range(options.rounds):
             for size in options.sizes.split(","):
-                speeds = one_round(size, data, options.seconds, options.plans.split(","))
+                speeds = one_round(size, data, options.seconds, options.plans.split(","), options.fused.split(","))
                 row = {"size": size, "neighbours": options.neighbours, "speeds": speeds}
                 add_line(rows, row)
                 found = summary(lines_of(rows))
@@ -140,29 +151,29 @@ def main() -> None:
                 show(found[title(size, options.neighbours)])
 
 
-def one_round(size: str, data: Any, length: float, plans: list[str]) -> dict[str, float]:
+def one_round(size: str, data: Any, length: float, plans: list[str], fused: list[str]) -> dict[str, float]:
     """Return the samples per second of everything, measured once in turn."""
-    hidden = SIZES[size]
-    # (what, seconds for n updates, samples per update)
-    entrants: list[tuple[str, Callable[[Updates], float], int]] = [
-        ("one process, 1 thread", plain(1, 1, hidden), BATCH),
-        ("one process, 2 threads", plain(1, 2, hidden), BATCH),
-        ("ceiling", plain(2, 1, hidden), 2 * BATCH),
-        ("ceiling, index_select", plain(2, 1, hidden, "select"), 2 * BATCH),
-        ("PyTorch's Hogwild example", plain(2, 1, hidden, shared=True), 2 * BATCH),
-    ]
-    for name in plans:
-        plan = Plan.parse(name, workers=2)
-        batch = BATCH * plan.parts
-        entrants.append((name, paceline(str(plan), hidden, data, batch), batch))
+    hidden, batches = SIZES[size], round(UPDATES[size] * length)  # batches of a long training in every process
+    entrants = {
+        "one process, 1 thread": Entrant(plain(1, 1, hidden), BATCH, batches),
+        "one process, 2 threads": Entrant(plain(1, 2, hidden), BATCH, batches),
+        "ceiling": Entrant(plain(2, 1, hidden), 2 * BATCH, batches),
+        "ceiling, index_select": Entrant(plain(2, 1, hidden, "select"), 2 * BATCH, batches),
+        "PyTorch's Hogwild example": Entrant(plain(2, 1, hidden, shared=True), 2 * BATCH, batches),
+    }
+    for name, compute in [*((name, "autograd") for name in plans), *((name, "fused") for name in fused)]:
+        plan = Plan.parse(name, workers=1 if name in ALONE else 2)
+        samples = BATCH * plan.parts
+        updates = batches * plan.workers // plan.parts
+        entrant = Entrant(paceline(str(plan), hidden, data, samples, compute), samples, updates)
+        entrants[GENERATED.format(name) if compute == "fused" else name] = entrant
     speeds = {}
-    for name, seconds, samples in entrants:
-        # As many batches in every process, whether an update is of one or of two.
-        many = round(UPDATES[size] * length * (2 if samples == BATCH and name in plans else 1))
-        few = max(2, many // 10)
+    for name, entrant in entrants.items():
+        few = max(2, entrant.updates // 10)
         # Untimed: the first run after another program has given its memory back pays for getting it again.
-        seconds(few)
-        speeds[name] = round(samples * (many - few) / (seconds(many) - seconds(few)))
+        entrant.seconds(few)
+        seconds = entrant.seconds(entrant.updates) - entrant.seconds(few)
+        speeds[name] = round(entrant.samples * (entrant.updates - few) / seconds)
     return speeds
 
 

@@ -22,6 +22,7 @@ from paceline.compression.samples import Samples, Score, divide, score_of, test_
 from paceline.compression.search import WIDTHS, CortexM4, Here, SearchResult, Target, search
 from paceline.errors import JobWarning, UsageError, suggest
 from paceline.errors.arguments import check_arguments
+from paceline.interfaces.api.lines import Say, to_stderr
 from paceline.interfaces.api.loading import load_run
 from paceline.interfaces.api.train import AUTO, plan_of, train
 from paceline.runtime.engines.setup import set_up
@@ -47,7 +48,7 @@ def compress(
     widths: Sequence[float] = WIDTHS,
     seed: int = 0,
     job: Job | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = to_stderr,
 ) -> Compression:
     """Search for the fastest form of a trained network within bounds, by measurements, and return all that was found.
 
@@ -67,7 +68,7 @@ def compress(
         widths: The shares of its channels with which the network is tried.
         seed: Selects the training samples that are kept for validation.
         job: The job, where the run's folder could not keep it.
-        say: A function that is called with lines of text about the progress.
+        say: A function that is called with lines about the progress. Default: prints to stderr.
     """
     check_arguments(compress, locals())
     begun = time.monotonic()
@@ -96,7 +97,7 @@ def _target(name: str) -> Target:
     return TARGETS[name]()
 
 
-def _opened(run: Run | str | Path, job: Job | None, say: Callable[[str], None]) -> tuple[Job, nn.Module]:
+def _opened(run: Run | str | Path, job: Job | None, say: Say) -> tuple[Job, nn.Module]:
     """Return the job and the trained model of a run."""
     if isinstance(run, Run):
         return job or run.job, _plain(run.model)
@@ -187,7 +188,7 @@ def compare_precisions(
     confidence: float = CONFIDENCE,
     seed: int = 0,
     job: Job | None = None,
-    say: Callable[[str], None] = lambda line: None,
+    say: Say = to_stderr,
 ) -> Precisions:
     """Measure a trained model of any kind in float32, bfloat16 and int8, by PyTorch's own means."""
     bounds = Bounds(within, result.latency(latency), result.size(size), confidence)

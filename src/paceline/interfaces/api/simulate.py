@@ -10,8 +10,8 @@ from typing import Any
 
 from paceline.errors import UsageError
 from paceline.errors.arguments import check_arguments
+from paceline.interfaces.api.lines import Say, to_stderr
 from paceline.interfaces.api.planning.choose import cluster_of, facts_of, open_card
-from paceline.interfaces.api.planning.measuring import Say
 from paceline.interfaces.api.train import train
 from paceline.planning.planner.card import Card
 from paceline.planning.planner.choosing import micro
@@ -109,7 +109,7 @@ def simulate(
     arithmetic: bool = False,
     seed: int = 0,
     card: str | Path | Card | None = None,
-    say: Say = lambda line: None,
+    say: Say = to_stderr,
 ) -> Simulation:
     """Simulate a training by a plan in a cluster.
 

@@ -81,7 +81,7 @@ def calibrate(
     from paceline.interfaces.cli.tables import show_card
     from paceline.planning.planner.card import default_file
 
-    card = measure(seconds, output, lambda line: None if quiet else console.print(line, style="dim"))
+    card = measure(seconds, output, saying(quiet))
     place = Path(output or default_file())
     if json:
         print_json({**dataclasses.asdict(card), "card": str(place)})

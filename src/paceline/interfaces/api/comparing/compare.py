@@ -20,7 +20,7 @@ from pathlib import Path
 from paceline.errors import UsageError, is_positive, whole
 from paceline.errors.arguments import check_arguments
 from paceline.interfaces.api.comparing.compare_link import LINK_PLANS, check_plans, simulate_plans
-from paceline.interfaces.api.comparing.progress import Cost, Course, Progress, Say, to_stderr
+from paceline.interfaces.api.comparing.progress import Cost, Course, Progress
 from paceline.interfaces.api.comparing.result import Case, Comparison, step, unmeasured, verdict
 from paceline.interfaces.api.comparing.timing import (
     Entrant,
@@ -32,6 +32,7 @@ from paceline.interfaces.api.comparing.timing import (
     train_by_all,
 )
 from paceline.interfaces.api.fusing import can_fuse, settled
+from paceline.interfaces.api.lines import Say, to_stderr
 from paceline.interfaces.api.train import RUNS, train
 from paceline.plans.plan import Plan
 from paceline.runtime.runs.comparison import ComparisonRecord, Row, StepTimes, Timing

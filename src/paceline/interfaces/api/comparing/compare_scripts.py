@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.errors import RunFailed, UsageError
 from paceline.interfaces.api.comparing import gloo_shim
+from paceline.interfaces.api.lines import Say, to_stderr
 from paceline.runtime.runs.verdict import PAYS, SETTLED, median_interval
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-Say = Callable[[str], None]
 BACKENDS = ("gloo", "paceline")
 MOST_FILES, FEW = 20_000, 3  # that are read to notice what a script leaves behind, and that are named
 TAIL = 30  # lines of a failed script's output that an error shows
@@ -114,7 +114,7 @@ class ScriptComparison:
 
 
 def compare_script(
-    script: str, workers: int = 2, *, rounds: int = 3, seconds: float = 600.0, say: Say = lambda line: None
+    script: str, workers: int = 2, *, rounds: int = 3, seconds: float = 600.0, say: Say = to_stderr
 ) -> ScriptComparison:
     """Run a script under gloo and under Paceline, in alternating rounds.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -11,18 +10,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from paceline.interfaces.api.lines import Say
 from paceline.interfaces.api.train import train
 from paceline.plans.plan import make
 from paceline.runtime.runs.trace import Kind
 from paceline.training.jobs.job import Job
-
-Say = Callable[[str], None]
-
-
-def to_stderr(line: str) -> None:
-    """Print a line about the progress, as `compare` does unless it is called with another `say`."""
-    print(line, file=sys.stderr, flush=True)
-
 
 #: Is called with the share of the comparison that is done, and with what is done next.
 Progress = Callable[[float, str], None]

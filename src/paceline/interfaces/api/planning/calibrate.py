@@ -19,9 +19,10 @@ import torch
 
 from paceline.algorithms.collectives.rings import Ring
 from paceline.errors import PacelineError, UsageError
+from paceline.interfaces.api.lines import Say, silent, to_stderr
 from paceline.interfaces.api.planning.calibration_jobs import BusyCores, Case, Steps, calibration_job, vector_job
 from paceline.interfaces.api.planning.dividing import Divider
-from paceline.interfaces.api.planning.measuring import Measured, Say, measure
+from paceline.interfaces.api.planning.measuring import Measured, measure
 from paceline.planning.planner import fitting
 from paceline.planning.planner.card import (
     BACKWARD,
@@ -123,13 +124,13 @@ TENSORS, SPLIT = 20, 200_000  # of a vector in many pieces, and its length
 THOROUGH = 10.0  # seconds from which on everything is measured
 
 
-def calibrate(seconds: float = SECONDS, file: Path | None = None, say: Say = lambda line: None) -> Card:
+def calibrate(seconds: float = SECONDS, file: Path | None = None, say: Say = to_stderr) -> Card:
     """Measure this machine and write its card, from which `choose` predicts.
 
     Args:
         seconds: How long the measurement takes, about.
         file: Where the card is written. Default: where `choose` looks for it.
-        say: A function that is called with lines of text about the progress.
+        say: A function that is called with lines about the progress. Default: prints to stderr.
     """
     card = measured_card(seconds, say)
     try:
@@ -145,7 +146,7 @@ def calibrate(seconds: float = SECONDS, file: Path | None = None, say: Say = lam
     return card
 
 
-def measured_card(seconds: float = SECONDS, say: Say = lambda line: None) -> Card:
+def measured_card(seconds: float = SECONDS, say: Say = silent) -> Card:
     """Measure this machine."""
     if not 2 <= seconds < 3600:
         raise UsageError(f"seconds={seconds}: give from 2 to 3600; the default is {SECONDS:.0f}")
@@ -176,9 +177,7 @@ def cases(cores: int) -> list[Case]:
     return [Case(busy, 1) for busy in counts] + ([Case(1, cores)] if cores > 1 else [])
 
 
-def measure_operations(
-    cores: int, seconds: float, jobs: int = JOBS, say: Say = lambda line: None
-) -> tuple[Operations, ...]:
+def measure_operations(cores: int, seconds: float, jobs: int = JOBS, say: Say = silent) -> tuple[Operations, ...]:
     """Measure steps of calibration jobs in all cases, and fit the coefficients of each."""
     all_cases = cases(cores)
     steps: dict[Case, list[Steps]] = defaultdict(list)
@@ -218,7 +217,7 @@ def _operations(
     )
 
 
-def measure_exchanges(seconds: float, say: Say = lambda line: None) -> tuple[tuple[ExchangeSeconds, ...], float]:
+def measure_exchanges(seconds: float, say: Say = silent) -> tuple[tuple[ExchangeSeconds, ...], float]:
     """Measure meetings, pushes and PyTorch's all-reduce; also the Python of one process in each update."""
     alone = {length: measure(vector_job(length), Plan.parse("sequential"), UPDATES) for length in LENGTHS}
     exchanges = []

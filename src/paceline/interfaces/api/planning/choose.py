@@ -15,9 +15,10 @@ from paceline.algorithms.splits.derivation import Program
 from paceline.errors import PacelineError, PlanError, UsageError, suggest, whole
 from paceline.errors.arguments import check_arguments
 from paceline.interfaces.api.fusing import can_fuse
+from paceline.interfaces.api.lines import Say, silent, to_stderr
 from paceline.interfaces.api.planning.calibrate import measured_card
 from paceline.interfaces.api.planning.dividing import Divider, Splittable, splittable
-from paceline.interfaces.api.planning.measuring import Say, codings, with_finalists
+from paceline.interfaces.api.planning.measuring import codings, with_finalists
 from paceline.interfaces.api.planning.profiling import glanced, profiled
 from paceline.planning.planner import cluster as clusters
 from paceline.planning.planner.card import Card, default_file, usual
@@ -145,7 +146,7 @@ class Planner:
         return predict(plan, self.costs["autograd"], facts).seconds
 
 
-def open_card(card: str | Path | Card | None, say: Say = lambda line: None, rough: bool = False) -> Card:
+def open_card(card: str | Path | Card | None, say: Say = silent, rough: bool = False) -> Card:
     """Return a card, this machine's by default; a machine without one is calibrated first, in half a minute.
 
     `rough`: instead, it gets the figures of a usual machine for this time.
@@ -207,7 +208,7 @@ def planner_for(
     card: Card,
     level: str = "profiled",
     fused: bool = True,
-    say: Say = lambda line: None,
+    say: Say = silent,
     coded: bool = False,
     here: bool = True,
     workers: Sequence[int] = (),
@@ -240,7 +241,7 @@ def choose(
     job: Job, cluster: str | Path | None = None, goal: str = "time", *, level: str = "profiled",
     learning: str = "same", workers: int | None = None, card: str | Path | Card | None = None,
     prices: str | Path | None = None, link: str | None = None,
-    say: Say = lambda line: None, command: str = "",
+    say: Say = to_stderr, command: str = "",
 ) -> Choice:  # fmt: skip
     """Predict every plan for a job, and choose one.
 
@@ -257,6 +258,7 @@ def choose(
         prices: A CSV file with prices of the cluster's machines.
         link: The network between as many machines like this one as there are workers (default 4), as in
             `"100Mbit,1ms"`. With `learning="any"` codecs are considered, too.
+        say: A function that is called with lines about the progress. Default: prints to stderr.
     """
     arguments = locals()
     if prices is not None and cluster is None:

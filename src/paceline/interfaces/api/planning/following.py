@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from paceline import user_cache
 from paceline.errors import PacelineError
+from paceline.interfaces.api.lines import silent
 from paceline.interfaces.api.planning.choose import choose
 from paceline.interfaces.api.planning.measuring import measure
 from paceline.plans.plan import Plan, make
@@ -88,7 +89,7 @@ def _choose(job: Job, updates: int, workers: int | None, limit: int | None, divi
     """Choose a plan for so many updates; `divides`: workers may each compute a part of a batch."""
     alone, seconds = _alone(job, updates, limit)
     if seconds >= SEARCH:
-        choice = choose(job, workers=workers)
+        choice = choose(job, workers=workers, say=silent)
         return Followed(str(choice.best.plan), choice.compute, choice.sentences[0])
     short = f"one process trains in about {seconds:.1f} s"
     if seconds < SECOND or len(os.sched_getaffinity(0)) < 2:

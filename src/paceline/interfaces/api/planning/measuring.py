@@ -6,7 +6,7 @@ import itertools
 import math
 import statistics
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -16,6 +16,7 @@ from torch import nn
 
 from paceline.algorithms.codecs.catalogue import CODECS, SENT, parse
 from paceline.errors import CrowdedWarning, JobWarning, PacelineError
+from paceline.interfaces.api.lines import Say, silent
 from paceline.planning.planner.choosing import MOST, corrected, finalists, measured_as
 from paceline.planning.planner.prediction import Prediction
 from paceline.plans.methods.prediction import Coding
@@ -166,9 +167,6 @@ def _between(mine: Columns) -> float:
     return float(np.median(gaps)) / 1e9 if gaps else 0.0
 
 
-Say = Callable[[str], None]
-
-
 # What each codec does to the gradient of a job: the bytes of a message, and the seconds to write and to read it.
 
 ENOUGH = 1 << 20  # numbers of a gradient by which codecs are timed; a larger one takes as many times as long
@@ -218,7 +216,7 @@ ROUNDS, SECONDS = 3, 0.15
 FAR = 1.15  # times as long as the fastest: a plan that takes longer is not measured again
 
 
-def with_finalists(job: Job, predictions: Sequence[Prediction], say: Say = lambda line: None) -> list[Prediction]:
+def with_finalists(job: Job, predictions: Sequence[Prediction], say: Say = silent) -> list[Prediction]:
     """Return the predictions, with measured seconds for the plans that may be fastest.
 
     Where a plan turns out slower than predicted, the next ones are measured, too, until the fastest is a measured one.
@@ -243,7 +241,7 @@ def measured_in_rounds(
     predictions: Sequence[Prediction],
     rounds: int,
     seconds: float,
-    say: Say = lambda line: None,
+    say: Say = silent,
     far: float = math.inf,
 ) -> list[list[Measured]]:
     """Train by every plan in each round, to and fro; a plan that cannot train the job has no measurements.

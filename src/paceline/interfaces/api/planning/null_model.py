@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from paceline.errors import PacelineError
+from paceline.interfaces.api.lines import Say, silent
 from paceline.interfaces.api.planning.calibration_jobs import vector_job
-from paceline.interfaces.api.planning.measuring import Measured, Say, measure_for
+from paceline.interfaces.api.planning.measuring import Measured, measure_for
 from paceline.plans.plan import Plan
 from paceline.training.jobs.job import Job
 
@@ -133,7 +134,7 @@ def bench(
     parts: Sequence[str] = PARTS,
     workers: Sequence[int] = (1, 2, 4, 8),
     seconds: float = 1.0,
-    say: Say = lambda line: None,
+    say: Say = silent,
     cores: int = 1,
 ) -> NullModel:
     """Measure null steps of these parts; plans alternate in `ROUNDS` rounds of so many seconds in all."""

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.errors import PacelineError
+from paceline.interfaces.api.lines import Say, silent
 from paceline.interfaces.api.planning.dividing import Divider
-from paceline.interfaces.api.planning.measuring import Measured, Say, measure_for
+from paceline.interfaces.api.planning.measuring import Measured, measure_for
 from paceline.planning.planner.costs import Costs
 from paceline.planning.planner.facts import Facts
 from paceline.planning.planner.methods import predict
@@ -26,7 +27,7 @@ ROUNDS = 2  # of a profile for predictions, interleaved
 ANCHORS = ("ring", "downpour", "ddp", "gpipe", "tensor")
 
 
-def glanced(job: Job, base: Costs, facts: Facts, say: Say = lambda line: None) -> Profiled:
+def glanced(job: Job, base: Costs, facts: Facts, say: Say = silent) -> Profiled:
     """Measure one process, and as many as there are cores, once: enough to find the plans that are to be measured."""
     cores, batch = base.card.cores, min(job.batch_size, facts.batch)
     cases = {(1, 1, batch), (1, cores, batch), (cores, 1, _part(batch, cores))}
@@ -39,7 +40,7 @@ def _what(job: Job) -> str:
 
 
 def profiled(
-    job: Job, base: Costs, facts: Facts, divider: Divider, workers: Sequence[int] = (), say: Say = lambda line: None
+    job: Job, base: Costs, facts: Facts, divider: Divider, workers: Sequence[int] = (), say: Say = silent
 ) -> Profiled:
     """Measure workers that never communicate, then a plan of each family with the fewest and the most workers."""
     cores, batch = base.card.cores, min(job.batch_size, facts.batch)

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from paceline.errors import PacelineError, UsageError
 from paceline.errors.arguments import check_arguments
+from paceline.interfaces.api.lines import Say, to_stderr
 from paceline.interfaces.api.planning.choose import Planner, open_card, planner_for
-from paceline.interfaces.api.planning.measuring import Say, measured_in_rounds, traced
+from paceline.interfaces.api.planning.measuring import measured_in_rounds, traced
 from paceline.interfaces.api.planning.planner_page import validation_page
 from paceline.planning.planner import validating
 from paceline.planning.planner.card import Card
@@ -35,7 +36,7 @@ def validate(
     job: Job, plans: Sequence[str] = (), *, level: str = "profiled", learning: str = "any",
     workers: int | None = None, rounds: int = ROUNDS, seconds: float = SECONDS, seed: int = 0,
     card: str | Path | Card | None = None, table: Path | None = None, page: Path | None = None,
-    say: Say = lambda line: None,
+    say: Say = to_stderr,
 ) -> Validation:  # fmt: skip
     """Predict plans for a job, measure them, and report how far the predictions are off.
 
@@ -51,7 +52,7 @@ def validate(
         card: A card that `paceline calibrate` wrote. Default: this machine's.
         table: The file that keeps the results. Default: beside this machine's card.
         page: An HTML file to write: predicted and measured, with the timelines of the fastest plans.
-        say: A function that is called with lines of text about the progress.
+        say: A function that is called with lines about the progress. Default: prints to stderr.
     """
     check_arguments(validate, locals())
     if rounds < 2:
