@@ -3,9 +3,14 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <omp.h>
 #include <sched.h>
 #include <utility>
+#ifdef _OPENMP
+#include <omp.h>
+#else  // a compiler without it makes one thread of every team
+static inline int omp_get_thread_num() { return 0; }
+static inline int omp_get_num_threads() { return 1; }
+#endif
 
 #if defined(__AVX512F__)
 #define LANES 16
