@@ -28,7 +28,7 @@ class Residual(nn.Module):
 class Last(nn.Module):
     """The last output of a recurrent layer, and a dense layer on it."""
 
-    def __init__(self, recurrent: nn.LSTM | nn.GRU, classes: int) -> None:
+    def __init__(self, recurrent: nn.LSTM | nn.GRU | nn.RNN, classes: int) -> None:
         super().__init__()
         self.recurrent, self.head = recurrent, nn.Linear(recurrent.hidden_size, classes)
 
@@ -133,7 +133,7 @@ def sequences(draw: st.DrawFn) -> Case:
         model = nn.Sequential(line, pool, nn.Flatten(), nn.Linear(out, classes))
         batch = max(batch, 2)
         return Case(model, torch.randn(batch, features, size), torch.randint(classes, (batch,)), nn.CrossEntropyLoss())
-    recurrent = draw(st.sampled_from((nn.LSTM, nn.GRU)))
+    recurrent = draw(st.sampled_from((nn.LSTM, nn.GRU, nn.RNN)))
     last = Last(recurrent(features, hidden, batch_first=True, bias=draw(st.booleans())), classes)
     if kind == "recurrent":
         return Case(last, torch.randn(batch, steps, features), y, nn.CrossEntropyLoss())
@@ -165,7 +165,7 @@ class Encoder(nn.Module):
 class Ends(nn.Module):
     """The last states of a recurrent layer in both directions, side by side."""
 
-    def __init__(self, recurrent: nn.LSTM | nn.GRU, classes: int) -> None:
+    def __init__(self, recurrent: nn.LSTM | nn.GRU | nn.RNN, classes: int) -> None:
         super().__init__()
         self.recurrent, self.head = recurrent, nn.Linear(2 * recurrent.hidden_size, classes)
 
@@ -220,7 +220,7 @@ def encoders(draw: st.DrawFn) -> Case:
         model = Encoder(layer, draw(st.integers(1, 2)), steps, classes, draw(st.booleans()))
         return Case(model, tokens, y, nn.CrossEntropyLoss(label_smoothing=smoothing))
     if kind == "ends":
-        recurrent = draw(st.sampled_from((nn.LSTM, nn.GRU)))
+        recurrent = draw(st.sampled_from((nn.LSTM, nn.GRU, nn.RNN)))
         body = recurrent(size, heads, draw(st.integers(1, 3)), batch_first=True, bidirectional=True)
         return Case(Ends(body, classes), torch.randn(batch, steps, size), y, nn.CrossEntropyLoss())
     if kind == "logarithms":

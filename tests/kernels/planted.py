@@ -22,9 +22,11 @@ from typing import Any
 import torch
 from torch import nn
 
+import paceline.kernels.one_pass as one_pass
 import paceline.kernels.printers.block as block
 import paceline.kernels.printers.cpp as cpp
 import paceline.kernels.printers.nests as nests
+import paceline.kernels.printers.numpy as slow
 import paceline.kernels.printers.printer as printer
 import paceline.kernels.printers.study as study
 from paceline.kernels.comparison import WrongCode
@@ -44,6 +46,7 @@ from paceline.kernels.printers.printer import Others
 from paceline.kernels.printers.study import GATHER, AmongRanks, among_ranks
 from paceline.kernels.processors import Cpu, Form, Runner
 from paceline.kernels.weights import OneModel
+from tests.kernels import planted_parts
 from tests.kernels.networks import Case, Encoder, Last
 from tests.kernels.played import NARROW, Played
 from tests.kernels.sanitized import Printed, differs, networks, numbers_of, too_short, written
@@ -163,16 +166,13 @@ def shifted(owner: Any, function: str) -> None:
 
 
 def lowered(kind: str) -> None:
-    """Let a loop of the last statement of a kind of layer be off by one; of an RNN's first.
-
-    Its last copies its states, of which the networks at hand read one.
-    """
+    """Let a loop of the last statement of a kind of layer be off by one."""
     real = LOWER[kind]
 
     def wrong(program: Any, layer: Any, sources: list[str], number: int) -> str:
         begin = len(program.forward)
         result = real(program, layer, sources, number)
-        for place, statement in list(enumerate(program.forward[begin:], begin))[:: 1 if kind == "rnn" else -1]:
+        for place, statement in list(enumerate(program.forward[begin:], begin))[::-1]:
             if (other := _other_loop(statement)) is not None:
                 program.forward[place] = other
                 return result
@@ -204,10 +204,29 @@ def reworded(file: str, text: str, bound: str) -> None:
         if name != file:
             return text_of
         assert text in text_of
-        step = " + LANES" if "+= LANES" in text else " + sizeof(R)" if "sizeof(R)" in text else " + 1"
-        return text_of.replace(text, text.replace(bound, bound + (step if rounds > 0 else step.replace("+", "-"))))
+        step = "LANES" if "+= LANES" in text else "1"
+        return text_of.replace(text, text.replace(bound, f"{bound} {'+' if rounds > 0 else '-'} {step}"))
 
-    cpp.part = part
+    everywhere(real, part)
+
+
+def everywhere(real: Callable[..., Any], wrong: Callable[..., Any]) -> None:
+    """Let every module that has a function call another one instead."""
+    for module in list(sys.modules.values()):
+        if getattr(module, real.__name__, None) is real:
+            setattr(module, real.__name__, wrong)
+
+
+def blocks_of_steps() -> None:
+    """Let the loops over a block of an optimizer's step be off by one."""
+    real = one_pass.step_text
+    everywhere(real, lambda *given: real(*given).replace("q < size; q++", f"q < size + {rounds}; q++"))
+
+
+def interpreted_loops() -> None:
+    """Let every loop over NumPy be off by one."""
+    real = slow._open
+    slow._open = lambda loops, indent: real(tuple(Loop(o.name, o.extent + rounds) for o in loops), indent)
 
 
 # --- the faults ---
@@ -222,6 +241,57 @@ class Fault:
     plant: Callable[[], None]
     #: Networks that are tried one after another until the fault shows, in the place of one.
     some: tuple[Callable[[], Case], ...] = ()
+
+    def tries(self) -> list[Fault]:
+        return [replace(self, case=case) for case in self.some or (self.case,)]
+
+    def sanitizers(self) -> dict[str, bool]:
+        """What is found where a text ends its process, or a buffer is longer than its memory."""
+        fused, case = self._fused()
+        numbers_of(fused, case.x, case.y)
+        return {"sanitizers": bool(too_short(fused.compiled(case.x).plan))}
+
+    def numbers(self) -> dict[str, bool]:
+        """What is found by comparing with float64, and by what every training compares before its first update."""
+        fused, case = self._fused()
+        (found,) = numbers_of(fused, case.x, case.y)
+        shown = {"numbers": bool(differs(case, found, torch.float64)), "guard": False}
+        try:
+            fused.compiled(case.x).compared = False
+            fused.prepare(case.x, case.y)
+        except WrongCode:
+            shown["guard"] = True
+        return shown
+
+    def _fused(self) -> tuple[Fused, Case]:
+        case = self.case()
+        self.plant()
+        return Fused(OneModel(case.model), loss_kind(case.loss), len(case.x), self.runner()), case
+
+
+@dataclass(frozen=True)
+class PartFault:
+    """A part of a text that is no network's, what compares it with Python, and how the fault is planted."""
+
+    agrees: Callable[[], bool]
+    #: What training compares it by before it uses it, if it does.
+    is_accepted: Callable[[], bool] | None
+    plant: Callable[[], None]
+
+    def tries(self) -> list[PartFault]:
+        return [self]
+
+    def sanitizers(self) -> dict[str, bool]:
+        self.plant()
+        try:
+            self.agrees()
+        except IndexError:  # NumPy knows the bounds of its arrays
+            return {"sanitizers": True}
+        return {"sanitizers": False}
+
+    def numbers(self) -> dict[str, bool]:
+        self.plant()
+        return {"numbers": not self.agrees(), "guard": self.is_accepted is not None and not self.is_accepted()}
 
 
 def _printed(target: Target, keeps: str = "") -> Callable[[], Runner]:
@@ -245,12 +315,12 @@ def _last_part(dealing: AmongRanks, *given: Any) -> Iterator[str]:
 
 
 DEALT, WEIGHT = AmongRanks.dealt, Memory._weight
-VECTORS = Target(64, "double", 32)
+VECTORS = Target(64, "double", 32, shares=True)
 NUMBERS, APART = replace(VECTORS, pixels=True), replace(VECTORS, scalar=True, apart=True)
 SAMPLES = _printed(VECTORS)
 
 
-def _faults(layers: bool) -> Iterator[tuple[str, Fault]]:
+def _faults(layers: bool) -> Iterator[tuple[str, Fault | PartFault]]:
     yield "nests.py, sums", Fault(images, SAMPLES, partial(wronged, nests, "parts"))
     yield "nests.py, functions", Fault(images, SAMPLES, partial(wronged, RegisterNests, "apply"))
     yield "nests.py, sums of pixels", Fault(images, _printed(NUMBERS), partial(wronged, PixelNests, "_places"))
@@ -275,6 +345,10 @@ def _faults(layers: bool) -> Iterator[tuple[str, Fault]]:
     yield "block.py, spans", Fault(images, _on_a_device, partial(shifted, block, "spans_of"))
     for name, case, target, file, text, bound in PARTS:
         yield name, Fault(case, _printed(target), partial(reworded, file, text, bound))
+    for name, agrees, is_accepted, file, text, bound in planted_parts.PARTS:
+        yield name, PartFault(agrees, is_accepted, partial(reworded, file, text, bound))
+    yield "one_pass.py, blocks", PartFault(planted_parts.steps, planted_parts.step_is_accepted, blocks_of_steps)
+    yield "numpy.py, loops", PartFault(planted_parts.interpreted, None, interpreted_loops)
     yield (
         "memory.py, a missing pad",
         Fault(
@@ -302,7 +376,7 @@ PARTS = (
     ),
     ("group.hpp, errors", errors, VECTORS, "group", "for (int k = 0; k < count; k++)", "k < count"),
     ("functions.hpp, lanes", causal, VECTORS, "functions", "l < LANES; l++) set_lane(y", "l < LANES"),
-    ("wide.hpp, numbers", images, NUMBERS, "wide", "std::memcpy(&x, from, N * sizeof(R))", "N * sizeof(R)"),
+    ("wide.hpp, numbers", images, NUMBERS, "wide", "X{(Q < N ? from[Q]", "Q < N"),
     ("team.hpp, groups", images, VECTORS, "team", "k < (chunk + 1) * groups / chunks; k++", "/ chunks"),
 )
 
@@ -310,60 +384,31 @@ PARTS = (
 # --- trying them ---
 
 
-def sanitizers(fault: Fault) -> dict[str, bool]:
-    """What is found where a text ends its process, or a buffer is longer than its memory."""
-    fused, case = _fused(fault)
-    numbers_of(fused, case.x, case.y)
-    return {"sanitizers": bool(too_short(fused.compiled(case.x).plan))}
-
-
-def numbers(fault: Fault) -> dict[str, bool]:
-    """What is found by comparing with float64, and by what every training compares before its first update."""
-    fused, case = _fused(fault)
-    (found,) = numbers_of(fused, case.x, case.y)
-    shown = {"numbers": bool(differs(case, found, torch.float64)), "guard": False}
-    try:
-        fused.compiled(case.x).compared = False
-        fused.prepare(case.x, case.y)
-    except WrongCode:
-        shown["guard"] = True
-    return shown
-
-
-def _fused(fault: Fault) -> tuple[Fused, Case]:
-    case = fault.case()
-    fault.plant()
-    return Fused(OneModel(case.model), loss_kind(case.loss), len(case.x), fault.runner()), case
-
-
-WAYS: dict[str, Callable[[Fault], dict[str, bool]]] = {"sanitizers": sanitizers, "numbers": numbers}
-
-
 def main(ways: Iterable[str], parts: Iterable[str]) -> None:
     torch.set_num_threads(1)
     parts = tuple(parts)
     layers = not parts or any(part.startswith("layers") for part in parts)
-    faults = {NONE: Fault(images, SAMPLES, lambda: None), **dict(_faults(layers))}
+    faults: dict[str, Fault | PartFault] = {NONE: Fault(images, SAMPLES, lambda: None), **dict(_faults(layers))}
     chosen = [name for name in faults if name.startswith((NONE, *parts)) or not parts]
     found: dict[str, dict[str, bool | str]] = {name: {} for name in chosen}
     for way in ways:
         for name in chosen:
-            for case in faults[name].some or (faults[name].case,):
-                shown = _tried(replace(faults[name], case=case), way)
+            for fault in faults[name].tries():
+                shown = _tried(fault, way)
                 if all(each is True for each in shown.values()):
                     break
             found[name] |= shown
     print(json.dumps(found))
 
 
-def _tried(fault: Fault, way: str) -> dict[str, bool | str]:
+def _tried(fault: Fault | PartFault, way: str) -> dict[str, bool | str]:
     """Try a fault in a process of its own: what it shows, or how it ended."""
     global rounds
     rounds = 1 if way == "sanitizers" else -1
     end, write_end = os.pipe()
     if (child := os.fork()) == 0:
         try:
-            os.write(write_end, json.dumps(WAYS[way](fault)).encode())
+            os.write(write_end, json.dumps(getattr(fault, way)()).encode())
             os._exit(ENDED)
         except NoLoop:
             os.write(write_end, json.dumps({way: "no loop"}).encode())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import hashlib
 import math
 import os
 import re
@@ -47,6 +48,8 @@ from tests.kernels.programs import PROGRAMS
 
 #: Flags that stand behind all others, so that a text is not optimised.
 WATCHED = ("-O0", "-DCHECKED", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+#: The sanitizer of addresses does not say who allocated what, nor keep much of what was freed.
+QUICKLY = "detect_leaks=0:malloc_context_size=0:quarantine_size_mb=16"
 #: Rounding that is no fault: multiples of what PyTorch's own float32 is wrong by, and of float32's last place.
 ROUNDING = 16
 #: Times that PyTorch's float32 is asked, since it is right by chance: of weights that differ by their rounding.
@@ -72,7 +75,8 @@ def in_child(
         # With the library of C++, in which the sanitizers look at once for what throws exceptions.
         files = [f"-print-file-name={name}" for name in ("libasan.so", "libstdc++.so.6")]
         found = [subprocess.run(["g++", file], capture_output=True, text=True).stdout.strip() for file in files]
-        environment |= {"LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": "detect_leaks=0"}
+        environment |= {"LD_PRELOAD": " ".join(found), "ASAN_OPTIONS": QUICKLY}
+        environment["PYTHONPATH"] = f"{Path(__file__).with_name('poison')}:{environment['PYTHONPATH']}"
     command = [sys.executable, *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=timeout)
 
@@ -324,55 +328,70 @@ def together(texts: Sequence[str]) -> str:
     return "\n".join(parts)
 
 
-@contextlib.contextmanager
-def _compiled_by(library: Callable[[str], Any]) -> Iterator[None]:
-    """A context in which texts become libraries so."""
-    with mock.patch.object(processors, "library", library), mock.patch.object(replicas, "library", library):
-        yield
+class Together:
+    """Texts that are compiled at once, when a function of one of them is first called."""
+
+    def __init__(self) -> None:
+        self._waiting: list[str] = []
+        self._compiled: dict[str, tuple[Any, int]] = {}
+
+    def library(self, text: str) -> tuple[SimpleNamespace, Path, bool]:
+        """A text as a library, in the place of `build.library`."""
+        if text not in self._compiled and text not in self._waiting:
+            self._waiting.append(text)
+        entries = SimpleNamespace(**{entry: Late(self, text, entry) for entry in ENTRIES})
+        return entries, build.folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.so", False
+
+    def function(self, text: str, entry: str) -> Any:
+        if text not in self._compiled:
+            functions, _, _ = build.library(together(self._waiting))
+            self._compiled |= {each: (functions, number) for number, each in enumerate(self._waiting)}
+            self._waiting = []
+        functions, number = self._compiled[text]
+        return getattr(functions, f"{entry}_{number}")
 
 
-def _texts_of(cases: Sequence[Case], forms: Sequence[Printed]) -> list[str]:
-    """The texts of networks, which are not compiled."""
-    texts: dict[str, None] = {}
+@dataclass
+class Late:
+    """A function of a library that may not be compiled yet; ctypes sets its types."""
 
-    def recorded(text: str) -> Any:
-        texts[text] = None
-        return mock.MagicMock(), Path("none"), False
+    texts: Together
+    text: str
+    entry: str
+    argtypes: Any = None
+    restype: Any = None
 
-    with _compiled_by(recorded):
-        for case, printed in zip(cases, forms, strict=True):
-            with contextlib.suppress(Exception):  # which comes again where it is tried
-                Trial(case, printed)
-    return list(texts)
-
-
-def _at_once(texts: list[str]) -> Callable[[str], Any]:
-    """Compile texts; return what gives each as a library."""
-    functions, file, cached = build.library(together(texts))
-
-    def library(text: str) -> Any:
-        number = texts.index(text)
-        names = {entry: f"{entry}_{number}" for entry in ENTRIES if hasattr(functions, f"{entry}_{number}")}
-        entries = SimpleNamespace(**{entry: getattr(functions, name) for entry, name in names.items()})
-        return entries, file.with_name(f"{file.stem}-{number}.so"), cached
-
-    return library
+    def __call__(self, *arguments: Any) -> Any:
+        function = self.texts.function(self.text, self.entry)
+        function.argtypes, function.restype = self.argtypes, self.restype
+        return function(*arguments)
 
 
 def sweep(cases: Sequence[Case], first: int) -> Iterator[str]:
     """What is wrong with each network, in the form that its number chooses."""
-    numbers = range(first, first + len(cases))
     for begin in range(0, len(cases), AT_ONCE):
-        some, forms = cases[begin : begin + AT_ONCE], [form(number) for number in numbers[begin : begin + AT_ONCE]]
-        with _compiled_by(_at_once(_texts_of(some, forms))):
-            for number, case, printed in zip(numbers[begin:], some, forms, strict=False):
+        some = [(first + k, case, form(first + k)) for k, case in enumerate(cases)][begin : begin + AT_ONCE]
+        library = Together().library
+        with mock.patch.object(processors, "library", library), mock.patch.object(replicas, "library", library):
+            trials = [_trial(case, printed) for _, case, printed in some]
+            for (number, case, printed), trial in zip(some, trials, strict=True):
                 print(number, printed, file=sys.stderr, flush=True)  # which one it was, if the process ends
-                try:
-                    fault = Trial(case, printed).fault()
-                except Exception as error:
-                    fault = repr(error)
-                if fault:
+                if fault := _fault(trial):
                     yield f"network {number}, {printed}: {fault}\n{case.model}"
+
+
+def _trial(case: Case, printed: Printed) -> Trial | Exception:
+    try:
+        return Trial(case, printed)
+    except Exception as error:
+        return error
+
+
+def _fault(trial: Trial | Exception) -> str:
+    try:
+        return trial.fault() if isinstance(trial, Trial) else repr(trial)
+    except Exception as error:
+        return repr(error)
 
 
 def main(count: int, first: int, last: int) -> None:

@@ -235,16 +235,20 @@ class Fused:
         compiled = twin.compiled(x)
         compiled.compared = True
         compiled.take_weights()
-        target, order = compiled.plan.target, torch.arange(len(x))
-        order = order.expand(target.lanes, -1) if target.replicas else order
+        plan, order = compiled.plan, torch.arange(len(x))
+        order = order.expand(plan.target.lanes, -1) if plan.target.replicas else order
         call, alive = twin._prepared(compiled, x, y, order, torch.zeros(1, dtype=torch.float64))
-        call.still = 1
+        call.still, call.batch = 1, len(x)
+        twin.give_arenas(compiled, call)
+        if plan.scratch:  # whatever an update before has left there: zeros would hide a number that nobody writes
+            arenas = compiled.memory["arenas"].view(-1, plan.sizes["arena"] * plan.target.lanes)
+            arenas[:, : plan.scratch * plan.target.lanes] = torch.nan
         losses = [twin._call(compiled, call, len(x), 1, -1, 0)]
         del alive  # the call has only their addresses
-        if target.replicas:
+        if plan.target.replicas:
             losses = twin.runner.losses(compiled).tolist()
         views, moved = (
-            {id(tensor): view for view, tensor in twin.weights.views(compiled.plan, compiled.memory[kind])}
+            {id(tensor): view for view, tensor in twin.weights.views(plan, compiled.memory[kind])}
             for kind in ("gradients", "weights")
         )
         return [

@@ -190,6 +190,7 @@ class Memory:
     rows: set[str] = field(default_factory=set)  # gradients made by rows
     casts: dict[str, str] = field(default_factory=dict)  # views with elements of another kind: which
     zeroed: tuple[int, int] = (0, 0)  # where in the arena gradients begin with zeros
+    scratch: int = 0  # numbers at the beginning of the arena: each group writes them before it reads them
 
     # --- gradients by rows ---
 
@@ -292,7 +293,8 @@ class Memory:
         touched = [used_by([statement]) for statement in statements]
         life = lives(self.program, touched, statements) if self.target.shares else {}
         sizes = {b.name: prod(b.shape) for b in buffers if b.name in life}
-        begin, self.sizes["arena"] = places(sizes, life)
+        begin, self.scratch = places(sizes, life)
+        self.sizes["arena"] = self.scratch
         for buffer in buffers:
             if buffer.name in begin:
                 self.places[buffer.name] = Address("arena", begin[buffer.name], buffer.shape, "V")

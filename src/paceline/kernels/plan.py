@@ -147,6 +147,7 @@ class Plan:
     places: dict[str, Address]
     sizes: dict[str, int]  # of the regions
     zeroed: tuple[int, int]  # where in the arena gradients begin with zeros
+    scratch: int  # numbers at the beginning of the arena: each group writes them before it reads them
     halfway: int = 0  # the first step of the way back, counted over all phases
     flops: int = 0  # of one sample, forwards and backwards
 
@@ -178,7 +179,7 @@ def make(program: Program, target: Target) -> Plan:
         program.forward, program.backward = fused(program, program.forward), fused(program, program.backward)
     backward = memory.by_rows(program.backward)
     memory.lay_out([*program.forward, *backward])
-    plan = Plan(program, target, [[]], memory.places, memory.sizes, memory.zeroed, flops=work)
+    plan = Plan(program, target, [[]], memory.places, memory.sizes, memory.zeroed, memory.scratch, flops=work)
     for way, statements in (("forward", program.forward), ("backward", backward)):
         if way == "backward":
             plan.halfway = sum(map(len, plan.phases))

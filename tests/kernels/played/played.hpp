@@ -8,6 +8,12 @@
 #include <random>
 #include <vector>
 #include <ucontext.h>
+#ifdef __SANITIZE_ADDRESS__  // which has to be told of every change of the stack
+#include <sanitizer/common_interface_defs.h>
+#else
+static void __sanitizer_start_switch_fiber(void**, const void*, size_t) {}
+static void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
+#endif
 
 #define __global__
 #define __device__
@@ -31,11 +37,15 @@ struct Fibre {
     double shuffled = 0;
 };
 
+enum { STACK = 1 << 18 };
+
 struct World {
     std::vector<Fibre> fibres;
     std::vector<std::vector<double>> shared;
     Fibre* now = nullptr;
     ucontext_t home;
+    const void* stack; // of home, and how long it is
+    size_t length;
     Place3 grid, threads;
     void (*kernel)(const void*, int64_t, int64_t);
     const int64_t* arguments;
@@ -43,16 +53,28 @@ struct World {
 
 static World* world;
 
+static void arrived(void* mine) { __sanitizer_finish_switch_fiber(mine, &world->stack, &world->length); }
+
 static void wait(Waits what) {
     Fibre* const me = world->now;
+    void* mine = nullptr;
     me->waits = what;
+    __sanitizer_start_switch_fiber(what == OVER ? nullptr : &mine, world->stack, world->length);
     swapcontext(&me->context, &world->home);
+    arrived(mine);
+}
+
+static void go_on(Fibre& fibre) {
+    void* mine = nullptr;
+    __sanitizer_start_switch_fiber(&mine, fibre.stack.get(), STACK);
+    swapcontext(&world->home, &fibre.context);
+    __sanitizer_finish_switch_fiber(mine, nullptr, nullptr);
 }
 
 static void run() {
+    arrived(nullptr);
     world->kernel((const void*)world->arguments[0], world->arguments[1], world->arguments[2]);
-    world->now->waits = OVER;
-    swapcontext(&world->now->context, &world->home);
+    wait(OVER);
 }
 
 // All of a block, or of a warp, that wait go on together; threads that are over are waited for by nobody.
@@ -116,10 +138,10 @@ extern "C" int played_launch(void* kernel, int64_t blocks, int64_t threads, int6
             Fibre& fibre = here.fibres[k];
             fibre.block.x = (unsigned int)(first + k / threads);
             fibre.thread.x = (unsigned int)(k % threads);
-            fibre.stack.reset(new char[1 << 16]);
+            fibre.stack.reset(new char[STACK]);
             getcontext(&fibre.context);
             fibre.context.uc_stack.ss_sp = fibre.stack.get();
-            fibre.context.uc_stack.ss_size = 1 << 16;
+            fibre.context.uc_stack.ss_size = STACK;
             makecontext(&fibre.context, run, 0);
         }
         std::vector<size_t> ready;
@@ -136,7 +158,7 @@ extern "C" int played_launch(void* kernel, int64_t blocks, int64_t threads, int6
             for (size_t k : ready) {
                 Fibre* const fibre = here.now = &here.fibres[k];
                 const bool span = fibre->waits == A_LITTLE;
-                swapcontext(&here.home, &fibre->context);
+                go_on(*fibre);
                 moved = moved || !span || fibre->waits != A_LITTLE;
             }
             for (size_t block = 0; block < here.fibres.size(); block += threads) {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,12 +17,13 @@ from paceline.algorithms.collectives import Collective
 from paceline.algorithms.collectives.halving_doubling import HalvingDoubling
 from paceline.algorithms.collectives.rings import Hierarchical, Ring
 from paceline.algorithms.collectives.trees import Central, Tree
+from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.errors import WaitedTooLong
 from paceline.kernels.build import library
 from paceline.kernels.exchange import Ended
 from paceline.kernels.printers.cpp import part
 from paceline.kernels.resident import NOTE
-from paceline.runtime.engines.workers.collectives import PayloadReduction, Reduction, payloads_of
+from paceline.runtime.engines.workers.collectives import NeighbourMixing, PayloadReduction, Reduction, payloads_of
 from paceline.runtime.engines.workers.methods.native_updates import NativeExchange, native_exchange
 from paceline.runtime.links.shared_memory import SharedMemoryLink, SharedVectors
 from paceline.runtime.links.waiting import Cancelled, Doorbell, Waiter
@@ -37,25 +39,26 @@ COLLECTIVES: dict[str, Collective] = {
     "hierarchical": Hierarchical(2),
     "central": Central(),
 }
-TEXT = "\n".join(
-    [
-        "#define REAL float\n#define LANES 1\n#define DOUBLE 0\n#define REPLICAS 0",
-        part("prelude"),
-        part("call"),
-        part("stream"),
-        part("exchange"),
-        'extern "C" int one_exchange(Exchange* e, R* gradient, Note* note) {',
-        "    int64_t sums = 0; double total = 0;",
-        "    return add_piece(*e, gradient, 0, sums, total, *note) && exchange(*e, gradient, *note); }",
-    ]
-)
+ENTRIES = """
+extern "C" int one_exchange(Exchange* e, R* gradient, Note* note) {
+    int64_t sums = 0; double total = 0;
+    return add_piece(*e, gradient, 0, sums, total, *note) && exchange(*e, gradient, *note);
+}
+extern "C" int one_mixture(Exchange* e, R* weights, Note* note) { return mix(*e, weights, *note); }
+"""
+
+
+@cache
+def functions() -> ctypes.CDLL:
+    parts = map(part, ("prelude", "call", "stream", "exchange"))
+    return library("\n".join(["#define REAL float\n#define LANES 1\n#define DOUBLE 0", *parts, ENTRIES]))[0]
 
 
 def one_exchange(native: NativeExchange, memory: Tensor, note: np.ndarray) -> bool:
     """Make the exchange of one update."""
-    functions, _, _ = library(TEXT)
+    made = functions().one_mixture if native.exchange.share else functions().one_exchange
     address = ctypes.c_void_p(note.ctypes.data)
-    return bool(functions.one_exchange(ctypes.byref(native.exchange), ctypes.c_void_p(memory.data_ptr()), address))
+    return bool(made(ctypes.byref(native.exchange), ctypes.c_void_p(memory.data_ptr()), address))
 
 
 class World:
@@ -79,8 +82,12 @@ class World:
         link = SharedMemoryLink(self.shared, rank, self.doorbells, self.waiter(rank))
         return PayloadReduction(Reduction(link, self.collective, self.workers), payloads_of(link.vectors, self.layout))
 
-    def native(self, rank: int, memory: Tensor, sums: PayloadReduction) -> NativeExchange:
-        made = native_exchange(sums, self.layout, self.gradients(memory), memory, self.waiter(rank), self.cancelled)
+    def mixing(self, rank: int) -> NeighbourMixing:
+        link = SharedMemoryLink(self.shared, rank, self.doorbells, self.waiter(rank))
+        return NeighbourMixing(link, Neighbours(), self.workers, self.layout, payloads_of(link.vectors, self.layout))
+
+    def native(self, rank: int, memory: Tensor, means: PayloadReduction | NeighbourMixing) -> NativeExchange:
+        made = native_exchange(means, self.layout, self.gradients(memory), memory, self.waiter(rank), self.cancelled)
         assert made is not None
         return made
 
@@ -119,6 +126,23 @@ def all_sums(world: World, rank: int, native: Callable[[int], bool]) -> list[obj
     return found
 
 
+def all_mixtures(world: World, rank: int, native: Callable[[int], bool]) -> list[object]:
+    """The weights that a rank has after each update, which begin with its own."""
+    mixing, memory, found = world.mixing(rank), own_gradient(rank, 0), []
+    made, note, views = world.native(rank, memory, mixing), np.zeros(1, NOTE), world.gradients(memory)
+    for update in range(UPDATES):
+        if native(update):
+            made.begin(update, [Chunk(update, 0, 0, 0, 1, 1.0)], True)
+            assert one_exchange(made, memory, note)
+            assert made.end() == 1
+        else:
+            mean, _, _ = mixing.mean(update, GradientSum([*views.values()], [], 0.0, 1.0, 1))
+            for view, mixed in zip(views.values(), mean.gradients, strict=True):
+                view.copy_(mixed)
+        found.append(tuple(view.clone() for view in views.values()))
+    return found
+
+
 def in_threads(workers: int, do: Callable[[int], object]) -> list[object]:
     """Return what `do(rank)` returns in a thread for each rank."""
     found: dict[int, object] = {}
@@ -147,9 +171,30 @@ def test_generated_code_walks_every_table_as_python_does(
 
     expected = results(lambda rank, update: False)
     for native in (lambda rank, update: True, lambda rank, update: (rank + update) % 2 == 0):
-        for mine, theirs in zip(results(native), expected, strict=True):
-            for a, b in zip(mine, theirs, strict=True):  # type: ignore[call-overload]
-                assert all(torch.equal(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(a, b, strict=True))
+        assert same(results(native), expected)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_generated_code_mixes_as_python_does(workers: int, make_memory: MakeMemory) -> None:  # noqa: F811
+    """All in Python, all in generated code, and each update by another half of the workers: the same bits."""
+
+    def results(native: Callable[[int, int], bool]) -> list[object]:
+        world = World(make_memory(1 << 16), workers, Ring())
+        return in_threads(workers, lambda rank: all_mixtures(world, rank, lambda update: native(rank, update)))
+
+    expected = results(lambda rank, update: False)
+    for native in (lambda rank, update: True, lambda rank, update: (rank + update) % 2 == 0):
+        assert same(results(native), expected)
+
+
+def same(some: list[object], others: list[object]) -> bool:
+    """Whether all ranks have the same bits after every update."""
+    return all(
+        torch.equal(torch.as_tensor(x), torch.as_tensor(y))
+        for mine, theirs in zip(some, others, strict=True)
+        for a, b in zip(mine, theirs, strict=True)  # type: ignore[call-overload]
+        for x, y in zip(a, b, strict=True)
+    )
 
 
 def alone(make: MakeMemory, deadline: float = 60.0) -> tuple[World, NativeExchange, Tensor, np.ndarray]:

@@ -140,6 +140,7 @@ class RegisterNests:
 # at the end.
 
 FEWEST = 4  # rounds that are worth a vector
+ENOUGH = 8  # rounds that make results side by side: of five columns of a kernel few lanes would be used
 
 
 class PixelNests:
@@ -170,8 +171,7 @@ class PixelNests:
     def _neighbours(self, it: Contract) -> Loop | None:
         """The loop whose rounds become lanes: one of the result if there is one, and the longest."""
         fit = [loop for loop in it.loops if loop.extent >= FEWEST and self._fits(it, loop.name)]
-        wide = self.plan.target.wide
-        return max(fit, key=lambda lo: (lo in it.fixed() and lo.extent >= wide // 2, lo.extent), default=None)
+        return max(fit, key=lambda lo: (lo in it.fixed() and lo.extent >= ENOUGH, lo.extent), default=None)
 
     def _fits(self, it: Contract, name: str) -> bool:
         """Whether neighbouring rounds of a loop visit neighbouring numbers, or the same one."""

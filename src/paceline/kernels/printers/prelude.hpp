@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #ifdef _OPENMP
 #include <omp.h>
 #endif
@@ -16,7 +17,11 @@
 
 #define FUNCTION static
 #define CONSTANT static const
+#ifdef CHECKED  // a text that is tried out is compiled often, and need not be fast
+#define INLINE static inline
+#else
 #define INLINE static inline __attribute__((always_inline))
+#endif
 
 // A long text is compiled in two parts: each has half of the steps, and the first all else that is not inline.
 #ifdef PART
