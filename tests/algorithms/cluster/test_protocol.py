@@ -104,7 +104,7 @@ def test_two_processes_of_a_rank_push_parts_of_one_batch() -> None:
         Applied(Apply(1, 1, other, 0), Gradient(0, (1, 0))),
         Applied(Apply(2, 0, second, 1), Gradient(0, (2, 1))),
     ]
-    assert fault_of_replay([one, two], 2, 2) is None
+    assert fault_of_replay([one, two], 2) is None
 
 
 def test_a_trace_that_does_not_tell_processes_of_a_rank_apart_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

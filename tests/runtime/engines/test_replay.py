@@ -67,6 +67,25 @@ def test_an_asynchronous_run_of_three_processes_replays_to_the_same_bits(
 
 
 @pytest.mark.parametrize(
+    "plan",
+    [
+        "downpour:workers=3,shards=2,codec=topk:0.5,pull=onebit",
+        "downpour:workers=3,codec=onebit",
+        "backup:workers=4,backups=2",
+        "diloco:mode=asynchronous,every=2,workers=2",
+    ],
+)
+def test_a_run_replays_in_which_another_worker_has_taken_the_place_of_a_dead_one(plan: str) -> None:
+    """It begins with the newest versions, and owes nothing; a round may hold a gradient of the dead one."""
+    seconds = pl.train(JOBS["mlp"](), plan, engine="virtual", folder=None).summary()["seconds"]
+    for death in (0.075, 0.125, 0.4):
+        world = pl.World(deaths={1: death * seconds}, repairs={1: (death + 0.1) * seconds})
+        run = pl.train(JOBS["mlp"](), plan, engine="virtual", folder=None, world=world)
+        assert run.summary()["deaths"] == [1], death
+        assert pl.replay(run).matches, death
+
+
+@pytest.mark.parametrize(
     "plan", ["sequential:chunks=3", "ring:workers=3", "downpour:workers=3,shards=2", "gpipe:workers=2"]
 )
 def test_until_an_update_leaves_the_model_and_the_next_batch(plan: str) -> None:

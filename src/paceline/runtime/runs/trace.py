@@ -85,8 +85,8 @@ class Row(NamedTuple):
     samples: int = 0
     #: Bytes moved between workers.
     bytes: int = 0
-    #: Mean loss of a COMPUTE, the figure of a LEARNING_RATE, GRADIENT_NORM or MEMORY; of an APPLY or PULL that servers
-    #: on a cluster have written, how many processes the worker had before this one; NaN or 0 in other rows.
+    #: Mean loss of a COMPUTE, the figure of a LEARNING_RATE, GRADIENT_NORM or MEMORY; of a push to servers, in APPLY
+    #: and PULL rows, how many processes the worker had before this one; NaN or 0 in other rows.
     value: float = math.nan
     #: What the loss of a COMPUTE weighs in a mean, as its gradient does: the job's `loss_denominator`; -1: `samples`.
     weight: float = -1.0

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.server.messages import Action, Pull, Push
+from paceline.algorithms.server.messages import Action, Join, Pull, Push
 from paceline.plans.methods import Server
 from paceline.runtime.engines.arithmetic.common import Snapshots, make_learner
 from paceline.runtime.engines.servers.ports import (
@@ -76,8 +76,9 @@ class ServerArithmetic:
         )
         return side, open_ports(side, self.memories, lambda number, shared: nullcontext(0), self.buffers)
 
-    def begin(self, worker: int) -> None:
+    def join(self, event: Join) -> None:
         """Let another process take the place of a worker's."""
+        worker = event.worker
         self.sides[worker], self.ports[worker] = self._open(worker, *make_learner(self.setup))
         if worker in self.saved:
             self._restore(worker)

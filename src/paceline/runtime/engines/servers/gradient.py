@@ -158,9 +158,9 @@ class GradientPort(RulePort):
 class GatherBuffers:
     """One payload per slot, and one for their sum."""
 
-    def __init__(self, layout: Layout, flats: Sequence[Tensor]) -> None:
-        self.flats, self.payloads = flats, [Payload(layout, flat) for flat in flats]
-        self._sum = torch.zeros_like(flats[0])
+    def __init__(self, layout: Layout, payloads: Sequence[Payload]) -> None:
+        self.flats, self.payloads = [payload.flat for payload in payloads], payloads
+        self._sum = torch.zeros_like(self.flats[0])
         self._whole = Payload(layout, self._sum)
 
     def write(self, slot: int, computed: GradientSum) -> None:

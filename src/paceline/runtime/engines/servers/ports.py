@@ -195,7 +195,7 @@ ServerPort = ShardPort | HogwildPort
 
 
 def open_ports(
-    side: WorkerSide, memories: Sequence[ShardMemory], lock_of: LockOf, buffers: Sequence[Tensor]
+    side: WorkerSide, memories: Sequence[ShardMemory], lock_of: LockOf, buffers: Sequence[Payload]
 ) -> Sequence[ServerPort]:
     """Open one worker's port to every shard; `buffers` hold the gradients of a round, if the method gathers them."""
     if not side.plan.traits.versioned:
@@ -203,7 +203,7 @@ def open_ports(
     return [_port(side, n, memory, lock_of(n, False), buffers) for n, memory in enumerate(memories)]
 
 
-def _port(side: WorkerSide, number: int, memory: ShardMemory, lock: Locked, buffers: Sequence[Tensor]) -> ShardPort:
+def _port(side: WorkerSide, number: int, memory: ShardMemory, lock: Locked, buffers: Sequence[Payload]) -> ShardPort:
     """Return the port by what a push brings: replicas meet a centre or each other, or gradients are applied."""
     server = server_of(side.plan)
     if server.exchange is not None:
@@ -257,7 +257,7 @@ def restore(memory: ShardMemory, method: Server, saved: Sequence[WorkerState]) -
         version.restore(state)
 
 
-def gather_buffers(memories: Sequence[ShardMemory], layout: Layout) -> list[Tensor]:
+def gather_buffers(memories: Sequence[ShardMemory], layout: Layout) -> list[Payload]:
     """Make private buffers for the gradients of a round."""
     slots = sum(memory.machine.slots for memory in memories)
-    return [torch.zeros(Payload.length(layout), dtype=layout.dtype) for _ in range(slots)]
+    return [Payload(layout, torch.zeros(Payload.length(layout), dtype=layout.dtype)) for _ in range(slots)]

@@ -151,8 +151,9 @@ def run_server(
 class Actor:
     """A worker's program on the clock, and the process that runs it."""
 
-    def __init__(self, method: Server, client: Client) -> None:
-        self.number, self._program = client.number, method.program(client)
+    def __init__(self, method: Server, client: Client, life: int = 0) -> None:
+        """`life` is how many processes the worker had before."""
+        self.number, self.life, self._program = client.number, life, method.program(client)
         #: The batch that it has leased last; -1 before the first.
         self.batch, self.dead, self.finished = -1, False, False
 
@@ -306,14 +307,14 @@ class ServerOnClock:
             moved = self.server.bytes(command)
             self.links.copied(shard, now, self._size(number, shard))
             self.rows.add(
-                row(Kind.APPLY, number, command.batch, shard, action.base, action.version, times, 0, moved, 0.0)
+                row(Kind.APPLY, number, command.batch, shard, action.base, action.version, times, 0, moved, actor.life)
             )
             if shard == 0 and isinstance(action, Apply):
                 self.applied += 1
                 if self.arithmetic is not None:
                     self.arithmetic.snapshots.keep(self.agenda.made_by(self.applied), end)
         else:
-            self.rows.add(row(Kind.DROP, number, command.batch, shard, times=times[:2]))
+            self.rows.add(row(Kind.DROP, number, command.batch, shard, times=times[:2], value=actor.life))
         back = self._answered(command) if isinstance(action, Apply) else self.piece
         self.clock.at(self.links.answered(number, shard, end, back), self.resume, actor, action)
 
@@ -342,9 +343,9 @@ class ServerOnClock:
 
     def _repair(self, number: int) -> None:
         """Start a worker in the place of one that died, unless the run is over."""
-        if self.actors[number].dead:
+        if (dead := self.actors[number]).dead:
             client = Client(number, self.plan.shards, joins=True)
-            self.resume(Actor(self.method, client), None)
+            self.resume(Actor(self.method, client, dead.life + 1), None)
 
     def join(self, actor: Actor, command: Join) -> None:
         """Let a worker take a dead one's place, as soon as the batch that died with it is finished."""
@@ -355,4 +356,6 @@ class ServerOnClock:
             self.clock.at(self.clock.now + max(again, 1e-6), self.join, actor, command)
             return
         self.actors[actor.number] = actor
+        if isinstance(self.arithmetic, ServerArithmetic):
+            self.arithmetic.join(command)
         self.resume(actor, None)

@@ -1,25 +1,29 @@
-"""A worker's side of the servers: the walk that asks for batches, and pushes their gradients over sockets.
+"""A worker's side of the servers: it answers the commands of its program over sockets.
 
-batch = client.next_batch()       handles what arrives until the machine wants a batch computed
-client.push(computed)             one vector per shard; the machine pushes them all at once
+Ask, Finish     a machine handles what arrives until it wants a batch computed (`algorithms.cluster.worker`)
+Compute         one vector for each shard
+Push            the machine pushes all of them at once, and again what is not answered
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from time import monotonic
 from time import perf_counter_ns as now
-from typing import Protocol
+from typing import Any, Protocol
 
-from paceline.algorithms.cluster.messages import Message, Process, Pulled, Push, Pushed, Role
+from paceline.algorithms.cluster import messages
+from paceline.algorithms.cluster.messages import Message, Process, Pulled, Pushed, Role
 from paceline.algorithms.cluster.outputs import Adopt, Compute, Finished, Output, Timing
 from paceline.algorithms.cluster.worker import Stage, WorkerMachine
+from paceline.algorithms.server.messages import Ask, Finish, Lease, Pull, Push
+from paceline.algorithms.server.worker import Client
 from paceline.errors import WaitedTooLong
 from paceline.plans.plan import server_of
 from paceline.runtime.engines.cluster.servers.centre import CentreSide
 from paceline.runtime.engines.cluster.servers.gradient_side import GradientSide
 from paceline.runtime.engines.cluster.servers.loop import MachineLoop, kind_of
-from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk, served
 from paceline.runtime.engines.workers.worker_context import REQUESTED
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
@@ -77,10 +81,8 @@ class ServerClient:
     ) -> None:
         """`open_hub` makes the hub of this process, given where to receive bodies."""
         self.runner, self.deadline, self.rank = runner, deadline, number % runner.plan.workers
-        #: Pushes that make an update together; 0 where each makes one.
-        self.gathers = server_of(runner.plan).gathers
-        self.side = side_of(runner)
-        self.machine = WorkerMachine(number, len(runner.layout.shards), timing, pulls=bool(self.gathers))
+        self.method, self.side = server_of(runner.plan), side_of(runner)
+        self.machine = WorkerMachine(number, len(runner.layout.shards), timing, pulls=bool(self.method.gathers))
         #: Where the answer of a shard is being received. If another one is adopted first, the module computes elsewhere
         #: from then on, since the first may still arrive there.
         self._arriving: dict[int, memoryview] = {}
@@ -92,19 +94,44 @@ class ServerClient:
         self.loop = MachineLoop(Process(Role.WORKER, number), self.machine, hub, self, timing, desk)
 
     def walk(self) -> Walk:
-        """Compute one batch after another, until the desk has none left."""
-        runner, agenda = self.runner, self.runner.agenda
+        """Run the program of the method, until the desk has no batch left."""
         self.loop.perform(self.machine.start(monotonic()))
-        while (batch := self.next_batch()) is not None:
-            for task in agenda.tasks(batch):
-                self.side.begin(task)
-                computed = yield GradientRequest(task, agenda.task(task), self.machine.base[0] // (self.gathers or 1))
-                if computed is None:
-                    return
-                self.side.take(task, computed, self.machine.base)
-                del computed  # its memory serves the next gradient
+        program = self.method.program(Client(self.rank, self.machine.shards))
+        answers: dict[type, Callable[[Any], object]] = {
+            Ask: self.lease,
+            Finish: self.lease,
+            Pull: self.pull,
+            Push: self.push,
+        }
+        return served(program, self.compute, answers)
+
+    def lease(self, command: Ask | Finish) -> Lease | None:
+        """Wait for the next batch, which is the same one where a shard has refused its gradient; None at the end."""
+        batch = self.next_batch()
+        if batch is None:
+            self.runner.measure_memory()
+        return None if batch is None else Lease(batch, again=False)
+
+    def pull(self, command: Pull) -> None:
+        """Do nothing: where a batch needs the newest parameters, the machine has pulled them before it is due."""
+
+    def push(self, command: Push) -> None:
+        """Push to every shard at once, whichever is named first."""
+        if self.machine.stage is Stage.COMPUTING:
             self.loop.perform(self.machine.computed(monotonic()))
-        runner.measure_memory()
+
+    def compute(self, lease: Lease) -> Generator[GradientRequest, GradientSum | None, Lease | None]:
+        """Compute the gradient of a batch."""
+        agenda, side = self.runner.agenda, self.side
+        for task in agenda.tasks(lease.batch):
+            side.begin(task)
+            version = self.machine.base[0] // (self.method.gathers or 1)
+            computed = yield GradientRequest(task, agenda.task(task), version)
+            if computed is None:
+                return None
+            side.take(task, computed, self.machine.base)
+            del computed  # its memory serves the next gradient
+        return lease
 
     def next_batch(self) -> int | None:
         """Handle what arrives until there is a batch to compute; None when all are finished.
@@ -155,7 +182,7 @@ class ServerClient:
         return self._arriving[shard]
 
     def bodies(self, to: Process, message: Message, body: memoryview) -> Sequence[Buffer]:
-        return self.side.body(message.shard) if isinstance(message, Push) else ()
+        return self.side.body(message.shard) if isinstance(message, messages.Push) else ()
 
     def carry_out(self, output: Output, body: memoryview) -> None:
         if isinstance(output, Compute):

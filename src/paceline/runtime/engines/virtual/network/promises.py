@@ -333,7 +333,7 @@ class Promises:
         scenario = self.scenario
         if len(primaries) == scenario.shards and not (self.lossy or scenario.gathers or self.broken):
             histories = [primary.history for primary in primaries]
-            if fault := fault_of_replay(histories, scenario.batches, scenario.workers):
+            if fault := fault_of_replay(histories, scenario.workers):
                 self.break_(fault)
 
     def at_rest(self, desk: Any) -> None:

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline.algorithms.agenda import Agenda
 from paceline.algorithms.cluster.outputs import Apply
+from paceline.algorithms.server.messages import Compute, Pull, Push
+from paceline.plans.methods.server import ParameterServer
 from paceline.runtime.engines.cluster.servers.history import by_rank, history_dtype, rows_of_pushes
-from paceline.runtime.engines.replay.from_trace import Order, recorded_pushes
+from paceline.runtime.engines.replay.from_trace import Order, Recorded
 from paceline.runtime.runs.trace import Columns
 
 
@@ -28,27 +29,27 @@ class Applied(NamedTuple):
     gradient: Gradient
 
 
-def fault_of_replay(shards: Sequence[Sequence[Applied]], batches: int, ranks: int) -> str | None:
+def fault_of_replay(shards: Sequence[Sequence[Applied]], ranks: int) -> str | None:
     """Return where a replay of what the shards have applied computes a gradient from other versions; None if nowhere.
 
     Processes are numbered as on a cluster of so many ranks, so that several of one rank may be alive.
     """
     histories, none = [_history(shard, len(shards)) for shard in shards], [0] * len(shards)
     rows = by_rank(np.concatenate(rows_of_pushes(histories, none, none)), ranks)
-    recorded = recorded_pushes(Agenda(batches, 1, 1), rows, ranks)
+    recorded = Recorded.of(ParameterServer(), rows, ranks, none, apart=True)
     pulled, computed = [dict[int, int]() for _ in recorded.lines], [dict[int, int]() for _ in recorded.lines]
-    order = Order(recorded, list(none), 1, False)
-    for step in order.steps():
-        if step.what == "pull":
-            pulled[step.worker][step.shard] = step.before
-        elif step.what == "compute":
-            computed[step.worker] = dict(pulled[step.worker])
-        elif step.what == "push":
-            push, (_, bases) = shards[step.shard][step.before]
-            if (push.batch, dict(enumerate(bases))) != (step.number, computed[step.worker]):
+    order = Order(recorded, none, 1, gathers=False)
+    for command, before in order.steps():
+        if isinstance(command, Pull):
+            pulled[command.worker][command.shard] = before
+        elif isinstance(command, Compute):
+            computed[command.worker] = dict(pulled[command.worker])
+        elif isinstance(command, Push):
+            push, (_, bases) = shards[command.shard][before]
+            if (push.batch, dict(enumerate(bases))) != (command.batch, computed[command.worker]):
                 return (
-                    f"the replay makes version {push.version} of shard {step.shard} by batch {step.number} from "
-                    f"{computed[step.worker]}, where it was batch {push.batch} from {bases}"
+                    f"the replay makes version {push.version} of shard {command.shard} by batch {command.batch} from "
+                    f"{computed[command.worker]}, where it was batch {push.batch} from {bases}"
                 )
     if order.versions != [len(shard) for shard in shards]:
         return f"the replay ends at versions {order.versions}, and the shards have {list(map(len, shards))}"

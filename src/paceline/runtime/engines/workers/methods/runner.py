@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from time import perf_counter_ns as now
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from paceline.algorithms.agenda import Agenda, Chunk, Forecast
 from paceline.algorithms.rules import Averaging, Rule
 from paceline.algorithms.rules.gradients import Plain
+from paceline.algorithms.server.messages import Compute, Lease
+from paceline.algorithms.server.worker import Program
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.workers.group import Group
 from paceline.runtime.engines.workers.worker_context import Meter, StateWriter, Station, WorkerContext
@@ -39,6 +41,27 @@ class GradientRequest(NamedTuple):
 
 
 Walk = Generator[GradientRequest, GradientSum | None, None]
+
+
+def served(
+    program: Program,
+    compute: Callable[[Lease], Generator[GradientRequest, GradientSum | None, Lease | None]],
+    answers: Mapping[type, Callable[[Any], object]],
+) -> Walk:
+    """Run the program of a worker that pushes to servers; requests the gradients, which its driver computes.
+
+    `compute` returns the lease whose gradient the worker has then; None where no more gradients will come.
+    """
+    answer: Any = None
+    while True:
+        try:
+            command = program.send(answer)
+        except StopIteration:
+            return
+        if not isinstance(command, Compute):
+            answer = answers[type(command)](command)
+        elif (answer := (yield from compute(command.lease))) is None:
+            return
 
 
 class Stepped(Protocol):

@@ -20,16 +20,16 @@ from typing import Any
 
 from torch import Tensor
 
-from paceline.algorithms.server.messages import Action, Apply, Ask, Compute, Finish, Lease, Pull, Push, Wait
+from paceline.algorithms.server.messages import Action, Apply, Ask, Finish, Lease, Pull, Push, Wait
 from paceline.algorithms.server.worker import Client
 from paceline.plans.methods import Server
 from paceline.runtime.engines.servers.ports import open_ports
 from paceline.runtime.engines.servers.shard_memory import Locked, WorkerSide
 from paceline.runtime.engines.workers.arena import DESK_LOCK, Arena
 from paceline.runtime.engines.workers.methods.native_pushes import native_pushes
-from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk
+from paceline.runtime.engines.workers.methods.runner import GradientRequest, PlanRunner, Walk, served
 from paceline.runtime.links.waiting import NAP_SECONDS, Cancelled
-from paceline.training.gradients.payload import GradientSum
+from paceline.training.gradients.payload import GradientSum, Payload
 
 
 def serve(runner: PlanRunner, method: Server, arena: Arena) -> Walk:
@@ -57,7 +57,8 @@ class ServedWorker:
             runner.record,
             runner.state_writer.server_optimizer,
         )
-        self.ports = open_ports(side, arena.shards, self._shard_lock, arena.slots)
+        slots = [Payload(runner.layout, flat) for flat in arena.slots]
+        self.ports = open_ports(side, arena.shards, self._shard_lock, slots)
         self.desk_lock = arena.lock(DESK_LOCK, runner.waiter, "the desk")
         self.gradients: list[Tensor | None] = []
         self.native = native_pushes(runner, arena, self.ports, self.desk_lock)
@@ -85,19 +86,7 @@ class ServedWorker:
     def walk(self) -> Walk:
         """Run the program; requests the gradients, which its driver computes."""
         program = self.method.program(Client(self.runner.number, len(self.ports)))
-        answer: Any
-        command = next(program)
-        while True:
-            if isinstance(command, Compute):
-                answer = yield from self.compute(command.lease)
-                if answer is None:
-                    return
-            else:
-                answer = self.answers[type(command)](command)
-            try:
-                command = program.send(answer)
-            except StopIteration:
-                return
+        return served(program, self.compute, self.answers)
 
     def compute(self, lease: Lease) -> Generator[GradientRequest, GradientSum | None, Lease | None]:
         """Compute the gradient of a lease, or of a later one; None where no more gradients will come."""
