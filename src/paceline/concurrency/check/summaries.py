@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import NamedTuple
 
@@ -327,14 +327,14 @@ class Facts:
         """Whether a thread, process or task runs a function, and so continues while another one waits."""
         return any(root.startswith(("thread:", "process:", "task:")) for root in self.reached.get(id(fn), ()))
 
-    def way_to(
+    def ways_to(
         self,
         fn: Function,
         does: Callable[[ast.Call, Function], bool],
         through: Callable[[Effect], bool] = lambda effect: True,
         depth: int = 3,
-    ) -> tuple[tuple[Function, ast.expr], ...]:
-        """The shortest way from a function to a call that does something, over so many calls; empty for none."""
+    ) -> Iterator[tuple[tuple[Function, ast.expr], ...]]:
+        """The ways from a function to calls that do something, over so many calls, and no further than the first."""
         todo: list[tuple[Function, tuple[tuple[Function, ast.expr], ...]]] = [(fn, ())]
         visited: set[Function] = set()
         for at, way in todo:
@@ -342,10 +342,9 @@ class Facts:
                 visited.add(at)
                 call = next((c for c in at.calls if does(c, at)), None)
                 if call is not None:
-                    return (*way, (at, call))
-                calls = [e for e in self.runs(at) if through(e)] if len(way) < depth else []
+                    yield (*way, (at, call))
+                calls = [e for e in self.runs(at) if through(e)] if len(way) < depth and call is None else []
                 todo += [(e.callee, (*way, (at, e.node))) for e in calls if e.callee is not None]
-        return ()
 
     def on_loop(self, fn: Function) -> bool:
         """Whether an event loop runs a function: a coroutine, or a callback that the loop was given."""

@@ -19,7 +19,7 @@ CONSTRUCTORS: dict[str, str] = {
 }
 
 # Modules that re-export another module, and that module.
-MODULE_ALIASES = libraries.table("modules that re-export another")
+MODULE_ALIASES: dict[str, str] = libraries.table("modules that re-export another")
 
 QUEUES = {"Queue", "ProcessQueue", "AsyncQueue"}  # what may have a size
 THREAD_QUEUES = ("Queue", "SimpleQueue", "ProcessQueue")  # whose `get` blocks its thread

@@ -12,7 +12,7 @@ from paceline.concurrency.check.syntax.tree import dotted, is_constant, keyword,
 GROWS = {"append", "add", "insert", "extend", "update", "setdefault", "appendleft", "push", "move_to_end"}
 SHRINKS = {"pop", "popitem", "remove", "discard", "clear", "popleft"}
 #: Functions that change the list that they are given first.
-OF_LISTS = libraries.table("functions that change a list")
+OF_LISTS: dict[str, str] = libraries.table("functions that change a list")
 VIEWS = {"items", "keys", "values", "iteritems", "iterkeys", "itervalues"}
 
 

@@ -238,9 +238,9 @@ def line_of_check(access: Access, key: ast.expr) -> int:
     for test in around(access.node, ast.If):
         if asks_for(test, key, container, ast.NotIn) and access.line <= last_line(test.body):
             return test.lineno
-    for test in access.fn.tests:
-        leaves = isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Continue | ast.Raise)
-        if leaves and test.lineno < access.line and asks_for(test, key, container, ast.In):  # type: ignore[arg-type]
+    for test in (t for t in access.fn.tests if isinstance(t, ast.If) and t.lineno < access.line):
+        leaves = isinstance(test.body[-1], ast.Return | ast.Continue | ast.Raise)
+        if leaves and asks_for(test, key, container, ast.In):
             return test.lineno if _around(access.node, test) is not None else 0
     return 0
 
@@ -318,9 +318,7 @@ def checked(access: Access) -> ast.If | ast.For | None:
     for test in around(access.node, ast.If):
         if asks_for(test, key, dotted(access.node), ast.In):
             return test
-    for test in access.fn.tests:
-        if not isinstance(test, ast.If) or test.lineno >= access.line:
-            continue
+    for test in (t for t in access.fn.tests if isinstance(t, ast.If) and t.lineno < access.line):
         if isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue):
             same_block = parent(test) is _around(access.node, test)
             if same_block and asks_for(test, key, dotted(access.node), ast.NotIn):

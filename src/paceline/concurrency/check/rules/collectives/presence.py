@@ -59,7 +59,7 @@ def _given(call: ast.Call) -> str:
 
 def _test_of(name: str, call: ast.Call, fn: Function) -> ast.If | ast.IfExp | None:
     """The condition around the call that asks whether the value is there, or has elements."""
-    tests: Iterator[ast.If | ast.IfExp] = around(call, ast.If, ast.IfExp)  # type: ignore[assignment]
+    tests: Iterator[ast.If | ast.IfExp] = around(call, ast.If, ast.IfExp)
     return next((t for t in tests if _asks(t.test, name) and not _replaced(name, t, call, fn)), None)
 
 
@@ -177,7 +177,7 @@ def _exchanges(call: ast.Call, fn: Function) -> bool:
 
 def _leads_to_message(call: ast.Call, fn: Function, facts: Facts) -> bool:
     callee = facts.module.callee(call, fn)
-    return callee is not None and callee is not fn and bool(facts.way_to(callee, _exchanges))
+    return callee is not None and callee is not fn and any(facts.ways_to(callee, _exchanges, depth=2))
 
 
 def _own_number(test: ast.If | ast.While, loop: ast.AST, fn: Function, facts: Facts) -> str:

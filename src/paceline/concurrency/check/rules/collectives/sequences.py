@@ -241,7 +241,7 @@ def _fallen_out_of(tried: ast.Try, fn: Function, facts: Facts) -> Item | None:
         return None
     first = getattr(inside[0].at, "lineno", 0)
     before = (c for c in fn.calls if tried.lineno < c.lineno < first and enclosing(c, ast.Try) is tried)
-    leads = (c for c in before if (b := enclosing(c, ast.If)) is None or b.lineno < tried.lineno or _reaches(b, first))  # type: ignore[attr-defined]
+    leads = (c for c in before if (b := enclosing(c, ast.If)) is None or b.lineno < tried.lineno or _reaches(b, first))
     alone = memory or any(_fails_alone(call, fn, facts) for call in leads)
     return inside[0] if alone or _skips_data(tried, inside[0], fn, facts) else None
 

@@ -144,8 +144,7 @@ def bridge_on_its_loop(facts: Facts) -> Iterator[Witness]:
     """Report calls that wait for the loop and are reached from a coroutine, or from a callback of the loop."""
     for start in filter(facts.on_loop, facts.module.functions):
         waits = partial(_waits_for_loop, start=start, facts=facts)
-        steps = facts.way_to(start, waits, lambda effect: not _is_awaited(effect), DEPTH)
-        if steps:
+        for steps in facts.ways_to(start, waits, lambda effect: not _is_awaited(effect), DEPTH):
             by = "" if len(steps) == 1 else f" by {text_of(steps[0][1])}"
             sure, runs = 0.75 if len(steps) == 1 else 0.65, place(start).replace("a ", "the ", 1)
             call = steps[-1][1]

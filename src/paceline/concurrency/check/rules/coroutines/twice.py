@@ -60,15 +60,10 @@ def _made_twice(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
     inner = (s for s in _nested(test) if isinstance(s.value, ast.Await) and _stores(s, name))
     assignment = assignment or next((s for s in inner if not _locked(s, fn, facts)), None)
     value = assignment.value if assignment is not None else None
-    if isinstance(value, ast.Await):
+    if assignment is not None and isinstance(value, ast.Await):
         if facts.lets_others_run(value, fn):
-            yield Witness(
-                assignment,
-                fn,
-                confidence=0.65 if _opens(value) else 0.4,
-                name=name,
-                tested=test.lineno,  # type: ignore[arg-type]
-            )
+            sure = 0.65 if _opens(value) else 0.4
+            yield Witness(assignment, fn, confidence=sure, name=name, tested=test.lineno)
     elif assignment is None:
         if (opened := _through_method(test, name, fn, facts)) is not None:
             yield Witness(opened, fn, confidence=0.6, name=name, tested=test.lineno)

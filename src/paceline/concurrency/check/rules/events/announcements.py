@@ -263,7 +263,7 @@ def _begun(construction: ast.Call, fn: Function) -> ast.Call | None:
 def _sets(fn: Function, event: Event, facts: Facts) -> bool:
     """Whether a function sets an event, itself or through what it calls."""
     calls = [use.call for use in event.sets]
-    return bool(facts.way_to(fn, lambda call, _: call in calls))
+    return any(facts.ways_to(fn, lambda call, _: call in calls))
 
 
 def _after_work(wait: Use, loop: ast.While, event: Event, facts: Facts) -> Iterator[Witness]:

@@ -338,8 +338,7 @@ def signal_handler(facts: Facts) -> Iterator[Witness]:
                 yield Witness(node, where, lock=lock, since=take.resource.line or root.line, take=take)
         for use in (use for use in _queues(root.function, facts) if use.resource.sure):
             yield Witness(use.call, use.fn, "queues", since=use.resource.line or use.line, resource=use.resource)
-        steps = () if _ends(root.function) else facts.way_to(root.function, _writes, depth=2)
-        if steps:
+        for steps in () if _ends(root.function) else facts.ways_to(root.function, _writes, depth=2):
             yield Witness(steps[-1][1], steps[-1][0], "writes", steps=steps)
 
 

@@ -209,7 +209,7 @@ def _started_after(fill: ast.Call, fn: Function, takes: list[Use], facts: Facts)
         roots = [r for r in facts.roots if r.kind in ("thread", "process", "task") and r.function is take.fn]
         if take.fn is fn and not roots:
             loop = enclosing(take.call, ast.For, ast.AsyncFor, ast.While)
-            if take.line <= fill.lineno or (loop is not None and loop.lineno <= fill.lineno):  # type: ignore[attr-defined]
+            if take.line <= fill.lineno or (loop is not None and loop.lineno <= fill.lineno):
                 return None
             begins.append((fn, take.line))
             continue

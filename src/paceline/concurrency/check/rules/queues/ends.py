@@ -63,7 +63,7 @@ def _asked(effect: Effect, fn: Function, facts: Facts) -> int | None:
     asks = {
         id(u.call) for u in facts.uses(("empty", "qsize", "full")) if effect.resource and u.of == effect.resource.id
     }
-    tests: Iterator[ast.While | ast.If] = around(effect.node, ast.While, ast.If)  # type: ignore[assignment]
+    tests: Iterator[ast.While | ast.If] = around(effect.node, ast.While, ast.If)
     return next((test.lineno for test in tests if any(id(node) in asks for node in ast.walk(test.test))), None)
 
 

@@ -44,8 +44,8 @@ def lazy_start(facts: Facts) -> Iterator[Witness]:
         for test in (t for t in fn.tests if isinstance(t, ast.If) and not facts.held_at(t, fn)):
             for act in (each for of_kind in acts if (each := of_kind(test, fn, facts)) is not None):
                 yield _witness(act, act.condition or f"`{ast.unparse(test.test)}`", fn)
-        if (act := _unless_there(fn, facts)) is not None:
-            yield _witness(act, act.condition, fn)
+        if (found := _unless_there(fn, facts)) is not None:
+            yield _witness(found, found.condition, fn)
 
 
 def _witness(act: Act, condition: str, fn: Function) -> Witness:
@@ -92,7 +92,7 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Act | None:
         return None
     calls = (s.value for s in test.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call))
     start = next((c for c in calls if dotted(c.func) == f"{fn.self_name}.start"), None)
-    return start and Act(start, "the thread is started on first use", f"{fn.cls.name}.start", 0.65)
+    return Act(start, "the thread is started on first use", f"{fn.cls.name}.start", 0.65) if start else None
 
 
 def _single(test: ast.If, fn: Function, facts: Facts) -> Act | None:
@@ -108,7 +108,7 @@ def _single(test: ast.If, fn: Function, facts: Facts) -> Act | None:
     made_here = ((s, facts.module.constructed(s.value, fn)) for s in _assigned(name, test))
     thread = next((s for s, made in made_here if made is not None and made[0] == "Thread"), None)
     what = f"{name} is created and started on first use, without the object's lock"
-    return thread and Act(thread, what, name, 0.65)
+    return Act(thread, what, name, 0.65) if thread else None
 
 
 def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Act | None:
@@ -124,7 +124,7 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Act | None:
         return None
     bare = (s for s in _assigned(name, test) if _creates(s.value, fn) and not facts.held_at(s, fn))
     made = next(bare, None)
-    return made and Act(made, _CREATED.format(name), name, 0.6 if together else 0.55)
+    return Act(made, _CREATED.format(name), name, 0.6 if together else 0.55) if made else None
 
 
 def _flagged(test: ast.If, fn: Function, facts: Facts) -> Act | None:

@@ -288,7 +288,7 @@ def _given_before(key: str, store: Access, facts: Facts) -> ast.Call | None:
 def _leads(call: ast.Call, store: Access) -> bool:
     """Whether the entry is stored on the way on that the call was made, and not on another one."""
     branch, around = enclosing(call, ast.If), enclosing(store.node, ast.If)
-    return branch is None or branch is around or not isinstance(branch.body[-1], ast.Return)  # type: ignore[attr-defined]
+    return branch is None or branch is around or not isinstance(branch.body[-1], ast.Return)
 
 
 def _key(store: Access) -> str:

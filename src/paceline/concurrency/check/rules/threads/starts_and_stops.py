@@ -208,8 +208,8 @@ def nested_submit(facts: Facts) -> Iterator[Witness]:
             pool = _executor(call, fn, facts)
             place = 1 if short_name(call.func) == "run_in_executor" else 0
             task = facts.module.function_named(call.args[place], fn) if pool and len(call.args) > place else None
-            steps = facts.way_to(task, partial(_submits, pool=pool, facts=facts)) if task and pool else ()
-            if steps:
+            ways = facts.ways_to(task, partial(_submits, pool=pool, facts=facts)) if task and pool else iter(())
+            if (steps := next(ways, None)) is not None:
                 yield Witness(steps[-1][1], steps[-1][0], pool=pool, submitted=call, task=task)
 
 
