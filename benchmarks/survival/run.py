@@ -167,7 +167,7 @@ class Survival:
         while time.time() < end and not _over(ran):
             _nap(injector, 0.1)
             events = _events(ran)
-            if not injector.look():
+            if not injector.poll():
                 continue
             alive = len({event.rank for event in Picture(events).alive.values()})
             times = times_of(fault, events, min(copies, alive))
@@ -178,11 +178,11 @@ class Survival:
     def _end(self, ran: Nodes, injector: Injector, begun: float) -> list[int | None]:
         limit = LIMIT + 25.0 * len(injector.done)
         while time.time() < begun + limit:
-            injector.look()
+            injector.poll()
             if _over(ran):
                 break
             time.sleep(0.05)
-        injector.look(everything=True)
+        injector.poll(everything=True)
         return ran.wait(60.0)
 
     def _check(self, ran: Nodes, injector: Injector, codes: list[int | None], batches: int) -> list[str]:
@@ -242,7 +242,7 @@ def _over(ran: Nodes) -> bool:
 def _nap(injector: Injector, seconds: float) -> None:
     end = time.time() + seconds
     while time.time() < end:
-        injector.look()
+        injector.poll()
         time.sleep(0.02)
 
 

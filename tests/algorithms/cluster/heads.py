@@ -5,7 +5,8 @@ and keeps it. The head puts the rows of all into its trace, and sends a copy of 
 over begins with its copy, and asks every node for the rows that the copy lacks.
 
 Some runs are open: they begin with one node, and others join while they go on, into ranks that are free or whose nodes
-were lost. A node that the run has gone on without comes back, as the next node of its rank.
+were lost. A node that the run has gone on without comes back, as the next node of its rank. Some runs are resumed: the
+trace of their first head begins with rows of an earlier life.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from paceline.algorithms.cluster.succession import (
 )
 
 SILENCE, PATIENCE, TICK, RETRY = 2.5, 10.0, 0.5, 1.0
+EARLIER = -1
 FAULTS = ("kill", "kill", "kill the head", "stop", "stop the head", "cut in two", "cut one off")
 
 
@@ -97,9 +99,9 @@ class Node:
         self.alive, self.ended, self.wakes = True, "", 0.0
         self.rows: list[int] = []
         self.doing: int | None = None
-        #: The copy of the head's trace, as its deputy has it.
-        self.copy = Trace([], {})
-        self.trace: Trace | None = Trace([], {}) if self.machine_.leads else None
+        #: The copy of the head's trace, as its deputy has it; every node has what came before this life.
+        self.copy = Trace(world.earlier, {})
+        self.trace: Trace | None = Trace(world.earlier, {}) if self.machine_.leads else None
         #: Of a head: what each rank computes, those whose rows have not come yet, or were not asked for, and the deputy
         #: that has a copy.
         self.leased: dict[int, int] = {}
@@ -286,11 +288,11 @@ class Node:
         if self.unanswered:
             return
         done = {batch for _, batch in self.trace.rows}
-        if len(done) == self.world.batches:
+        if len(done) == len(self.world.batches):
             if not roll.final:
                 self.perform(self.machine_.finish(self.world.now))
             return
-        left = [b for b in range(self.world.batches) if b not in done and b not in self.leased.values()]
+        left = [b for b in self.world.batches if b not in done and b not in self.leased.values()]
         for rank in sorted(ranks - self.leased.keys())[: len(left)]:
             self.leased[rank] = left.pop(0)
             self.post(rank, Lease(self.leased[rank]))
@@ -301,7 +303,10 @@ class World:
 
     def __init__(self, seed: int, node: type[Node] = Node) -> None:
         self.chance = chance = random.Random(seed)
-        self.nodes, self.batches = chance.choice((2, 3, 3, 3, 4, 5)), chance.choice((8, 16, 30))
+        self.nodes, batches = chance.choice((2, 3, 3, 3, 4, 5)), chance.choice((8, 16, 30))
+        #: Rows of an earlier life, which no node of this one has written.
+        self.earlier = [(EARLIER, batch) for batch in range(-(seed % 4), 0)]
+        self.batches = range(-len(self.earlier), batches)
         self.now, self._count = 0.0, 0
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.node, self.open = node, chance.random() < 0.5
@@ -318,7 +323,7 @@ class World:
         self.log: list[str] = []
         self.done: list[tuple[Node, float]] = []
         self.applications: list[tuple[float, int, int]] = []
-        span = 0.3 * self.batches / self.nodes + 1.0
+        span = 0.3 * batches / self.nodes + 1.0
         self.faults = chance.choice((1, 1, 2, 3))
         for _ in range(self.faults):
             self.at(chance.uniform(0.0, span), self.fault, chance.choice(FAULTS))
@@ -515,13 +520,14 @@ class World:
         """A head may give the run its result."""
         assert node.trace is not None
         batches = Counter(batch for _, batch in node.trace.rows)
-        wrong = {b: batches[b] for b in range(self.batches) if batches[b] != 1}
+        wrong = {b: batches[b] for b in self.batches if batches[b] != 1}
         assert not wrong, f"the trace of node {node.number} has batches {wrong} not once"
         members = set(node.machine_.roll.members)
         for number in members:
             own = [batch for other, batch in node.trace.rows if other == number]
             assert own == self.all[number].rows, f"the trace lacks or repeats rows of node {number}"
         times = Counter(batch for _, number, batch in self.applications if number in members)
+        times.update(batch for _, batch in self.earlier)
         twice = [batch for batch, count in times.items() if count > 1]
         assert not twice, f"batches {twice} were applied twice"
         for other, when in self.done:

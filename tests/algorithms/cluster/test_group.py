@@ -137,7 +137,7 @@ class World:
                 yield from self._moves_of(number, rank)
         for number in self.unnoticed:
             yield "the head notices the death of", number, None
-        if self.heads and self.head.members:
+        if self.heads:
             for lost in range(1 << len(self.ranks)):
                 yield "the head is replaced", lost, None
         if self.alarms:

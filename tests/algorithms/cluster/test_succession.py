@@ -52,6 +52,14 @@ class MergesTwice(Node):
             super().take_rows(number, rows._replace(first=0))
 
 
+class ForgetsEarlierLives(Node):
+    """A node has no rows of earlier lives before it is the deputy."""
+
+    def __init__(self, world: World, number: int, roll: Roll) -> None:
+        super().__init__(world, number, roll)
+        self.copy.rows.clear()
+
+
 class LeasesTwice(Node):
     """A head that takes over does not care for what nodes compute."""
 
@@ -122,6 +130,7 @@ def node_with(fault: type[Succession]) -> type[Node]:
     [
         (ForgetsLastRows, range(SEEDS)),
         (MergesTwice, range(SEEDS)),
+        (ForgetsEarlierLives, range(SEEDS)),
         (LeasesTwice, range(1000, 1100)),
         (FollowsAnybody, range(500, 600)),
         (node_with(CountsHalf), range(SEEDS)),

@@ -116,6 +116,8 @@ class Head:
     #: Whether a sum can be given to members that lack it. Neighbours on a graph hold no common sum.
     gives: bool = True
     epoch: int = 0
+    #: Whether members may not be ready yet: the first group is formed when all are.
+    starting: bool = True
 
     def __post_init__(self) -> None:
         #: The ranks of the group of `epoch`; none before the first.
@@ -176,7 +178,7 @@ class Head:
     def tick(self, now: float) -> list[Output]:
         """Exclude the members that were cancelled and have not reported in time."""
         outputs: list[Output] = []
-        for rank in sorted(self.alive - set(self.reports)) if self.forming and self.epoch else ():
+        for rank in sorted(self.alive - set(self.reports)) if self.forming and not self.starting else ():
             if now - self.since >= self.patience * (ONCE_MORE if rank == self._silent else 1):
                 outputs += self.gone(now, rank, f"has not answered for {round(self.patience, 1):g} s")
         return outputs
@@ -197,7 +199,7 @@ class Head:
         giver = min(rank for rank, last in progress.items() if last == newest) if lacking else NO_RANK
         self._apart = self._accused if self.alive.issuperset(self.members) else set()
         self._accused = set()
-        self.epoch, self.forming, self.members = self.epoch + 1, False, tuple(progress)
+        self.epoch, self.forming, self.starting, self.members = self.epoch + 1, False, False, tuple(progress)
         since = max(report.ahead for report in self.reports.values())
         group = Regroup(self.epoch, self.members, newest + 1, since, giver, lacking, tuple(progress.values()))
         return [Formed(group), *(Send(rank, group) for rank in self.members)]

@@ -242,6 +242,8 @@ def _in_folder(request: Request, setup: Setup) -> Run:
     """Train, in a new folder if this process leads and there is one to make it in."""
     folder, interval, job = request.folder if request.leads else None, request.interval, setup.users_job
     record = first_record(setup, kept=folder is not None).with_(checkpoint_every=interval)
+    if request.successor is not None:
+        record = record.with_(lives=request.successor.welcome.lives or record.lives)
     path = new_folder(folder, f"{job.name}-{setup.plan.name}") if folder is not None else None
     checkpoint = CheckpointRequest(path, interval, record.lives, None) if interval and path else None
     with unless_begun(path), RunFolder(path) as place:
@@ -374,18 +376,18 @@ def _resume_elsewhere(request: Request, path: Path) -> Run:
     assert node is not None
     if (path / "run.json").is_file():
         job, plan, before = open_run(path, job, request.plan, request.workers, updates, request.epochs)
-        updates = before.limit
+        updates, interval = before.limit, before.checkpoint_every
     elif job is None or request.plan is None:
         raise UsageError(
             f"rank {node.rank} finds no run in {path}: give a folder that all nodes share, or JOB and --plan as well"
         )
     else:
-        plan = plan_of(request.plan, request.workers, "cluster")
+        plan, interval = plan_of(request.plan, request.workers, "cluster"), CheckpointInterval(0, 0.0)
     plan = _on_nodes(plan, request.workers, node)
     cluster.check(plan, node, resumed=True)
     with _notes_of_rank_0(request):
         setup = set_up(job, plan, "cluster", updates, tested=False, bounded=True)
-    return _run(request, setup, RunFolder(None), first_record(setup, kept=False), None)
+    return _take_part(request, job, setup, request.interval or interval)
 
 
 def _run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,23 +21,29 @@ BATCHES = 600
 STEP = 0.005
 
 
+def trains(run: Path, updates: int = 50) -> bool:
+    """Whether a run is in its training, and beyond so many updates."""
+    live = read_live(run)
+    return live is not None and live.phase is Phase.TRAINING and live.updates > updates
+
+
 class Heads:
     """A run whose heads are lost one after another."""
 
-    def __init__(self, ran: Nodes) -> None:
-        self.ran, self.runs = ran, list[Path]()
-        self.leads()
+    def __init__(self, ran: Nodes, resumed: Path | None = None) -> None:
+        self.ran, self.runs = ran, [resumed] if resumed else []
+        if resumed is None:
+            self.leads()
 
     def leads(self) -> Path:
         """Wait until another head trains; return its folder."""
         found: list[Path] = []
 
-        def trains() -> bool:
+        def leads() -> bool:
             found[:] = sorted(set((self.ran.folder / "runs").glob("*/run.json")) - {r / "run.json" for r in self.runs})
-            live = read_live(found[0].parent) if found else None
-            return live is not None and live.phase is Phase.TRAINING and live.updates > 50
+            return bool(found) and trains(found[0].parent)
 
-        self.until(trains, "the training under a head")
+        self.until(leads, "the training under a head")
         self.runs.append(found[0].parent)
         return self.runs[-1]
 
@@ -92,6 +99,24 @@ def test_the_head_is_killed_and_the_next_rank_leads(tmp_path: Path, plan: str) -
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("plan", ["ring", "local_sgd:every=4"])
+def test_the_head_of_a_group_is_killed_before_the_first_update(tmp_path: Path, plan: str) -> None:
+    with started(tmp_path, NodeProgram(plan, 3, BATCHES, STEP), held=True) as (ran, _):
+        while not list(tmp_path.glob("runs/*/events.jsonl")):  # every node has come
+            time.sleep(0.001)
+        heads = Heads(ran, ran.run)
+        heads.kill(2, signal.SIGSTOP)  # its worker is not ready
+        heads.kill(0)
+        heads.kill(2, signal.SIGCONT)
+        heads.leads()
+        ran.release()
+        assert ran.wait(PATIENCE) == [-signal.SIGKILL, 0, 0], [node.out.read_text() for node in ran.running]
+        run = heads.runs[-1]
+        assert not (wrong := applied_once(run, BATCHES)), wrong
+        assert not (wrong := replayed(run)), wrong
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("plan", ["downpour:shards=2", "ssp:bound=2", "backup:backups=1"])
 def test_a_stopped_head_is_replaced_and_comes_back_when_it_wakes(tmp_path: Path, plan: str) -> None:
     with started(tmp_path, NodeProgram(plan, 3, BATCHES, STEP), held=True) as (ran, _):
@@ -132,6 +157,26 @@ def test_two_heads_are_killed_one_after_another(tmp_path: Path, plan: str) -> No
         heads.kill(1)
         heads.leads()
         heads.finish([0, 1], {0: -signal.SIGKILL, 1: -signal.SIGKILL})
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("plan", ["downpour:shards=2", "ring", "local_sgd:every=4"])
+def test_the_head_of_a_resumed_run_is_killed_and_the_next_rank_has_what_came_before(tmp_path: Path, plan: str) -> None:
+    program = NodeProgram(plan, 3, BATCHES, STEP, checkpoint_every=20)
+    with started(tmp_path, program, held=True) as (ran, _):
+        before = Heads(ran)
+        before.until(lambda: list(before.runs[0].glob("checkpoints/[0-9]*")), "a checkpoint")
+        ran.kill()
+    (before.runs[0] / "live.json").unlink()
+    updates = max(int(each.name) for each in before.runs[0].glob("checkpoints/[0-9]*"))
+    with started(tmp_path / "again", replace(program, resume=before.runs[0]), held=True) as (ran, _):
+        heads = Heads(ran, before.runs[0])
+        heads.until(lambda: trains(before.runs[0], updates + 20), "the training of the resumed run")
+        heads.kill(0)
+        heads.leads()
+        run = heads.finish([0], {0: -signal.SIGKILL})
+        assert len(read_record(run).lives) == 2
+        assert len(Trace.open(run / "trace.arrow").of_kind(Kind.RESUME)) == (2 if "shards" in plan else 1)
 
 
 @pytest.mark.soak

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -90,6 +90,8 @@ class NodeProgram:
     deadline: float = 120.0
     #: Updates between two checkpoints; None for no checkpoints.
     checkpoint_every: int | None = None
+    #: The folder of a run that is resumed.
+    resume: Path | None = None
 
 
 @dataclass
@@ -127,13 +129,8 @@ class Nodes:
             "SURVIVAL_STEP": str(self.program.step),
             "SURVIVAL_HOLD": str(self.folder / "hold"),
         }
-        context = multiprocessing.get_context("forkserver")
-        with nameless_main():
-            prepare()
-            process = context.Process(target=_be_node, args=(self.folder, self.program, environment, out, host))
-            with interrupts_wait():
-                process.start()
-        self.running.append(RunNode(rank, process, out))
+        training = partial(_train, self.folder, self.program, host is not None)
+        self.running.append(RunNode(rank, fork_process(self.folder, training, environment, out, host), out))
 
     @property
     def run(self) -> Path | None:
@@ -145,7 +142,7 @@ class Nodes:
         mark, alive = str(self.folder), []
         for process in psutil.process_iter():
             try:
-                if process.status() != psutil.STATUS_ZOMBIE and _belongs(process, mark):
+                if process.status() != psutil.STATUS_ZOMBIE and belongs(process, mark):
                     alive.append(process)
             except (psutil.Error, OSError):
                 continue
@@ -174,7 +171,7 @@ class Nodes:
             node.process.join(10.0)
 
 
-def _belongs(process: psutil.Process, mark: str) -> bool:
+def belongs(process: psutil.Process, mark: str) -> bool:
     """Whether a process has written its outputs to this folder: all processes of a node inherit that."""
     return os.readlink(f"/proc/{process.pid}/fd/1").startswith(mark + "/")
 
@@ -208,8 +205,33 @@ def free_port() -> int:
         return port
 
 
-def _be_node(folder: Path, program: NodeProgram, environment: dict[str, str], out: Path, host: Host | None) -> None:
-    """Be a node: train, and exit as `paceline train` does. Never returns."""
+def fork_process(
+    folder: Path, do: Callable[[], int], environment: dict[str, str], out: Path, host: Host | None
+) -> BaseProcess:
+    """Start a process in a folder and on a host; what `do` prints goes to a file, and its answer is the exit code."""
+    context = multiprocessing.get_context("forkserver")
+    with nameless_main():
+        prepare()
+        process = context.Process(target=_be_process, args=(folder, do, environment, out, host))
+        with interrupts_wait():
+            process.start()
+    return process
+
+
+def command(*words: str) -> int:
+    """Be `paceline WORDS...`; return its exit code."""
+    from paceline.interfaces.cli import main
+
+    sys.argv[:] = ["paceline", *words]
+    try:
+        main()
+        return 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+
+
+def _be_process(folder: Path, do: Callable[[], int], environment: dict[str, str], out: Path, host: Host | None) -> None:
+    """Be a process that does something, and exit with its answer. Never returns."""
     descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     for stream in (1, 2):
         os.dup2(descriptor, stream)
@@ -221,28 +243,32 @@ def _be_node(folder: Path, program: NodeProgram, environment: dict[str, str], ou
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     torch.set_num_threads(1)
     fork_anew()
-    os._exit(_train(folder, program, host is not None))
+    try:
+        code = do()
+    except BaseException:
+        traceback.print_exc()
+        code = 70
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _train(folder: Path, program: NodeProgram, apart: bool) -> int:
     """Train this node's part; return the exit code."""
     try:
         train(
-            survival_job(program.batches, seed=program.seed),
-            program.plan,
+            *(() if program.resume else (survival_job(program.batches, seed=program.seed), program.plan)),
             engine="cluster",
             folder=folder / "runs",
             timeout=program.deadline,
             trusted_network=apart,
             checkpoint_every=program.checkpoint_every,
+            resume=program.resume,
         )
         return 0
     except Exception as error:
         code: int = getattr(error, "exit_code", -1)
         if code < 0:
-            traceback.print_exc()
+            raise
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return code if code >= 0 else 70
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        return code

@@ -23,7 +23,7 @@ from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.frame import FIRST_KIND
 from paceline.runtime.runs.live import Event, ProcessKind, ProcessRecord
-from paceline.runtime.runs.record import DeathRecord
+from paceline.runtime.runs.record import AttemptRecord, DeathRecord
 from paceline.runtime.runs.schema import from_dict, to_dict
 from paceline.training.parameters.worker_state import TensorSlot, WorkerState, tensor_slots, unpacked
 from paceline.training.parameters.worker_state import pack as pack_tensors
@@ -69,6 +69,8 @@ class Welcome:
     #: the run starts from the beginning.
     updates: int = 0
     state: State | None = None
+    #: The lives of the run, of which a head that takes over has only the last, if it keeps checkpoints.
+    lives: tuple[AttemptRecord, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -250,8 +252,8 @@ class Standing:
     roll: Roll
     #: Of every rank that some node has had.
     nodes: tuple[NodeFacts, ...]
-    #: When the training began, by the run's clock; 0 before.
-    origin: int = 0
+    #: The time from which rows of the trace count, by the run's clock; None before the training has begun.
+    origin: int | None = None
     deaths: tuple[DeathRecord, ...] = ()
 
     def facts(self, rank: int) -> NodeFacts | None:
@@ -266,8 +268,11 @@ class Standing:
     def with_later(self, other: Standing) -> Standing:
         """Return this with what another node knows that is later."""
         nodes = {each.rank: each for each in sorted([*self.nodes, *other.nodes])}  # of a rank, the greatest number
-        deaths = max(self.deaths, other.deaths, key=len)
-        return replace(self, nodes=tuple(nodes.values()), origin=self.origin or other.origin, deaths=deaths)
+        deaths, origin = (
+            max(self.deaths, other.deaths, key=len),
+            self.origin if self.origin is not None else other.origin,
+        )
+        return replace(self, nodes=tuple(nodes.values()), origin=origin, deaths=deaths)
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,8 @@ class GroupHead:
         self.second_home = second_home
         ranks = succeeds.ranks if succeeds else (0, *workers.nodes)
         epoch = succeeds.term * EPOCHS if succeeds else 0
-        self.machine = group.Head(set(ranks) - workers.dead, patience, gives=setup.plan.results == 1, epoch=epoch)
+        alive, gives = set(ranks) - workers.dead, setup.plan.results == 1
+        self.machine = group.Head(alive, patience, gives, epoch, starting=not workers.training)
         #: The groups that a head before this one has formed, as ranks say, and those that the trace tells of: of the
         #: first group it does not.
         self._earlier: dict[int, Regroup] = {}
@@ -248,7 +249,7 @@ class GroupHead:
             observer.note(_rows_of(self._earlier[epoch], now()))
         self._recorded |= self._earlier.keys()
         self.note(Event(EventKind.GROUP, time.time(), number=group.epoch, members=group.ranks))
-        if group.epoch == 1:
+        if not self.workers.training:
             self.workers.training_started()
         if self.checkpoints is not None:
             self.checkpoints.ask = lambda update: self._broadcast(Wanted(update))

@@ -74,7 +74,7 @@ class HeadNode:
         self.part, self.life, self.request, self.managed = part, life, life.request, managed
         self.hub, self.heartbeat = part.hub, life.heartbeat
         #: The name of the run in handshakes.
-        self.run = successor.run if successor else secrets.token_bytes(RUN_BYTES)
+        self.run = bytes.fromhex(successor.welcome.run) if successor else secrets.token_bytes(RUN_BYTES)
         #: Messages between the head and its own agent, which are handled one after another: (to the head, message).
         self._own: deque[tuple[bool, Message, memoryview]] = deque()
         #: The other nodes that were welcomed, by their ranks.
@@ -125,7 +125,7 @@ class HeadNode:
             succeeds = Succeeds(successor.seat.machine.roll.term, successor.seat.ranks, servers)
         seat = successor.seat if successor else None
         if seat is None and part.roster.moves:
-            seat = first_seat(part, self._peers, self.registry.nodes)
+            seat = first_seat(part, self._peers, self.registry.nodes, resumed=self.life.begin is not None)
         self.processes.events.copy = self.second_home.event
         self.workers.observer.copy = self.second_home.rows
         self.head = self._head(backups, succeeds)
@@ -189,7 +189,7 @@ class HeadNode:
         try:
             try:
                 with self.manager.listening(workers.observer) if self.manager else contextlib.nullcontext():
-                    if not (self.part.roster.apart or self.workers.training):
+                    if not (self.part.roster.apart or self._successor):
                         self.agent.start()
                     self._lead()
             finally:
@@ -257,7 +257,7 @@ class HeadNode:
                 )
             head.poll()
             if leadership is not None:
-                leadership.poll(movable=self.life.begin is None)  # a resumed run is led to its end by rank 0
+                leadership.poll()
             if self.manager:
                 self.manager.signals.check()
             if not self.workers.training:
@@ -324,7 +324,8 @@ class HeadNode:
         welcome = Welcome(self.run.hex(), setup.snapshots_every)
         content: Sequence[Buffer] = ()
         if request is not None:
-            welcome = replace(welcome, folder=str(request.run), checkpoint_every=request.interval.updates)
+            every = request.interval.updates
+            welcome = replace(welcome, folder=str(request.run), checkpoint_every=every, lives=request.lives)
         if request is not None and (start := request.start) is not None:
             state, tensors = state_message(start.updates, state_for(start, rank, setup.plan.traits.agrees))
             welcome, content = replace(welcome, updates=start.updates, state=state), [raw(tensors)]

@@ -89,14 +89,18 @@ class Leadership:
         seat.standing = seat.standing.with_facts(facts_of(node, number, seat.ahead))
         self._unanswered.discard(rank)  # which the node before it was to answer
         self._unrequested.discard(rank)
+        if seat.can_move:
+            self.second_home.welcome(rank)
         self._act(seat.perform(seat.machine.join(time.monotonic(), number)))
 
-    def poll(self, movable: bool) -> None:
-        """Do what is due, and tell the others what they are to know. Another may lead from here if it is `movable`."""
+    def poll(self) -> None:
+        """Do what is due, and tell the others what they are to know."""
         seat, workers = self.seat, self.workers
         self._act(seat.tick())
-        if movable and workers.training and not seat.can_move:
-            seat.publish(origin=workers.observer.started_at + seat.ahead)
+        if workers.training and seat.standing.origin is None:
+            for rank in set(seat.ranks) - {self.part.roster.rank}:
+                self.second_home.welcome(rank)
+            seat.publish(origin=workers.observer.origin + seat.ahead)
         if len(workers.deaths) != len(seat.standing.deaths):
             seat.publish(deaths=tuple(workers.deaths))
         self._complete_if_answered()
@@ -140,13 +144,14 @@ class Leadership:
                 raise dismissed(self.part, self.seat, why)
 
 
-def first_seat(part: NodePart, peers: dict[int, Peer], nodes: dict[int, Node]) -> Seat:
+def first_seat(part: NodePart, peers: dict[int, Peer], nodes: dict[int, Node], resumed: bool) -> Seat:
     """Return the seat of the first head, and tell all nodes of each other. Other ranks may come later."""
     me, rank = part.hub.me.peer, part.roster.rank
     own = NodeFacts(rank, rank, part.hub.address, 0, me.incarnation, boot(), os.getpid())
     everyone = tuple(sorted([own, *(facts_of(node, other, 0) for other, node in nodes.items())]))
     standing = Standing(first_roll([each.rank for each in everyone]), everyone)
-    seat = Seat(part.hub, rank, part.roster.nodes, standing, part.timing.silence * HEAD_PATIENCE)
+    patience, early = part.timing.silence * HEAD_PATIENCE, part.moves_early(resumed)
+    seat = Seat(part.hub, rank, part.roster.nodes, standing, patience, early)
     seat.peers = peers
     seat.publish()
     return seat

@@ -54,6 +54,13 @@ class NodePart:
         setup = replace(self.setup, job=job, users_job=users_job, module=module, initial_sha256=digest)
         return replace(self, setup=setup, terms=replace(self.terms, initial_sha256=digest))
 
+    def moves_early(self, resumed: bool) -> bool:
+        """Whether another rank may lead before the training has begun: where that needs nothing but ready workers.
+
+        Servers would have to be started anew, and only the first head knows what a run is resumed from.
+        """
+        return self.setup.plan.method.server is None and not resumed
+
     def rank_config(self, run: bytes, host: str) -> RankConfig:
         """Return what this node's worker needs to meet the other ranks."""
         plan, job = self.setup.plan, self.terms.sha256

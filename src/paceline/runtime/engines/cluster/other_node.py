@@ -174,7 +174,8 @@ class OtherNode:
             if own is None or own.incarnation != self.hub.me.peer.incarnation:
                 return  # it tells of the node that had this rank before
             patience, start = self.part.timing.silence * rendezvous.HEAD_PATIENCE, replace(message, roll=NO_ROLL)
-            self.seat = Seat(self.hub, own.number, self.part.roster.nodes, start, patience)
+            early = self.part.moves_early(resumed=self.welcome.state is not None)
+            self.seat = Seat(self.hub, own.number, self.part.roster.nodes, start, patience, early)
         self._act(self.seat.take(peer, message))
         self._show_head()
         if self.seat.is_head(peer) and peer != self.head:
@@ -218,9 +219,8 @@ class OtherNode:
             if isinstance(output, Lead):
                 if self.interrupt.number:  # it was asked to end, as torchrun asks all when one has died
                     raise RunFailed(_head_lost(self.part, "is lost", self.welcome.folder))
-                run = bytes.fromhex(self.welcome.run)
                 events = [*self._returning.values(), *self._events]
-                raise Promoted(Successor(self.part, self.agent, self.seat, self.copy, run, events))
+                raise Promoted(Successor(self.part, self.agent, self.seat, self.copy, self.welcome, events))
             if isinstance(output, Deposed):
                 raise dismissed(self.part, self.seat, _gone_on(self.part, ""))
             if isinstance(output, Alone):

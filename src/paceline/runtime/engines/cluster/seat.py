@@ -25,9 +25,14 @@ DIALLING = 60.0  # seconds for which a head dials a node that it has lost
 class Seat:
     """One node's part in who leads."""
 
-    def __init__(self, hub: Hub, number: int, ranks: int, standing: Standing, patience: float) -> None:
-        """`number` is that of this node, and `ranks` how many there may be."""
-        self.hub, self.standing, self._patience = hub, standing, patience
+    def __init__(
+        self, hub: Hub, number: int, ranks: int, standing: Standing, patience: float, early: bool = False
+    ) -> None:
+        """`number` is that of this node, and `ranks` how many there may be.
+
+        `early` is whether another rank may lead before the training has begun.
+        """
+        self.hub, self.standing, self._patience, self._early = hub, standing, patience, early
         self.machine = Succession(number, ranks, patience, standing.roll)
         #: The agents that are connected.
         self.peers: dict[int, Peer] = {}
@@ -36,8 +41,8 @@ class Seat:
 
     @property
     def can_move(self) -> bool:
-        """Whether another rank may lead from here: the training has begun."""
-        return self.standing.origin > 0
+        """Whether another rank may lead from here."""
+        return self._early or self.standing.origin is not None
 
     @property
     def ranks(self) -> tuple[int, ...]:

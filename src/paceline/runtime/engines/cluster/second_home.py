@@ -6,9 +6,10 @@
     events of the processes ------------------> in memory
     snapshots, for evaluations ---------------> in its file of snapshots
 
-A rank that becomes the deputy later is sent all of it first. Nothing is confirmed: nodes keep their own rows, so what
-was under way when the head was lost is asked of them again. Of the rows of the head's own worker the last ones may be
-missing, on which no model and no replay depends.
+A rank that becomes the deputy later is sent all of it first. The rows of a resumed run's earlier lives, which no node
+of this one has written, are with every node before it may lead. Nothing is confirmed: nodes keep their own rows, so
+what was under way when the head was lost is asked of them again. Of the rows of the head's own worker the last ones may
+be missing, on which no model and no replay depends.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.link import raw
 from paceline.runtime.runs.live import Event, EventLog
-from paceline.runtime.runs.trace import DTYPE, Columns
+from paceline.runtime.runs.trace import DTYPE, Columns, Kind
 
 PAUSE = 0.2  # seconds between two messages with rows: each costs the head and the deputy more than its rows do
 
@@ -62,6 +63,14 @@ class SecondHome:
         for updates in self.known:
             self._send_snapshot(updates)
 
+    def welcome(self, rank: int) -> None:
+        """Let a node that may come to lead have the rows of earlier lives; as the deputy it needs all of them anew."""
+        self.deputy = None if self.deputy == rank else self.deputy
+        writer = self.workers.observer.writer
+        earlier = earlier_lives(writer.so_far().rows) if writer is not None else ()
+        if len(earlier):
+            self.to_rank(rank, CopiedRows((), whole=True), [earlier.tobytes()])
+
     def rows(self, parts: Sequence[Columns]) -> None:
         """Take rows that were put into the trace; called several times a second, also with none."""
         self._unsent += [part for part in parts if len(part)]
@@ -88,6 +97,12 @@ class SecondHome:
         if self.deputy is not None:
             counts = tuple((*writer, count) for writer, count in self.workers.numbered.counts.items())
             self.to_rank(self.deputy, CopiedRows(counts, whole), [part.tobytes() for part in parts])
+
+
+def earlier_lives(rows: Columns) -> Columns:
+    """Return the rows of a trace up to where the run was resumed last; none if it was not."""
+    resumed = np.flatnonzero(rows["kind"] == Kind.RESUME)
+    return rows[: resumed[-1] + 1 if len(resumed) else 0]
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from paceline.errors import DeathWarning, RunFailed
-from paceline.runtime.engines.cluster.control import AGENT, Register
+from paceline.runtime.engines.cluster.control import AGENT, Register, Welcome
 from paceline.runtime.engines.cluster.remote_workers import ProcessLog, RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import CLOCKS, Node
 from paceline.runtime.engines.cluster.roster import Roster
-from paceline.runtime.engines.cluster.second_home import RunCopy
+from paceline.runtime.engines.cluster.second_home import RunCopy, earlier_lives
 from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.handshake import Peer
 from paceline.runtime.runs.trace import Columns, Kind
@@ -34,8 +34,8 @@ class Successor:
     agent: Agent
     seat: Seat
     copy: RunCopy
-    #: The name of the run in handshakes.
-    run: bytes
+    #: What a head before has said when this node came.
+    welcome: Welcome
     #: What has happened to its connections since then.
     events: list[Event]
 
@@ -100,7 +100,9 @@ def continue_records(
         for updates in copy.snapshots:
             snapshots.write(updates, theirs.read(updates))
     rows = _rows_of(copy, workers.setup.plan.method.server is not None)
-    workers.training_continues(seat.standing.origin - seat.ahead, rows, seat.standing.deaths)
+    workers.deaths = list(seat.standing.deaths)
+    if seat.standing.origin is not None:
+        workers.training_continues(seat.standing.origin - seat.ahead, rows, seat.standing.deaths)
     known = {death.worker for death in seat.standing.deaths}
     if workers.setup.plan.method.server is None:  # whose workers are not replaced
         workers.dead |= known
@@ -120,6 +122,7 @@ def announce(successor: Successor, folder: Path | None) -> None:
 
 
 def _rows_of(copy: RunCopy, served: bool) -> Columns:
-    """Return the rows that the copy has, but for those of pushes, which are read of the shards anew."""
+    """Return the rows that the copy has, but for those of this life's pushes, which are read of the shards anew."""
     rows = copy.rows
-    return rows[~np.isin(rows["kind"], (Kind.APPLY, Kind.DROP, Kind.PULL))] if served else rows
+    earlier = np.arange(len(rows)) < len(earlier_lives(rows))
+    return rows[earlier | ~np.isin(rows["kind"], (Kind.APPLY, Kind.DROP, Kind.PULL))] if served else rows
