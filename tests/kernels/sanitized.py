@@ -320,7 +320,8 @@ def _shaken(model: nn.Module, share: float) -> nn.Module:
 def together(texts: Sequence[str]) -> str:
     """One text of several: each in a namespace, its functions' names with its number behind them."""
     includes = dict.fromkeys(line for text in texts for line in re.findall(r"^#include <.*>", text, re.MULTILINE))
-    parts = [*includes]
+    # Outside the conditions under which texts include them: not every compiler has all.
+    parts = [f"#if __has_include({line.split()[1]})\n{line}\n#endif" for line in includes]
     for number, text in enumerate(texts):
         words = dict.fromkeys((*ENTRIES, *re.findall(r"^#define (\w+)", text, re.MULTILINE)))
         renamed = [f"#define {entry} {entry}_{number}" for entry in ENTRIES]
