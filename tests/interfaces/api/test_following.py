@@ -41,13 +41,13 @@ def test_a_training_of_seconds_is_not_searched(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_long_training_follows_the_search_and_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "measure", lambda *_: SimpleNamespace(seconds=10.0))
+    monkeypatch.setattr(following, "update_seconds", lambda *_: 10.0)
     best = SimpleNamespace(plan="ring:workers=2")
     found = SimpleNamespace(best=best, compute="autograd", sentences=("it is the fastest",))
     monkeypatch.setattr(following, "choose", lambda *_, **__: found)
     first = following.follow(job())
     assert first == ("ring:workers=2", "autograd", "it is the fastest")
-    for name in ("measure", "choose"):
+    for name in ("update_seconds", "choose"):
         monkeypatch.setattr(following, name, lambda *_, **__: pytest.fail("it was chosen before"))
     assert following.follow(job(seed=1)) == first
 
@@ -57,7 +57,7 @@ def test_another_length_batch_or_way_of_computing_is_another_choice(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
 ) -> None:
     timed = []
-    monkeypatch.setattr(following, "measure", lambda *_: timed.append(1) or SimpleNamespace(seconds=1e-3))
+    monkeypatch.setattr(following, "update_seconds", lambda *_: timed.append(1) or 1e-3)
     for each in (job(), job(**changes), job()):
         following.follow(each)
     assert len(timed) == 2
@@ -99,6 +99,7 @@ def test_a_faster_plan_with_other_numbers_is_named_and_not_taken(
 def _take(monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float]) -> None:
     """Let plans take so many seconds, or 4, for the 6 updates of the job, on two cores, as if these were many."""
     monkeypatch.setattr(following, "MANY", 6)
+    monkeypatch.setattr(following, "update_seconds", lambda *_: 4.0 / 6)
     monkeypatch.setattr(
         following, "measure", lambda _, plan, __: SimpleNamespace(seconds=seconds.get(str(plan), 4.0) / 6)
     )

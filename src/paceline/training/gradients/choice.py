@@ -52,7 +52,7 @@ from paceline.training.gradients.fused_replica import (
 )
 from paceline.training.gradients.learner import Learner
 from paceline.training.gradients.replica import AUTOGRAD, CPU, GradientMethod, Replica
-from paceline.training.jobs.job import Job
+from paceline.training.jobs.job import Job, threads
 from paceline.training.parameters.optimizers import has_hooks
 
 PAYS = 1.1  # times as fast as PyTorch, from which on generated code is chosen: both are timed only briefly
@@ -197,6 +197,13 @@ def _stable(value: Any) -> str:
     if code := getattr(value, "__code__", None):
         return f"{value.__module__}.{value.__qualname__} {code.co_code.hex()} {_ADDRESS.sub('', repr(code.co_consts))}"
     return _ADDRESS.sub("", repr(value))
+
+
+def update_seconds(job: Job, module: nn.Module, source: Source) -> float:
+    """Seconds of an update by one thread of the CPU, as a training has it in the way that the job names."""
+    with threads(1), torch.random.fork_rng(devices=[]):
+        method = functools.partial(FusedGradients, job) if job.compute == "fused" else lambda _: AUTOGRAD
+        return SLOWER * _seconds(job.with_(device="cpu", on_nan="ignore"), module, source, method)
 
 
 def _seconds(

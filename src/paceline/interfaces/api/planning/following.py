@@ -26,7 +26,7 @@ from paceline.interfaces.api.planning.choose import choose
 from paceline.interfaces.api.planning.measuring import measure
 from paceline.plans.plan import Plan, make
 from paceline.runtime.engines.setup import set_up
-from paceline.training.gradients.choice import choices, kind_of
+from paceline.training.gradients.choice import choices, kind_of, update_seconds
 from paceline.training.jobs.job import Job, checked
 
 # --- The plans that were chosen on this machine, by what was to be trained --------------------------------------------
@@ -57,9 +57,10 @@ def _file(key: str) -> Path:
     return choices() / f"plan-{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
-UPDATES = 16  # by which one process is timed where nothing is known
+UPDATES = 16  # by which one process is timed on a GPU
 TIMED = 0.1  # seconds for which each of some plans is timed
 LEAST, MOST = 5, 5000  # updates of each worker in that time
+HOPELESS = 0.5  # times as fast as one process in the least updates, with less of which a plan is not timed for longer
 MANY = 300  # updates, with fewer of which those by which plans are timed are too many: two threads alone are
 SEARCH = 30.0  # seconds that a training has to take by one process, from which on a search of about half of that pays
 SECOND = 1.0  # from which on plans that use a second core are timed
@@ -107,15 +108,15 @@ def _choose(job: Job, updates: int, workers: int | None, limit: int | None, divi
 
 def _alone(job: Job, updates: int, limit: int | None) -> tuple[Job, float]:
     """Return the job with the way of computing that one process takes for it, and the seconds of all its updates."""
-    if job.compute == "auto":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            choice = set_up(job.untested(), ONE, "local", limit, bounded=True).choice
-        assert choice is not None
-        job = job.with_(compute=choice.compute)
-        if choice.seconds is not None:
-            return job, choice.seconds
-    return job, updates * measure(job, ONE, UPDATES).seconds
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        setup = set_up(job.untested(), ONE, "local", limit, bounded=True)
+    job = job.with_(compute=setup.job.compute)
+    if setup.choice is not None and setup.choice.seconds is not None:
+        return job, setup.choice.seconds
+    if setup.placement.devices[0].type != "cpu":
+        return job, updates * measure(job, ONE, UPDATES).seconds
+    return job, updates * update_seconds(setup.job, setup.module, setup.source)
 
 
 def _ratios(job: Job, seconds: float, plans: Iterable[Plan]) -> dict[str, float]:
@@ -124,7 +125,10 @@ def _ratios(job: Job, seconds: float, plans: Iterable[Plan]) -> dict[str, float]
     one, ratios = measure(job, ONE, count).seconds, dict[str, float]()
     for plan in plans:
         with suppress(PacelineError):
-            ratios[str(plan)] = one / measure(job, plan, count * plan.workers).seconds
+            for updates in (LEAST, count):  # where cores are busy, two threads may be a hundred times as slow as one
+                ratios[str(plan)] = one / measure(job, plan, updates * plan.workers).seconds
+                if ratios[str(plan)] < HOPELESS or count == LEAST:
+                    break
     return ratios
 
 
