@@ -21,32 +21,6 @@ from torch import Tensor
 from paceline.kernels.build import CannotCompile, NoCompiler, library
 from paceline.kernels.printers.cpp import part
 
-# Copies into memory that other processes read, by stores that pass the processor's caches.
-#
-# `printers/stream.hpp` says why; generated code has the same loop. Without a compiler the copy is the C library's.
-
-TEXT = """
-extern "C" void paceline_stream(R* to, const R* from, int64_t bytes) { stream(to, from, bytes); }
-"""
-
-
-def stream_tensor(to: Tensor, source: Tensor) -> None:
-    """Copy the bytes of a tensor without gaps to those of another one."""
-    stream_copy()(to.data_ptr(), source.data_ptr(), source.nbytes)
-
-
-@cache
-def stream_copy() -> Callable[[int, int, int], object]:
-    """Return a copy: addresses of destination and source, and how many bytes."""
-    try:
-        functions = library(f"#include <cstdint>\n#include <cstring>\ntypedef char R;\n{part('stream')}{TEXT}")[0]
-    except (NoCompiler, CannotCompile):
-        return ctypes.memmove
-    copy = functions.paceline_stream
-    copy.argtypes, copy.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
-    return copy
-
-
 PLACE = np.dtype([(name, "<i8") for name in ("to", "from", "rows", "width", "stride")])
 MOVE = np.dtype([(name, "<i8") for name in ("to", "first", "last", "from", "start", "stop", "add", "at")])
 NOBODY, ITSELF = -1, -2  # in the place of a worker in a move
@@ -140,3 +114,29 @@ def places_of(gradients: Mapping[str, Tensor], memory: Tensor, starts: Mapping[s
         place = (view.data_ptr() - memory.data_ptr()) // view.element_size()
         rows.append((start, place, view.numel() // width, width, width if contiguous else view.stride(-2)))
     return np.array(rows, PLACE)
+
+
+# Copies into memory that other processes read, by stores that pass the processor's caches.
+#
+# `printers/stream.hpp` says why; generated code has the same loop. Without a compiler the copy is the C library's.
+
+TEXT = """
+extern "C" void paceline_stream(R* to, const R* from, int64_t bytes) { stream(to, from, bytes); }
+"""
+
+
+def stream_tensor(to: Tensor, source: Tensor) -> None:
+    """Copy the bytes of a tensor without gaps to those of another one."""
+    stream_copy()(to.data_ptr(), source.data_ptr(), source.nbytes)
+
+
+@cache
+def stream_copy() -> Callable[[int, int, int], object]:
+    """Return a copy: addresses of destination and source, and how many bytes."""
+    try:
+        functions = library(f"#include <cstdint>\n#include <cstring>\ntypedef char R;\n{part('stream')}{TEXT}")[0]
+    except (NoCompiler, CannotCompile):
+        return ctypes.memmove
+    copy = functions.paceline_stream
+    copy.argtypes, copy.restype = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64], None
+    return copy

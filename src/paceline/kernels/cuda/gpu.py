@@ -29,167 +29,6 @@ from paceline.kernels.processors import how_made
 
 CHUNKS = 128  # of a batch: blocks whose gradients are summed apart, on any device
 THREADS = 512  # of a block, which has a sample to itself
-END = "}  // namespace paceline"
-
-
-def text(plan: Plan, rule: Rule, threads: int, shared_memory: Own) -> str:
-    """Fused: all layers of a sample by one block."""
-    printer = blockwise(plan, threads, shared_memory)
-    lines = _head(plan, rule, shared_memory, threads, printer)
-    lines += [
-        "#define THREAD ((int)threadIdx.x)\n#define THREADS THREADS_OF_BLOCK\n#define OWN_ARENA blockIdx.x",
-        part("block"),
-    ]
-    lines += printer.functions(plan)
-    lines += [*phases(plan, printer), *rule.lines(), part("change"), part("grid")]
-    return "\n".join([*lines, END])
-
-
-def text_of_layers(plan: Plan, rule: Rule, keeps: str) -> str:
-    """The published form: a kernel per layer, dealt out to all threads of the device, one sample after the other."""
-    printer = layerwise(plan, keeps)
-    lines = _head(plan, rule, Own(), THREADS, printer)
-    lines += ["#define THREAD GRID_THREAD\n#define THREADS GRID_THREADS\n#define OWN_ARENA 0", part("block")]
-    lines += printer.functions(plan)
-    begin, end = plan.zeroed
-    lines += [
-        f"#define INPUT(g) Array<V, INPUTS>{{{printer.access.pointer('input')}}}",
-        f"#define ZEROED {begin}\n#define ZEROED_END {end}",
-    ]
-    lines += [*rule.lines(), part("change"), part("layers")]
-    lines += [f"LAYER({number}, {step.name})" for number, step in enumerate(plan.steps())]
-    return "\n".join([*lines, END])
-
-
-def _head(plan: Plan, rule: Rule, shared_memory: Own, threads: int, printer: Printer) -> list[str]:
-    words = constants(plan, rule) | {
-        "CHUNKS": CHUNKS,
-        "THREADS_OF_BLOCK": threads,
-        "SYNC": "__syncthreads()",
-        "OWN_CALL": CALL,
-        "OWN_NUMBERS": int(shared_memory.arena),
-        "OWN_WEIGHTS": int(shared_memory.weights),
-    }
-    return [
-        *(f"#define {name} {value}" for name, value in words.items()),
-        *(part(name) for name in ("device", "arrays", "call", "functions")),
-        *losses(plan, printer),
-        part("update"),
-    ]
-
-
-def blockwise(plan: Plan, threads: int, shared_memory: Own) -> Printer:
-    """Prints the plan for blocks of so many threads, each block with a sample to itself."""
-    access = Access(plan)
-    block = BlockThreads(access)
-    return Printer(access, BlockNests(access, block, threads, shared_memory), block)
-
-
-def layerwise(plan: Plan, keeps: str) -> Printer:
-    """Prints the plan as the study published it, its rounds dealt out to all threads of the device."""
-    access = Access(plan)
-    return Printer(access, PublishedNests(access, keeps, DeviceThreads()), BlockThreads(access))
-
-
-# How the updates of an epoch are launched: a row each.
-#
-#     kernels   a kernel for each phase of an update and one for its change, one after the other
-#     graph     the same, many updates captured in a CUDA graph
-#     waiting   one kernel for many updates; its blocks wait for each other at a barrier of the text's own
-#     cluster   the same with the blocks of one cluster, whose barrier is the device's (Hopper and later)
-#
-# The last two save what a launch costs, which matters where an update takes microseconds. They are kept only where they
-# win: the first epoch of some length times each way on copies of the numbers.
-
-CAPTURED = 16  # updates in a graph
-UPDATES = 1000  # of one launch: a screen's watchdog, and others who share the device, wait for it
-CLUSTER = 8  # blocks that any device with clusters takes
-
-
-@dataclass
-class Updates:
-    """The kernels of a call's updates, as each way of launching needs them."""
-
-    device: Device
-    program: CompiledText
-    phase: Launch  # a block per chunk
-    change: Launch
-    phases: int
-    call: int  # the address of the call, in the device's memory
-    captured: Callable[[], None] | None = None
-
-    def one(self, number: int) -> None:
-        """An update, kernel by kernel."""
-        for phase in range(self.phases):
-            self.program.launch("paceline_phase", self.phase, self.call, number, phase)
-        self.program.launch("paceline_change", self.change, self.call, number)
-
-    def together(self) -> Launch:
-        """A launch of as many blocks as can wait for each other."""
-        launch = replace(self.phase, together=True)
-        return replace(launch, blocks=min(launch.blocks, self.program.resident("paceline_updates", launch)))
-
-    def cluster(self) -> Launch:
-        """A launch of one cluster."""
-        return replace(self.phase, blocks=min(CLUSTER, self.phase.blocks), together=True, cluster=True)
-
-
-Way = Callable[[Updates, int], None]
-
-
-def kernels(updates: Updates, count: int) -> None:
-    """Launches every kernel of every update on its own."""
-    for number in range(count):
-        updates.one(number)
-
-
-def graph(updates: Updates, count: int) -> None:
-    """A graph launches the same each time, so updates are counted from where the last graph ended."""
-
-    def record() -> None:
-        for number in range(CAPTURED):
-            updates.one(number)
-        updates.program.launch("paceline_advance", Launch(1, 1), updates.call, CAPTURED)
-
-    replays, rest = divmod(count, CAPTURED)
-    if replays:
-        updates.captured = updates.captured or updates.device.capture(record)
-        for _ in range(replays):
-            updates.captured()
-    for number in range(rest):
-        updates.one(number)
-
-
-def waiting(updates: Updates, count: int) -> None:
-    """Launches one cooperative kernel for many updates."""
-    for first, last in _stretches(count):
-        updates.program.launch("paceline_updates", updates.together(), updates.call, first, last)
-
-
-def cluster(updates: Updates, count: int) -> None:
-    """Launches one cluster of blocks for many updates."""
-    for first, last in _stretches(count):
-        updates.program.launch("paceline_updates_of_cluster", updates.cluster(), updates.call, first, last)
-
-
-def _stretches(count: int) -> Iterator[tuple[int, int]]:
-    """The updates of each launch: (the first, the one after the last)."""
-    for first in range(0, count, UPDATES):
-        yield first, min(first + UPDATES, count)
-
-
-WAYS: dict[str, Way] = {"kernels": kernels, "graph": graph, "waiting": waiting, "cluster": cluster}
-
-
-def possible(updates: Updates) -> list[str]:
-    """The ways that this device has."""
-    ways = ["kernels", "graph"]
-    if updates.program.resident("paceline_updates", replace(updates.phase, together=True)):
-        ways.append("waiting")
-    if updates.program.resident("paceline_updates_of_cluster", updates.cluster()):
-        ways.append("cluster")
-    return ways
-
 
 REGISTERS = 64  # numbers that a thread may keep, beside which there are addresses
 WORDS = ctypes.sizeof(CompiledCall) // 8
@@ -367,3 +206,165 @@ class SampleKernels:
 def gpu_target(real: str) -> Target:
     """One sample at a time, by threads that keep so many numbers in registers."""
     return Target(4 if real == "float" else 8, real, REGISTERS, scalar=True)
+
+
+END = "}  // namespace paceline"
+
+
+def text(plan: Plan, rule: Rule, threads: int, shared_memory: Own) -> str:
+    """Fused: all layers of a sample by one block."""
+    printer = blockwise(plan, threads, shared_memory)
+    lines = _head(plan, rule, shared_memory, threads, printer)
+    lines += [
+        "#define THREAD ((int)threadIdx.x)\n#define THREADS THREADS_OF_BLOCK\n#define OWN_ARENA blockIdx.x",
+        part("block"),
+    ]
+    lines += printer.functions(plan)
+    lines += [*phases(plan, printer), *rule.lines(), part("change"), part("grid")]
+    return "\n".join([*lines, END])
+
+
+def text_of_layers(plan: Plan, rule: Rule, keeps: str) -> str:
+    """The published form: a kernel per layer, dealt out to all threads of the device, one sample after the other."""
+    printer = layerwise(plan, keeps)
+    lines = _head(plan, rule, Own(), THREADS, printer)
+    lines += ["#define THREAD GRID_THREAD\n#define THREADS GRID_THREADS\n#define OWN_ARENA 0", part("block")]
+    lines += printer.functions(plan)
+    begin, end = plan.zeroed
+    lines += [
+        f"#define INPUT(g) Array<V, INPUTS>{{{printer.access.pointer('input')}}}",
+        f"#define ZEROED {begin}\n#define ZEROED_END {end}",
+    ]
+    lines += [*rule.lines(), part("change"), part("layers")]
+    lines += [f"LAYER({number}, {step.name})" for number, step in enumerate(plan.steps())]
+    return "\n".join([*lines, END])
+
+
+def _head(plan: Plan, rule: Rule, shared_memory: Own, threads: int, printer: Printer) -> list[str]:
+    words = constants(plan, rule) | {
+        "CHUNKS": CHUNKS,
+        "THREADS_OF_BLOCK": threads,
+        "SYNC": "__syncthreads()",
+        "OWN_CALL": CALL,
+        "OWN_NUMBERS": int(shared_memory.arena),
+        "OWN_WEIGHTS": int(shared_memory.weights),
+    }
+    return [
+        *(f"#define {name} {value}" for name, value in words.items()),
+        *(part(name) for name in ("device", "arrays", "call", "functions")),
+        *losses(plan, printer),
+        part("update"),
+    ]
+
+
+def blockwise(plan: Plan, threads: int, shared_memory: Own) -> Printer:
+    """Prints the plan for blocks of so many threads, each block with a sample to itself."""
+    access = Access(plan)
+    block = BlockThreads(access)
+    return Printer(access, BlockNests(access, block, threads, shared_memory), block)
+
+
+def layerwise(plan: Plan, keeps: str) -> Printer:
+    """Prints the plan as the study published it, its rounds dealt out to all threads of the device."""
+    access = Access(plan)
+    return Printer(access, PublishedNests(access, keeps, DeviceThreads()), BlockThreads(access))
+
+
+# How the updates of an epoch are launched: a row each.
+#
+#     kernels   a kernel for each phase of an update and one for its change, one after the other
+#     graph     the same, many updates captured in a CUDA graph
+#     waiting   one kernel for many updates; its blocks wait for each other at a barrier of the text's own
+#     cluster   the same with the blocks of one cluster, whose barrier is the device's (Hopper and later)
+#
+# The last two save what a launch costs, which matters where an update takes microseconds. They are kept only where they
+# win: the first epoch of some length times each way on copies of the numbers.
+
+CAPTURED = 16  # updates in a graph
+UPDATES = 1000  # of one launch: a screen's watchdog, and others who share the device, wait for it
+CLUSTER = 8  # blocks that any device with clusters takes
+
+
+@dataclass
+class Updates:
+    """The kernels of a call's updates, as each way of launching needs them."""
+
+    device: Device
+    program: CompiledText
+    phase: Launch  # a block per chunk
+    change: Launch
+    phases: int
+    call: int  # the address of the call, in the device's memory
+    captured: Callable[[], None] | None = None
+
+    def one(self, number: int) -> None:
+        """An update, kernel by kernel."""
+        for phase in range(self.phases):
+            self.program.launch("paceline_phase", self.phase, self.call, number, phase)
+        self.program.launch("paceline_change", self.change, self.call, number)
+
+    def together(self) -> Launch:
+        """A launch of as many blocks as can wait for each other."""
+        launch = replace(self.phase, together=True)
+        return replace(launch, blocks=min(launch.blocks, self.program.resident("paceline_updates", launch)))
+
+    def cluster(self) -> Launch:
+        """A launch of one cluster."""
+        return replace(self.phase, blocks=min(CLUSTER, self.phase.blocks), together=True, cluster=True)
+
+
+Way = Callable[[Updates, int], None]
+
+
+def kernels(updates: Updates, count: int) -> None:
+    """Launches every kernel of every update on its own."""
+    for number in range(count):
+        updates.one(number)
+
+
+def graph(updates: Updates, count: int) -> None:
+    """A graph launches the same each time, so updates are counted from where the last graph ended."""
+
+    def record() -> None:
+        for number in range(CAPTURED):
+            updates.one(number)
+        updates.program.launch("paceline_advance", Launch(1, 1), updates.call, CAPTURED)
+
+    replays, rest = divmod(count, CAPTURED)
+    if replays:
+        updates.captured = updates.captured or updates.device.capture(record)
+        for _ in range(replays):
+            updates.captured()
+    for number in range(rest):
+        updates.one(number)
+
+
+def waiting(updates: Updates, count: int) -> None:
+    """Launches one cooperative kernel for many updates."""
+    for first, last in _stretches(count):
+        updates.program.launch("paceline_updates", updates.together(), updates.call, first, last)
+
+
+def cluster(updates: Updates, count: int) -> None:
+    """Launches one cluster of blocks for many updates."""
+    for first, last in _stretches(count):
+        updates.program.launch("paceline_updates_of_cluster", updates.cluster(), updates.call, first, last)
+
+
+def _stretches(count: int) -> Iterator[tuple[int, int]]:
+    """The updates of each launch: (the first, the one after the last)."""
+    for first in range(0, count, UPDATES):
+        yield first, min(first + UPDATES, count)
+
+
+WAYS: dict[str, Way] = {"kernels": kernels, "graph": graph, "waiting": waiting, "cluster": cluster}
+
+
+def possible(updates: Updates) -> list[str]:
+    """The ways that this device has."""
+    ways = ["kernels", "graph"]
+    if updates.program.resident("paceline_updates", replace(updates.phase, together=True)):
+        ways.append("waiting")
+    if updates.program.resident("paceline_updates_of_cluster", updates.cluster()):
+        ways.append("cluster")
+    return ways

@@ -11,57 +11,6 @@ from paceline.kernels.ir import Contract, Lookup, Loop, Program, Ref, at
 from paceline.kernels.layers.base import CallSite, CannotFuse, HeldTensor, Layer, LayerSpec, Shape, start_of, weights_of
 from paceline.kernels.layers.elementwise import held_at
 
-# Embeddings: rows of a table by number.
-
-
-def recognise_embedding(part: nn.Embedding, site: CallSite) -> LayerSpec:
-    """What an embedding is, if it has a kernel."""
-    if part.max_norm is not None or part.scale_grad_by_freq or part.sparse:
-        raise CannotFuse(f"{site.what}: max_norm, scale_grad_by_freq and sparse have no kernel")
-    options = {"rows": part.num_embeddings, "padding": part.padding_idx}
-    return "embedding", (*site.shapes[0], part.embedding_dim), options, ("weight",)
-
-
-def lower_embedding(program: Program, layer: Layer, sources: list[str], number: int) -> str:
-    """One lookup, by the sample's tokens or by other numbers of the input."""
-    loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(layer.shape))
-    target = Ref(program.new(layer.name, layer.shape), at(*(loop.name for loop in loops)))
-    rows, padding, source = layer.options["rows"], layer.options["padding"], sources[0]
-    if source not in program.columns:
-        raise CannotFuse(f"{layer.name}: of an embedding whose rows' numbers are computed there is no kernel")
-    columns = tuple(program.columns[source].flatten().tolist())
-    numbers = "" if source == "input" and program.tokens else source
-    program.forward.append(Lookup(loops, target, layer.weights["weight"], rows, padding, layer.name, numbers, columns))
-    return layer.name
-
-
-# Dense layers, on the last dimension.
-
-
-def recognise_linear(part: nn.Linear, site: CallSite) -> LayerSpec:
-    """What a dense layer is, if it has a kernel."""
-    *rest, size = site.shapes[0] or (0,)
-    if size != part.in_features:
-        raise CannotFuse(f"{site.what} gets {size} features, and wants {part.in_features}")
-    if min(part.weight.shape) < 1:
-        raise CannotFuse(f"{site.what} has no features: its weight is {tuple(part.weight.shape)}")
-    return "linear", (*rest, part.out_features), {}, weights_of(part, "weight", "bias")
-
-
-def lower_linear(program: Program, layer: Layer, sources: list[str], number: int) -> str:
-    """One contraction."""
-    source, name = sources[0], layer.weights["weight"]
-    *rest, inputs = program.shape(source)
-    parameter, outputs = layer.options.get("held"), layer.shape[-1]
-    weight = Ref(name, at("o", "i")) if parameter is None else held_at(program, parameter, name, at("o", "i"))
-    outer = tuple(Loop(f"t{d}", extent) for d, extent in enumerate(rest))
-    names = [loop.name for loop in outer]
-    target = Ref(program.new(layer.name, layer.shape), at(*names, "o"))
-    loops = (*outer, Loop("o", outputs), Loop("i", inputs))
-    start = start_of(layer, "bias", "o")
-    program.forward.append(Contract(loops, target, weight, Ref(source, at(*names, "i")), start, layer=layer.name))
-    return layer.name
-
 
 def linear(args: list[Any], site: CallSite) -> LayerSpec | None:
     """F.linear of parameters, in any order of their dimensions: a dense layer."""
@@ -123,4 +72,56 @@ def lower_product(program: Program, layer: Layer, sources: list[str], number: in
     # A parameter is the left factor, as in a dense layer.
     first, second = reversed(factors) if "1" in options["held"] else factors
     program.forward.append(Contract(loops, target, first, second, layer=layer.name))
+    return layer.name
+
+
+# Embeddings: rows of a table by number.
+
+
+def recognise_embedding(part: nn.Embedding, site: CallSite) -> LayerSpec:
+    """What an embedding is, if it has a kernel."""
+    if part.max_norm is not None or part.scale_grad_by_freq or part.sparse:
+        raise CannotFuse(f"{site.what}: max_norm, scale_grad_by_freq and sparse have no kernel")
+    options = {"rows": part.num_embeddings, "padding": part.padding_idx}
+    return "embedding", (*site.shapes[0], part.embedding_dim), options, ("weight",)
+
+
+def lower_embedding(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """One lookup, by the sample's tokens or by other numbers of the input."""
+    loops = tuple(Loop(f"q{d}", extent) for d, extent in enumerate(layer.shape))
+    target = Ref(program.new(layer.name, layer.shape), at(*(loop.name for loop in loops)))
+    rows, padding, source = layer.options["rows"], layer.options["padding"], sources[0]
+    if source not in program.columns:
+        raise CannotFuse(f"{layer.name}: of an embedding whose rows' numbers are computed there is no kernel")
+    columns = tuple(program.columns[source].flatten().tolist())
+    numbers = "" if source == "input" and program.tokens else source
+    program.forward.append(Lookup(loops, target, layer.weights["weight"], rows, padding, layer.name, numbers, columns))
+    return layer.name
+
+
+# Dense layers, on the last dimension.
+
+
+def recognise_linear(part: nn.Linear, site: CallSite) -> LayerSpec:
+    """What a dense layer is, if it has a kernel."""
+    *rest, size = site.shapes[0] or (0,)
+    if size != part.in_features:
+        raise CannotFuse(f"{site.what} gets {size} features, and wants {part.in_features}")
+    if min(part.weight.shape) < 1:
+        raise CannotFuse(f"{site.what} has no features: its weight is {tuple(part.weight.shape)}")
+    return "linear", (*rest, part.out_features), {}, weights_of(part, "weight", "bias")
+
+
+def lower_linear(program: Program, layer: Layer, sources: list[str], number: int) -> str:
+    """One contraction."""
+    source, name = sources[0], layer.weights["weight"]
+    *rest, inputs = program.shape(source)
+    parameter, outputs = layer.options.get("held"), layer.shape[-1]
+    weight = Ref(name, at("o", "i")) if parameter is None else held_at(program, parameter, name, at("o", "i"))
+    outer = tuple(Loop(f"t{d}", extent) for d, extent in enumerate(rest))
+    names = [loop.name for loop in outer]
+    target = Ref(program.new(layer.name, layer.shape), at(*names, "o"))
+    loops = (*outer, Loop("o", outputs), Loop("i", inputs))
+    start = start_of(layer, "bias", "o")
+    program.forward.append(Contract(loops, target, weight, Ref(source, at(*names, "i")), start, layer=layer.name))
     return layer.name

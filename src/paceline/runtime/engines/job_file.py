@@ -23,93 +23,6 @@ from paceline.training.jobs.job import Job
 from paceline.training.jobs.loading import arguments_hint, be_program, load_job, package_of
 from paceline.training.jobs.pickling import announce_code, pack
 
-# What changed in the arithmetic of plans, so that a replay can say why an older run has other bits now.
-
-# The user's own source files that a run has loaded, and which of them are others now.
-
-INSTALLED = ("site-packages", "dist-packages")  # folders of what is installed, in whichever environment
-#: Folders of Python and of Paceline itself.
-OTHERS = tuple(
-    f"{folder}/"
-    for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *map(str, paceline.__path__))
-)
-
-
-def own_files() -> dict[str, str]:
-    """Return the SHA-256 of each file of the user's own from which a module was imported, by its path.
-
-    The script itself is left out: what a run needs of it is pickled by value.
-    """
-    names = {
-        str(module.__file__)
-        for name, module in tuple(sys.modules.items())
-        if name != "__main__" and isinstance(getattr(module, "__file__", None), str)
-    }
-    local_names = (name for name in names if name.endswith(".py") and not name.startswith(OTHERS))
-    files = {name: Path(name) for name in sorted(local_names) if not set(INSTALLED) & set(Path(name).parts)}
-    return {str(file.resolve()): sha256(file.read_bytes()).hexdigest() for file in files.values() if file.is_file()}
-
-
-def changed_files(record: RunRecord, but: str = "") -> list[str]:
-    """Return the files that a run has loaded and that have another content now, without one that it does not need."""
-    files = ((Path(name), known) for name, known in record.files.items() if name != but)
-    return [str(file) for file, known in files if file.is_file() and sha256(file.read_bytes()).hexdigest() != known]
-
-
-def warn_of_changes(record: RunRecord, but: str = "") -> None:
-    """Name the files that have changed since a run was recorded, before anything of them is computed."""
-    if changed := changed_files(record, but):
-        warnings.warn(changed_files_message(changed), JobWarning, stacklevel=4)
-
-
-def changed_files_message(changed: Sequence[str]) -> str:
-    """Say which files have changed, and what to do about it."""
-    have, them = ("has", "it") if len(changed) == 1 else ("have", "them")
-    return (
-        f"{', '.join(changed)} {have} changed since the run was recorded, which may make it another training; restore "
-        f"{them} as {'it was' if len(changed) == 1 else 'they were'} to get the recorded bits"
-    )
-
-
-class Change(NamedTuple):
-    """A change after which some plans round differently."""
-
-    #: The `arithmetic_version` of runs from then on.
-    version: int
-    #: The methods whose trained bits it changed.
-    methods: frozenset[str]
-    what: str
-
-
-CHANGES = (
-    Change(
-        2,
-        frozenset({"LocalSteps", "Gossip"}),
-        "a worker that steps on its own chunk takes the chunk's mean gradient as it is, which was before multiplied by "
-        "the chunk's share of the batch and divided by it again",
-    ),
-)
-ARITHMETIC_VERSION = CHANGES[-1].version
-
-
-def why_bits_differ(record: RunRecord, plan: Plan) -> str:
-    """Return the likely cause where a replay has other bits than its record."""
-    since = [c for c in CHANGES if c.version > record.arithmetic_version and plan.method.name in c.methods]
-    if not since and (changed := changed_files(record, record.job.origin.partition(":")[0])):
-        return changed_files_message(changed)
-    if not since:
-        return (
-            "Does the job draw random numbers that the seed does not determine, or has its data, loss or "
-            "batch_transform a state that changes from call to call, of which each worker had its own?"
-        )
-    changes = "; ".join(f"since version {c.version}, {c.what}" for c in since)
-    return (
-        f"The run was recorded with arithmetic version {record.arithmetic_version}, this Paceline has "
-        f"{ARITHMETIC_VERSION}: {changes}. To get the recorded bits, replay it with the Paceline that recorded it "
-        f"(started {record.started[:10]})"
-    )
-
-
 #: What to do where a folder has no job that can be read.
 GIVE = "give the job, as in `paceline train JOB --resume RUN`, or in Python paceline.replay(RUN, job=job)"
 SMALL = 64 << 20  # bytes of tensors up to which they are copied into the run's folder
@@ -198,3 +111,90 @@ def _tensors(data: Any) -> list[Tensor]:
     if isinstance(data, Tensor):
         return [data]
     return [t for t in data if isinstance(t, Tensor)] if isinstance(data, tuple | list) else []
+
+
+# What changed in the arithmetic of plans, so that a replay can say why an older run has other bits now.
+
+# The user's own source files that a run has loaded, and which of them are others now.
+
+INSTALLED = ("site-packages", "dist-packages")  # folders of what is installed, in whichever environment
+#: Folders of Python and of Paceline itself.
+OTHERS = tuple(
+    f"{folder}/"
+    for folder in (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *map(str, paceline.__path__))
+)
+
+
+def own_files() -> dict[str, str]:
+    """Return the SHA-256 of each file of the user's own from which a module was imported, by its path.
+
+    The script itself is left out: what a run needs of it is pickled by value.
+    """
+    names = {
+        str(module.__file__)
+        for name, module in tuple(sys.modules.items())
+        if name != "__main__" and isinstance(getattr(module, "__file__", None), str)
+    }
+    local_names = (name for name in names if name.endswith(".py") and not name.startswith(OTHERS))
+    files = {name: Path(name) for name in sorted(local_names) if not set(INSTALLED) & set(Path(name).parts)}
+    return {str(file.resolve()): sha256(file.read_bytes()).hexdigest() for file in files.values() if file.is_file()}
+
+
+def changed_files(record: RunRecord, but: str = "") -> list[str]:
+    """Return the files that a run has loaded and that have another content now, without one that it does not need."""
+    files = ((Path(name), known) for name, known in record.files.items() if name != but)
+    return [str(file) for file, known in files if file.is_file() and sha256(file.read_bytes()).hexdigest() != known]
+
+
+def warn_of_changes(record: RunRecord, but: str = "") -> None:
+    """Name the files that have changed since a run was recorded, before anything of them is computed."""
+    if changed := changed_files(record, but):
+        warnings.warn(changed_files_message(changed), JobWarning, stacklevel=4)
+
+
+def changed_files_message(changed: Sequence[str]) -> str:
+    """Say which files have changed, and what to do about it."""
+    have, them = ("has", "it") if len(changed) == 1 else ("have", "them")
+    return (
+        f"{', '.join(changed)} {have} changed since the run was recorded, which may make it another training; restore "
+        f"{them} as {'it was' if len(changed) == 1 else 'they were'} to get the recorded bits"
+    )
+
+
+class Change(NamedTuple):
+    """A change after which some plans round differently."""
+
+    #: The `arithmetic_version` of runs from then on.
+    version: int
+    #: The methods whose trained bits it changed.
+    methods: frozenset[str]
+    what: str
+
+
+CHANGES = (
+    Change(
+        2,
+        frozenset({"LocalSteps", "Gossip"}),
+        "a worker that steps on its own chunk takes the chunk's mean gradient as it is, which was before multiplied by "
+        "the chunk's share of the batch and divided by it again",
+    ),
+)
+ARITHMETIC_VERSION = CHANGES[-1].version
+
+
+def why_bits_differ(record: RunRecord, plan: Plan) -> str:
+    """Return the likely cause where a replay has other bits than its record."""
+    since = [c for c in CHANGES if c.version > record.arithmetic_version and plan.method.name in c.methods]
+    if not since and (changed := changed_files(record, record.job.origin.partition(":")[0])):
+        return changed_files_message(changed)
+    if not since:
+        return (
+            "Does the job draw random numbers that the seed does not determine, or has its data, loss or "
+            "batch_transform a state that changes from call to call, of which each worker had its own?"
+        )
+    changes = "; ".join(f"since version {c.version}, {c.what}" for c in since)
+    return (
+        f"The run was recorded with arithmetic version {record.arithmetic_version}, this Paceline has "
+        f"{ARITHMETIC_VERSION}: {changes}. To get the recorded bits, replay it with the Paceline that recorded it "
+        f"(started {record.started[:10]})"
+    )

@@ -26,28 +26,6 @@ from paceline.runtime.runs.trace import Kind, Trace
 from paceline.training.gradients.evaluate import evaluate
 from paceline.training.parameters.layout import not_trained, sha256, trainable
 
-# A run from its start, or from a checkpoint, on: what was decided before it, handed to its engine whole.
-
-
-@dataclass(frozen=True)
-class Life:
-    """Everything that an engine needs to train."""
-
-    setup: Setup
-    heartbeat: Heartbeat
-    place: RunFolder = field(default_factory=lambda: RunFolder(None))
-    #: Seconds that a worker waits for another before the run fails.
-    deadline: float = 120.0
-    #: What follows the run while it goes on.
-    follower: Follower | None = None
-    #: The checkpoints to write, and the one to begin with; None where the run keeps none.
-    request: CheckpointRequest | None = None
-
-    @property
-    def begin(self) -> Checkpoint | None:
-        """The checkpoint to begin with."""
-        return self.request.start if self.request is not None else None
-
 
 class Snapshot(NamedTuple):
     """The parameters and moving buffers after so many updates, for an evaluation."""
@@ -204,6 +182,29 @@ def _warn_if_crowded(workers: int, threads: int, waited: float) -> None:
             CrowdedWarning,
             stacklevel=6,  # the call of `train`
         )
+
+
+# A run from its start, or from a checkpoint, on: what was decided before it, handed to its engine whole.
+
+
+@dataclass(frozen=True)
+class Life:
+    """Everything that an engine needs to train."""
+
+    setup: Setup
+    heartbeat: Heartbeat
+    place: RunFolder = field(default_factory=lambda: RunFolder(None))
+    #: Seconds that a worker waits for another before the run fails.
+    deadline: float = 120.0
+    #: What follows the run while it goes on.
+    follower: Follower | None = None
+    #: The checkpoints to write, and the one to begin with; None where the run keeps none.
+    request: CheckpointRequest | None = None
+
+    @property
+    def begin(self) -> Checkpoint | None:
+        """The checkpoint to begin with."""
+        return self.request.start if self.request is not None else None
 
 
 # The snapshots of a run, which workers write for evaluations: their file, and which of them the trace names.

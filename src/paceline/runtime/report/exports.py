@@ -18,6 +18,60 @@ from paceline.runtime.runs.schema import strict
 from paceline.runtime.runs.time_accounting import Time, spans
 from paceline.runtime.runs.trace import Columns, Kind
 
+
+def write_json(readings: Sequence[Reading], output: Path) -> list[Path]:
+    """Write the statistics, the curves and the run.json of each run."""
+    stats = run_stats(readings, lanes_of(readings))
+    runs = [
+        {
+            "figures": f.as_dict(),
+            "curves": _curves(reading),
+            "missing": reading.missing,
+            "record": reading.record.as_dict(),
+        }
+        for reading, f in zip(readings, stats, strict=True)
+    ]
+    output.write_text(json.dumps(strict({"runs": runs}), allow_nan=False) + "\n", encoding="utf-8")
+    return [output]
+
+
+def _curves(reading: Reading) -> dict[str, Any]:
+    seconds, stale = staleness_curve(reading.trace)
+    staleness = {"seconds": seconds.tolist(), "values": stale.tolist()}
+    return {name: as_dict(curve) for name, curve in every_curve(reading).items()} | {"staleness": staleness}
+
+
+INTERVALS = ("speedup_interval", "ceiling_share_interval", "test_accuracy_interval")
+PARTS = ("shares", "stragglers", "deaths", "metrics", *INTERVALS)  # columns with several values
+
+
+def write_csv(readings: Sequence[Reading], output: Path) -> list[Path]:
+    """Write a row per run, and to ...-curves.csv a row per value of every curve."""
+    rows = []
+    for f in run_stats(readings, lanes_of(readings)):
+        row = {key: value for key, value in f.as_dict().items() if key not in PARTS}
+        row |= {name: value for name, value in f.metrics.items() if name not in row}
+        for name in INTERVALS:
+            row |= dict(zip((f"{name}_low", f"{name}_high"), getattr(f, name) or (None, None), strict=True))
+        row |= {f"share_{kind}": value for kind, value in f.shares.items()}
+        row |= {"stragglers": " ".join(map(str, f.stragglers)), "deaths": " ".join(map(str, f.deaths))}
+        rows.append({name: cell(value) for name, value in row.items()})
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    with output.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        table = csv.DictWriter(file, names)
+        table.writerows([{name: cell(name) for name in names}, *rows])
+    curves = output.with_name(f"{output.stem}-curves{output.suffix}")
+    with curves.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["run", "curve", "update", "samples", "seconds", "value"])
+        for reading in readings:
+            for name, curve in every_curve(reading).items():
+                columns = (curve.updates, curve.samples, curve.seconds, curve.values)
+                first = (cell(reading.name), cell(name))
+                lines.writerows([*first, *row] for row in zip(*(c.tolist() for c in columns), strict=True))
+    return [output, curves]
+
+
 # Event files for TensorBoard, written without TensorBoard.
 #
 # A file is a sequence of records, each with one Event message of TensorFlow's event.proto:
@@ -202,56 +256,3 @@ def _counter(name: str, number: int, seconds: Sequence[float], values: Sequence[
     for at, value in zip(seconds, values, strict=True):
         if math.isfinite(value):  # JSON has no NaN
             yield {"ph": "C", "name": name, "pid": number, "ts": at * 1e6, "args": {name: value}}
-
-
-def write_json(readings: Sequence[Reading], output: Path) -> list[Path]:
-    """Write the statistics, the curves and the run.json of each run."""
-    stats = run_stats(readings, lanes_of(readings))
-    runs = [
-        {
-            "figures": f.as_dict(),
-            "curves": _curves(reading),
-            "missing": reading.missing,
-            "record": reading.record.as_dict(),
-        }
-        for reading, f in zip(readings, stats, strict=True)
-    ]
-    output.write_text(json.dumps(strict({"runs": runs}), allow_nan=False) + "\n", encoding="utf-8")
-    return [output]
-
-
-def _curves(reading: Reading) -> dict[str, Any]:
-    seconds, stale = staleness_curve(reading.trace)
-    staleness = {"seconds": seconds.tolist(), "values": stale.tolist()}
-    return {name: as_dict(curve) for name, curve in every_curve(reading).items()} | {"staleness": staleness}
-
-
-INTERVALS = ("speedup_interval", "ceiling_share_interval", "test_accuracy_interval")
-PARTS = ("shares", "stragglers", "deaths", "metrics", *INTERVALS)  # columns with several values
-
-
-def write_csv(readings: Sequence[Reading], output: Path) -> list[Path]:
-    """Write a row per run, and to ...-curves.csv a row per value of every curve."""
-    rows = []
-    for f in run_stats(readings, lanes_of(readings)):
-        row = {key: value for key, value in f.as_dict().items() if key not in PARTS}
-        row |= {name: value for name, value in f.metrics.items() if name not in row}
-        for name in INTERVALS:
-            row |= dict(zip((f"{name}_low", f"{name}_high"), getattr(f, name) or (None, None), strict=True))
-        row |= {f"share_{kind}": value for kind, value in f.shares.items()}
-        row |= {"stragglers": " ".join(map(str, f.stragglers)), "deaths": " ".join(map(str, f.deaths))}
-        rows.append({name: cell(value) for name, value in row.items()})
-    names = list(dict.fromkeys(key for row in rows for key in row))
-    with output.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-        table = csv.DictWriter(file, names)
-        table.writerows([{name: cell(name) for name in names}, *rows])
-    curves = output.with_name(f"{output.stem}-curves{output.suffix}")
-    with curves.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
-        lines = csv.writer(file)
-        lines.writerow(["run", "curve", "update", "samples", "seconds", "value"])
-        for reading in readings:
-            for name, curve in every_curve(reading).items():
-                columns = (curve.updates, curve.samples, curve.seconds, curve.values)
-                first = (cell(reading.name), cell(name))
-                lines.writerows([*first, *row] for row in zip(*(c.tolist() for c in columns), strict=True))
-    return [output, curves]

@@ -20,6 +20,47 @@ if TYPE_CHECKING:
     from paceline.training.jobs.job import Job
 
 
+@dataclass
+class Run:
+    """One finished training.
+
+    Attributes:
+        path: The run's folder; None if nothing was written.
+        trace: What happened, a row per event.
+        record: What run.json holds.
+        model: The trained model.
+        job: The job.
+    """
+
+    path: Path | None
+    trace: Trace
+    record: RunRecord
+    model: nn.Module
+    job: Job
+
+    def summary(self) -> dict[str, Any]:
+        """The figures of the run, as `paceline train --json` prints them."""
+        document: dict[str, Any] = to_dict(self.record.summary)
+        return document
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The evaluations in order: updates, seconds and a value per metric."""
+        return [to_dict(evaluation) for evaluation in self.record.history]
+
+    def __repr__(self) -> str:
+        return f"Run({self.record.plan!r} of {self.job.name!r}, path={self.path and str(self.path)!r})"
+
+    def __str__(self) -> str:
+        return str(self._listed())
+
+    def _repr_html_(self) -> str:
+        return self._listed().html()
+
+    def _listed(self) -> TextList:
+        return TextList(f"Run of {self.job.name}", summary_lines(self.summary()))
+
+
 # Runs and comparisons as rows of text, for the terminal and for notebooks.
 
 METRICS = 4  # of the user's own that a table has room for; --json and the page have all
@@ -143,44 +184,3 @@ def _bytes(count: int) -> str:
             return f"{size:.0f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
-
-
-@dataclass
-class Run:
-    """One finished training.
-
-    Attributes:
-        path: The run's folder; None if nothing was written.
-        trace: What happened, a row per event.
-        record: What run.json holds.
-        model: The trained model.
-        job: The job.
-    """
-
-    path: Path | None
-    trace: Trace
-    record: RunRecord
-    model: nn.Module
-    job: Job
-
-    def summary(self) -> dict[str, Any]:
-        """The figures of the run, as `paceline train --json` prints them."""
-        document: dict[str, Any] = to_dict(self.record.summary)
-        return document
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """The evaluations in order: updates, seconds and a value per metric."""
-        return [to_dict(evaluation) for evaluation in self.record.history]
-
-    def __repr__(self) -> str:
-        return f"Run({self.record.plan!r} of {self.job.name!r}, path={self.path and str(self.path)!r})"
-
-    def __str__(self) -> str:
-        return str(self._listed())
-
-    def _repr_html_(self) -> str:
-        return self._listed().html()
-
-    def _listed(self) -> TextList:
-        return TextList(f"Run of {self.job.name}", summary_lines(self.summary()))

@@ -28,64 +28,6 @@ from paceline.training.gradients.replica import Replica
 from paceline.training.parameters.layout import Layout, trainable
 from paceline.training.parameters.worker_state import WorkerState, restore_memories, state_of_memories
 
-# How a codec is computed here: by generated code where there is a compiler, else by PyTorch. The bits are the same.
-
-#: What encodes by native code: called with the loops, the matrix, the fields, and what follows from codec and chance.
-ENCODE: dict[type, tuple[Callable[..., bool], Callable[[Any, int], tuple[float, ...]]]] = {
-    Half: (codecs.encode_half, lambda codec, chance: ()),
-    Bfloat16: (codecs.encode_bfloat16, lambda codec, chance: ()),
-    Int8: (codecs.encode_int8, lambda codec, chance: (LOWEST, HIGHEST)),
-    Qsgd: (codecs.encode_qsgd, lambda codec, chance: (codec.bits, chance)),
-    Ternary: (codecs.encode_ternary, lambda codec, chance: (chance,)),
-    OneBit: (codecs.encode_onebit, lambda codec, chance: ()),
-    Threshold: (codecs.encode_threshold, lambda codec, chance: (codec.threshold,)),
-    TopK: (codecs.encode_topk, lambda codec, chance: ()),
-}
-#: What decodes by native code: called with the loops, the fields and the matrix, and what follows from the codec.
-DECODE: dict[type, tuple[Callable[..., None], Callable[[Any], tuple[int, ...]]]] = {
-    Int8: (codecs.decode_int8, lambda codec: ()),
-    Qsgd: (codecs.decode_qsgd, lambda codec: (codec.bits,)),
-    Ternary: (codecs.decode_ternary, lambda codec: ()),
-    OneBit: (codecs.decode_onebit, lambda codec: ()),
-}
-
-
-class Loops:
-    """Encodes and decodes as a codec does."""
-
-    def __init__(self, codec: Codec, dtype: torch.dtype) -> None:
-        self.codec = codec
-        #: The loops of this machine; None where there is no compiler, or for another dtype.
-        self._native = codecs.native() if dtype == torch.float32 else None
-        self._encode, self._decode = ENCODE.get(type(codec)), DECODE.get(type(codec))
-
-    def encode(self, total: Tensor, fields: Fields, chance: int, memory: Tensor | None) -> None:
-        """Write a message, and leave in `total` what it leaves out."""
-        if self._native is not None and self._encode is not None:
-            encode, arguments = self._encode
-            if encode(self._native, total, fields, *arguments(self.codec, chance)):
-                return
-        self.codec.encode(total, fields, chance, memory)
-
-    def decode(self, fields: Fields, out: Tensor, chance: int) -> None:
-        """Write the gradient of a message into `out`, which has no gaps."""
-        if self._native is None or self._decode is None:
-            self.codec.decode(fields, out, chance)
-            return
-        decode, arguments = self._decode
-        decode(self._native, fields, out, *arguments(self.codec))
-
-    def add_owed(self, owed: Tensor | None, gradient: Tensor, total: Tensor) -> bool:
-        """Write a gradient and what is owed into `total`; return whether the gradient is finite."""
-        if self._native is not None and gradient.is_contiguous():
-            return codecs.add_owed(self._native, owed, gradient, total)
-        if owed is None:
-            total.copy_(gradient)
-        else:
-            torch.add(owed, gradient, out=total)
-        return bool(gradient.isfinite().all())
-
-
 OWED = "owed"  # the kind of what an encoder keeps, in checkpoints
 
 
@@ -286,6 +228,64 @@ def chance_of(codec: Codec, seed: int, update: int, part: int, place: int) -> in
 
 def _sizes(shape: MessageShape) -> list[int]:
     return [shape.shard.parameters[n].size for n in shape.coded]
+
+
+# How a codec is computed here: by generated code where there is a compiler, else by PyTorch. The bits are the same.
+
+#: What encodes by native code: called with the loops, the matrix, the fields, and what follows from codec and chance.
+ENCODE: dict[type, tuple[Callable[..., bool], Callable[[Any, int], tuple[float, ...]]]] = {
+    Half: (codecs.encode_half, lambda codec, chance: ()),
+    Bfloat16: (codecs.encode_bfloat16, lambda codec, chance: ()),
+    Int8: (codecs.encode_int8, lambda codec, chance: (LOWEST, HIGHEST)),
+    Qsgd: (codecs.encode_qsgd, lambda codec, chance: (codec.bits, chance)),
+    Ternary: (codecs.encode_ternary, lambda codec, chance: (chance,)),
+    OneBit: (codecs.encode_onebit, lambda codec, chance: ()),
+    Threshold: (codecs.encode_threshold, lambda codec, chance: (codec.threshold,)),
+    TopK: (codecs.encode_topk, lambda codec, chance: ()),
+}
+#: What decodes by native code: called with the loops, the fields and the matrix, and what follows from the codec.
+DECODE: dict[type, tuple[Callable[..., None], Callable[[Any], tuple[int, ...]]]] = {
+    Int8: (codecs.decode_int8, lambda codec: ()),
+    Qsgd: (codecs.decode_qsgd, lambda codec: (codec.bits,)),
+    Ternary: (codecs.decode_ternary, lambda codec: ()),
+    OneBit: (codecs.decode_onebit, lambda codec: ()),
+}
+
+
+class Loops:
+    """Encodes and decodes as a codec does."""
+
+    def __init__(self, codec: Codec, dtype: torch.dtype) -> None:
+        self.codec = codec
+        #: The loops of this machine; None where there is no compiler, or for another dtype.
+        self._native = codecs.native() if dtype == torch.float32 else None
+        self._encode, self._decode = ENCODE.get(type(codec)), DECODE.get(type(codec))
+
+    def encode(self, total: Tensor, fields: Fields, chance: int, memory: Tensor | None) -> None:
+        """Write a message, and leave in `total` what it leaves out."""
+        if self._native is not None and self._encode is not None:
+            encode, arguments = self._encode
+            if encode(self._native, total, fields, *arguments(self.codec, chance)):
+                return
+        self.codec.encode(total, fields, chance, memory)
+
+    def decode(self, fields: Fields, out: Tensor, chance: int) -> None:
+        """Write the gradient of a message into `out`, which has no gaps."""
+        if self._native is None or self._decode is None:
+            self.codec.decode(fields, out, chance)
+            return
+        decode, arguments = self._decode
+        decode(self._native, fields, out, *arguments(self.codec))
+
+    def add_owed(self, owed: Tensor | None, gradient: Tensor, total: Tensor) -> bool:
+        """Write a gradient and what is owed into `total`; return whether the gradient is finite."""
+        if self._native is not None and gradient.is_contiguous():
+            return codecs.add_owed(self._native, owed, gradient, total)
+        if owed is None:
+            total.copy_(gradient)
+        else:
+            torch.add(owed, gradient, out=total)
+        return bool(gradient.isfinite().all())
 
 
 # Coded pulls: what a server answers a push with, as the difference between the newest version and what the worker has.

@@ -24,20 +24,6 @@ from paceline.training.jobs.loaders import LoaderData, adopted, given, taken_apa
 from paceline.training.jobs.metrics import RESERVED, by_name, goes_by_batches
 from paceline.training.jobs.several import refuse_closures, together
 
-# The number of compute threads: another number would add up in another order and change the bits.
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Let PyTorch compute with this many threads within the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 Batch = Any  # a tuple of tensors for tensor data; whatever the data set's samples collate to otherwise
 PRECISIONS = {"32-true": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 ON_NAN = ("stop", "skip", "ignore")
@@ -434,3 +420,17 @@ def _keywords(context: Any) -> dict[str, Any]:
     if (dynamic := getattr(backend, "dynamic", None)) is not None:
         keywords["dynamic"] = dynamic
     return keywords
+
+
+# The number of compute threads: another number would add up in another order and change the bits.
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let PyTorch compute with this many threads within the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

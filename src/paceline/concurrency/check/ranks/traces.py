@@ -14,55 +14,6 @@ from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import dotted, keyword, short_name
 from paceline.concurrency.check.values.module import Module
 
-# Operators and functions of whole numbers and lists of them, where a value may be unknown.
-
-OPERATORS: dict[type[ast.AST], Callable[..., object]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.BitXor: operator.xor, ast.Pow: operator.pow, ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b, ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-}  # fmt: skip
-
-
-class Unknown:
-    """A value that is not followed."""
-
-
-UNKNOWN = Unknown()
-
-
-def applied(how: ast.AST, left: object, right: object) -> object:
-    """What an operator makes of two values; unknown where one of them is."""
-    function = OPERATORS.get(type(how))
-    if function is None or left is UNKNOWN or right is UNKNOWN:
-        return UNKNOWN
-    try:
-        return function(left, right)
-    except (TypeError, ValueError, ZeroDivisionError, OverflowError):
-        return UNKNOWN
-
-
-def plain(name: str, arguments: list[object]) -> object:
-    """What a function of Python returns for known values."""
-    functions: dict[str, Callable[..., object]] = {
-        "int": int,
-        "abs": abs,
-        "min": min,
-        "max": max,
-        "len": len,
-        "sorted": sorted,
-        "list": list,
-        "range": lambda *bounds: list(range(*bounds)),
-        "reversed": lambda many: list(reversed(many)),
-    }
-    try:
-        return functions[name](*arguments)
-    except (TypeError, ValueError):
-        return UNKNOWN
-
-
 MOST_TURNS, MOST_OPERATIONS, MOST_STEPS, DEPTH = 32, 400, 5_000, 6
 PROC_NULL = -2  # of MPI: messages to it go to no rank
 _SIZES = re.compile(r"(get_)?(world(_?size)?|(comm_|mpi_)?size|n_?ranks|n?procs|num_(ranks|workers|processes))$", re.I)
@@ -423,3 +374,52 @@ class Trace:
         if beyond or (before and not wraps):
             raise Impossible
         self.operations.append(Operation(kind, node.lineno, peer, marked, not goes_on))
+
+
+# Operators and functions of whole numbers and lists of them, where a value may be unknown.
+
+OPERATORS: dict[type[ast.AST], Callable[..., object]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod, ast.BitXor: operator.xor, ast.Pow: operator.pow, ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift, ast.BitAnd: operator.and_, ast.BitOr: operator.or_,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b, ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}  # fmt: skip
+
+
+class Unknown:
+    """A value that is not followed."""
+
+
+UNKNOWN = Unknown()
+
+
+def applied(how: ast.AST, left: object, right: object) -> object:
+    """What an operator makes of two values; unknown where one of them is."""
+    function = OPERATORS.get(type(how))
+    if function is None or left is UNKNOWN or right is UNKNOWN:
+        return UNKNOWN
+    try:
+        return function(left, right)
+    except (TypeError, ValueError, ZeroDivisionError, OverflowError):
+        return UNKNOWN
+
+
+def plain(name: str, arguments: list[object]) -> object:
+    """What a function of Python returns for known values."""
+    functions: dict[str, Callable[..., object]] = {
+        "int": int,
+        "abs": abs,
+        "min": min,
+        "max": max,
+        "len": len,
+        "sorted": sorted,
+        "list": list,
+        "range": lambda *bounds: list(range(*bounds)),
+        "reversed": lambda many: list(reversed(many)),
+    }
+    try:
+        return functions[name](*arguments)
+    except (TypeError, ValueError):
+        return UNKNOWN

@@ -19,97 +19,6 @@ from paceline.concurrency.check.values.guesses import ByUse, derived, guessed, l
 from paceline.concurrency.check.values.objects import Objects
 from paceline.concurrency.check.values.sources import FILLS, adopt, slot_of
 
-# What wraps or shards the models of a file, so that to run them, or `backward()`, is a collective.
-
-
-class Wrappers:
-    """The wrappers of the models of one tree."""
-
-    def __init__(self, module: Declarations, meeting: Meeting) -> None:
-        self._module, self._meeting = module, meeting
-
-    def average(self, fn: Function) -> bool:
-        """Whether a program of this function wraps a model so that `backward()` averages over all ranks."""
-        return bool(self._averaging) and self._meeting.of_one_program(self._averaging, fn, fn.line)
-
-    @cached_property
-    def _averaging(self) -> list[tuple[Function, int]]:
-        """The functions that wrap a model, or are annotated to get a wrapped one, each with a line."""
-        functions = self._module.functions
-        named = [(c.func, fn) for fn in functions for c in fn.calls]
-        named += [(each, fn) for fn in functions for each in fn.parameters.values() if each is not None]
-        return [
-            (fn, name.lineno)
-            for name, fn in named
-            if short_name(name) in catalogue.WRAPPERS and not self._module.canonical(name).startswith(catalogue.OF_RPC)
-        ]
-
-    @cached_property
-    def shard(self) -> bool:
-        """Whether this file spreads the parameters of a model over the ranks."""
-        origins = self._module.imports.values()
-        return any(origin.endswith((".FullyShardedDataParallel", ".fully_shard")) for origin in origins)
-
-    @cached_property
-    def normalise(self) -> bool:
-        """Whether a model of this file keeps running means, which DistributedDataParallel makes those of rank 0."""
-        used = (a.attr for fn in self._module.functions for a in fn.attributes)
-        return any(name.startswith(("BatchNorm", "SyncBatchNorm")) for name in used)
-
-
-# The name of an object by where it is made: `Pool._lock`, `LOCK`, `run.lock`, and `forks[]` for one of several.
-
-_ALIKE = (ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.Await, ast.keyword)
-_HOLDING = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
-
-
-class SiteName(NamedTuple):
-    """The name of what an expression makes."""
-
-    id: str
-    several: bool  # it makes one of several under this name
-
-
-def name_of_site(node: ast.expr, fn: Function) -> SiteName:
-    """The name of the variable, attribute or container into which a function puts what an expression makes."""
-    at: ast.AST = node
-    several, suffix = False, ""
-    while (up := parent(at)) is not None:
-        if isinstance(up, _HOLDING):
-            several, suffix = True, "[]"
-        elif isinstance(up, ast.Assign | ast.AnnAssign):
-            target = up.targets[0] if isinstance(up, ast.Assign) else up.target
-            return _of_target(target, suffix, several, fn) or SiteName(_by_line(node, fn), True)
-        elif isinstance(up, ast.Call) and at is not up.func and isinstance(up.func, ast.Attribute):
-            if up.func.attr not in FILLS:
-                break
-            keyed = slot_of(up.args[0]) if up.func.attr == "setdefault" else None
-            key = "[]" if keyed is None else f"[{keyed!r}]"
-            return _of_target(up.func.value, key, keyed is None, fn) or SiteName(_by_line(node, fn), True)
-        elif isinstance(up, ast.stmt) or not isinstance(up, (*_ALIKE, ast.Call, ast.withitem)):
-            break
-        at = up
-    return SiteName(_by_line(node, fn), True)
-
-
-def _by_line(node: ast.expr, fn: Function) -> str:
-    return f"{fn.qualname}:{node.lineno}"
-
-
-def _of_target(target: ast.expr, suffix: str, several: bool, fn: Function) -> SiteName | None:
-    if isinstance(target, ast.Subscript):
-        slot = slot_of(target.slice)
-        return _of_target(target.value, "[]" if slot is None else f"[{slot!r}]", slot is None, fn)
-    if isinstance(target, ast.Name):
-        shared = fn.outer is None or target.id in fn.globals
-        return SiteName(f"{target.id if shared else f'{fn.qualname}.{target.id}'}{suffix}", several)
-    if isinstance(target, ast.Attribute):
-        is_member = fn.cls is not None and dotted(target.value) in (fn.self_name, fn.cls.name, "cls")
-        owner = fn.cls.name if is_member and fn.cls is not None else short_name(target.value)
-        return SiteName(f"{owner}.{target.attr}{suffix}", several) if owner else None
-    return None
-
-
 ALIASES = 4  # assignments through which a name is followed
 WRAPPING = ("partial", "WeakMethod", "ref", "wraps")  # calls that stand for the function that they are given
 
@@ -397,3 +306,94 @@ class Module(Declarations):
             return functions[0] if len(functions) == 1 else self.objects.only_method(node, fn)
         named = [each for each in functions if isinstance(node, ast.Name) and each.name == node.id]
         return named[0] if named else functions[0] if len(functions) == 1 else None
+
+
+# What wraps or shards the models of a file, so that to run them, or `backward()`, is a collective.
+
+
+class Wrappers:
+    """The wrappers of the models of one tree."""
+
+    def __init__(self, module: Declarations, meeting: Meeting) -> None:
+        self._module, self._meeting = module, meeting
+
+    def average(self, fn: Function) -> bool:
+        """Whether a program of this function wraps a model so that `backward()` averages over all ranks."""
+        return bool(self._averaging) and self._meeting.of_one_program(self._averaging, fn, fn.line)
+
+    @cached_property
+    def _averaging(self) -> list[tuple[Function, int]]:
+        """The functions that wrap a model, or are annotated to get a wrapped one, each with a line."""
+        functions = self._module.functions
+        named = [(c.func, fn) for fn in functions for c in fn.calls]
+        named += [(each, fn) for fn in functions for each in fn.parameters.values() if each is not None]
+        return [
+            (fn, name.lineno)
+            for name, fn in named
+            if short_name(name) in catalogue.WRAPPERS and not self._module.canonical(name).startswith(catalogue.OF_RPC)
+        ]
+
+    @cached_property
+    def shard(self) -> bool:
+        """Whether this file spreads the parameters of a model over the ranks."""
+        origins = self._module.imports.values()
+        return any(origin.endswith((".FullyShardedDataParallel", ".fully_shard")) for origin in origins)
+
+    @cached_property
+    def normalise(self) -> bool:
+        """Whether a model of this file keeps running means, which DistributedDataParallel makes those of rank 0."""
+        used = (a.attr for fn in self._module.functions for a in fn.attributes)
+        return any(name.startswith(("BatchNorm", "SyncBatchNorm")) for name in used)
+
+
+# The name of an object by where it is made: `Pool._lock`, `LOCK`, `run.lock`, and `forks[]` for one of several.
+
+_ALIKE = (ast.IfExp, ast.BoolOp, ast.NamedExpr, ast.Await, ast.keyword)
+_HOLDING = (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)
+
+
+class SiteName(NamedTuple):
+    """The name of what an expression makes."""
+
+    id: str
+    several: bool  # it makes one of several under this name
+
+
+def name_of_site(node: ast.expr, fn: Function) -> SiteName:
+    """The name of the variable, attribute or container into which a function puts what an expression makes."""
+    at: ast.AST = node
+    several, suffix = False, ""
+    while (up := parent(at)) is not None:
+        if isinstance(up, _HOLDING):
+            several, suffix = True, "[]"
+        elif isinstance(up, ast.Assign | ast.AnnAssign):
+            target = up.targets[0] if isinstance(up, ast.Assign) else up.target
+            return _of_target(target, suffix, several, fn) or SiteName(_by_line(node, fn), True)
+        elif isinstance(up, ast.Call) and at is not up.func and isinstance(up.func, ast.Attribute):
+            if up.func.attr not in FILLS:
+                break
+            keyed = slot_of(up.args[0]) if up.func.attr == "setdefault" else None
+            key = "[]" if keyed is None else f"[{keyed!r}]"
+            return _of_target(up.func.value, key, keyed is None, fn) or SiteName(_by_line(node, fn), True)
+        elif isinstance(up, ast.stmt) or not isinstance(up, (*_ALIKE, ast.Call, ast.withitem)):
+            break
+        at = up
+    return SiteName(_by_line(node, fn), True)
+
+
+def _by_line(node: ast.expr, fn: Function) -> str:
+    return f"{fn.qualname}:{node.lineno}"
+
+
+def _of_target(target: ast.expr, suffix: str, several: bool, fn: Function) -> SiteName | None:
+    if isinstance(target, ast.Subscript):
+        slot = slot_of(target.slice)
+        return _of_target(target.value, "[]" if slot is None else f"[{slot!r}]", slot is None, fn)
+    if isinstance(target, ast.Name):
+        shared = fn.outer is None or target.id in fn.globals
+        return SiteName(f"{target.id if shared else f'{fn.qualname}.{target.id}'}{suffix}", several)
+    if isinstance(target, ast.Attribute):
+        is_member = fn.cls is not None and dotted(target.value) in (fn.self_name, fn.cls.name, "cls")
+        owner = fn.cls.name if is_member and fn.cls is not None else short_name(target.value)
+        return SiteName(f"{owner}.{target.attr}{suffix}", several) if owner else None
+    return None

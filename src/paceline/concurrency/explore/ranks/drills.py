@@ -25,48 +25,6 @@ from torch.utils.data import DataLoader
 from paceline.concurrency.explore.finding import Finding
 from paceline.concurrency.explore.interpose import control
 
-# Whether replicas stay replicas: parameters that all ranks had in common at their first step, compared at the end.
-# Parameters that differ from the first step on are shards, stages or deliberate; those that differ only later have
-# diverged without a message.
-
-_first: dict[int, str] = {}  # by rank, at its first step
-_used: dict[int, dict[torch.optim.Optimizer, None]] = {}
-
-
-def differ() -> bool:
-    """Whether parameters that the ranks had in common at their first step are different ones now."""
-    last = {_digest(used) for used in _used.values()}
-    return len(_first) > 1 and len(set(_first.values())) == 1 and len(last) > 1
-
-
-def diverged() -> Finding | None:
-    message = "the ranks had the same parameters at their first step, and have different ones at the end"
-    advice = "no rank notices: let every rank apply the same gradients, in the same number of steps"
-    return Finding("ranks diverge", message, conclusion=advice) if differ() else None
-
-
-def _note(optimizer: Any, *_: Any) -> None:
-    rank = control.rank()
-    if rank is not None and optimizer not in _used.setdefault(rank, {}):
-        _used[rank][optimizer] = None
-        _first.setdefault(rank, _digest(_used[rank]))
-
-
-def _parameters(used: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
-    """Return what this rank holds: of a DTensor its own part, to compute nothing that would be a collective."""
-    every = [each.detach() for optimizer in used for group in optimizer.param_groups for each in group["params"]]
-    return [getattr(each, "to_local", lambda each=each: each)() for each in every]
-
-
-def _digest(used: Iterable[torch.optim.Optimizer]) -> str:
-    parts = ((str(each.shape), each.cpu().reshape(-1).view(torch.uint8)) for each in _parameters(used))
-    return hashlib.sha256(b"".join(shape.encode() + data.numpy().tobytes() for shape, data in parts)).hexdigest()
-
-
-def install() -> None:
-    optimizers.register_optimizer_step_pre_hook(_note)
-
-
 KINDS = {
     "exception": "an exception in step {step} of rank {rank}",
     "short": "a loader with one batch fewer on rank {rank}",
@@ -187,3 +145,45 @@ def _in_loader(fault: Fault) -> None:
         fault.done |= is_here
 
     DataLoader.__iter__ = shorter  # type: ignore[method-assign, assignment]
+
+
+# Whether replicas stay replicas: parameters that all ranks had in common at their first step, compared at the end.
+# Parameters that differ from the first step on are shards, stages or deliberate; those that differ only later have
+# diverged without a message.
+
+_first: dict[int, str] = {}  # by rank, at its first step
+_used: dict[int, dict[torch.optim.Optimizer, None]] = {}
+
+
+def differ() -> bool:
+    """Whether parameters that the ranks had in common at their first step are different ones now."""
+    last = {_digest(used) for used in _used.values()}
+    return len(_first) > 1 and len(set(_first.values())) == 1 and len(last) > 1
+
+
+def diverged() -> Finding | None:
+    message = "the ranks had the same parameters at their first step, and have different ones at the end"
+    advice = "no rank notices: let every rank apply the same gradients, in the same number of steps"
+    return Finding("ranks diverge", message, conclusion=advice) if differ() else None
+
+
+def _note(optimizer: Any, *_: Any) -> None:
+    rank = control.rank()
+    if rank is not None and optimizer not in _used.setdefault(rank, {}):
+        _used[rank][optimizer] = None
+        _first.setdefault(rank, _digest(_used[rank]))
+
+
+def _parameters(used: Iterable[torch.optim.Optimizer]) -> list[torch.Tensor]:
+    """Return what this rank holds: of a DTensor its own part, to compute nothing that would be a collective."""
+    every = [each.detach() for optimizer in used for group in optimizer.param_groups for each in group["params"]]
+    return [getattr(each, "to_local", lambda each=each: each)() for each in every]
+
+
+def _digest(used: Iterable[torch.optim.Optimizer]) -> str:
+    parts = ((str(each.shape), each.cpu().reshape(-1).view(torch.uint8)) for each in _parameters(used))
+    return hashlib.sha256(b"".join(shape.encode() + data.numpy().tobytes() for shape, data in parts)).hexdigest()
+
+
+def install() -> None:
+    optimizers.register_optimizer_step_pre_hook(_note)

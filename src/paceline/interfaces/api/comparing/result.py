@@ -19,100 +19,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-# --- Where a worker's step goes, and why several workers do not pay where they do not. Pure ---------------------------
-# a step of one worker
-# | own compute | update | collectives | waiting | between |
-#                          ───────────────────────────────     what a worker that never communicates does not have
-
-
-def step(trace: Trace, workers: int) -> StepTimes | None:
-    """Average the time of all workers over their steps; None if no gradient was computed."""
-    accounting = TimeAccounting(workers)
-    accounting.add(trace.rows)
-    steps = accounting.total("pieces")
-    if not steps:
-        return None
-    parts = {time: accounting.total(time.name) for time in Time}
-    rows = trace.rows[trace.rows["kind"] != Kind.DEATH]
-    each = (rows[rows["worker"] == worker] for worker in range(workers))
-    spent = sum(int(mine["end"].max() - mine["start"].min()) for mine in each if len(mine))
-    parts[Time.OTHER] = max(0.0, spent - sum(parts.values()))
-    per = {time: float(part / steps / 1000) for time, part in parts.items()}
-    return StepTimes(per[Time.COMPUTE], per[Time.UPDATE], per[Time.COMMUNICATE], per[Time.WAIT], per[Time.OTHER])
-
-
-def unmeasured(trace: Trace, workers: int) -> float | None:
-    """Average what a step takes where the trace does not divide it, as inside PyTorch's DDP, in microseconds."""
-    mean_step = step(trace, workers)
-    return mean_step.whole if mean_step else None
-
-
-@dataclass(frozen=True)
-class Case:
-    """What was measured of a plan, in samples per second, side by side."""
-
-    plan: str
-    workers: int
-    speed: float
-    ceiling: float  # of as many workers that never communicate
-    single: float  # the best single process
-    single_name: str
-    samples: int  # of one step of all workers together
-    batch: int  # batch_size that gives such a step
-    step: StepTimes | None  # None: the trace does not show it
-    doubt: float = 0.0  # half the interval of these figures, as a share of them, at most
-
-
-def verdict(case: Case) -> str | None:
-    """Explain why the workers do not pay; None where they do."""
-    if case.speed >= PAYS * case.single:
-        return None
-    times = f"{case.speed / case.single:.2f} times as fast as one process"
-    if case.doubt >= SETTLED and max(case.speed, case.ceiling) * (1 + case.doubt) >= PAYS * case.single:
-        return (
-            f"{case.plan} is {times}, but rounds differ by {case.doubt:.0%} from their median, so it is not clear "
-            "whether it is worth it. Measure longer (--seconds), on a quiet machine"
-        )
-    if case.ceiling < PAYS * case.single:
-        return _no_plan_pays(case, times)
-    return _costs_too_much(case, times)
-
-
-def _no_plan_pays(case: Case, times: str) -> str:
-    alone = case.single_name
-    busy = "" if alone.startswith("1 ") else f", which keeps several cores busy on its own ({alone})"
-    return (
-        f"{case.plan} is {times}{busy}: {case.workers} workers that never communicate would be "
-        f"{case.ceiling / case.single:.2f} times as fast, so no plan gains more here"
-    )
-
-
-def _costs_too_much(case: Case, times: str) -> str:
-    """Compute the batch size from which on the same cost per step would be less than what the workers gain."""
-    cost = case.samples / case.speed - case.samples / case.ceiling  # seconds a step
-    saved = 1 / case.single - 1 / case.ceiling  # seconds a sample
-    batch = case.batch * cost / saved / case.samples
-    return (
-        f"{case.plan} is {times}: each step of {case.samples / case.speed * 1e6:,.0f} µs has {cost * 1e6:,.0f} µs that "
-        f"workers that never communicate do not have{_largest(case.step)}. With the same cost per step it would be "
-        f"faster from a batch_size of about {_rounded(batch):,} (here {case.batch:,})"
-    )
-
-
-def _largest(step: StepTimes | None) -> str:
-    if step is None:
-        return ""
-    parts = {"collectives": step.communicate, "waiting for others": step.wait, "between the two": step.other}
-    name, most = max(parts.items(), key=lambda part: part[1])
-    return f", most of it {name} ({most:,.0f} µs)"
-
-
-def _rounded(value: float) -> int:
-    """Round up to two digits."""
-    unit = int(10 ** max(0, math.floor(math.log10(max(value, 1))) - 1))
-    return math.ceil(value / unit - 1e-9) * unit
-
-
 @dataclass
 class Comparison:
     """The table of a comparison, what it comes to, and the runs it came from."""
@@ -209,3 +115,97 @@ class Comparison:
         """The table as `paceline compare --json` prints it."""
         fields: dict[str, Any] = to_dict(self.table)
         return {key: value for key, value in fields.items() if key not in ("machine", "schema_version")}
+
+
+# --- Where a worker's step goes, and why several workers do not pay where they do not. Pure ---------------------------
+# a step of one worker
+# | own compute | update | collectives | waiting | between |
+#                          ───────────────────────────────     what a worker that never communicates does not have
+
+
+def step(trace: Trace, workers: int) -> StepTimes | None:
+    """Average the time of all workers over their steps; None if no gradient was computed."""
+    accounting = TimeAccounting(workers)
+    accounting.add(trace.rows)
+    steps = accounting.total("pieces")
+    if not steps:
+        return None
+    parts = {time: accounting.total(time.name) for time in Time}
+    rows = trace.rows[trace.rows["kind"] != Kind.DEATH]
+    each = (rows[rows["worker"] == worker] for worker in range(workers))
+    spent = sum(int(mine["end"].max() - mine["start"].min()) for mine in each if len(mine))
+    parts[Time.OTHER] = max(0.0, spent - sum(parts.values()))
+    per = {time: float(part / steps / 1000) for time, part in parts.items()}
+    return StepTimes(per[Time.COMPUTE], per[Time.UPDATE], per[Time.COMMUNICATE], per[Time.WAIT], per[Time.OTHER])
+
+
+def unmeasured(trace: Trace, workers: int) -> float | None:
+    """Average what a step takes where the trace does not divide it, as inside PyTorch's DDP, in microseconds."""
+    mean_step = step(trace, workers)
+    return mean_step.whole if mean_step else None
+
+
+@dataclass(frozen=True)
+class Case:
+    """What was measured of a plan, in samples per second, side by side."""
+
+    plan: str
+    workers: int
+    speed: float
+    ceiling: float  # of as many workers that never communicate
+    single: float  # the best single process
+    single_name: str
+    samples: int  # of one step of all workers together
+    batch: int  # batch_size that gives such a step
+    step: StepTimes | None  # None: the trace does not show it
+    doubt: float = 0.0  # half the interval of these figures, as a share of them, at most
+
+
+def verdict(case: Case) -> str | None:
+    """Explain why the workers do not pay; None where they do."""
+    if case.speed >= PAYS * case.single:
+        return None
+    times = f"{case.speed / case.single:.2f} times as fast as one process"
+    if case.doubt >= SETTLED and max(case.speed, case.ceiling) * (1 + case.doubt) >= PAYS * case.single:
+        return (
+            f"{case.plan} is {times}, but rounds differ by {case.doubt:.0%} from their median, so it is not clear "
+            "whether it is worth it. Measure longer (--seconds), on a quiet machine"
+        )
+    if case.ceiling < PAYS * case.single:
+        return _no_plan_pays(case, times)
+    return _costs_too_much(case, times)
+
+
+def _no_plan_pays(case: Case, times: str) -> str:
+    alone = case.single_name
+    busy = "" if alone.startswith("1 ") else f", which keeps several cores busy on its own ({alone})"
+    return (
+        f"{case.plan} is {times}{busy}: {case.workers} workers that never communicate would be "
+        f"{case.ceiling / case.single:.2f} times as fast, so no plan gains more here"
+    )
+
+
+def _costs_too_much(case: Case, times: str) -> str:
+    """Compute the batch size from which on the same cost per step would be less than what the workers gain."""
+    cost = case.samples / case.speed - case.samples / case.ceiling  # seconds a step
+    saved = 1 / case.single - 1 / case.ceiling  # seconds a sample
+    batch = case.batch * cost / saved / case.samples
+    return (
+        f"{case.plan} is {times}: each step of {case.samples / case.speed * 1e6:,.0f} µs has {cost * 1e6:,.0f} µs that "
+        f"workers that never communicate do not have{_largest(case.step)}. With the same cost per step it would be "
+        f"faster from a batch_size of about {_rounded(batch):,} (here {case.batch:,})"
+    )
+
+
+def _largest(step: StepTimes | None) -> str:
+    if step is None:
+        return ""
+    parts = {"collectives": step.communicate, "waiting for others": step.wait, "between the two": step.other}
+    name, most = max(parts.items(), key=lambda part: part[1])
+    return f", most of it {name} ({most:,.0f} µs)"
+
+
+def _rounded(value: float) -> int:
+    """Round up to two digits."""
+    unit = int(10 ** max(0, math.floor(math.log10(max(value, 1))) - 1))
+    return math.ceil(value / unit - 1e-9) * unit

@@ -18,6 +18,30 @@ from paceline.training.gradients.message import Segments, segments_of
 from paceline.training.gradients.payload import CodedFrame, GradientSum
 from paceline.training.parameters.layout import Fragments, Layout
 
+
+class Snapshots:
+    """The parameters after some updates, kept for evaluation afterwards; `values` gives the present ones."""
+
+    def __init__(self, setup: Setup, values: Callable[[], list[Tensor]]) -> None:
+        self.setup, self.values = setup, values
+        self.kept: list[Snapshot] = []
+
+    def keep(self, updates: int, seconds: float) -> None:
+        """Keep a snapshot, if one is due after so many updates."""
+        if self.setup.agenda.reaches(updates, self.setup.snapshots_every):
+            values = self.values()
+            self.kept.append(Snapshot(updates, seconds, lambda: values))
+
+
+def make_learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:
+    """Make a worker's learner and optimizer on a fresh module."""
+    module = setup.fresh_module()
+    replica = setup.placement.replica(0, setup.job, module.train(), setup.probe.moving)
+    optimizer = setup.job.make_optimizer(module, replica.parameters)
+    sums = PartialSums(setup.layout, setup.plan.canonical) if setup.plan.canonical else None
+    return Learner(replica, Reader(setup.source, setup.order(), 0, lambda _: None), sums), optimizer
+
+
 # A collective's table, executed by one process over the vectors of all workers.
 
 
@@ -46,29 +70,6 @@ def execute(
                     segments.adder(flats[worker], step.receive.first, step.receive.stop)(received)
                 else:
                     mine.add_(received) if step.reduce else mine.copy_(received)
-
-
-class Snapshots:
-    """The parameters after some updates, kept for evaluation afterwards; `values` gives the present ones."""
-
-    def __init__(self, setup: Setup, values: Callable[[], list[Tensor]]) -> None:
-        self.setup, self.values = setup, values
-        self.kept: list[Snapshot] = []
-
-    def keep(self, updates: int, seconds: float) -> None:
-        """Keep a snapshot, if one is due after so many updates."""
-        if self.setup.agenda.reaches(updates, self.setup.snapshots_every):
-            values = self.values()
-            self.kept.append(Snapshot(updates, seconds, lambda: values))
-
-
-def make_learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:
-    """Make a worker's learner and optimizer on a fresh module."""
-    module = setup.fresh_module()
-    replica = setup.placement.replica(0, setup.job, module.train(), setup.probe.moving)
-    optimizer = setup.job.make_optimizer(module, replica.parameters)
-    sums = PartialSums(setup.layout, setup.plan.canonical) if setup.plan.canonical else None
-    return Learner(replica, Reader(setup.source, setup.order(), 0, lambda _: None), sums), optimizer
 
 
 # The sums of gradients under a codec, with every worker's encoder in one process.

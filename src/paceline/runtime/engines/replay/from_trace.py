@@ -30,6 +30,154 @@ from paceline.runtime.engines.arithmetic.servers import ServerArithmetic
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.runs.trace import Columns, Kind
 
+
+def _due(line: Iterable[Step]) -> Iterator[Step]:
+    """Yield the steps that a worker may do now: pushes to several shards, and pulls after them, wait for one another
+    only at the same shard.
+    """
+    shards = set[int]()
+    for step in line:
+        if step.shard < 0:
+            if not shards:
+                yield step
+            return
+        if step.shard not in shards:
+            yield step
+        shards.add(step.shard)
+
+
+@dataclass(frozen=True)
+class ReplayedVersion:
+    """One version of one shard, made again."""
+
+    shard: int
+    version: int
+    #: Whether the loss and gradient that it came from, and the shard after it, are finite.
+    finite: bool
+
+
+@dataclass(frozen=True)
+class NextUpdate:
+    """The update that would come next."""
+
+    chunks: list[Chunk]
+    worker: int
+    #: None if the worker had not computed it yet.
+    loss: float | None
+
+
+class Loss(NamedTuple):
+    """The loss of a worker's last computation."""
+
+    task: int
+    value: float
+    finite: bool
+
+
+NO_LOSS = Loss(-1, 0.0, True)
+
+
+class ServerReplayer:
+    """Replays a part of a run; `apart` is whether servers were processes of their own in it."""
+
+    def __init__(self, setup: Setup, rows: Columns, apart: bool) -> None:
+        self.setup, self.agenda, server = setup, setup.agenda, server_of(setup.plan)
+        self.sums: ServerArithmetic | ReplicaArithmetic
+        if setup.pipeline is not None:
+            sums = self.sums = ReplicaArithmetic(setup)
+            rows = rows.copy()
+            rows["worker"] //= len(sums.memories)
+            self.versions = [0] * len(sums.memories)
+            recorded = Recorded.of(server, rows, sums.replicas, self.versions, apart)
+        else:
+            resumed: list[int] = rows[rows["kind"] == Kind.RESUME]["version"].tolist()
+            self.versions = resumed or [0] * len(setup.layout.shards)
+            recorded = Recorded.of(server, rows, setup.plan.workers, self.versions, apart)
+            self.sums = ServerArithmetic(setup, self.versions, len(recorded.lines))
+        self.last = self.agenda.leases // self.agenda.shares
+        self.workers, self.end = recorded.workers, recorded.end if apart else None
+        self.needed = server.gathers or 1
+        self.order = Order(recorded, self.versions, self.needed, bool(server.gathers))
+        self.pushes = recorded.versions
+        self.losses: dict[int, Loss] = {}
+        #: By shard: whether what its next version is made of so far was finite.
+        self.gathered: dict[int, list[bool]] = defaultdict(list)
+        self.stop: int | None = None
+        #: By shard: the loss of the push after version `stop`, where the shard had to go on.
+        self.passed: dict[int, Loss] = {}
+
+    @property
+    def done(self) -> int:
+        return min(self.versions)
+
+    def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
+        """Make every version up to `until` of every shard.
+
+        Batches reach shards in different orders, so one shard may have to go on before another one can get there. What
+        it held at `until` is kept.
+        """
+        ends = [each for each in (until, self.end) if each is not None]
+        self.stop = min(ends, default=None)
+        for step in self.order.steps(self.stop):
+            yield from self._perform(step)
+        if self.end is not None and self.stop is not None and self.done < self.stop:
+            raise ReplayDiverged(_stuck(self.versions))
+
+    def next(self, shard: int, until: int) -> NextUpdate:
+        pushes = self.pushes[shard, until + 1]
+        bad = next((push for push in pushes if not self._loss_of(push).finite), pushes[0])
+        chunks = [chunk for push in pushes for chunk in self.agenda.task(self.agenda.tasks(push.batch)[0])]
+        loss = self.passed.get(shard, self._loss_of(bad))
+        computed = loss.task == self.agenda.tasks(bad.batch)[-1]
+        return NextUpdate(chunks, self.workers[bad.worker], loss.value if computed else None)
+
+    def values(self) -> list[torch.Tensor]:
+        return self.sums.values()
+
+    def _perform(self, step: Step) -> Iterator[ReplayedVersion]:
+        match step.command:
+            case Join():
+                assert isinstance(self.sums, ServerArithmetic), "replicas that are pipelines are of one machine"
+                self.sums.join(step.command)
+            case Compute(worker, lease):
+                for task in self.agenda.tasks(lease.batch):
+                    self._compute(worker, task)
+            case Pull():
+                self.sums.pull(step.command)
+            case Push():
+                yield from self._push(step.command, step.before)
+
+    def _push(self, push: Push, before: int) -> Iterator[ReplayedVersion]:
+        loss, gathered = self._loss_of(push), self.gathered[push.shard]
+        if before == self.stop:
+            self.sums.hold(push.shard)
+            self.passed[push.shard] = loss
+        self.sums.push(push)
+        gathered.append(loss.finite)
+        if len(gathered) == self.needed:
+            values = (bool(version.values.isfinite().all()) for version in self.sums.newest(push.shard))
+            yield ReplayedVersion(push.shard, before + 1, all(gathered) and all(values))
+            gathered.clear()
+
+    def _compute(self, worker: int, task: int) -> None:
+        computed = self.sums.compute(worker, self.agenda.task(task))
+        before = self.losses.get(worker, NO_LOSS)
+        good = computed.finite() and (before.finite or self.agenda.lease(before.task) != self.agenda.lease(task))
+        self.losses[worker] = Loss(task, computed.loss / computed.weight if computed.weight else math.nan, good)
+
+    def _loss_of(self, push: Push) -> Loss:
+        """The loss of the last computation of the worker that makes this push."""
+        return self.losses.get(push.worker, NO_LOSS)
+
+
+def _stuck(versions: list[int]) -> str:
+    shown = ", ".join(f"{version} of shard {shard}" for shard, version in enumerate(versions))
+    return (
+        f"the replay cannot go on after version {shown}: a gradient was computed from a version that was lost with its "
+        "servers, and that no shard has"
+    )
+
+
 # What processes have computed and pushed, by the rows of their trace.
 #
 # Servers that are processes of their own record pushes alone: a machine that died has taken its workers' rows with it,
@@ -249,150 +397,3 @@ class Order:
             self.pushed[step.shard] += 1
             self.versions[step.shard] += self.pushed[step.shard] == self.needed
             self.pushed[step.shard] %= self.needed
-
-
-def _due(line: Iterable[Step]) -> Iterator[Step]:
-    """Yield the steps that a worker may do now: pushes to several shards, and pulls after them, wait for one another
-    only at the same shard.
-    """
-    shards = set[int]()
-    for step in line:
-        if step.shard < 0:
-            if not shards:
-                yield step
-            return
-        if step.shard not in shards:
-            yield step
-        shards.add(step.shard)
-
-
-@dataclass(frozen=True)
-class ReplayedVersion:
-    """One version of one shard, made again."""
-
-    shard: int
-    version: int
-    #: Whether the loss and gradient that it came from, and the shard after it, are finite.
-    finite: bool
-
-
-@dataclass(frozen=True)
-class NextUpdate:
-    """The update that would come next."""
-
-    chunks: list[Chunk]
-    worker: int
-    #: None if the worker had not computed it yet.
-    loss: float | None
-
-
-class Loss(NamedTuple):
-    """The loss of a worker's last computation."""
-
-    task: int
-    value: float
-    finite: bool
-
-
-NO_LOSS = Loss(-1, 0.0, True)
-
-
-class ServerReplayer:
-    """Replays a part of a run; `apart` is whether servers were processes of their own in it."""
-
-    def __init__(self, setup: Setup, rows: Columns, apart: bool) -> None:
-        self.setup, self.agenda, server = setup, setup.agenda, server_of(setup.plan)
-        self.sums: ServerArithmetic | ReplicaArithmetic
-        if setup.pipeline is not None:
-            sums = self.sums = ReplicaArithmetic(setup)
-            rows = rows.copy()
-            rows["worker"] //= len(sums.memories)
-            self.versions = [0] * len(sums.memories)
-            recorded = Recorded.of(server, rows, sums.replicas, self.versions, apart)
-        else:
-            resumed: list[int] = rows[rows["kind"] == Kind.RESUME]["version"].tolist()
-            self.versions = resumed or [0] * len(setup.layout.shards)
-            recorded = Recorded.of(server, rows, setup.plan.workers, self.versions, apart)
-            self.sums = ServerArithmetic(setup, self.versions, len(recorded.lines))
-        self.last = self.agenda.leases // self.agenda.shares
-        self.workers, self.end = recorded.workers, recorded.end if apart else None
-        self.needed = server.gathers or 1
-        self.order = Order(recorded, self.versions, self.needed, bool(server.gathers))
-        self.pushes = recorded.versions
-        self.losses: dict[int, Loss] = {}
-        #: By shard: whether what its next version is made of so far was finite.
-        self.gathered: dict[int, list[bool]] = defaultdict(list)
-        self.stop: int | None = None
-        #: By shard: the loss of the push after version `stop`, where the shard had to go on.
-        self.passed: dict[int, Loss] = {}
-
-    @property
-    def done(self) -> int:
-        return min(self.versions)
-
-    def replay(self, until: int | None) -> Iterator[ReplayedVersion]:
-        """Make every version up to `until` of every shard.
-
-        Batches reach shards in different orders, so one shard may have to go on before another one can get there. What
-        it held at `until` is kept.
-        """
-        ends = [each for each in (until, self.end) if each is not None]
-        self.stop = min(ends, default=None)
-        for step in self.order.steps(self.stop):
-            yield from self._perform(step)
-        if self.end is not None and self.stop is not None and self.done < self.stop:
-            raise ReplayDiverged(_stuck(self.versions))
-
-    def next(self, shard: int, until: int) -> NextUpdate:
-        pushes = self.pushes[shard, until + 1]
-        bad = next((push for push in pushes if not self._loss_of(push).finite), pushes[0])
-        chunks = [chunk for push in pushes for chunk in self.agenda.task(self.agenda.tasks(push.batch)[0])]
-        loss = self.passed.get(shard, self._loss_of(bad))
-        computed = loss.task == self.agenda.tasks(bad.batch)[-1]
-        return NextUpdate(chunks, self.workers[bad.worker], loss.value if computed else None)
-
-    def values(self) -> list[torch.Tensor]:
-        return self.sums.values()
-
-    def _perform(self, step: Step) -> Iterator[ReplayedVersion]:
-        match step.command:
-            case Join():
-                assert isinstance(self.sums, ServerArithmetic), "replicas that are pipelines are of one machine"
-                self.sums.join(step.command)
-            case Compute(worker, lease):
-                for task in self.agenda.tasks(lease.batch):
-                    self._compute(worker, task)
-            case Pull():
-                self.sums.pull(step.command)
-            case Push():
-                yield from self._push(step.command, step.before)
-
-    def _push(self, push: Push, before: int) -> Iterator[ReplayedVersion]:
-        loss, gathered = self._loss_of(push), self.gathered[push.shard]
-        if before == self.stop:
-            self.sums.hold(push.shard)
-            self.passed[push.shard] = loss
-        self.sums.push(push)
-        gathered.append(loss.finite)
-        if len(gathered) == self.needed:
-            values = (bool(version.values.isfinite().all()) for version in self.sums.newest(push.shard))
-            yield ReplayedVersion(push.shard, before + 1, all(gathered) and all(values))
-            gathered.clear()
-
-    def _compute(self, worker: int, task: int) -> None:
-        computed = self.sums.compute(worker, self.agenda.task(task))
-        before = self.losses.get(worker, NO_LOSS)
-        good = computed.finite() and (before.finite or self.agenda.lease(before.task) != self.agenda.lease(task))
-        self.losses[worker] = Loss(task, computed.loss / computed.weight if computed.weight else math.nan, good)
-
-    def _loss_of(self, push: Push) -> Loss:
-        """The loss of the last computation of the worker that makes this push."""
-        return self.losses.get(push.worker, NO_LOSS)
-
-
-def _stuck(versions: list[int]) -> str:
-    shown = ", ".join(f"{version} of shard {shard}" for shard, version in enumerate(versions))
-    return (
-        f"the replay cannot go on after version {shown}: a gradient was computed from a version that was lost with its "
-        "servers, and that no shard has"
-    )

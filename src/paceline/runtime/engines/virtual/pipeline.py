@@ -38,43 +38,6 @@ from paceline.runtime.links.shared_memory import bytes_of
 from paceline.runtime.runs.trace import Kind, Row
 from paceline.training.gradients.payload import Payload
 
-# Replicas that are pipelines, with a server between them, in a virtual world: each is one worker of the server.
-#
-# A replica computes a batch in the seconds of one worker, divided by the number of its workers and by how much of the
-# pipeline's time they are busy.
-
-
-class _OfWorkers:
-    """Rows of replicas, written as those of their workers: a push is that of the shard's own worker."""
-
-    def __init__(self, rows: Rows, size: int) -> None:
-        self.rows, self.size = rows, size
-
-    def add(self, row: tuple[float, ...]) -> None:
-        kind, replica, update, shard = row[:4]
-        place = shard if kind in (Kind.APPLY, Kind.DROP) else self.size - 1 if kind == Kind.COMPUTE else 0
-        self.rows.add((kind, replica * self.size + place, update, shard, *row[4:]))
-
-    def add_all(self, kind: Kind, update: int, **columns: Numbers | float) -> None:
-        raise NotImplementedError("a server has no row of all workers at once")
-
-
-def run_replicas(
-    plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, size: int, sums: ReplicaArithmetic | None, rows: Rows
-) -> None:
-    """Run a pipeline whose replicas push to a server and pull from it."""
-    server, shards = pipeline.spread.server, pipeline.shards(plan.workers)
-    assert server is not None
-    _, bubble = ticks_of(pipeline.table(plan.workers, (pipeline.micro_batches,)))
-    deaths: dict[int, float] = {}
-    for worker, when in world.deaths.items():
-        deaths[worker // shards] = min(deaths.get(worker // shards, math.inf), when)
-    world = replace(world, compute=world.compute / shards / (1 - bubble), deaths=deaths, repairs={})
-    method = replace(server, shards=shards)
-    of_replicas = replace(plan, method=method, workers=pipeline.spread.data, codec=None)
-    run_server(of_replicas, method, agenda, world, size, sums, _OfWorkers(rows, shards))
-
-
 PART = {FORWARD: 1 / 3, BACKWARD: 2 / 3, INPUTS: 1 / 3, WEIGHTS: 1 / 3}
 ACTIVATIONS = 1024  # bytes per sample, where there is no model to measure
 
@@ -267,3 +230,40 @@ class PipelineOnClock:
         if self.sums is None:
             return ACTIVATIONS * self._at(place).passing.chunk(effect.micro).samples
         return bytes_of(effect.message[0])
+
+
+# Replicas that are pipelines, with a server between them, in a virtual world: each is one worker of the server.
+#
+# A replica computes a batch in the seconds of one worker, divided by the number of its workers and by how much of the
+# pipeline's time they are busy.
+
+
+class _OfWorkers:
+    """Rows of replicas, written as those of their workers: a push is that of the shard's own worker."""
+
+    def __init__(self, rows: Rows, size: int) -> None:
+        self.rows, self.size = rows, size
+
+    def add(self, row: tuple[float, ...]) -> None:
+        kind, replica, update, shard = row[:4]
+        place = shard if kind in (Kind.APPLY, Kind.DROP) else self.size - 1 if kind == Kind.COMPUTE else 0
+        self.rows.add((kind, replica * self.size + place, update, shard, *row[4:]))
+
+    def add_all(self, kind: Kind, update: int, **columns: Numbers | float) -> None:
+        raise NotImplementedError("a server has no row of all workers at once")
+
+
+def run_replicas(
+    plan: Plan, pipeline: Pipeline, agenda: Agenda, world: World, size: int, sums: ReplicaArithmetic | None, rows: Rows
+) -> None:
+    """Run a pipeline whose replicas push to a server and pull from it."""
+    server, shards = pipeline.spread.server, pipeline.shards(plan.workers)
+    assert server is not None
+    _, bubble = ticks_of(pipeline.table(plan.workers, (pipeline.micro_batches,)))
+    deaths: dict[int, float] = {}
+    for worker, when in world.deaths.items():
+        deaths[worker // shards] = min(deaths.get(worker // shards, math.inf), when)
+    world = replace(world, compute=world.compute / shards / (1 - bubble), deaths=deaths, repairs={})
+    method = replace(server, shards=shards)
+    of_replicas = replace(plan, method=method, workers=pipeline.spread.data, codec=None)
+    run_server(of_replicas, method, agenda, world, size, sums, _OfWorkers(rows, shards))

@@ -19,29 +19,6 @@ from paceline.algorithms.collectives import Collective, Round
 from paceline.algorithms.collectives.whole_vectors import Gather
 from paceline.errors import UsageError
 
-# A simulated clock, which goes to the next event at once.
-
-
-class Clock:
-    """Runs events in the order of their times, without waiting between them."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._count = 0
-
-    def at(self, time: float, what: Callable[..., None], *arguments: Any) -> None:
-        """Schedule `what(*arguments)` for `time`; events of one time run in the order in which they were scheduled."""
-        self._count += 1
-        heapq.heappush(self._events, (time, self._count, what, arguments))
-
-    def run(self) -> None:
-        events, pop = self._events, heapq.heappop
-        while events:
-            self.now, _, what, arguments = pop(events)
-            what(*arguments)
-
-
 DRAWS = 64  # draws of a worker that are made at once
 SPREADS = ("uniform", "normal", "lognormal", "exponential")
 
@@ -194,6 +171,29 @@ class ComputeTimes:
 def nanoseconds(seconds: float) -> int:
     """Convert virtual seconds to the nanoseconds of a trace."""
     return round(seconds * 1e9)
+
+
+# A simulated clock, which goes to the next event at once.
+
+
+class Clock:
+    """Runs events in the order of their times, without waiting between them."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+
+    def at(self, time: float, what: Callable[..., None], *arguments: Any) -> None:
+        """Schedule `what(*arguments)` for `time`; events of one time run in the order in which they were scheduled."""
+        self._count += 1
+        heapq.heappush(self._events, (time, self._count, what, arguments))
+
+    def run(self) -> None:
+        events, pop = self._events, heapq.heappop
+        while events:
+            self.now, _, what, arguments = pop(events)
+            what(*arguments)
 
 
 # A collective in virtual time: its rounds, each for all workers at once.

@@ -53,48 +53,6 @@ from paceline.training.parameters.rows import Journal
 from paceline.training.parameters.shard_version import ShardVersion, VersionShape
 from paceline.training.stages.cutting import Blueprint
 
-# Integers in shared memory that change all at once or not at all, even if the process that changes them is killed.
-
-
-class DoubleBuffer:
-    """Integers that are kept twice: `begin` returns a copy to change, and `commit` makes it the valid one.
-
-    Every method is called under the lock that guards the integers. The commit is one aligned store of eight bytes, so
-    a process that is killed before it has changed nothing.
-    """
-
-    def __init__(self, memory: Memory, count: int) -> None:
-        #: Which of the two copies is valid: 0 or 1.
-        self._flip = memory.ints(1)
-        self._copies = (memory.ints(count), memory.ints(count))
-
-    @property
-    def addresses(self) -> tuple[int, int, int]:
-        """The addresses of the integer that says which copy is valid, and of both copies, for generated code."""
-        return waiting.address_of(self._flip), waiting.address_of(self._copies[0]), waiting.address_of(self._copies[1])
-
-    @property
-    def current(self) -> memoryview:
-        """The valid copy."""
-        return self._copies[self._flip[0]]
-
-    def begin(self) -> memoryview:
-        """Return the other copy, filled from the valid one."""
-        valid = self._flip[0]
-        draft = self._copies[1 - valid]
-        # The whole copy: an owner that was killed may have left anything in it.
-        draft[:] = self._copies[valid]
-        return draft
-
-    def commit(self) -> None:
-        """Make the other copy the valid one."""
-        self._flip[0] = 1 - self._flip[0]
-
-
-# The channels between workers: of neighbouring stages of a pipeline, or each way between any two with operators.
-
-MESSAGES = 64  # slots of a mailbox between two workers with operators; what finds it full waits with its sender
-
 
 class Channels(NamedTuple):
     """What workers exchange that hold parts of a model; by default, what those exchange that hold all of it."""
@@ -108,28 +66,6 @@ class Channels(NamedTuple):
 
 #: Of workers that hold the whole model.
 NO_CHANNELS = Channels()
-
-
-def mail_of(blueprint: Blueprint, lines: int = 1) -> Iterator[MailShape]:
-    """Yield the mailboxes between each two neighbouring stages of different workers, one each way.
-
-    There are as many lines of workers as the pipeline has replicas times workers inside a stage.
-    """
-    holders = blueprint.stage_to_worker
-    for line in range(lines):
-        for stage, (source, target) in enumerate(itertools.pairwise(holders)):
-            if source != target:
-                slots, count = blueprint.slots, len(blueprint.needs[stage + 1])
-                on, back = (stage, stage + 1), (stage + 1, stage)
-                yield MailShape(on, count + blueprint.carries_chance, blueprint.bytes_on[stage], slots, line)
-                yield MailShape(back, count, blueprint.bytes_back[stage], slots, line)
-
-
-def mail_between(blueprint: OperatorBlueprint, workers: int) -> Iterator[MailShape]:
-    """Yield the mailboxes from each worker with operators to each other one."""
-    for ends in itertools.permutations(range(workers), 2):
-        yield MailShape(ends, 1 + blueprint.tensors, blueprint.bytes, MESSAGES)
-
 
 CONTROL = 4
 ABORT, GO = 0, 1
@@ -371,3 +307,67 @@ def _size(shape: ArenaShape) -> int:
     size += SharedVectors.size(workers, *shape.vector)
     size += SharedVectors.size(workers, 1, torch.float64) + SharedVectors.size(workers, shape.parts, torch.uint8)
     return size + 64 * 1024
+
+
+# Integers in shared memory that change all at once or not at all, even if the process that changes them is killed.
+
+
+class DoubleBuffer:
+    """Integers that are kept twice: `begin` returns a copy to change, and `commit` makes it the valid one.
+
+    Every method is called under the lock that guards the integers. The commit is one aligned store of eight bytes, so
+    a process that is killed before it has changed nothing.
+    """
+
+    def __init__(self, memory: Memory, count: int) -> None:
+        #: Which of the two copies is valid: 0 or 1.
+        self._flip = memory.ints(1)
+        self._copies = (memory.ints(count), memory.ints(count))
+
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """The addresses of the integer that says which copy is valid, and of both copies, for generated code."""
+        return waiting.address_of(self._flip), waiting.address_of(self._copies[0]), waiting.address_of(self._copies[1])
+
+    @property
+    def current(self) -> memoryview:
+        """The valid copy."""
+        return self._copies[self._flip[0]]
+
+    def begin(self) -> memoryview:
+        """Return the other copy, filled from the valid one."""
+        valid = self._flip[0]
+        draft = self._copies[1 - valid]
+        # The whole copy: an owner that was killed may have left anything in it.
+        draft[:] = self._copies[valid]
+        return draft
+
+    def commit(self) -> None:
+        """Make the other copy the valid one."""
+        self._flip[0] = 1 - self._flip[0]
+
+
+# The channels between workers: of neighbouring stages of a pipeline, or each way between any two with operators.
+
+MESSAGES = 64  # slots of a mailbox between two workers with operators; what finds it full waits with its sender
+
+
+def mail_of(blueprint: Blueprint, lines: int = 1) -> Iterator[MailShape]:
+    """Yield the mailboxes between each two neighbouring stages of different workers, one each way.
+
+    There are as many lines of workers as the pipeline has replicas times workers inside a stage.
+    """
+    holders = blueprint.stage_to_worker
+    for line in range(lines):
+        for stage, (source, target) in enumerate(itertools.pairwise(holders)):
+            if source != target:
+                slots, count = blueprint.slots, len(blueprint.needs[stage + 1])
+                on, back = (stage, stage + 1), (stage + 1, stage)
+                yield MailShape(on, count + blueprint.carries_chance, blueprint.bytes_on[stage], slots, line)
+                yield MailShape(back, count, blueprint.bytes_back[stage], slots, line)
+
+
+def mail_between(blueprint: OperatorBlueprint, workers: int) -> Iterator[MailShape]:
+    """Yield the mailboxes from each worker with operators to each other one."""
+    for ends in itertools.permutations(range(workers), 2):
+        yield MailShape(ends, 1 + blueprint.tensors, blueprint.bytes, MESSAGES)

@@ -11,6 +11,38 @@ from typing import NamedTuple
 
 from paceline.errors import UsageError
 
+
+class Address(NamedTuple):
+    """Where a process listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read HOST:PORT or [HOST]:PORT."""
+        host, _, port = text.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise UsageError(f"{text!r} is no address; write HOST:PORT, or [HOST]:PORT for IPv6")
+        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a host; a name must mean loopback addresses alone."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        pass
+    try:
+        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in entries)
+
+
 # The network interfaces of this machine, and which of them is used by default.
 
 SIOCGIFADDR, SIOCGIFFLAGS, IFF_UP = 0x8915, 0x8913, 1
@@ -76,34 +108,3 @@ def _mtu(name: str) -> int:
         return int(Path("/sys/class/net", name, "mtu").read_text(encoding="ascii"))
     except (OSError, ValueError):
         return 0
-
-
-class Address(NamedTuple):
-    """Where a process listens."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-    @classmethod
-    def parse(cls, text: str) -> Address:
-        """Read HOST:PORT or [HOST]:PORT."""
-        host, _, port = text.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise UsageError(f"{text!r} is no address; write HOST:PORT, or [HOST]:PORT for IPv6")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a host; a name must mean loopback addresses alone."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        pass
-    try:
-        entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return False
-    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in entries)

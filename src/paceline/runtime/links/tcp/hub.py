@@ -32,46 +32,6 @@ from paceline.runtime.links.tcp.handshake import Identity, Peer
 from paceline.runtime.links.tcp.pending import Candidate, PendingHandshakes
 from paceline.runtime.links.tcp.waiting import DELAYS, GRACE, SECOND, TIMING, Pump, Timing, silent
 
-# What happens to a hub: the events that `Hub.poll` returns.
-
-
-class Arrived(NamedTuple):
-    """A peer that has proved who it is. `dialled` is the address, if this process has dialled it."""
-
-    peer: Peer
-    dialled: Address | None = None
-
-
-class Received(NamedTuple):
-    """A frame. The body lies where `place` said, or in memory of its own, which is the receiver's to keep."""
-
-    peer: Peer
-    kind: int
-    ints: tuple[int, ...]
-    body: memoryview
-
-
-class Gone(NamedTuple):
-    """A peer that is connected no longer; `left` if it said so before, `silent` if it said nothing for too long."""
-
-    peer: Peer
-    why: str
-    left: bool = False
-    silent: bool = False
-
-
-class Unreached(NamedTuple):
-    """An address that was dialled in vain until its deadline."""
-
-    address: Address
-    why: str
-
-
-Event: TypeAlias = Arrived | Received | Gone | Unreached
-#: Called with peer, kind, integers and size of a body: where to receive it; None for memory of its own.
-PeerPlace: TypeAlias = "Callable[[Peer, int, tuple[int, ...], int], memoryview | None]"
-
-
 __all__ = ["Arrived", "Event", "Gone", "Hub", "PeerPlace", "Received", "Unreached"]
 
 
@@ -439,3 +399,43 @@ class Hub:
             del self._seats[peer[:2]]
         self._epoll.unregister(connection)
         return connection
+
+
+# What happens to a hub: the events that `Hub.poll` returns.
+
+
+class Arrived(NamedTuple):
+    """A peer that has proved who it is. `dialled` is the address, if this process has dialled it."""
+
+    peer: Peer
+    dialled: Address | None = None
+
+
+class Received(NamedTuple):
+    """A frame. The body lies where `place` said, or in memory of its own, which is the receiver's to keep."""
+
+    peer: Peer
+    kind: int
+    ints: tuple[int, ...]
+    body: memoryview
+
+
+class Gone(NamedTuple):
+    """A peer that is connected no longer; `left` if it said so before, `silent` if it said nothing for too long."""
+
+    peer: Peer
+    why: str
+    left: bool = False
+    silent: bool = False
+
+
+class Unreached(NamedTuple):
+    """An address that was dialled in vain until its deadline."""
+
+    address: Address
+    why: str
+
+
+Event: TypeAlias = Arrived | Received | Gone | Unreached
+#: Called with peer, kind, integers and size of a body: where to receive it; None for memory of its own.
+PeerPlace: TypeAlias = "Callable[[Peer, int, tuple[int, ...], int], memoryview | None]"

@@ -24,48 +24,6 @@ from paceline.runtime.links.waiting import Cancelled
 if TYPE_CHECKING:
     from paceline.runtime.links import Membership
 
-
-# `Membership` over TCP: the ranks whose processes are connected to a hub.
-
-
-class ConnectedPeers:
-    """The peers of one role, by their number, as the events of a hub tell of them."""
-
-    def __init__(self, rank: int, role: int) -> None:
-        """
-        Args:
-            rank: this process's own, which is alive.
-            role: of the peers that are ranks.
-        """
-        self._role, self._alive = role, {rank}
-        self._changes: list[Change] = []
-
-    def note(self, event: Event) -> None:
-        """Learn from what `Hub.poll` has returned; every event of the hub has to be passed."""
-        if not isinstance(event, Arrived | Gone) or event.peer.role != self._role:
-            return
-        rank, joined = event.peer.number, isinstance(event, Arrived)
-        if joined != (rank in self._alive):
-            (self._alive.add if joined else self._alive.discard)(rank)
-            self._changes.append(Change(rank, joined))
-
-    def alive(self) -> frozenset[int]:
-        """The ranks that are connected, with this one."""
-        return frozenset(self._alive)
-
-    def changes(self) -> list[Change]:
-        """The ranks that have joined or left since the last call."""
-        changes, self._changes = self._changes, []
-        return changes
-
-    def close(self) -> None:
-        """Stop watching; the hub is its owner's to close."""
-
-
-if TYPE_CHECKING:
-    _: type[Membership] = ConnectedPeers
-
-
 LOOK_SECONDS = 0.05  # between two looks whether it was cancelled
 
 
@@ -179,3 +137,44 @@ def _check(waiter: SocketWaiter, end: float, missing: dict[str, Address], why: d
     if missing and monotonic() >= end:
         names = [f"{name} at {at}{f' ({why[at]})' if at in why else ''}" for name, at in missing.items()]
         raise WaitedTooLong(waiter.worker, ", ".join(names), waiter.deadline, waiter.where())
+
+
+# `Membership` over TCP: the ranks whose processes are connected to a hub.
+
+
+class ConnectedPeers:
+    """The peers of one role, by their number, as the events of a hub tell of them."""
+
+    def __init__(self, rank: int, role: int) -> None:
+        """
+        Args:
+            rank: this process's own, which is alive.
+            role: of the peers that are ranks.
+        """
+        self._role, self._alive = role, {rank}
+        self._changes: list[Change] = []
+
+    def note(self, event: Event) -> None:
+        """Learn from what `Hub.poll` has returned; every event of the hub has to be passed."""
+        if not isinstance(event, Arrived | Gone) or event.peer.role != self._role:
+            return
+        rank, joined = event.peer.number, isinstance(event, Arrived)
+        if joined != (rank in self._alive):
+            (self._alive.add if joined else self._alive.discard)(rank)
+            self._changes.append(Change(rank, joined))
+
+    def alive(self) -> frozenset[int]:
+        """The ranks that are connected, with this one."""
+        return frozenset(self._alive)
+
+    def changes(self) -> list[Change]:
+        """The ranks that have joined or left since the last call."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def close(self) -> None:
+        """Stop watching; the hub is its owner's to close."""
+
+
+if TYPE_CHECKING:
+    _: type[Membership] = ConnectedPeers

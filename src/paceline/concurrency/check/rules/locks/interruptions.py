@@ -24,6 +24,137 @@ from paceline.concurrency.check.together import same_file
 from paceline.concurrency.check.values.calls import type_name
 from paceline.concurrency.check.values.module import name_of_site
 
+#: Functions that start a child and wait for it.
+RUNS = tuple(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))
+
+
+_OF_PREEXEC = "use start_new_session=, process_group= or umask= in place of preexec_fn, or a small program"
+_OF_FORK = "fork before the first thread is started, or use subprocess or the spawn method"
+
+
+def lock_in_destructor(facts: Facts) -> Iterator[Witness]:
+    """Report locks, queues and executors that destructors and collector callbacks wait for."""
+    for root in (r for r in facts.roots if r.kind in INTERRUPTING):
+        fn, handler = root.function, INTERRUPTING[root.kind]
+        for take in facts.takes(fn).values():
+            lock = take.resource
+            is_private = fn.name == "__del__" and take.same and not _shared(lock.id, facts)
+            other = _elsewhere(lock.id, fn, facts) if lock.sure and lock.non_reentrant and not is_private else None
+            if other is not None and not lock.one_of_several:
+                (where, node), (by, event), name = take.steps[-1], other, lock.id
+                since = next((h.line for h in event.held if h.resource.id == name), event.effect.line)
+                yield Witness(
+                    node, where, handler=handler, lock=name, since=since, caller=by, event=event, steps=take.steps
+                )
+        for use in _queues(fn, facts):
+            if fn.name != "__del__" or _shared(use.of, facts):
+                yield Witness(use.call, fn, "queues", handler=handler, resource=use.resource)
+        for wait in facts.waits(fn).values():
+            what = wait.effect.resource  # when it is shut down, it waits for tasks, one of which may run this
+            if what is not None and what.kind in ("Executor", "Pool") and what.sure:
+                yield Witness(wait.steps[0][1], fn, "waits", handler=handler, wait=wait, what=what)
+                break
+
+
+def _queues(fn: Function, facts: Facts) -> list[Use]:
+    """Uses of a `queue.Queue`, which has a lock inside."""
+    return [use for use in facts.uses(("put", "get", "put_nowait", "get_nowait"), ("Queue",)) if use.fn is fn]
+
+
+def _shared(lock: str, facts: Facts) -> bool:
+    """Whether the lock is a global or an attribute of the class itself, rather than of one object."""
+    owner, _, attribute = lock.rpartition(".")
+    cls = facts.module.classes.get(owner)
+    return cls is None or any(fn.cls is not cls for _, fn in cls.values.get(attribute, ()))
+
+
+def _elsewhere(lock: str, fn: Function, facts: Facts) -> tuple[Function, Event] | None:
+    """Another function that holds the lock, preferably where it calls something."""
+    witness: tuple[Function, Event] | None = None
+    for other in facts.module.functions:
+        for event in facts.events(other) if other is not fn else ():
+            if any(h.resource.id == lock for h in event.held):
+                return other, event
+            resource = event.effect.resource
+            if event.effect.kind == "take" and resource is not None and resource.id == lock:
+                witness = witness or (other, event)
+    return witness
+
+
+ENDS = ("exit", "_exit", "abort", "kill", "terminate")
+
+
+def signal_handler(facts: Facts) -> Iterator[Witness]:
+    """Report locks, queues, prints and logging in functions that handle signals."""
+    for root in facts.roots:
+        if root.kind != "signal":
+            continue
+        for take in facts.takes(root.function).values():
+            if take.resource.non_reentrant and take.resource.sure:
+                where, node = take.steps[-1]
+                lock = take.resource.id
+                yield Witness(node, where, lock=lock, since=take.resource.line or root.line, take=take)
+        for use in (use for use in _queues(root.function, facts) if use.resource.sure):
+            yield Witness(use.call, use.fn, "queues", since=use.resource.line or use.line, resource=use.resource)
+        for steps in () if _ends(root.function) else facts.ways_to(root.function, _writes, depth=2):
+            yield Witness(steps[-1][1], steps[-1][0], "writes", steps=steps)
+
+
+def _ends(fn: Function) -> bool:
+    """Whether the handler ends the process or raises, so that no interrupted code continues."""
+    final = fn.body[-1] if fn.body else None
+    if isinstance(final, ast.Raise):
+        return True
+    return isinstance(final, ast.Expr) and isinstance(final.value, ast.Call) and short_name(final.value.func) in ENDS
+
+
+def _writes(call: ast.Call, fn: Function) -> bool:
+    """Whether a call writes to a buffered stream."""
+    name = dotted(call.func)
+    logs = short_name(call.func) in LEVELS and name.split(".")[0].lower().strip("_") in ("logging", "log", "logger")
+    return logs or name in BUFFERED
+
+
+LEVELS = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")
+BUFFERED = ("print", "sys.stdout.write", "sys.stderr.write", "sys.stdout.flush", "sys.stderr.flush")
+
+
+def logs_under_lock(facts: Facts) -> Iterator[Witness]:
+    """Report log calls, direct ones and those of callees, under a lock that a handler of the program takes."""
+    takes = {take.resource.id: (emit, take) for emit in _handlers(facts) for take in facts.takes(emit).values()}
+    takes = {lock: found for lock, found in takes.items() if found[1].resource.non_reentrant and found[1].resource.sure}
+    if not takes:
+        return
+    logs = {id(fn): call for call, fn in facts.module.calls if _is_log_call(call)}
+    for fn in facts.module.functions:
+        for effect, locks_held in facts.events(fn):
+            first = next((h for h in locks_held if h.resource.id in takes), None)
+            if first is None or not isinstance(effect.node, ast.Call):
+                continue
+            via = None if effect.callee is None else logs.get(id(effect.callee))
+            if _is_log_call(effect.node) or (via is not None and effect.callee is not takes[first.resource.id][0]):
+                emit, take = takes[first.resource.id]
+                yield Witness(effect.node, fn, first=first, emit=emit, take=take)
+                break
+
+
+def _handlers(facts: Facts) -> Iterator[Function]:
+    """What the handlers of `logging` do with a record."""
+    for cls in facts.module.classes.values():
+        if _is_handler(cls):
+            yield from (cls.methods[name] for name in ("emit", "handle") if name in cls.methods)
+
+
+def _is_handler(cls: Class) -> bool:
+    return any(base.startswith("logging.") and base.endswith("Handler") for c in cls.ancestry for base in c.bases)
+
+
+def _is_log_call(call: ast.Call) -> bool:
+    """Whether this is `logger.info(...)`, `logging.info(...)` or `self.log.info(...)`."""
+    name, _, level = dotted(call.func).rpartition(".")
+    return level in LEVELS and "log" in name.rpartition(".")[2].lower()
+
+
 STARTS = ("start", "fork", "forkpty")
 
 
@@ -195,14 +326,6 @@ def _report_lock_across_fork(
     return Witness(call, maker, lock=lock, asks=asks, take=take, taker=taker)
 
 
-#: Functions that start a child and wait for it.
-RUNS = tuple(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output"))
-
-
-_OF_PREEXEC = "use start_new_session=, process_group= or umask= in place of preexec_fn, or a small program"
-_OF_FORK = "fork before the first thread is started, or use subprocess or the spawn method"
-
-
 def fork_with_threads(facts: Facts) -> Iterator[Witness]:
     """Report forks in files that start threads, unless the child execs."""
     lines = [r.line for r in facts.roots if r.kind == "thread" and not r.alone]
@@ -272,126 +395,3 @@ def _comes_first(fork: ast.Call, forked: int, fn: Function, started: int) -> boo
 # Locks in code that Python runs in the middle of other code: destructors, handlers of signals and of logging.
 
 INTERRUPTING = {"del": "a destructor or callback of a weak reference", "gc": "a callback of the garbage collector"}
-
-
-def lock_in_destructor(facts: Facts) -> Iterator[Witness]:
-    """Report locks, queues and executors that destructors and collector callbacks wait for."""
-    for root in (r for r in facts.roots if r.kind in INTERRUPTING):
-        fn, handler = root.function, INTERRUPTING[root.kind]
-        for take in facts.takes(fn).values():
-            lock = take.resource
-            is_private = fn.name == "__del__" and take.same and not _shared(lock.id, facts)
-            other = _elsewhere(lock.id, fn, facts) if lock.sure and lock.non_reentrant and not is_private else None
-            if other is not None and not lock.one_of_several:
-                (where, node), (by, event), name = take.steps[-1], other, lock.id
-                since = next((h.line for h in event.held if h.resource.id == name), event.effect.line)
-                yield Witness(
-                    node, where, handler=handler, lock=name, since=since, caller=by, event=event, steps=take.steps
-                )
-        for use in _queues(fn, facts):
-            if fn.name != "__del__" or _shared(use.of, facts):
-                yield Witness(use.call, fn, "queues", handler=handler, resource=use.resource)
-        for wait in facts.waits(fn).values():
-            what = wait.effect.resource  # when it is shut down, it waits for tasks, one of which may run this
-            if what is not None and what.kind in ("Executor", "Pool") and what.sure:
-                yield Witness(wait.steps[0][1], fn, "waits", handler=handler, wait=wait, what=what)
-                break
-
-
-def _queues(fn: Function, facts: Facts) -> list[Use]:
-    """Uses of a `queue.Queue`, which has a lock inside."""
-    return [use for use in facts.uses(("put", "get", "put_nowait", "get_nowait"), ("Queue",)) if use.fn is fn]
-
-
-def _shared(lock: str, facts: Facts) -> bool:
-    """Whether the lock is a global or an attribute of the class itself, rather than of one object."""
-    owner, _, attribute = lock.rpartition(".")
-    cls = facts.module.classes.get(owner)
-    return cls is None or any(fn.cls is not cls for _, fn in cls.values.get(attribute, ()))
-
-
-def _elsewhere(lock: str, fn: Function, facts: Facts) -> tuple[Function, Event] | None:
-    """Another function that holds the lock, preferably where it calls something."""
-    witness: tuple[Function, Event] | None = None
-    for other in facts.module.functions:
-        for event in facts.events(other) if other is not fn else ():
-            if any(h.resource.id == lock for h in event.held):
-                return other, event
-            resource = event.effect.resource
-            if event.effect.kind == "take" and resource is not None and resource.id == lock:
-                witness = witness or (other, event)
-    return witness
-
-
-ENDS = ("exit", "_exit", "abort", "kill", "terminate")
-
-
-def signal_handler(facts: Facts) -> Iterator[Witness]:
-    """Report locks, queues, prints and logging in functions that handle signals."""
-    for root in facts.roots:
-        if root.kind != "signal":
-            continue
-        for take in facts.takes(root.function).values():
-            if take.resource.non_reentrant and take.resource.sure:
-                where, node = take.steps[-1]
-                lock = take.resource.id
-                yield Witness(node, where, lock=lock, since=take.resource.line or root.line, take=take)
-        for use in (use for use in _queues(root.function, facts) if use.resource.sure):
-            yield Witness(use.call, use.fn, "queues", since=use.resource.line or use.line, resource=use.resource)
-        for steps in () if _ends(root.function) else facts.ways_to(root.function, _writes, depth=2):
-            yield Witness(steps[-1][1], steps[-1][0], "writes", steps=steps)
-
-
-def _ends(fn: Function) -> bool:
-    """Whether the handler ends the process or raises, so that no interrupted code continues."""
-    final = fn.body[-1] if fn.body else None
-    if isinstance(final, ast.Raise):
-        return True
-    return isinstance(final, ast.Expr) and isinstance(final.value, ast.Call) and short_name(final.value.func) in ENDS
-
-
-def _writes(call: ast.Call, fn: Function) -> bool:
-    """Whether a call writes to a buffered stream."""
-    name = dotted(call.func)
-    logs = short_name(call.func) in LEVELS and name.split(".")[0].lower().strip("_") in ("logging", "log", "logger")
-    return logs or name in BUFFERED
-
-
-LEVELS = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log")
-BUFFERED = ("print", "sys.stdout.write", "sys.stderr.write", "sys.stdout.flush", "sys.stderr.flush")
-
-
-def logs_under_lock(facts: Facts) -> Iterator[Witness]:
-    """Report log calls, direct ones and those of callees, under a lock that a handler of the program takes."""
-    takes = {take.resource.id: (emit, take) for emit in _handlers(facts) for take in facts.takes(emit).values()}
-    takes = {lock: found for lock, found in takes.items() if found[1].resource.non_reentrant and found[1].resource.sure}
-    if not takes:
-        return
-    logs = {id(fn): call for call, fn in facts.module.calls if _is_log_call(call)}
-    for fn in facts.module.functions:
-        for effect, locks_held in facts.events(fn):
-            first = next((h for h in locks_held if h.resource.id in takes), None)
-            if first is None or not isinstance(effect.node, ast.Call):
-                continue
-            via = None if effect.callee is None else logs.get(id(effect.callee))
-            if _is_log_call(effect.node) or (via is not None and effect.callee is not takes[first.resource.id][0]):
-                emit, take = takes[first.resource.id]
-                yield Witness(effect.node, fn, first=first, emit=emit, take=take)
-                break
-
-
-def _handlers(facts: Facts) -> Iterator[Function]:
-    """What the handlers of `logging` do with a record."""
-    for cls in facts.module.classes.values():
-        if _is_handler(cls):
-            yield from (cls.methods[name] for name in ("emit", "handle") if name in cls.methods)
-
-
-def _is_handler(cls: Class) -> bool:
-    return any(base.startswith("logging.") and base.endswith("Handler") for c in cls.ancestry for base in c.bases)
-
-
-def _is_log_call(call: ast.Call) -> bool:
-    """Whether this is `logger.info(...)`, `logging.info(...)` or `self.log.info(...)`."""
-    name, _, level = dotted(call.func).rpartition(".")
-    return level in LEVELS and "log" in name.rpartition(".")[2].lower()

@@ -26,37 +26,6 @@ from paceline.concurrency.check.syntax.tree import (
 from paceline.concurrency.check.threads.evidence import IMPORTS, of_threads
 from paceline.concurrency.check.threads.sharing import may_overlap
 
-# Checks whether a file or folder exists, and handlers for one that another process has created or removed since.
-
-ASKS = ("exists", "lexists", "isdir", "isfile", "islink", "is_dir", "is_file", "is_symlink")
-_BY_NAME = {"FileExistsError", "FileNotFoundError"}
-_ANY = {"OSError", "IOError", "EnvironmentError", "error", "WindowsError", "Exception", "BaseException"}
-_TELLS = re.compile(r"errno|EEXIST|ENOENT|exists|isdir|isfile|is_dir|is_file|islink|Errno")
-
-
-def foreseen(call: ast.Call) -> bool:
-    """Whether the error of the process that comes second is caught: by its name, or by a handler that tests it."""
-    at: ast.AST = call
-    while (around := parent(at)) is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef):
-        if isinstance(around, ast.Try) and at in around.body:
-            for handler in around.handlers:
-                kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-                names = {short_name(kind) for kind in kinds if kind is not None} or {"BaseException"}
-                if names & _BY_NAME or (names & _ANY and _distinguishes(handler)):
-                    return True
-        if isinstance(around, ast.With) and any("suppress" in ast.unparse(i.context_expr) for i in around.items):
-            return True
-        at = around
-    return False
-
-
-def _distinguishes(handler: ast.ExceptHandler) -> bool:
-    """Whether a handler asks what went wrong, or continues whatever it was."""
-    text = ast.unparse(handler)
-    leaves = any(isinstance(n, ast.Raise | ast.Return) for n in ast.walk(handler))
-    return _TELLS.search(text) is not None or not leaves
-
-
 MAKES = ("makedirs", "mkdir")
 LISTS = ("listdir", "scandir")
 #: Classes whose objects are run by others.
@@ -103,11 +72,6 @@ def _instead(call: ast.Call) -> str:
         how = "exist_ok=True" if name in MAKES else "missing_ok=True, or ignore_errors=True"
         return f"do it without a check ({how})"
     return "let one rank do it while the others wait, or write to a temporary name and rename it"
-
-
-def _asks(test: ast.If | ast.While | ast.IfExp) -> Iterator[ast.Call]:
-    """The calls of a test that ask whether a file exists."""
-    return (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS)
 
 
 def _temporary_name(facts: Facts) -> Iterator[Witness]:
@@ -364,3 +328,39 @@ def _by_several(fn: Function, facts: Facts) -> bool:
     tags = facts.reached.get(id(fn), set())
     several = {f"{r.kind}:{r.function.qualname}" for r in facts.roots if r.kind == "process" and r.several}
     return bool(tags & several) or may_overlap(fn, fn, facts)
+
+
+# Checks whether a file or folder exists, and handlers for one that another process has created or removed since.
+
+ASKS = ("exists", "lexists", "isdir", "isfile", "islink", "is_dir", "is_file", "is_symlink")
+_BY_NAME = {"FileExistsError", "FileNotFoundError"}
+_ANY = {"OSError", "IOError", "EnvironmentError", "error", "WindowsError", "Exception", "BaseException"}
+_TELLS = re.compile(r"errno|EEXIST|ENOENT|exists|isdir|isfile|is_dir|is_file|islink|Errno")
+
+
+def foreseen(call: ast.Call) -> bool:
+    """Whether the error of the process that comes second is caught: by its name, or by a handler that tests it."""
+    at: ast.AST = call
+    while (around := parent(at)) is not None and not isinstance(at, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(around, ast.Try) and at in around.body:
+            for handler in around.handlers:
+                kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+                names = {short_name(kind) for kind in kinds if kind is not None} or {"BaseException"}
+                if names & _BY_NAME or (names & _ANY and _distinguishes(handler)):
+                    return True
+        if isinstance(around, ast.With) and any("suppress" in ast.unparse(i.context_expr) for i in around.items):
+            return True
+        at = around
+    return False
+
+
+def _distinguishes(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler asks what went wrong, or continues whatever it was."""
+    text = ast.unparse(handler)
+    leaves = any(isinstance(n, ast.Raise | ast.Return) for n in ast.walk(handler))
+    return _TELLS.search(text) is not None or not leaves
+
+
+def _asks(test: ast.If | ast.While | ast.IfExp) -> Iterator[ast.Call]:
+    """The calls of a test that ask whether a file exists."""
+    return (n for n in ast.walk(test.test) if isinstance(n, ast.Call) and short_name(n.func) in ASKS)

@@ -36,114 +36,6 @@ from paceline.training.gradients.fused_replica import FusedStep, clipping_of, re
 from paceline.training.parameters.layout import Layout
 from paceline.training.parameters.store import LocalStore
 
-# A collective that generated code walks: the table of a `Reduction`, and the memory of its link.
-#
-#     Reduction, payload, waiter        one update of a call, in generated code
-#     ──────────────────────────        ──────────────────────────────────────
-#     the table's steps      ────────▶  whom to offer to, whom to take from, what to add
-#     SharedMemoryLink       ◀───────▶  counters, doorbells, vectors: the same memory
-#     Waiter                 ────────▶  how long to spin, when it is too late
-#
-# A worker in generated code and one in Python keep step: each update has its own collective, by the same table.
-
-
-def native_exchange(
-    means: Means,
-    layout: Layout,
-    gradients: Mapping[str, Tensor],
-    memory: Tensor,
-    waiter: Waiter,
-    cancelled: memoryview,
-    chunks: int = 0,
-) -> NativeExchange | None:
-    """Return a collective as generated code walks it; None where vectors do not lie in memory that workers share.
-
-    Args:
-        means: the same collective in Python.
-        layout: of the vectors.
-        gradients: by the names of parameters, as views of `memory`.
-        memory: where generated code leaves a gradient and takes the sum from; weights lie in theirs alike.
-        waiter: how this worker waits.
-        cancelled: one integer, which is not 0 when the run has been cancelled.
-        chunks: of a batch, where they are summed in the order of one tree; 0 for one chunk of each worker.
-    """
-    if not isinstance(means, PayloadReduction | NeighbourMixing):
-        return None
-    if not isinstance(link := means.link, SharedMemoryLink):
-        return None
-    if means.share and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
-        return None  # PyTorch rounds a product before it is added there, and generated code does not
-    if layout.buffers:  # batch-norm's statistics travel, too
-        return None
-    (shard,) = layout.shards
-    places = places_of(gradients, memory, {span.name: span.start for span in shard.parameters})
-    if places is None or waiter.doorbell is None:
-        return None
-    waits = Waits(
-        waiter.doorbell.address,
-        waiting.address_of(cancelled),
-        waiting.address_of(link.aborted),
-        waiter.spin.nanoseconds,
-        int(NAP_SECONDS * 1e9),
-        int(waiter.deadline * 1e9),
-    )
-    return NativeExchange(means, link, places, shard.length, waiter, waits, chunks)
-
-
-class NativeExchange:
-    """What a call of generated code exchanges with other workers in every update."""
-
-    def __init__(
-        self,
-        means: PayloadReduction | NeighbourMixing,
-        link: SharedMemoryLink,
-        places: np.ndarray,
-        tail: int,
-        waiter: Waiter,
-        waits: Waits,
-        chunks: int,
-    ) -> None:
-        self.link, self.waiter, self.bytes, self._chunks = link, waiter, means.bytes, chunks
-        moves = np.array([tuple(move) for move in means.table()], MOVE)
-        self._peers = np.zeros(len(link.counts), PEER)
-        for rank, row in enumerate(self._peers):
-            shared = link.shared_with(rank)
-            row["offered"], row["awaited"] = waiting.address_of(shared.offered), waiting.address_of(shared.awaited)
-            row["doorbell"] = shared.doorbell.address
-            row["vectors"] = [vector.data_ptr() for vector in shared.vectors]
-        stride = means.stride
-        #: The partial sums: as many as lie beside each other before the exchange, or in it.
-        local = torch.zeros(stride * (means.lanes + chunks.bit_length()), dtype=link.vectors[0].dtype)
-        offered = link.shared_with(link.rank).vectors
-        peers, share = self._peers, means.share
-        self.exchange = GradientExchange.of(places, moves, peers, local, offered, stride, tail, waits, share)
-        self._alive = (places, moves, local)  # the exchange has only their addresses
-        self._first = 0
-
-    def begin(self, number: int, pieces: Sequence[Chunk], stop_on_nan: bool) -> None:
-        """Let generated code go on from the collective of this number, with these chunks of every update."""
-        exchange, self._first = self.exchange, number
-        run = Run(pieces[0].number, pieces[-1].number + 1)
-        joins = joins_of(run, self._chunks) if self._chunks else [0]
-        rows = [(c.samples, c.number, count, c.weight) for c, count in zip(pieces, joins, strict=True)]
-        self._pieces = np.array(rows, PIECE)
-        exchange.pieces, exchange.chunks = self._pieces.ctypes.data, len(rows)
-        exchange.number, exchange.finite, exchange.ended = number, stop_on_nan, Ended.MADE
-        self._peers["offers"], self._peers["taken"] = np.array(self.link.counts).T
-
-    def end(self) -> int:
-        """Go on from where generated code is; return how many collectives it has made."""
-        self.link.counts = list(zip(self._peers["offers"].tolist(), self._peers["taken"].tolist(), strict=True))
-        return int(self.exchange.number) - self._first
-
-    def check(self) -> None:
-        """Raise where generated code has waited for a peer in vain."""
-        if self.exchange.ended == Ended.CANCELLED:
-            raise Cancelled
-        if self.exchange.ended == Ended.TOO_LATE:
-            raise self.waiter.too_long(f"worker {self.exchange.whom}")
-
-
 MOST = 4096  # updates of a call
 FIRST = 16  # updates of the first call, which shows how long they take
 NANOSECONDS = 20_000_000  # of a call: in between, checkpoints that were requested are seen
@@ -300,3 +192,111 @@ class NativeUpdates:
 def before(updates: range, stop: int) -> range:
     """Return those of the updates that lie below `stop`."""
     return updates[: -(-(stop - updates[0]) // updates.step)]
+
+
+# A collective that generated code walks: the table of a `Reduction`, and the memory of its link.
+#
+#     Reduction, payload, waiter        one update of a call, in generated code
+#     ──────────────────────────        ──────────────────────────────────────
+#     the table's steps      ────────▶  whom to offer to, whom to take from, what to add
+#     SharedMemoryLink       ◀───────▶  counters, doorbells, vectors: the same memory
+#     Waiter                 ────────▶  how long to spin, when it is too late
+#
+# A worker in generated code and one in Python keep step: each update has its own collective, by the same table.
+
+
+def native_exchange(
+    means: Means,
+    layout: Layout,
+    gradients: Mapping[str, Tensor],
+    memory: Tensor,
+    waiter: Waiter,
+    cancelled: memoryview,
+    chunks: int = 0,
+) -> NativeExchange | None:
+    """Return a collective as generated code walks it; None where vectors do not lie in memory that workers share.
+
+    Args:
+        means: the same collective in Python.
+        layout: of the vectors.
+        gradients: by the names of parameters, as views of `memory`.
+        memory: where generated code leaves a gradient and takes the sum from; weights lie in theirs alike.
+        waiter: how this worker waits.
+        cancelled: one integer, which is not 0 when the run has been cancelled.
+        chunks: of a batch, where they are summed in the order of one tree; 0 for one chunk of each worker.
+    """
+    if not isinstance(means, PayloadReduction | NeighbourMixing):
+        return None
+    if not isinstance(link := means.link, SharedMemoryLink):
+        return None
+    if means.share and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        return None  # PyTorch rounds a product before it is added there, and generated code does not
+    if layout.buffers:  # batch-norm's statistics travel, too
+        return None
+    (shard,) = layout.shards
+    places = places_of(gradients, memory, {span.name: span.start for span in shard.parameters})
+    if places is None or waiter.doorbell is None:
+        return None
+    waits = Waits(
+        waiter.doorbell.address,
+        waiting.address_of(cancelled),
+        waiting.address_of(link.aborted),
+        waiter.spin.nanoseconds,
+        int(NAP_SECONDS * 1e9),
+        int(waiter.deadline * 1e9),
+    )
+    return NativeExchange(means, link, places, shard.length, waiter, waits, chunks)
+
+
+class NativeExchange:
+    """What a call of generated code exchanges with other workers in every update."""
+
+    def __init__(
+        self,
+        means: PayloadReduction | NeighbourMixing,
+        link: SharedMemoryLink,
+        places: np.ndarray,
+        tail: int,
+        waiter: Waiter,
+        waits: Waits,
+        chunks: int,
+    ) -> None:
+        self.link, self.waiter, self.bytes, self._chunks = link, waiter, means.bytes, chunks
+        moves = np.array([tuple(move) for move in means.table()], MOVE)
+        self._peers = np.zeros(len(link.counts), PEER)
+        for rank, row in enumerate(self._peers):
+            shared = link.shared_with(rank)
+            row["offered"], row["awaited"] = waiting.address_of(shared.offered), waiting.address_of(shared.awaited)
+            row["doorbell"] = shared.doorbell.address
+            row["vectors"] = [vector.data_ptr() for vector in shared.vectors]
+        stride = means.stride
+        #: The partial sums: as many as lie beside each other before the exchange, or in it.
+        local = torch.zeros(stride * (means.lanes + chunks.bit_length()), dtype=link.vectors[0].dtype)
+        offered = link.shared_with(link.rank).vectors
+        peers, share = self._peers, means.share
+        self.exchange = GradientExchange.of(places, moves, peers, local, offered, stride, tail, waits, share)
+        self._alive = (places, moves, local)  # the exchange has only their addresses
+        self._first = 0
+
+    def begin(self, number: int, pieces: Sequence[Chunk], stop_on_nan: bool) -> None:
+        """Let generated code go on from the collective of this number, with these chunks of every update."""
+        exchange, self._first = self.exchange, number
+        run = Run(pieces[0].number, pieces[-1].number + 1)
+        joins = joins_of(run, self._chunks) if self._chunks else [0]
+        rows = [(c.samples, c.number, count, c.weight) for c, count in zip(pieces, joins, strict=True)]
+        self._pieces = np.array(rows, PIECE)
+        exchange.pieces, exchange.chunks = self._pieces.ctypes.data, len(rows)
+        exchange.number, exchange.finite, exchange.ended = number, stop_on_nan, Ended.MADE
+        self._peers["offers"], self._peers["taken"] = np.array(self.link.counts).T
+
+    def end(self) -> int:
+        """Go on from where generated code is; return how many collectives it has made."""
+        self.link.counts = list(zip(self._peers["offers"].tolist(), self._peers["taken"].tolist(), strict=True))
+        return int(self.exchange.number) - self._first
+
+    def check(self) -> None:
+        """Raise where generated code has waited for a peer in vain."""
+        if self.exchange.ended == Ended.CANCELLED:
+            raise Cancelled
+        if self.exchange.ended == Ended.TOO_LATE:
+            raise self.waiter.too_long(f"worker {self.exchange.whom}")
