@@ -32,9 +32,10 @@ from typing import Any
 
 import psutil
 
+from paceline.interfaces import cli
 from paceline.interfaces.testing.survival.faults import Picture
 from paceline.interfaces.testing.survival.hosts import Host, hosts
-from paceline.interfaces.testing.survival.nodes import belongs, command, fork_process
+from paceline.interfaces.testing.survival.nodes import belongs, fork_process
 from paceline.interfaces.testing.survival.proofs import ALLOWED, applied_once, replayed
 from paceline.runtime.runs.live import Event, EventKind, Phase, read_events, read_live
 from paceline.runtime.runs.record import read_record
@@ -74,6 +75,16 @@ FOR_EVER = (("kill", 0.0), ("power", 0.0))
 SILENT = (("stop", 5.0), ("stop", 30.0), ("cut", 5.0), ("cut", 30.0))
 LID = ("stop", 60.0)
 SHORT = ("stop", 1.0)
+
+
+def command(*words: str) -> int:
+    """Be `paceline WORDS...`; return its exit code."""
+    sys.argv[:] = ["paceline", *words]
+    try:
+        cli.main()
+        return 0
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
 
 
 @dataclass

@@ -16,9 +16,8 @@ SINGLE = ("one process, 1 thread", "one process, 2 threads")
 SIZES = {"55 thousand": "55 thousand parameters", "1 million": "961 thousand", "11 million": "11 million"}
 PLANS = {
     "ddp": "PyTorch DDP over gloo",
-    "sequential, generated code": "Paceline, one process",
-    "ring, generated code": "Paceline, `ring` (synchronous)",
-    "downpour, generated code": "Paceline, `downpour` (asynchronous)",
+    "ring": "Paceline, `ring` (synchronous)",
+    "downpour": "Paceline, `downpour` (asynchronous)",
 }
 
 

@@ -119,8 +119,7 @@ def train(
     backups, epochs = whole("backups", backups, 0), whole("epochs", epochs, 1)
     check_arguments(train, arguments)
     node = _node(joinable, plan, workers, address, keys, trusted_network) if engine == "cluster" else None
-    called = [*callbacks, *named(loggers)]
-    check(called)
+    check(called := [*callbacks, *named(loggers)])
     request = Request(
         job, plan, workers, engine, Path(folder) if folder is not None else None, max_updates, timeout,
         _interval(checkpoint_every), world, _path(resume) if resume is not None else None, epochs,

@@ -218,18 +218,6 @@ def fork_process(
     return process
 
 
-def command(*words: str) -> int:
-    """Be `paceline WORDS...`; return its exit code."""
-    from paceline.interfaces.cli import main
-
-    sys.argv[:] = ["paceline", *words]
-    try:
-        main()
-        return 0
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-
-
 def _be_process(folder: Path, do: Callable[[], int], environment: dict[str, str], out: Path, host: Host | None) -> None:
     """Be a process that does something, and exit with its answer. Never returns."""
     descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
