@@ -386,7 +386,7 @@ def _resume_elsewhere(request: Request, path: Path) -> Run:
     cluster.check(plan, node, resumed=True)
     with _notes_of_rank_0(request):
         setup = set_up(job, plan, "cluster", updates, tested=False, bounded=True)
-    return _take_part(request, job, setup, request.interval or interval)
+    return _take_part(replace(request, interval=request.interval or interval), setup)
 
 
 def _run(

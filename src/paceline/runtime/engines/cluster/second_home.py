@@ -67,8 +67,8 @@ class SecondHome:
         """Let a node that may come to lead have the rows of earlier lives; as the deputy it needs all of them anew."""
         self.deputy = None if self.deputy == rank else self.deputy
         writer = self.workers.observer.writer
-        earlier = earlier_lives(writer.so_far().rows) if writer is not None else ()
-        if len(earlier):
+        earlier = earlier_lives(writer.so_far().rows) if writer is not None else None
+        if earlier is not None and len(earlier):
             self.to_rank(rank, CopiedRows((), whole=True), [earlier.tobytes()])
 
     def rows(self, parts: Sequence[Columns]) -> None:
