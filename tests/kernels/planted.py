@@ -46,7 +46,6 @@ from paceline.kernels.printers.printer import Others
 from paceline.kernels.printers.study import GATHER, AmongRanks, among_ranks
 from paceline.kernels.processors import Cpu, Form, Runner
 from paceline.kernels.weights import OneModel
-from tests.kernels import planted_parts
 from tests.kernels.networks import Case, Encoder, Last
 from tests.kernels.played import NARROW, Played
 from tests.kernels.sanitized import Printed, differs, networks, numbers_of, too_short, written
@@ -345,6 +344,8 @@ def _faults(layers: bool) -> Iterator[tuple[str, Fault | PartFault]]:
     yield "block.py, spans", Fault(images, _on_a_device, partial(shifted, block, "spans_of"))
     for name, case, target, file, text, bound in PARTS:
         yield name, Fault(case, _printed(target), partial(reworded, file, text, bound))
+    from tests.kernels import planted_parts  # which imports the engines
+
     for name, agrees, is_accepted, file, text, bound in planted_parts.PARTS:
         yield name, PartFault(agrees, is_accepted, partial(reworded, file, text, bound))
     yield "one_pass.py, blocks", PartFault(planted_parts.steps, planted_parts.step_is_accepted, blocks_of_steps)
@@ -376,7 +377,7 @@ PARTS = (
     ),
     ("group.hpp, errors", errors, VECTORS, "group", "for (int k = 0; k < count; k++)", "k < count"),
     ("functions.hpp, lanes", causal, VECTORS, "functions", "l < LANES; l++) set_lane(y", "l < LANES"),
-    ("wide.hpp, numbers", images, NUMBERS, "wide", "X{(Q < N ? from[Q]", "Q < N"),
+    ("wide.hpp, numbers", images, NUMBERS, "wide", "X{(Q < N ? numbers[Q]", "Q < N"),
     ("team.hpp, groups", images, VECTORS, "team", "k < (chunk + 1) * groups / chunks; k++", "/ chunks"),
 )
 

@@ -41,11 +41,12 @@ COUNTS = (601, 63)  # numbers of parameters: more than a block has, and fewer
 
 def clips() -> bool:
     """Of gradients in padded rows, in one of the ways in which PyTorch may sum squares."""
-    places = np.array([(0, 0, 1, 601, 601), (0, 606, 9, 7, 12)], PLACE)
-    draws = torch.randn(20, 606 + 8 * 12 + 7, generator=torch.Generator().manual_seed(0))  # no pad at the end
+    places = np.array([(0, 0, 1, 1024, 1024), (0, 1029, 1, 601, 601), (0, 1635, 9, 7, 12)], PLACE)
+    draws = torch.randn(20, 1635 + 8 * 12 + 7, generator=torch.Generator().manual_seed(0))  # no pad at the end
 
     def views(padded: Tensor) -> list[Tensor]:
-        return [padded[:601].view(1, 601), padded.as_strided((9, 7), (12, 1), padded.storage_offset() + 606)]
+        rows = padded.as_strided((9, 7), (12, 1), padded.storage_offset() + 1635)
+        return [padded[:1024].view(1, 1024), padded[1029:1630].view(1, 601), rows]
 
     def has_torchs_bits(way: int, memory: Tensor) -> bool:
         theirs, mine = clipped([view.clone() for view in views(memory)], 0.7), memory.clone()
