@@ -194,9 +194,13 @@ def servers_apart(life: AttemptRecord, record: RunRecord) -> bool:
 
 
 def _last_update(record: RunRecord) -> int | None:
-    """Return the updates after which the run ended before all of its epochs; None where it did not."""
-    if record.status == Status.STOPPED and record.summary is not None:  # by a callback
-        return record.summary.updates
+    """Return the updates after which the run ended before all of its epochs; None where it did not.
+
+    A batch that was being computed when a callback stopped servers is in no update, so numbers of batches go further.
+    """
+    stopped = record.summary if record.status == Status.STOPPED else None
+    if stopped is not None and Plan.recorded(record.plan, record.table).traits.synchronous:
+        return stopped.updates
     return record.limit
 
 
