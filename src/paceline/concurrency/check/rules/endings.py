@@ -30,7 +30,7 @@ _MARK = re.compile(r"(^|_)(end|stop|done|eof|sentinel|finished|shutdown|poison|q
 class Ending:
     """A thread, process or task for whose end a function waits."""
 
-    made: ast.Call  # its construction, or the call that submits it
+    construction: ast.Call  # its construction, or the call that submits it
     maker: Function
     runs: Function
     fn: Function  # that waits
@@ -40,9 +40,9 @@ class Ending:
     @cached_property
     def _names(self) -> dict[str, str]:
         """How the names of what is run are called in the function that waits for it."""
-        runs, submitted = self.runs, short_name(self.made.func) == "submit"
+        runs, submitted = self.runs, short_name(self.construction.func) == "submit"
         parameters = [p for p in runs.parameters if p != runs.self_name or runs.cls is None]
-        passed = self.made.args[1:] if submitted else start_arguments(self.made, self.maker)
+        passed = self.construction.args[1:] if submitted else start_arguments(self.construction, self.maker)
         names = {p: dotted(a) for p, a in zip(parameters, passed, strict=False)}
         if runs.cls is not None and self.fn.cls is not None:
             names[runs.self_name] = self.fn.self_name
@@ -56,16 +56,16 @@ class Ending:
     @cached_property
     def ends(self) -> set[str]:
         """What the loops ask for before they end, but for what they change themselves: that needs no signal."""
-        runs, asked = self.runs, list[ast.expr]()
+        runs, conditions = self.runs, list[ast.expr]()
         methods = [(c, c.func) for c in runs.calls if isinstance(c.func, ast.Attribute)]
         for loop in (each for each in runs.loops if isinstance(each, ast.While)):
-            asked += [n for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)]
-            asked += [m.value for c, m in methods if m.attr in ASKS and is_within(c, loop)]
-        asked += [m.value for c, m in methods if m.attr == "wait" and not c.args and not c.keywords]
+            conditions += [n for n in ast.walk(loop.test) if isinstance(n, ast.Attribute | ast.Name)]
+            conditions += [m.value for c, m in methods if m.attr in ASKS and is_within(c, loop)]
+        conditions += [m.value for c, m in methods if m.attr == "wait" and not c.args and not c.keywords]
         changed = [target for target, _ in runs.assigns] + [change.target for change in runs.augmented]
-        return {self._here(n) for n in asked} - {self._here(n) for n in changed} - {"", "self", self.fn.self_name}
+        return {self._here(n) for n in conditions} - {self._here(n) for n in changed} - {"", "self", self.fn.self_name}
 
-    def tells(self, node: ast.AST) -> bool:
+    def signals(self, node: ast.AST) -> bool:
         """Whether this ends the loop."""
         if not isinstance(node, ast.Call):
             return dotted(node) in self.ends
@@ -84,15 +84,15 @@ class Ending:
         return nodes
 
     @property
-    def is_told(self) -> bool:
+    def is_signalled(self) -> bool:
         """Whether the function ends the loop before it waits."""
-        return any(map(self.tells, self.done))
+        return any(map(self.signals, self.done))
 
-    def told_after(self) -> ast.AST | None:
+    def late_signal(self) -> ast.AST | None:
         """What the function does after it has waited, and would have ended the loop."""
-        later = [c for c in self.fn.calls if c.lineno > self.line and self.tells(c)]
+        later = [c for c in self.fn.calls if c.lineno > self.line and self.signals(c)]
         flags = [t for t, v in self.fn.assigns if t.lineno > self.line and isinstance(v, ast.Constant)]
-        return min([*later, *filter(self.tells, flags)], key=lambda n: n.lineno, default=None)
+        return min([*later, *filter(self.signals, flags)], key=lambda n: n.lineno, default=None)
 
     def asleep(self) -> tuple[ast.Call, str, ast.expr] | None:
         """A wait without a timeout in a loop that only a flag ends, for what, and where the flag is set."""

@@ -321,10 +321,10 @@ def lock_of_its_own(facts: Facts) -> Iterator[Witness]:
     module = facts.module
     for fn in module.functions:
         for item in (item for block in fn.withs for item in block.items if item.optional_vars is None):
-            made = item.context_expr if isinstance(item.context_expr, ast.Call) else None
-            if made is not None and not made.args and module.constructed_kind(made, fn) in LOCKS:
+            lock = item.context_expr if isinstance(item.context_expr, ast.Call) else None
+            if lock is not None and not lock.args and module.constructed_kind(lock, fn) in LOCKS:
                 message = "a new lock is created here each time, so it excludes no other thread"
-                yield Witness(made, fn, message=message, name="")
+                yield Witness(lock, fn, message=message, name="")
         for target, value in fn.assigns if fn is not module.top else ():
             construction = module.constructed(value, fn) if isinstance(target, ast.Name) else None
             if construction is None or construction[0] not in ("Lock", "RLock", "AsyncLock"):

@@ -42,13 +42,13 @@ def pipe_not_read(facts: Facts) -> Iterator[Witness]:
             begun = awaited(value)
             if not isinstance(begun, ast.Call):
                 continue
-            made = begun if _makes(begun, fn, facts) else _returned(begun, fn, facts)
-            if made is begun:
+            child = begun if _makes(begun, fn, facts) else _returned(begun, fn, facts)
+            if child is begun:
                 yield from _child(target, begun, fn, facts)
-            if made is not None:
-                yield from _fed_first(dotted(target), begun, made, fn)
-                if made is not begun and isinstance(target, ast.Name):
-                    yield from _one_of_two(target.id, begun, made, fn)
+            if child is not None:
+                yield from _fed_first(dotted(target), begun, child, fn)
+                if child is not begun and isinstance(target, ast.Name):
+                    yield from _one_of_two(target.id, begun, child, fn)
 
 
 def _returned(call: ast.Call, fn: Function, facts: Facts) -> ast.Call | None:

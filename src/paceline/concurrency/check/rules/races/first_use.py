@@ -44,8 +44,8 @@ def lazy_start(facts: Facts) -> Iterator[Witness]:
         for test in (t for t in fn.tests if isinstance(t, ast.If) and not facts.held_at(t, fn)):
             for act in (each for of_kind in acts if (each := of_kind(test, fn, facts)) is not None):
                 yield _witness(act, act.condition or f"`{ast.unparse(test.test)}`", fn)
-        if (found := _unless_there(fn, facts)) is not None:
-            yield _witness(found, found.condition, fn)
+        if (creation := _unless_there(fn, facts)) is not None:
+            yield _witness(creation, creation.condition, fn)
 
 
 def _witness(act: Act, condition: str, fn: Function) -> Witness:
@@ -64,8 +64,8 @@ def _unless_there(fn: Function, facts: Facts) -> Act | None:
             continue
         asks = (n for s in parent(handler).body for n in ast.walk(s))  # type: ignore[union-attr]
         read = any(isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load) and dotted(n) == name for n in asks)
-        made = read and _on_self(name, fn) and "local" not in name and _creates(value, fn)
-        if made and not facts.held_at(target, fn):
+        creates = read and _on_self(name, fn) and "local" not in name and _creates(value, fn)
+        if creates and not facts.held_at(target, fn):
             return Act(target, _CREATED.format(name), name, 0.55, f"`{ast.unparse(handler.type)}` of {name}")
     return None
 
@@ -103,10 +103,10 @@ def _single(test: ast.If, fn: Function, facts: Facts) -> Act | None:
     if not is_shared(fn.cls, facts) or (fn.name.startswith("_") and facts.guards(fn)):
         return None
     values = (facts.module.constructed(*pair) for pairs in fn.cls.values.values() for pair in pairs)
-    if not any(made is not None and made[0] in ("Lock", "RLock") for made in values):
+    if not any(value is not None and value[0] in ("Lock", "RLock") for value in values):
         return None
-    made_here = ((s, facts.module.constructed(s.value, fn)) for s in _assigned(name, test))
-    thread = next((s for s, made in made_here if made is not None and made[0] == "Thread"), None)
+    constructions = ((s, facts.module.constructed(s.value, fn)) for s in _assigned(name, test))
+    thread = next((s for s, value in constructions if value is not None and value[0] == "Thread"), None)
     what = f"{name} is created and started on first use, without the object's lock"
     return Act(thread, what, name, 0.65) if thread else None
 
@@ -123,8 +123,8 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Act | None:
     if not together and (sign < least or facts.guards(fn) or starts_or_ends(fn)):
         return None
     bare = (s for s in _assigned(name, test) if _creates(s.value, fn) and not facts.held_at(s, fn))
-    made = next(bare, None)
-    return Act(made, _CREATED.format(name), name, 0.6 if together else 0.55) if made else None
+    creation = next(bare, None)
+    return Act(creation, _CREATED.format(name), name, 0.6 if together else 0.55) if creation else None
 
 
 def _flagged(test: ast.If, fn: Function, facts: Facts) -> Act | None:

@@ -32,16 +32,16 @@ def joined_early(facts: Facts) -> Iterator[Witness]:
         if not facts.uses(("close", "terminate"), of=pool.of):
             yield Witness(pool.call, pool.fn, "open")
     for fn in facts.module.functions:
-        yield from list(_told_after_block(fn, facts))[:1]
+        yield from list(_signalled_after_block(fn, facts))[:1]
         for join in fn.calls:
             thread = _joined(join, fn, facts)
             if thread is None:
                 continue
             register = _only_at_exit(fn, facts)
-            signal = thread.told_after() if not in_loop(join, fn) else None
-            if register is not None and not _is_daemon(thread) and thread.is_told:
+            signal = thread.late_signal() if not in_loop(join, fn) else None
+            if register is not None and not _is_daemon(thread) and thread.is_signalled:
                 yield Witness(register, fn, "exit", runs=thread.runs, join=join)
-            elif signal is not None and not thread.is_told:
+            elif signal is not None and not thread.is_signalled:
                 yield _report(thread, join, signal, text_of(join))
             elif (asleep := thread.asleep()) is not None:
                 yield _report_asleep(fn, join, thread.runs, *asleep)
@@ -60,22 +60,22 @@ def _only_at_exit(fn: Function, facts: Facts) -> ast.Call | None:
 
 def _is_daemon(thread: Ending) -> bool:
     """Whether a thread does not keep the interpreter from its exit."""
-    daemon, maker = keyword(thread.made, "daemon"), thread.maker
+    daemon, maker = keyword(thread.construction, "daemon"), thread.maker
     later = any(isinstance(t, ast.Attribute) and t.attr == "daemon" for t, _ in maker.assigns)
     later = later or any(short_name(c.func) == "setDaemon" for c in maker.calls)
     return later or not (daemon is None or is_constant(daemon, False))
 
 
-def _told_after_block(fn: Function, facts: Facts) -> Iterator[Witness]:
+def _signalled_after_block(fn: Function, facts: Facts) -> Iterator[Witness]:
     """Tasks of an executor whose block waits for them at its end, though what would end them comes after it."""
     for block, executor in blocks_that_make("Executor", fn, facts):
         for call in (c for c in fn.calls if dotted(c.func) == f"{executor}.submit" and c.args and is_within(c, block)):
             runs, end = facts.module.function_named(call.args[0], fn), block.body[-1]
             task = Ending(call, fn, runs, fn, last_line(end), facts) if runs is not None else None
-            signal = task.told_after() if task is not None and not in_loop(end, fn) else None
-            if task is None or signal is None or task.is_told:
+            signal = task.late_signal() if task is not None and not in_loop(end, fn) else None
+            if task is None or signal is None or task.is_signalled:
                 continue
-            if not any(task.tells(c) for inner in fn.nested.values() for c in inner.calls):
+            if not any(task.signals(c) for inner in fn.nested.values() for c in inner.calls):
                 yield _report(task, call, signal, "the end of the block")
 
 
@@ -142,7 +142,7 @@ def _full(thread: Ending, facts: Facts) -> tuple[ast.Call, str] | None:
     """A `put` in a loop of the thread that waits for room, and the queue."""
     runs = thread.runs
     parameters = [p for p in runs.parameters if runs.cls is None or p != runs.self_name]
-    arguments = dict(zip(parameters, start_arguments(thread.made, thread.maker), strict=False))
+    arguments = dict(zip(parameters, start_arguments(thread.construction, thread.maker), strict=False))
     if any(short_name(c.func) == "cancel_join_thread" for c in runs.calls):
         return None
     for call in runs.calls:
