@@ -6,17 +6,26 @@ Every process of a child that `sanitized.in_child` starts imports this before an
 from __future__ import annotations
 
 import ctypes
+import weakref
 
 from paceline.runtime.links import memory
 
-poison = ctypes.CDLL(None)["__asan_poison_memory_region"]
-poison.argtypes, poison.restype = [ctypes.c_void_p, ctypes.c_size_t], None
-_lines, _take = memory.lines, memory.Memory.take
+poison, heal = (ctypes.CDLL(None)[f"__asan_{word}_memory_region"] for word in ("poison", "unpoison"))
+for each in (poison, heal):
+    each.argtypes, each.restype = [ctypes.c_void_p, ctypes.c_size_t], None
+_lines, _take, _map = memory.lines, memory.Memory.take, memory.Memory._map
 
 
 def lines(size: int) -> int:
     """Whole cache lines, and one that nobody uses."""
     return _lines(size) + memory.LINE
+
+
+def mapped(self: memory.Memory) -> None:
+    """Map it, and let what lies there when it is gone have no poison."""
+    _map(self)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(self.raw))
+    weakref.finalize(self.raw.obj, heal, start, self.size)
 
 
 def take(self: memory.Memory, size: int) -> memoryview:
@@ -27,4 +36,4 @@ def take(self: memory.Memory, size: int) -> memoryview:
     return part
 
 
-memory.lines, memory.Memory.take = lines, take  # type: ignore[method-assign]
+memory.lines, memory.Memory.take, memory.Memory._map = lines, take, mapped  # type: ignore[method-assign]
