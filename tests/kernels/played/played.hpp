@@ -143,6 +143,7 @@ extern "C" int played_launch(void* kernel, int64_t blocks, int64_t threads, int6
             fibre.context.uc_stack.ss_sp = fibre.stack.get();
             fibre.context.uc_stack.ss_size = STACK;
             makecontext(&fibre.context, run, 0);
+            fibre.context.uc_stack = {};  // which the sanitizer would clear of its marks at every change
         }
         std::vector<size_t> ready;
         for (;;) {
