@@ -84,7 +84,7 @@ class Training(NamedTuple):
         return self.updates * self.each
 
     @property
-    def count(self) -> int:
+    def timed_updates(self) -> int:
         """The updates of each worker by which a plan is timed."""
         return max(LEAST, min(MOST, round(TIMED / self.each)))
 
@@ -122,7 +122,7 @@ def _choose(job: Job, updates: int, workers: int | None, limit: int | None, divi
         return Followed(str(choice.best.plan), choice.compute, choice.sentences[0])
     plans = expected.worth_timing([TWO, *([RING] if divides else [])] if len(os.sched_getaffinity(0)) > 1 else [])
     if plans:  # generated code makes many updates in one call, which takes less time than was expected
-        expected = Training(updates, measure(alone, ONE, expected.count).seconds)
+        expected = Training(updates, measure(alone, ONE, expected.timed_updates).seconds)
         plans = expected.worth_timing(plans)
     short = f"one process trains in about {expected.seconds:.1f} s"
     if not plans:
@@ -154,9 +154,9 @@ def _alone(job: Job, updates: int, limit: int | None) -> tuple[Job, Training]:
 
 def _ratio(job: Job, plan: Plan, alone: Training) -> float:
     """How many times as fast as one process a plan is; 0 where it cannot train the job, or is much slower."""
-    updates = alone.count * (1 if plan.traits.synchronous else plan.workers)
+    updates = alone.timed_updates * (1 if plan.traits.synchronous else plan.workers)
     with suppress(PacelineError):
-        most = SLOW * max(TIMED, alone.count * alone.each)
+        most = SLOW * max(TIMED, alone.timed_updates * alone.each)
         return alone.each / measure(job, plan, updates, most).seconds
     return 0.0
 
