@@ -81,6 +81,7 @@ def test_all_are_timed_in_every_round_and_to_and_fro(monkeypatch: pytest.MonkeyP
     run = pl.train(job(), "sequential", engine="virtual", folder=None)
     said: list[str] = []
     timed = time_plans(job(), plans, [run] * 3, Schedule(2, 0.1), Course(Cost(0.1, 1.0), said.append, None))
+    assert said[0].startswith("in the whole trainings, times as fast as one process: ring:workers=2 1.00, downpour")
     so_far = "ring:workers=2 1.00 (1.00 to 1.00), downpour:workers=2 1.00 (1.00 to 1.00)"
     assert said[-1] == f"after 2 rounds, times as fast as one process: {so_far}"
     first, second = order[: len(order) // 2], order[len(order) // 2 :]

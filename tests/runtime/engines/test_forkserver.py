@@ -50,7 +50,7 @@ from paceline.runtime.engines.workers.process import become_worker
 LIGHT = ["paceline.planning.tuner.trials.worker"]
 
 def facts(pipe):
-    pipe.send((os.getppid(), "torch" in sys.modules))
+    pipe.send((os.getppid(), "torch" in sys.modules, forkserver.DDP[0] in sys.modules))
 
 def work(pipe):
     become_worker(False)
@@ -97,12 +97,12 @@ def members(group):
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it runs behind ignore it
-    forkserver.fork_early()
+    forkserver.fork_early(ddp=True)
     first = server._forkserver._forkserver_pid
-    assert "torch" in sys.modules
+    assert "torch" in sys.modules and forkserver.DDP[0] not in sys.modules
     forkserver.prepare()
     assert server._forkserver._forkserver_pid == first
-    assert asked() == (first, True)
+    assert asked() == (first, True, True)
     chance = random.Random(0)
     for number in range(TRIES):
         pid = os.fork()

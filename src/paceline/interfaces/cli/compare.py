@@ -60,7 +60,7 @@ def compare(
         raise UsageError("give a JOB, or --script 'train.py ...' for a script that uses torch.distributed")
     from paceline.runtime.engines.workers.process import fork_early
 
-    fork_early()
+    fork_early(ddp="ddp" in (plans or "ddp"))  # by default it is one of them
     from paceline.interfaces.api.comparing.compare import compare as run_comparison
     from paceline.interfaces.cli.comparison import progress_shown
 

@@ -50,7 +50,7 @@ def train(
     from paceline.runtime.engines.workers.process import fork_early
 
     if engine not in ("virtual", "mpi"):
-        fork_early()
+        fork_early(ddp="ddp" in (plan or ""))
     from paceline.concurrency.watcher.around import watched_run
     from paceline.interfaces.api.engines import KEEPING
     from paceline.interfaces.api.train import train as run_training

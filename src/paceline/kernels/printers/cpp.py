@@ -26,6 +26,7 @@ MANY = 16384  # weights, of which a chunk's gradient no longer stays in the near
 LITTLE = 200  # operations of a group for each weight: next to them, adding a chunk's gradient to others counts
 SLICE = 8192  # weights that are worth another thread's while
 LONG = 60_000  # letters of steps, more of which two compilers make sooner than one
+BESIDE = 50_000  # letters of steps that take a compiler as long as all else, which is in the first part
 HERE = Path(__file__).parent
 
 
@@ -49,7 +50,7 @@ def text(plan: Plan, rule: Rule, printer: Printer | None = None) -> str:
         lines += _wide_functions(target)
     lines += [*losses(plan, printer), _butterfly(target.lanes), part("group"), part("update")]
     lines += [f"STEP {step.name}(Group& g);" for step in plan.steps()]
-    half = bisect(list(accumulate(map(len, steps))), sum(map(len, steps)) // 2)
+    half = bisect(list(accumulate(map(len, steps))), (sum(map(len, steps)) - BESIDE) // 2)
     lines += ["#if IN_PART(1)", *steps[half:], "#endif", "#if IN_PART(0)", *steps[:half]]
     lines += phases(plan, printer)
     lines.append(f"static void (*const STEPS[])(Group&) = {{{', '.join(step.name for step in plan.steps())}}};")

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -214,20 +215,34 @@ class Timed:
         )
 
     @property
+    def at_first(self) -> str:
+        """How fast the whole trainings were beside that of one process; empty where one of these is missing."""
+        speeds = [(each, _speed(each.run)[0]) for each in self.plans if each.run is not None]
+        alone = max((speed for each, speed in speeds if each.plan.workers == 1), default=math.inf)
+        ratios = [(speed / alone, each.name) for each, speed in speeds if each.plan.workers > 1 and alone < math.inf]
+        return _beside_one("in the whole trainings", [(ratio, f"{name} {ratio:.2f}") for ratio, name in ratios])
+
+    @property
     def so_far(self) -> str:
         """How fast plans are beside the best single process, as far as it is known; empty without such plans."""
-        ratios = {each.name: each.over(self.best_single) for each in self.plans if each.plan.workers > 1}
-        parts = [
-            f"{name} {each.value:.2f} ({each.interval.low:.2f} to {each.interval.high:.2f})"
-            for name, each in sorted(ratios.items(), key=lambda item: -item[1].value)
+        ratios = [(each.name, each.over(self.best_single)) for each in self.plans if each.plan.workers > 1]
+        figures = [
+            (each.value, f"{name} {each.value:.2f} ({each.interval.low:.2f} to {each.interval.high:.2f})")
+            for name, each in ratios
         ]
-        return f"after {self.rounds} rounds, times as fast as one process: {', '.join(parts)}" if parts else ""
+        return _beside_one(f"after {self.rounds} rounds", figures)
 
     def _ratios(self) -> Iterator[Ratio]:
         for plan in self.plans:
             yield plan.over(self.best_single)
             if (ceiling := self.ceiling_of(plan)) is not None:
                 yield plan.over(ceiling)
+
+
+def _beside_one(when: str, figures: list[tuple[float, str]]) -> str:
+    """Say how many times as fast as one process plans are, the fastest first; empty without any."""
+    texts = [text for _, text in sorted(figures, key=itemgetter(0), reverse=True)]
+    return f"{when}, times as fast as one process: {', '.join(texts)}" if texts else ""
 
 
 def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: Schedule, course: Course) -> Timed:
@@ -238,6 +253,8 @@ def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: S
     timed = entrants_of(job, plans, runs)
     for entrant, run in zip(timed.plans, runs, strict=True):
         entrant.learn_from(run, schedule.seconds)
+    if sentence := timed.at_first:
+        course.say(sentence)
     begin = time.monotonic()
     try:
         for number in range(max(schedule.rounds, schedule.most)):

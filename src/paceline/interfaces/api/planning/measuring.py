@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms.codecs.catalogue import CODECS, SENT, parse
-from paceline.errors import CrowdedWarning, JobWarning, PacelineError
+from paceline.errors import CrowdedWarning, JobWarning, PacelineError, RunFailed
 from paceline.interfaces.api.lines import Say, silent
 from paceline.planning.planner.choosing import MOST, corrected, finalists, measured_as
 from paceline.planning.planner.prediction import Prediction
@@ -25,6 +25,7 @@ from paceline.runtime.engines.local.worker_pool import train
 from paceline.runtime.engines.outcome import Life
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.runs.live import Heartbeat
+from paceline.runtime.runs.progress import Progress
 from paceline.runtime.runs.trace import Columns, Kind, Trace
 from paceline.runtime.runs.verdict import steady
 from paceline.training.gradients.encoder import GradientEncoder, PushedMessage
@@ -63,8 +64,22 @@ class Measured:
     core_wait: float = 0.0
 
 
-def measure(job: Job, plan: Plan, updates: int) -> Measured:
-    """Train so many updates by this plan on processes of this machine.
+class TimeLimit:
+    """Follows a training, and ends it when it has taken more than so many seconds."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __call__(self, report: Progress) -> None:
+        if report.seconds > self.seconds:
+            raise RunFailed(f"{report.updates} of {report.total_updates} updates took more than {self.seconds:.1f} s")
+
+    def connect(self, snapshot: object, stop: object) -> None:
+        """Need neither."""
+
+
+def measure(job: Job, plan: Plan, updates: int, most: float | None = None) -> Measured:
+    """Train so many updates by this plan on processes of this machine; raise RunFailed after `most` seconds of it.
 
     A plan that averages replicas, or exchanges them with a centre, does so after the last update, too: its updates are
     made whole periods, so that bytes are those of a long training.
@@ -75,7 +90,11 @@ def measure(job: Job, plan: Plan, updates: int) -> Measured:
         warnings.simplefilter("ignore", CrowdedWarning)
         job = job.untested().with_(epochs=10**6)
         setup = set_up(job if job.on_nan == "skip" else job.with_(on_nan="ignore"), plan, "local", updates)
-        with Heartbeat(None, updates) as heartbeat, train(Life(setup, heartbeat, deadline=DEADLINE)) as outcome:
+        follower = TimeLimit(most) if most is not None else None
+        with (
+            Heartbeat(None, updates) as heartbeat,
+            train(Life(setup, heartbeat, deadline=DEADLINE, follower=follower)) as outcome,
+        ):
             steady_state = steady(outcome.trace)
             rows = outcome.trace.rows
             samples = setup.agenda.samples_per_update

@@ -16,6 +16,7 @@ import threading
 import types
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from multiprocessing import forkserver, process, resource_tracker, util
 from multiprocessing.connection import Connection, arbitrary_address  # type: ignore[attr-defined]
 from multiprocessing.process import BaseProcess
@@ -130,6 +131,8 @@ def core_wait() -> int:
 
 # Modules that every worker needs, imported once.
 PRELOAD = ("paceline.runtime.engines.workers.process_main",)
+#: What PyTorch imports when a process makes its first DistributedDataParallel: 800 modules, a second.
+DDP = ("torch._dynamo.utils",)
 
 
 class _Start(NamedTuple):
@@ -152,21 +155,27 @@ class _Start(NamedTuple):
 _start: _Start | None = None
 
 
-def fork_early() -> None:
+def fork_early(ddp: bool = False) -> None:
     """Import PyTorch in this process, and fork the forkserver from it, so that it is imported once for both.
 
     A process that has computed cannot be forked, since its threads are missing in the copy. So nothing is done if
-    PyTorch was imported before, and `prepare` starts a forkserver that imports it.
+    PyTorch was imported before, and `prepare` starts a forkserver that imports it. `ddp`: workers of that plan follow,
+    and the forkserver imports what they need while this process goes on.
     """
     if "torch" in sys.modules or threading.active_count() > 1 or _authenticates():
         return
+    _import(PRELOAD)
+    with nameless_main():
+        _ensure_running(PRELOAD, partial(_fork, DDP if ddp else ()), dict(os.environ), is_copy=True)
+
+
+def _import(names: Sequence[str]) -> None:
+    """Import modules that processes to be forked need."""
     gc.disable()  # which would walk through all modules again and again, a fifth of the time that they take
-    for name in PRELOAD:
+    for name in names:
         importlib.import_module(name)
     gc.freeze()  # a worker does not copy the memory that they lie in, only to walk through them
     gc.enable()
-    with nameless_main():
-        _ensure_running(PRELOAD, _fork, dict(os.environ))
 
 
 def fork_anew() -> None:
@@ -175,7 +184,7 @@ def fork_anew() -> None:
     server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = server._inherited_fds = None
     tracker: Any = resource_tracker._resource_tracker
     tracker._fd = tracker._pid = None
-    _ensure_running(PRELOAD, _fork)
+    _ensure_running(PRELOAD, partial(_fork, ()), is_copy=True)
 
 
 def starts_at_once() -> bool:
@@ -200,7 +209,10 @@ def prepare(preload: Sequence[str] = PRELOAD) -> None:
 
 
 def _ensure_running(
-    preload: Sequence[str], start: Callable[[], None], environment: dict[str, str] | None = None
+    preload: Sequence[str],
+    start: Callable[[], None],
+    environment: dict[str, str] | None = None,
+    is_copy: bool = False,
 ) -> None:
     """Start the forkserver in this way, if it does not run yet."""
     global _start
@@ -217,7 +229,7 @@ def _ensure_running(
             with _folder_unseen():
                 start()
             if server._forkserver_pid != begun:
-                _start = _Start(os.getpid(), preload, environment, start is _fork)
+                _start = _Start(os.getpid(), preload, environment, is_copy)
             if str(server._forkserver_address).startswith(folder):
                 descriptor = os.open(server._forkserver_address, os.O_PATH | os.O_CLOEXEC)
                 server._forkserver_address = f"/proc/self/fd/{descriptor}"
@@ -232,8 +244,8 @@ def _authenticates() -> bool:
     return hasattr(forkserver._forkserver, "_forkserver_authkey")
 
 
-def _fork() -> None:
-    """Start the forkserver as a copy of this process."""
+def _fork(further: Sequence[str]) -> None:
+    """Start the forkserver as a copy of this process, which imports further modules."""
     server: Any = forkserver._forkserver
     with socket.socket(socket.AF_UNIX) as listener:
         address = arbitrary_address("AF_UNIX")
@@ -248,14 +260,14 @@ def _fork() -> None:
             pid = os.fork()
         if pid == 0:
             try:
-                _serve(listener.fileno(), alive)
+                _serve(listener.fileno(), alive, further)
             finally:
                 os._exit(0)
         os.close(alive)
         server._forkserver_address, server._forkserver_alive_fd, server._forkserver_pid = address, mine, pid
 
 
-def _serve(listener: int, alive: int) -> None:
+def _serve(listener: int, alive: int, further: Sequence[str]) -> None:
     """Be the forkserver, without what this process was before it was forked."""
     for each in signal.valid_signals():
         if callable(signal.getsignal(each)):
@@ -265,6 +277,7 @@ def _serve(listener: int, alive: int) -> None:
         if descriptor > 2 and descriptor not in (listener, alive):
             with contextlib.suppress(OSError):  # the listing's own
                 os.close(descriptor)
+    _import(further)
     forkserver.main(listener, alive, [])
 
 
