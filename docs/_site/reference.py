@@ -23,7 +23,8 @@ else:
 #: The names of `import paceline` by task; every name is in one group.
 GROUPS = {
     "Train and compare": (
-        "Job", "Plan", "train", "compare", "parallel", "Run", "replay", "verify", "Progress", "World", "ThroughTime",
+        "Job", "Plan", "train", "compare", "parallel", "Run", "replay", "verify", "Progress", "World", "NodeOptions",
+        "ThroughTime",
     ),
     "While it runs": ("Callback", "EarlyStopping", "BestCheckpoint", "ProgressBar"),
     "Predict and choose": ("calibrate", "choose", "validate", "simulate"),

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from paceline.planning.tuner.trial import Trial as Trial
     from paceline.plans.named import *  # noqa: F403
     from paceline.plans.plan import Plan as Plan
+    from paceline.runtime.engines.cluster import NodeOptions as NodeOptions
     from paceline.runtime.engines.replay.replay import replay as replay
     from paceline.runtime.engines.replay.verify import verify as verify
     from paceline.runtime.engines.virtual import World as World
@@ -89,6 +90,7 @@ _FACE = {
     "verify": "paceline.runtime.engines.replay.verify",
     "parallel": "paceline.interfaces.api.parallel",
     "World": "paceline.runtime.engines.virtual",
+    "NodeOptions": "paceline.runtime.engines.cluster",
     "ThroughTime": "paceline.training.stages.through_time",
     "tune": "paceline.interfaces.api.tuning.tune",
     "Space": "paceline.planning.tuner.space",

@@ -76,7 +76,7 @@ def test_what_is_allowed_passes() -> None:
         (lambda: pl.train(job(), folder=3), UsageError, "folder=3 .* give a string, a path or None"),
         (lambda: pl.train(job(), progress=3, folder=None), UsageError, "progress=3 is not a function"),
         (lambda: pl.train(job(), engine=3, folder=None), UsageError, "there is no engine 3; allowed: cluster, local"),
-        (lambda: pl.train(job(), backups=-1, folder=None), UsageError, "backups=-1 is not a whole number"),
+        (lambda: pl.NodeOptions(backups=-1), UsageError, "backups=-1 is not a whole number"),
         (lambda: pl.train(resume=3), UsageError, "resume=3 .* give a string, a path, a Run or None"),
         (lambda: pl.train(job(), compute=3), UsageError, "compute=3 .* give a string or None"),
         (lambda: pl.replay(3), UsageError, "run=3 .* give a Run, a string or a path"),

@@ -13,8 +13,9 @@ from torch import nn
 
 import paceline
 from paceline.errors import PacelineDeprecationWarning
-from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, RENAMED_ARGUMENTS, accepts_old_names
+from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, RENAMED_ARGUMENTS, accepts_old_names, gathers_arguments
 from paceline.interfaces.testing.jobs import JOBS
+from paceline.runtime.engines.cluster import NodeOptions
 from paceline.runtime.runs.record import read_record
 from paceline.training.jobs.job import Job
 
@@ -70,6 +71,20 @@ def test_an_old_argument_is_passed_on_by_its_new_name(function: str, old: str) -
     with pytest.warns(PacelineDeprecationWarning, match=f"{old}= of same\\(\\) is called {new}= now"):
         same(**{old: 3})
     assert taken == {new: 3}
+
+
+def test_fields_of_an_object_are_taken_as_arguments_and_one_of_the_two_is_enough() -> None:
+    @gathers_arguments("nodes", NodeOptions)
+    def train(plan: str, nodes: NodeOptions | None = None) -> tuple[str, NodeOptions | None]:
+        return plan, nodes
+
+    with pytest.warns(
+        PacelineDeprecationWarning, match=r"backups= of train\(\) is called nodes=NodeOptions\(backups=\)"
+    ):
+        assert train("ring", backups=2) == ("ring", NodeOptions(backups=2))  # type: ignore[call-arg]
+    assert train("ring") == ("ring", None)
+    with pytest.raises(TypeError, match="got keys= and nodes=, which has it"):
+        train("ring", nodes=NodeOptions(), keys="keys")  # type: ignore[call-arg]
 
 
 def test_train_takes_its_old_arguments() -> None:

@@ -6,6 +6,7 @@ refused with the name that was meant. Type checkers and editors know the new nam
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -45,6 +46,25 @@ COMMAND_OPTIONS = {"tune": {"--budget": "--n-trials", "--trials": "--executor"}}
 def accepts_old_names(renamed: Names) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorate a function so that it takes its renamed arguments by their old names, too."""
     return lambda function: _accepting(function, renamed, {}, function.__name__)
+
+
+def gathers_arguments(into: str, kind: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate a function that takes an object of a dataclass, so that it takes its fields as arguments, too."""
+    names = [each.name for each in dataclasses.fields(kind)]
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            fields = {name: kwargs.pop(name) for name in names if name in kwargs}
+            for name in fields:
+                if into in kwargs:
+                    raise TypeError(f"{function.__name__}() got {name}= and {into}=, which has it; give {into}= only")
+                warn_renamed(f"{name}= of {function.__name__}()", f"{into}={kind.__name__}({name}=)")
+            return function(*args, **kwargs, **({into: kind(**fields)} if fields else {}))
+
+        return call
+
+    return decorate
 
 
 def renames_fields(renamed: Names, values: Mapping[str, Names]) -> Callable[[C], C]:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import paceline as pl
+from paceline.algorithms.cluster.messages import Pushed
 from paceline.algorithms.cluster.outputs import Apply
 from paceline.algorithms.codecs.catalogue import CODECS, parse
 from paceline.algorithms.rules.gradients import Plain
@@ -14,6 +15,7 @@ from paceline.errors import FrameError, PlanError
 from paceline.interfaces.testing.conformance import check_run, difference, replays
 from paceline.interfaces.testing.jobs import JOBS
 from paceline.plans.plan import Plan
+from paceline.runtime.engines.cluster.servers.history import PushHistory
 from paceline.runtime.engines.cluster.servers.shard_state import CodedVector, Pushes, ShardState
 from paceline.runtime.runs.trace import Kind
 from paceline.training.gradients.encoder import HEAD, GradientEncoder, PulledReader, PulledView
@@ -98,7 +100,8 @@ def test_a_server_answers_the_same_as_its_backup_and_whole_where_it_has_to() -> 
         encoder.write(0, gradients, [], (whole, 0.0), vector.message, version, 0)
         for state in (primary, backup):
             state.apply(Apply(version, version, worker, version - 1), vector)
-        answers = [bytes(state.answer(worker, version)) for state in (primary, backup)]
+        pushed = Pushed(0, 1, version, version)
+        answers = [b"".join(state.answer(worker, pushed, PushHistory(1))) for state in (primary, backup)]
         assert answers[0] == answers[1]
         assert len(answers[0]) == primary.answered
         return answers
@@ -106,7 +109,11 @@ def test_a_server_answers_the_same_as_its_backup_and_whole_where_it_has_to() -> 
     kinds = [push(*each)[0][0] for each in ((0, 1, 1.0), (1, 2, 1.0), (0, 3, 0.0), (0, 4, 1.0), (2, 5, 0.0))]
     assert kinds == [0, 0, 1, 0, 0], "asked for, asked for, coded, asked for, another process at the first one's rank"
     before = bytes(primary.everything)
-    assert primary.answer(2, 77)[0] == 2, "a batch that another worker has pushed: the values, and no note of it"
+    head, values = primary.answer(2, Pushed(0, 1, 77, 6), PushHistory(1))
+    assert (head[0], values) == (2, primary.values), "a batch that another worker has pushed: no note of it"
+    head, values = primary.answer(2, Pushed(0, 1, 77, 5), PushHistory(1))
+    assert head[0] == 0, "a batch that another worker has pushed, and nothing newer: what the server has noted"
+    assert bytes(values) == bytes(primary.pulled[0].answer[HEAD:])
     assert bytes(primary.everything) == before
 
 

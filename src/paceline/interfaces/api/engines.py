@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.plans.plan import Plan
 from paceline.runtime.engines import mpi
+from paceline.runtime.engines.cluster import NodeOptions, Roster
 from paceline.runtime.engines.outcome import Life, Outcome
 from paceline.runtime.runs.live import Phase
 from paceline.runtime.runs.record import CheckpointInterval
 from paceline.training.jobs.job import Job
 
 if TYPE_CHECKING:
-    from paceline.runtime.engines.cluster import Roster
     from paceline.runtime.engines.cluster.successor import Successor
     from paceline.runtime.engines.joining.parcel import Parcel
     from paceline.runtime.engines.virtual import World
@@ -47,10 +47,8 @@ class Request:
     stoppable: bool = False
     #: This process's place among the nodes of a launcher; None under other engines.
     node: Roster | None = None
-    backups: int = 1
-    #: Of engine ray: which cluster of Ray to join, and whether its network needs no encryption.
-    address: str | None = None
-    trusted_network: bool = False
+    #: How the nodes of a cluster or of Ray come together.
+    nodes: NodeOptions = field(default_factory=NodeOptions)
     #: What this node has if it leads a run whose head is lost.
     successor: Successor | None = None
     #: What travels to machines that join, if they may.
@@ -87,17 +85,16 @@ def _cluster(life: Life, request: Request) -> AbstractContextManager[Outcome]:
     if request.parcel is not None and request.leads:
         from paceline.runtime.engines.joining import open_nodes
 
-        return open_nodes.train(life, request.node, request.parcel, request.successor, request.backups)
+        return open_nodes.train(life, request.node, request.parcel, request.successor, request.nodes.backups)
     if request.successor is not None:
-        return engine.lead(life, request.successor, request.backups)
-    return engine.train(life, request.node, request.backups)
+        return engine.lead(life, request.successor, request.nodes.backups)
+    return engine.train(life, request.node, request.nodes.backups)
 
 
 def _ray(life: Life, request: Request) -> AbstractContextManager[Outcome]:
     from paceline.runtime.engines.cluster import ray_nodes
-    from paceline.runtime.engines.cluster.ray_session import RayOptions
 
-    return ray_nodes.train(life, RayOptions(request.address, request.trusted_network), request.backups)
+    return ray_nodes.train(life, request.nodes)
 
 
 def _mpi(life: Life, request: Request) -> AbstractContextManager[Outcome]:

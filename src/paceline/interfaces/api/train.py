@@ -30,7 +30,7 @@ from paceline.errors import (
     whole,
 )
 from paceline.errors.arguments import check_arguments
-from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
+from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names, gathers_arguments
 from paceline.interfaces.api.engines import ENGINES, KEEPING, Request
 from paceline.interfaces.api.hooks import Hooks, ProgressFunction, stopped_run
 from paceline.interfaces.callbacks import check
@@ -38,6 +38,7 @@ from paceline.interfaces.callbacks.loggers import named
 from paceline.plans.plan import Plan, check_method
 from paceline.runtime.engines import checkpoints, cluster, mpi
 from paceline.runtime.engines.checkpoints import CheckpointRequest
+from paceline.runtime.engines.cluster import NodeOptions
 from paceline.runtime.engines.cluster.successor import Dismissed, Promoted
 from paceline.runtime.engines.job_file import save_job_file
 from paceline.runtime.engines.outcome import Life, finish
@@ -71,6 +72,7 @@ AUTO = "auto"
 RETURNS = 16  # times that a node comes back which was asleep, or whose network was gone
 
 
+@gathers_arguments("nodes", NodeOptions)
 @accepts_old_names(RENAMED_ARGUMENTS["train"])
 @own_arguments()
 def train(
@@ -78,8 +80,7 @@ def train(
     compute: str | None = None, folder: str | Path | None = RUNS, progress: ProgressCallback | None = None,
     max_updates: int | None = None, timeout: float = 120.0, world: World | None = None,
     checkpoint_every: int | str | None = None, resume: str | Path | Run | None = None, epochs: int | None = None,
-    callbacks: Sequence[Any] = (), loggers: Sequence[Any] = (), keys: str | Path | None = None,
-    trusted_network: bool = False, backups: int = 1, address: str | None = None, joinable: bool = False,
+    callbacks: Sequence[Any] = (), loggers: Sequence[Any] = (), nodes: NodeOptions | None = None,
 ) -> Run:  # fmt: skip
     """Train a job by a plan and return the run.
 
@@ -87,7 +88,7 @@ def train(
         job: The job. With `resume`, it is needed only where the run's folder could not keep it.
         plan: A plan, its name with options such as `"downpour:workers=4"`, or `"auto"` for the choice of
             `paceline.choose`. Default: one process.
-        workers: The number of workers, unless the plan states it; with `joinable`, of machines at once.
+        workers: The number of workers, unless the plan states it; where others join, of machines at once.
         engine: `"local"`: processes on this machine; `"virtual"`: a simulated clock; `"mpi"`: the ranks that mpiexec
             started; `"cluster"`: the nodes that torchrun, srun, mpiexec or Kubernetes started, each of which calls
             this function; `"ray"`: nodes that Ray places, starts and replaces.
@@ -104,27 +105,21 @@ def train(
         epochs: With `resume`: the passes over the data in total, more than before, so a finished run can be continued.
         callbacks: Objects with hooks such as `on_evaluation_end`, called in this process.
         loggers: `"csv"`, `"tensorboard"`, `"wandb"` or `"mlflow"`, with options as in `"wandb:project=digits"`.
-        keys: The folder of keys with which the nodes of a cluster authenticate each other (`paceline keys`).
-        trusted_network: Authenticate the nodes of a cluster by `PACELINE_TOKEN`, without encryption.
-        backups: Servers on other nodes that hold a copy of each shard, on a cluster and under plans with servers.
-        address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the run. With
-            `joinable`: this machine's own address.
-        joinable: Whether other machines may join by the code that is printed (`paceline join`).
+        nodes: How several machines come together: keys, copies of shards, who may join.
     """
-    arguments = locals()
-    engine = _joinable(engine, keys, trusted_network, resume) if joinable else engine
-    _check_together(engine, None if joinable else address, keys, epochs, resume, world)
+    arguments, nodes = locals(), nodes or NodeOptions()
+    engine = _joinable(engine, nodes, resume) if nodes.joinable else engine
+    _check_together(engine, nodes, epochs, resume, world)
     _check(engine, folder, timeout, checkpoint_every is not None or resume is not None, progress)
     max_updates, workers = whole("max_updates", max_updates, 1), whole("workers", workers, 1)
-    backups, epochs = whole("backups", backups, 0), whole("epochs", epochs, 1)
+    epochs = whole("epochs", epochs, 1)
     check_arguments(train, arguments)
-    node = _node(joinable, plan, workers, address, keys, trusted_network) if engine == "cluster" else None
+    node = _node(nodes, plan, workers) if engine == "cluster" else None
     check(called := [*callbacks, *named(loggers)])
     request = Request(
         job, plan, workers, engine, Path(folder) if folder is not None else None, max_updates, timeout,
         _interval(checkpoint_every), world, _path(resume) if resume is not None else None, epochs,
-        [*([] if progress is None else [ProgressFunction(progress)]), *called], bool(called), node, backups, address,
-        trusted_network,
+        [*([] if progress is None else [ProgressFunction(progress)]), *called], bool(called), node, nodes,
     )  # fmt: skip
     if request.resume is not None:
         return _resume(request, request.resume)
@@ -135,11 +130,11 @@ def train(
         return _begin(_chosen(request, job if compute is None else job.with_(compute=compute)))
 
 
-def _joinable(engine: str, keys: object, trusted_network: bool, resume: object) -> str:
+def _joinable(engine: str, nodes: NodeOptions, resume: object) -> str:
     """Return the engine of a run that machines join; UsageError for settings that belong to other ways to meet."""
     if engine not in ("local", "cluster"):
         raise UsageError(f"machines join a run of this machine's own, and engine={engine!r} is another; leave one out")
-    if keys is not None or trusted_network:
+    if nodes.keys is not None or nodes.trusted_network:
         raise UsageError("machines that join get keys for this run alone: leave --keys and --trusted-network out")
     if resume is not None:
         raise UsageError("a resumed run cannot be opened to other machines; resume it here alone, or by a launcher")
@@ -148,21 +143,14 @@ def _joinable(engine: str, keys: object, trusted_network: bool, resume: object) 
     return "cluster"
 
 
-def _node(
-    joinable: bool,
-    plan: str | Plan | None,
-    workers: int | None,
-    address: str | None,
-    keys: str | Path | None,
-    trusted_network: bool,
-) -> Roster:
+def _node(nodes: NodeOptions, plan: str | Plan | None, workers: int | None) -> Roster:
     """Return this process's place among the nodes of its run."""
-    if not joinable:
-        return cluster.roster(keys=keys, trusted_network=trusted_network)
+    if not nodes.joinable:
+        return cluster.roster(keys=nodes.keys, trusted_network=nodes.trusted_network)
     from paceline.runtime.engines.joining import open_nodes, parcel
 
     parcel.watch_files()
-    return open_nodes.open_roster(plan, workers, address)
+    return open_nodes.open_roster(plan, workers, nodes.address)
 
 
 def _ranks(engine: str) -> contextlib.AbstractContextManager[None]:
@@ -202,7 +190,7 @@ def _begin(request: Request) -> Run:
         return _take_part(request, setup)
     from paceline.runtime.engines.joining.open_nodes import opened_run
 
-    with opened_run(setup, node, request.timeout, request.interval, request.backups) as (placed, parcel):
+    with opened_run(setup, node, request.timeout, request.interval, request.nodes.backups) as (placed, parcel):
         return _take_part(replace(request, node=placed, parcel=parcel), setup)
 
 
@@ -211,7 +199,7 @@ def take_part(guest: Guest, runs: Path, callbacks: Sequence[Any] = ()) -> Run:
     spec, roster, parcel = guest.settle()
     request = Request(
         spec.job, spec.plan, None, "cluster", runs, spec.limit, spec.deadline, spec.interval, callbacks=callbacks,
-        node=roster, backups=spec.backups, parcel=parcel,
+        node=roster, nodes=NodeOptions(backups=spec.backups), parcel=parcel,
     )  # fmt: skip
     with _notes_of_rank_0(request):
         setup = set_up(spec.job, spec.plan, "cluster", spec.limit, tested=False, bounded=True)
@@ -251,17 +239,13 @@ def _in_folder(request: Request, setup: Setup) -> Run:
 
 
 def _check_together(
-    engine: str,
-    address: str | None,
-    keys: str | Path | None,
-    epochs: int | None,
-    resume: str | Path | Run | None,
-    world: World | None,
+    engine: str, nodes: NodeOptions, epochs: int | None, resume: str | Path | Run | None, world: World | None
 ) -> None:
     """Raise for settings that belong to others that are not given."""
+    keys = nodes.keys
     if world is not None and engine != "virtual":
         raise UsageError(f"a world is simulated, so it needs engine='virtual', and not {engine!r}")
-    if address is not None and engine != "ray":
+    if nodes.address is not None and not nodes.joinable and engine != "ray":
         raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
     if engine == "ray":
         cluster.refuse_torchrun()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import paceline
 from paceline.interfaces.cli import options
 from paceline.interfaces.cli.terminal import console, print_json
 
@@ -67,8 +68,8 @@ def train(
     with watched_run(resume.parent if resume else runs):
         run = run_training(
             chosen, plan, workers, engine=engine, folder=runs, max_updates=max_updates, timeout=timeout,
-            checkpoint_every=every, resume=resume, keys=keys, trusted_network=trusted_network, backups=backups,
-            address=address, joinable=joinable, epochs=epochs if resume else None, loggers=logger or (),
+            checkpoint_every=every, resume=resume, epochs=epochs if resume else None, loggers=logger or (),
+            nodes=paceline.NodeOptions(keys, trusted_network, backups, address, joinable),
             callbacks=_callbacks(early_stopping, best_checkpoint, str(resume) if resume or not chosen else "", quiet),
         )  # fmt: skip
     report(run, json, rank)

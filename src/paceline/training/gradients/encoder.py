@@ -8,6 +8,7 @@ that failed, since a worker died in it, is made again as if it had never begun.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -298,12 +299,19 @@ class Loops:
 # is whole, and so is the one after a pull; the tail of a gradient's message says that a worker wants it so. Tensors
 # that codecs leave alone travel as they are, not as differences.
 #
-#     memory    | worker, batch | what the worker has | what the codec remembers | answer |
-#     answer    | WHOLE, CODED or APART | the shard's values, or a message |
+# An answer is of the version that its push has made. One that is labelled with a later version, as where a backup
+# confirms several pushes at once or a push comes again, is whole, and no note is taken of it.
+#
+#     memory    | worker, batch, version | what the worker has | what the codec remembers | answer |
+#     answer    | WHOLE, CODED or APART | worker, base | the shard's values, or a message |
+#
+# Worker and base tell which gradient of the batch the shard has taken, and the version that it was computed from: it is
+# another worker's, or an earlier one, where a batch was leased twice.
 
 #: The whole values, which the server notes; the difference to what it has noted; the whole values, without a note.
 WHOLE, CODED, APART = 0, 1, 2
 HEAD = 64  # bytes before what is answered
+TAKEN = slice(8, 24)  # of them, worker and base
 PART = 1 << 20  # tells the random numbers of answers from those of gradients
 
 
@@ -314,8 +322,8 @@ class PulledView:
         self.shape, self.seed, self._loops = shape, seed, Loops(shape.codec, shape.dtype)
         raw = torch.zeros(self.size(shape), dtype=torch.uint8) if raw is None else raw
         starts = list(accumulate(_sizes_of_pull(shape), initial=0))
-        #: The worker's process, and the batch of the push that was answered last; -1: none.
-        self.whose = raw[:16].view(torch.int64)
+        #: The worker's process, the batch of the push that was answered last, and the version that it made; -1: none.
+        self.whose = raw[:24].view(torch.int64)
         self._has = raw[starts[1] : starts[1] + _values(shape)]
         flat = self._has.view(shape.dtype)
         self.values, self.buffers = shape.shard.parameter_views(flat), shape.shard.buffer_views(flat)
@@ -347,6 +355,21 @@ class PulledView:
     def answer(self) -> memoryview:
         view: memoryview = self._answer[: HEAD + self.bytes].numpy().data
         return view
+
+    def note(self, worker: int, batch: int, base: int, version: int) -> None:
+        """Take note of the push that was answered last, and the version that it has made."""
+        self.whose.copy_(torch.tensor([worker, batch, version]))
+        self._answer[TAKEN].view(torch.int64).copy_(torch.tensor([worker, base]))
+
+    def answer_to(self, worker: int, batch: int, version: int, taken: tuple[int, int]) -> Sequence[memoryview] | None:
+        """Return the answer to a push of a worker, labelled with a version; None where it has to be APART."""
+        process, pushed, made = self.whose.tolist()
+        if (process, made) != (worker, version):
+            return None
+        if pushed == batch:
+            return (self.answer,)
+        has: memoryview = self._has.numpy().data  # another worker has pushed the batch, and nothing was made since
+        return _head(WHOLE, taken), has
 
     def whole(self, newest: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
         """Answer with the newest version as it is."""
@@ -408,9 +431,19 @@ class PulledReader:
         return True
 
 
-def apart(values: memoryview) -> memoryview:
+def apart(values: memoryview, taken: tuple[int, int]) -> Sequence[memoryview]:
     """Return an answer with the whole values, of which the server takes no note."""
-    return memoryview(bytes([APART]) + bytes(HEAD - 1) + bytes(values))
+    return _head(APART, taken), values
+
+
+def _head(kind: int, taken: tuple[int, int]) -> memoryview:
+    return memoryview(bytes([kind]) + bytes(TAKEN.start - 1) + struct.pack("=qq", *taken) + bytes(HEAD - TAKEN.stop))
+
+
+def taken_by(answer: memoryview) -> tuple[int, int]:
+    """Return the worker whose gradient of the batch a shard has, and the version that it was computed from."""
+    worker, base = struct.unpack("=qq", answer[TAKEN])
+    return worker, base
 
 
 def add_answer(answer: PushedMessage, values: Sequence[Tensor], buffers: Sequence[Tensor], version: int) -> None:

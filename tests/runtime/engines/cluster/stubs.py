@@ -90,11 +90,13 @@ def layout_of(job: pl.Job) -> Layout:
     return set_up(job, Plan.parse("downpour:workers=1"), "virtual", None).layout
 
 
-def maker(job: pl.Job | None = None, codec: str = DENSE) -> Callable[[int], ShardState]:
+def maker(
+    job: pl.Job | None = None, codec: str = DENSE, pull: str = DENSE, ranks: int = 0
+) -> Callable[[int], ShardState]:
     """Return what makes the state of a shard of a small model."""
     job = job or small_job()
-    layout, made = layout_of(job), parse(codec)
-    return lambda shard: ShardState(job, layout, shard, Pushes(Plain(), made))
+    layout, pushes = layout_of(job), Pushes(Plain(), parse(codec), parse(pull), ranks=ranks)
+    return lambda shard: ShardState(job, layout, shard, pushes)
 
 
 def shard_server(hub: Notes, make: Callable[[int], ShardState] | None = None, shard: int = 0) -> ShardProcess:

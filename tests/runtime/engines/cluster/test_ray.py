@@ -34,6 +34,8 @@ pytestmark = [
     pytest.mark.soak,  # Ray alone takes up to half a minute to start
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::ResourceWarning"),
 ]
+AUTO, ELSEWHERE = pl.NodeOptions(address="auto"), pl.NodeOptions(address="127.0.0.1:9")
+TRUSTED = pl.NodeOptions(address="auto", trusted_network=True)
 DEADLINE = 300.0  # seconds that a wait of a run may take on a busy machine
 REPO = Path(__file__).parents[4]
 
@@ -90,8 +92,7 @@ def _train(
             job(folder, test=None, epochs=epochs),
             plan,
             engine="ray",
-            address="auto",
-            trusted_network=True,
+            nodes=TRUSTED,
             folder=folder / "runs",
             timeout=DEADLINE,
             **options,
@@ -151,7 +152,7 @@ def test_a_run_that_was_stopped_is_resumed_on_ray(cluster: ray_session.RaySessio
     with pytest.raises(RunStopped, match="stopped after"):
         _train(tmp_path, "ring", lambda: os.kill(os.getpid(), signal.SIGTERM), workers=2, checkpoint_every=0)
     (run,) = (tmp_path / "runs").iterdir()
-    resumed = pl.train(resume=run, engine="ray", address="auto", trusted_network=True, timeout=DEADLINE)
+    resumed = pl.train(resume=run, engine="ray", nodes=TRUSTED, timeout=DEADLINE)
     assert resumed.record.engine == "ray"
     local = pl.train(job(tmp_path, test=None), "ring", workers=2, folder=None)
     assert resumed.summary()["parameters_sha256"] == local.summary()["parameters_sha256"]
@@ -226,7 +227,7 @@ def test_functions_of_the_program_and_keys_travel(cluster: ray_session.RaySessio
     pytest.importorskip("cryptography")
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
     lambdas = pl.Job(model=lambda: torch.nn.Linear(3, 1), data=(x, x[:, :1]), loss=lambda a, b: ((a - b) ** 2).mean())
-    run = pl.train(lambdas, "ring", workers=2, engine="ray", address="auto", folder=None, timeout=DEADLINE)
+    run = pl.train(lambdas, "ring", workers=2, engine="ray", nodes=AUTO, folder=None, timeout=DEADLINE)
     local = pl.train(lambdas, "ring", workers=2, folder=None)
     assert run.summary()["parameters_sha256"] == local.summary()["parameters_sha256"]
 
@@ -235,9 +236,9 @@ def test_what_cannot_be_is_refused(cluster: ray_session.RaySession, tmp_path: Pa
     with pytest.raises(UsageError, match=r"connected to the Ray cluster at .* already: give address='auto'"):
         pl.train(job(tmp_path), "ring", workers=2, engine="ray", folder=None)
     with pytest.raises(UsageError, match="is another one"):
-        pl.train(job(tmp_path), "ring", workers=2, engine="ray", address="127.0.0.1:9", folder=None)
+        pl.train(job(tmp_path), "ring", workers=2, engine="ray", nodes=ELSEWHERE, folder=None)
     with pytest.raises(PlanError, match="hogwild does not run on a cluster"):
-        pl.train(job(tmp_path), "hogwild", workers=2, engine="ray", address="auto", folder=None)
+        pl.train(job(tmp_path), "hogwild", workers=2, engine="ray", nodes=AUTO, folder=None)
 
 
 @pytest.mark.soak
@@ -251,10 +252,9 @@ def test_more_workers_than_cpus_end_at_the_deadline(cluster: ray_session.RaySess
             "downpour",
             workers=64,
             engine="ray",
-            address="auto",
+            nodes=TRUSTED,
             folder=None,
             timeout=3.0,
-            trusted_network=True,
         )
 
 
@@ -273,10 +273,10 @@ def test_an_open_head_is_refused_and_one_on_loopback_is_not(monkeypatch: pytest.
 
 def test_without_ray_or_its_cluster_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="needs engine='ray'"):
-        pl.train(job(tmp_path), "ring", workers=2, address="auto", folder=None)
+        pl.train(job(tmp_path), "ring", workers=2, nodes=AUTO, folder=None)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     with pytest.raises(UsageError, match=r"there is no Ray cluster at 127\.0\.0\.1:9"):
-        pl.train(job(tmp_path), "ring", workers=2, engine="ray", address="127.0.0.1:9", folder=None)
+        pl.train(job(tmp_path), "ring", workers=2, engine="ray", nodes=ELSEWHERE, folder=None)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install 'paceline\[ray\]'"):
         pl.train(job(tmp_path), "ring", workers=2, engine="ray", folder=None)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from paceline.algorithms.cluster.messages import (
@@ -29,13 +30,16 @@ from paceline.algorithms.cluster.messages import (
     pack,
 )
 from paceline.algorithms.cluster.outputs import TIMING, Apply
+from paceline.algorithms.codecs.catalogue import parse
 from paceline.runtime.engines.cluster.servers.collector import Collector
 from paceline.runtime.engines.cluster.servers.loop import MESSAGES, Other, kind_of, peer_of
 from paceline.runtime.engines.cluster.servers.server_head import ServerHead
 from paceline.runtime.engines.cluster.servers.shard_process import ShardProcess
-from paceline.runtime.engines.cluster.servers.shard_state import ShardState
+from paceline.runtime.engines.cluster.servers.shard_state import CodedVector, ShardState
 from paceline.runtime.links.tcp.hub import Received
 from paceline.runtime.runs.trace import DTYPE
+from paceline.training.gradients.encoder import GradientEncoder, PulledReader
+from paceline.training.gradients.message import MessageShape
 from tests.runtime.engines.cluster.stubs import AT_DESK, Notes, layout_of, maker, shard_server, small_job
 
 BACKUP, FIRST, SECOND = Process(Role.SERVER, 1), Process(Role.WORKER, 0), Process(Role.WORKER, 1)
@@ -103,6 +107,57 @@ def test_a_worker_is_shown_what_the_backup_has_and_nothing_newer() -> None:
     assert [body for *_, body in answers] == expected
     assert expected[0] != expected[1]
     assert len(server.state.vectors) == 2  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("pull", ["randomk:0.2", "int8"])
+def test_a_coded_answer_is_of_the_version_that_it_is_labelled_with(pull: str) -> None:
+    """Two pushes whose backup confirms both at once are answered with the newest version, and so is one sent again."""
+    job, hub = small_job(40, 30), Notes()
+    layout, make = layout_of(job), maker(job, "half", pull, ranks=2)
+    server, alone, codec = shard_server(hub, make), make(0), parse("half")
+    assert codec is not None
+    encoder = GradientEncoder(codec, layout, [[0, 1]], 0)
+    shape = MessageShape(parse(pull) or codec, layout.shards[0], layout.dtype)
+    flats = [torch.zeros(layout.shards[0].length) for _ in range(2)]
+    versions = [alone.version.values.clone()]
+
+    def push(worker: Process, batch: int, base: int, fresh: float) -> bytes:
+        vector = CodedVector(encoder.shapes[0], False, 1, 0)
+        gradients = [torch.randn(span.shape) for span in layout.shards[0].parameters]
+        encoder.write(0, gradients, [], (fresh, 0.0), vector.message, batch, 0)
+        alone.apply(Apply(len(versions), batch, worker.number, base), vector)
+        versions.append(alone.version.values.clone())
+        _get(server, hub, worker, Push(0, VIEW, batch, base, VIEW), body := bytes(vector.bytes))
+        return body
+
+    def adopt(worker: Process) -> tuple[bool, int]:
+        """Read the answer to a worker; return whether the server has noted it, and the version of its label."""
+        _, _, ints, body = next(each for each in hub.posted if each[:2] == (peer_of(worker), kind_of(Pushed)))
+        flat, version = flats[worker.number], Pushed(*ints).version
+        raw, views = flat.view(torch.uint8).numpy().data, layout.shards[0].parameter_views(flat)
+        return PulledReader(shape, 0).read(memoryview(bytearray(body)), raw, views, [], version), version
+
+    _get(server, hub, DESK, Propose(1, 0, VIEW, (0, 1)))
+    _get(server, hub, BACKUP, Enrol(VIEW, 0, 0))
+    _get(server, hub, BACKUP, Replicated(VIEW, 0))
+    for number, worker in enumerate((FIRST, SECOND)):
+        push(worker, number, 0, 1.0)
+        _get(server, hub, BACKUP, Replicated(VIEW, number + 1))
+        assert adopt(worker) == (True, number + 1)
+    hub.forget()
+    again = push(FIRST, 2, 1, 0.0)
+    push(SECOND, 3, 2, 0.0)
+    _get(server, hub, BACKUP, Replicated(VIEW, 4))
+    assert (adopt(FIRST), adopt(SECOND)) == ((False, 4), (True, 4))
+    assert torch.equal(flats[0], versions[4]), "the whole of what the label says"
+    coded = server.state.pulled[1]  # type: ignore[union-attr]
+    assert all(map(torch.equal, layout.shards[0].parameter_views(flats[1]), coded.values)), "what the server has noted"
+    hub.forget()
+    push(SECOND, 4, 4, 0.0)
+    _get(server, hub, BACKUP, Replicated(VIEW, 5))
+    _get(server, hub, FIRST, Push(0, VIEW, 2, 1, VIEW), again)
+    assert adopt(FIRST) == (False, 5)
+    assert torch.equal(flats[0], versions[5])
 
 
 def test_who_sends_what_is_no_gradient_is_left_and_named_and_nothing_is_counted() -> None:

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from paceline.interfaces.api.train import train
 from paceline.interfaces.testing.survival.hosts import Host
+from paceline.runtime.engines.cluster import NodeOptions
 from paceline.runtime.engines.workers.process import fork_anew, interrupts_wait, nameless_main, prepare
 from paceline.training.jobs.job import Job
 
@@ -249,7 +250,7 @@ def _train(folder: Path, program: NodeProgram, apart: bool) -> int:
             engine="cluster",
             folder=folder / "runs",
             timeout=program.deadline,
-            trusted_network=apart,
+            nodes=NodeOptions(trusted_network=apart),
             checkpoint_every=program.checkpoint_every,
             resume=program.resume,
         )

@@ -28,7 +28,6 @@ from paceline.training.parameters.layout import trainable
 from paceline.training.parameters.optimizers import Optimizer
 from paceline.training.parameters.replicas import mean_of
 from paceline.training.parameters.shard_version import ShardVersion
-from paceline.training.parameters.worker_state import WorkerState
 
 
 class ServerArithmetic:
@@ -58,8 +57,8 @@ class ServerArithmetic:
         self.gradients: list[list[Tensor | None]] = [[] for _ in self.sides]
         #: What `hold` has kept of shards.
         self.held: dict[int, Tensor] = {}
-        #: The state of workers with which the run was resumed.
-        self.saved: dict[int, WorkerState] = {}
+        #: Whether an earlier part of the run came before.
+        self.resumed = False
 
     def _open(self, worker: int, learner: Learner, optimizer: Optimizer) -> tuple[WorkerSide, Sequence[ServerPort]]:
         plan, layout = self.setup.plan, self.setup.layout
@@ -80,21 +79,18 @@ class ServerArithmetic:
         """Let another process take the place of a worker's."""
         worker = event.worker
         self.sides[worker], self.ports[worker] = self._open(worker, *make_learner(self.setup))
-        if worker in self.saved:
-            self._restore(worker)
+        for port in self.ports[worker] if self.resumed else ():
+            port.resume(True, None)
 
     def resume(self, before: ServerArithmetic) -> None:
         """Continue from where an earlier part of the run ended, perhaps with another number of workers."""
         for memory, earlier in zip(self.memories, before.memories, strict=True):
             restore(memory, self.method, [version.worker_state() for version in earlier.all_newest])
-        ranks = before.ports[: before.setup.plan.workers]
-        self.saved = {worker: ports[0].worker_state() for worker, ports in enumerate(ranks)}
-        for worker in range(len(self.ports)):
-            self._restore(worker)
-
-    def _restore(self, worker: int) -> None:
-        for port in self.ports[worker]:
-            port.resume(True, self.saved.get(worker))
+        self.resumed = True
+        saved = [ports[0].worker_state() for ports in before.ports[: before.setup.plan.workers]]
+        for worker, ports in enumerate(self.ports):
+            for port in ports:
+                port.resume(True, saved[worker] if worker < len(saved) else None)
 
     def compute(self, worker: int, chunks: list[Chunk]) -> GradientSum:
         """Compute the gradient of one task from the version that this worker holds."""

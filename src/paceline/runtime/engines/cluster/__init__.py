@@ -19,6 +19,14 @@
 docs/internals/cluster.md has the design.
 """
 
-from paceline.runtime.engines.cluster.roster import Roster, check, credentials, nodes, refuse_torchrun, roster
+from paceline.runtime.engines.cluster.roster import (
+    NodeOptions,
+    Roster,
+    check,
+    credentials,
+    nodes,
+    refuse_torchrun,
+    roster,
+)
 
-__all__ = ["Roster", "check", "credentials", "nodes", "refuse_torchrun", "roster"]
+__all__ = ["NodeOptions", "Roster", "check", "credentials", "nodes", "refuse_torchrun", "roster"]

@@ -150,8 +150,12 @@ class Agent:
         self._start_worker()
 
     def _start_worker(self) -> None:
-        """Start a worker that pushes to servers. One that takes the place of a dead one has a number of its own."""
+        """Start a worker that pushes to servers. One that takes the place of a dead one has a number of its own, owes
+        nothing, and joins a centre as it is.
+        """
         assert self._server_config is not None
+        if (self._workers or self._life) and self.resume.state_buffer is not None:
+            self.resume.state_buffer.clear()
         number = self._number(self._workers)
         self._workers += 1
         self.worker = self.children.start(

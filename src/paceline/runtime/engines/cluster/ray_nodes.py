@@ -28,8 +28,8 @@ from paceline.plans.plan import Plan
 from paceline.runtime.engines.cluster import engine
 from paceline.runtime.engines.cluster.ray_actors import RayActor, RayActors, answers, has_ended
 from paceline.runtime.engines.cluster.ray_agent import AgentEnd, How
-from paceline.runtime.engines.cluster.ray_session import PATIENCE, RayOptions, RaySession, package, session
-from paceline.runtime.engines.cluster.roster import Roster
+from paceline.runtime.engines.cluster.ray_session import PATIENCE, RaySession, package, session
+from paceline.runtime.engines.cluster.roster import NodeOptions, Roster
 from paceline.runtime.engines.cluster.run_spec import RunSpec, make_run_keys, with_keys
 from paceline.runtime.engines.outcome import Life, Outcome
 from paceline.runtime.engines.ray_actor import Machine
@@ -54,7 +54,7 @@ RAYLET_LOST = (
 
 
 @contextlib.contextmanager
-def train(life: Life, options: RayOptions, backups: int = 1) -> Iterator[Outcome]:
+def train(life: Life, options: NodeOptions) -> Iterator[Outcome]:
     """Run a plan on nodes that Ray places. This process is the head, and has no worker."""
     setup, workers = life.setup, life.setup.plan.workers
     head, meeting = Address("127.0.0.1", 0), secrets.token_bytes(RUN_BYTES)
@@ -66,7 +66,7 @@ def train(life: Life, options: RayOptions, backups: int = 1) -> Iterator[Outcome
         roster = replace(roster, head=Address(where.host, 0), credentials=credentials)
         nodes = RayNodes(where, replace(spec, roster=roster, keys=keys), _gpus(setup))
         try:
-            with with_keys(roster, keys) as placed, engine.train(life, placed, backups, nodes) as outcome:
+            with with_keys(roster, keys) as placed, engine.train(life, placed, options.backups, nodes) as outcome:
                 yield outcome
         finally:
             nodes.close()

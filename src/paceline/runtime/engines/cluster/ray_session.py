@@ -41,16 +41,6 @@ CREDENTIALS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 
 @dataclass(frozen=True)
-class RayOptions:
-    """What the user says of Ray."""
-
-    #: HOST:PORT or "auto" of a cluster to join; None for one of the run's own.
-    address: str | None = None
-    #: Whether nothing that passes between machines has to be encrypted.
-    trusted_network: bool = False
-
-
-@dataclass(frozen=True)
 class RaySession:
     """A connection to a cluster of Ray."""
 

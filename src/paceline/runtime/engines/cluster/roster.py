@@ -21,11 +21,37 @@ from pathlib import Path
 from typing import Any
 
 from paceline.algorithms.cluster.launchers import JOB_NAMES, from_environment
-from paceline.errors import PlanError, RunFailed, UsageError
+from paceline.errors import PlanError, RunFailed, UsageError, whole
+from paceline.errors.arguments import check_arguments
 from paceline.plans.plan import Plan, check_method
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import Credentials, credentials_of
 from paceline.runtime.links.tcp.handshake import RUN_BYTES
+
+
+@dataclass(frozen=True)
+class NodeOptions:
+    """How the machines of a run come together, for `train(nodes=)`.
+
+    Args:
+        keys: The folder of keys with which the nodes of a cluster authenticate each other (`paceline keys`).
+        trusted_network: Authenticate the nodes of a cluster by `PACELINE_TOKEN`, without encryption.
+        backups: Servers on other nodes that hold a copy of each shard, on a cluster and under plans with servers.
+        address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the run. With
+            `joinable`: this machine's own address.
+        joinable: Whether other machines may join by the code that is printed (`paceline join`).
+    """
+
+    keys: str | Path | None = None
+    trusted_network: bool = False
+    backups: int = 1
+    address: str | None = None
+    joinable: bool = False
+
+    def __post_init__(self) -> None:
+        check_arguments(type(self), vars(self))
+        whole("backups", self.backups, 0)
+
 
 #: Variables that launchers set alike for all processes of a run, and differently for another one.
 RUN_NAMES = ("PACELINE_RUN", "TORCHELASTIC_RUN_ID", *JOB_NAMES["srun"], *JOB_NAMES["mpiexec"])

@@ -316,13 +316,13 @@ class Recorded:
     def of(server: Server, rows: Columns, workers: int, versions: Sequence[int], apart: bool) -> Recorded:
         """Put what a worker's processes did one after another into its line, or into another if they overlapped."""
         recorded = Recorded([[] for _ in range(workers)], list(range(workers)))
-        for (worker, _), mine in computations(server, rows, versions, apart).items():
+        for (worker, life), mine in computations(server, rows, versions, apart).items():
             own = (number for number, other in enumerate(recorded.workers) if other == worker)
             number = next((number for number in own if _follows(mine, recorded.lines[number])), len(recorded.lines))
             if number == len(recorded.lines):
                 recorded.lines.append([])
                 recorded.workers.append(worker)
-            client = Client(number, len(versions), joins=bool(recorded.lines[number]))
+            client = Client(number, len(versions), joins=bool(life or recorded.lines[number]))
             recorded.lines[number] += steps_of(server.program(client), mine)
         return recorded
 

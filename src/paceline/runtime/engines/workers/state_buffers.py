@@ -115,6 +115,11 @@ class StateBuffer:
         """Copy out the state with this tag; None if no slot has it."""
         return next((slot.read() for slot in self.slots if slot.tag == tag), None)
 
+    def clear(self) -> None:
+        """Drop what a worker has left that another one takes the place of."""
+        for slot in self.slots:
+            slot.tag = EMPTY
+
     def close(self) -> None:
         for slot in self.slots:
             os.close(slot.descriptor)

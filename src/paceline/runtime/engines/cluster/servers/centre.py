@@ -24,9 +24,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.algorithms.cluster.messages import Pushed
 from paceline.algorithms.cluster.outputs import Apply
 from paceline.algorithms.rules import Exchanging, Memory
 from paceline.errors import FrameError
+from paceline.runtime.engines.cluster.servers.history import PushHistory
 from paceline.runtime.engines.cluster.servers.vector_pool import VectorPool
 from paceline.runtime.engines.workers.methods.runner import PlanRunner
 from paceline.runtime.links.tcp.connection import Buffer
@@ -126,13 +128,13 @@ class CentreState:
         """The bytes of the answer to the push that was applied last."""
         return len(self.values)
 
-    def answer(self, worker: int, batch: int) -> memoryview:
-        """Return what a worker continues with after its push of a batch."""
+    def answer(self, worker: int, push: Pushed, history: PushHistory) -> Sequence[memoryview]:
+        """Return what a worker continues with after a push."""
         place = worker % self.ranks
-        if self._whose[place].tolist() == [worker, batch]:
-            return self._copies[place].bytes
+        if self._whose[place].tolist() == [worker, push.batch]:
+            return (self._copies[place].bytes,)
         copy_into(self._centre.values, [*self.version.parameters, *self.version.buffers])
-        return self._centre.bytes
+        return (self._centre.bytes,)
 
     def restore(self, body: memoryview) -> None:
         """Take another server's whole version, or a centre without what workers have pushed."""

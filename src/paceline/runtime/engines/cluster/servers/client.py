@@ -61,10 +61,10 @@ class Side(Protocol):
         """Return what is this worker's own, for a checkpoint."""
 
 
-def side_of(runner: PlanRunner) -> Side:
-    """Return the worker's side of its method."""
+def side_of(runner: PlanRunner, number: int) -> Side:
+    """Return the worker's side of its method; `number` is that of its process."""
     server = server_of(runner.plan)
-    return GradientSide(runner, server) if server.exchange is None else CentreSide(runner, server.exchange)
+    return GradientSide(runner, server, number) if server.exchange is None else CentreSide(runner, server.exchange)
 
 
 class ServerClient:
@@ -81,7 +81,7 @@ class ServerClient:
     ) -> None:
         """`open_hub` makes the hub of this process, given where to receive bodies."""
         self.runner, self.deadline, self.rank = runner, deadline, number % runner.plan.workers
-        self.method, self.side = server_of(runner.plan), side_of(runner)
+        self.method, self.side = server_of(runner.plan), side_of(runner, number)
         self.machine = WorkerMachine(number, len(runner.layout.shards), timing, pulls=bool(self.method.gathers))
         #: Where the answer of a shard is being received. If another one is adopted first, the module computes elsewhere
         #: from then on, since the first may still arrive there.

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.algorithms.cluster.messages import NONE
 from paceline.algorithms.cluster.outputs import Apply
 from paceline.runtime.runs.trace import DTYPE, Columns, Kind
 
@@ -91,6 +92,14 @@ class PushHistory:
         moved = len(vector.bytes) + answered
         self._row.pack_into(self._rows, at, *output, start, end, moved, *vector.bases.tolist())
         self._count += 1
+
+    def taken(self, batch: int) -> tuple[int, int]:
+        """Return whose gradient of a batch the shard has, and the version that it was computed from; NONE if none.
+
+        The newest pushes are looked at first.
+        """
+        rows = (self._row.unpack_from(self._rows, n * self._row.size) for n in reversed(range(self._count)))
+        return next(((row[2], row[3]) for row in rows if row[1] == batch), (NONE, NONE))
 
     @property
     def raw(self) -> memoryview:

@@ -63,8 +63,8 @@ class State(Protocol):
     def apply(self, push: Apply, vector: Any) -> None:
         """Make a version from the one before, by what a worker has pushed."""
 
-    def answer(self, worker: int, batch: int) -> memoryview:
-        """Return what a worker continues with after its push of a batch."""
+    def answer(self, worker: int, push: Pushed, history: PushHistory) -> Sequence[memoryview]:
+        """Return what a worker continues with after a push, as the message that precedes it labels it."""
 
     def restore(self, body: memoryview) -> None:
         """Take another server's whole version."""
@@ -148,7 +148,7 @@ class ShardProcess:
 
     def bodies(self, to: Process, message: Message, body: memoryview) -> Sequence[Buffer]:
         if isinstance(message, Pushed):
-            return (self._made(message.version).answer(to.number, message.batch),)
+            return self._made(message.version).answer(to.number, message, self.history)
         if isinstance(message, Pulled):
             return (self._made(message.version).values,)
         if isinstance(message, Replicate):

@@ -11,14 +11,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.algorithms.cluster.messages import Pushed
 from paceline.algorithms.cluster.outputs import Apply
 from paceline.algorithms.codecs import Codec
 from paceline.algorithms.rules import GradientUpdate, Rule
 from paceline.plans.plan import Plan, server_of
 from paceline.runtime.engines.cluster.servers.gathered import Round, SumVector
+from paceline.runtime.engines.cluster.servers.history import PushHistory
 from paceline.runtime.engines.cluster.servers.vector_pool import VectorPool
 from paceline.runtime.links.tcp.link import raw
-from paceline.training.gradients.encoder import PulledView, PushedMessage, apart
+from paceline.training.gradients.encoder import HEAD, PulledView, PushedMessage, apart
 from paceline.training.gradients.learner import settled
 from paceline.training.gradients.message import MessageShape, up
 from paceline.training.gradients.native_step import fits, native_versions
@@ -201,6 +203,7 @@ class ShardState:
         behind = up(shape.size)
         each = PulledView.size(coded := MessageShape(pull, shard, layout.dtype)) if pull is not None else 0
         rest = Round.size(layout, gathers) if gathers else ranks * each
+        self._is_coded = codec is not None
         self._raw = torch.zeros(behind + rest, dtype=torch.uint8)
         #: What each rank has, under coded pulls: part of the whole version, so that backups answer as the primary does.
         self.pulled = [
@@ -247,7 +250,7 @@ class ShardState:
     @property
     def answered(self) -> int:
         """The bytes of the answer to the push that was applied last."""
-        return len(self._last.answer) if self._last is not None else len(self.values)
+        return len(self._last.answer) if self._last is not None else len(self.values) + self._is_coded * HEAD
 
     def _follow(self, push: Apply, is_full: bool) -> None:
         """Make the answer to a push: whole where the worker does not have what it was answered last."""
@@ -256,7 +259,7 @@ class ShardState:
             pulled.whole(newest.parameters, newest.buffers)
         else:
             pulled.difference(newest.parameters, newest.buffers, push.version)
-        pulled.whose.copy_(torch.tensor([push.worker, push.batch]))
+        pulled.note(push.worker, push.batch, push.base, push.version)
         self._last = pulled
 
     def _gather(self, version: int, batch: int, vector: SumVector) -> None:
@@ -271,14 +274,16 @@ class ShardState:
         copy_into(self._moving, mean.buffers)
         self.version.keep_buffers(self._moving)
 
-    def answer(self, worker: int, batch: int) -> memoryview:
-        """Return what a worker continues with after its push of a batch: the newest parameters, as pulls are coded."""
-        if not self.pulled:
-            return self.values
-        pulled = self.pulled[worker % len(self.pulled)]
-        if pulled.whose.tolist() != [worker, batch]:  # it has pushed that batch before, and is sent all there is
-            return apart(self.values)
-        return pulled.answer
+    def answer(self, worker: int, push: Pushed, history: PushHistory) -> Sequence[memoryview]:
+        """Return what a worker continues with after a push: the parameters of that version, as pulls are coded.
+
+        Under a codec it is told which gradient of the batch the shard has: what a worker owes depends on that.
+        """
+        if not self._is_coded:
+            return (self.values,)
+        taken, pulled = history.taken(push.batch), self.pulled[worker % len(self.pulled)] if self.pulled else None
+        answer = pulled.answer_to(worker, push.batch, push.version, taken) if pulled is not None else None
+        return answer or apart(self.values, taken)
 
     def restore(self, body: memoryview) -> None:
         """Take another server's whole version, or a version without what is held."""

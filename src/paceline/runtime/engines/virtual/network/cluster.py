@@ -39,7 +39,7 @@ from paceline.algorithms.cluster.outputs import (
 )
 from paceline.algorithms.cluster.worker import Stage
 from paceline.runtime.engines.virtual.network.promises import Actor, Promises, Scenario, parameters_of
-from paceline.runtime.engines.virtual.network.replayed import Applied, Gradient
+from paceline.runtime.engines.virtual.network.replayed import Applied, Gradient, owed_after
 
 DESK = Process(Role.DESK, 0)
 TICK = 0.5  # seconds
@@ -198,10 +198,14 @@ class Cluster:
                 self.promises.forgets(actor)
                 actor.shard, actor.content, actor.history = NONE, [], []
             elif isinstance(output, Adopt):
-                actor.shown[output.shard] = body
+                actor.shown[output.shard], taken = body
+                if taken and taken == (actor.process.number, actor.bases[output.shard]):
+                    actor.owed = actor.owed_next
             elif isinstance(output, Compute):
                 self.promises.computes(actor, output.batch)
                 actor.bases = tuple(actor.machine.base)
+                actor.owed_before = actor.owed
+                actor.owed_next = owed_after(actor.owed, output.batch, actor.bases)
                 self.wire.at(self.wire.now + self.chance.uniform(0.05, 0.4), self._computed, actor)
             elif isinstance(output, Changed | Again | Finished | Lost):
                 self._note(actor, output)
@@ -215,9 +219,10 @@ class Cluster:
         body: Any = None
         if isinstance(message, Pushed | Pulled):
             self.promises.shows(actor, message)
-            body = parameters_of(actor.content, message.version)
+            taken = actor.taken(message.batch) if isinstance(message, Pushed) else None
+            body = parameters_of(actor.content, message.version), taken
         elif isinstance(message, Push):
-            body = Gradient(actor.shown[message.shard], actor.bases)
+            body = Gradient(actor.shown[message.shard], actor.bases, actor.owed_before)
         elif isinstance(message, Replicate):  # sent before it is applied, or again
             body = actor.history[message.version - 1].gradient if message.version <= len(actor.history) else pushed
         elif isinstance(message, Copy):

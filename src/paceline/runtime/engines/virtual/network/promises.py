@@ -9,7 +9,7 @@
 - It has every acknowledged push, whatever the desk knows, as long as each shard lost one server at most between two
   completed re-replications (`Scenario.gentle`).
 - The trace of a history that has lost nothing says from which versions every gradient was computed, and a replay
-  computes it from these.
+  computes it from these, and owes before it what the worker's codec did.
 - A batch that all shards had acknowledged, and that one has lost, is computed again; by its end the run has said so.
 - The history ends with every batch in every shard.
 """
@@ -331,6 +331,9 @@ class Actor:
         "history",
         "machine",
         "node",
+        "owed",
+        "owed_before",
+        "owed_next",
         "paused_until",
         "process",
         "shard",
@@ -354,3 +357,9 @@ class Actor:
         #: What a worker was shown last of each shard, and the versions that its gradient was computed from.
         self.shown: dict[int, int] = {}
         self.bases: tuple[int, ...] = ()
+        #: What its codec owes, owed before that gradient, and will owe when a shard has taken it.
+        self.owed = self.owed_before = self.owed_next = 0
+
+    def taken(self, batch: int) -> tuple[int, int]:
+        """Return whose gradient of a batch a server has, and the version that it was computed from."""
+        return next((each.push.worker, each.push.base) for each in self.history if each.push.batch == batch)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline.algorithms.cluster.outputs import Apply
-from paceline.algorithms.server.messages import Compute, Pull, Push
+from paceline.algorithms.server.messages import Compute, Join, Pull, Push
 from paceline.plans.methods.server import ParameterServer
 from paceline.runtime.engines.cluster.servers.history import by_rank, history_dtype, rows_of_pushes
 from paceline.runtime.engines.replay.from_trace import Order, Recorded
@@ -20,6 +20,13 @@ class Gradient(NamedTuple):
 
     parameters: int
     bases: tuple[int, ...]
+    #: What the worker's codec owed from before.
+    owed: int = 0
+
+
+def owed_after(owed: int, batch: int, bases: Sequence[int]) -> int:
+    """Return a number for what a codec owes once a gradient of a batch was sent."""
+    return hash((owed, batch, tuple(bases)))
 
 
 class Applied(NamedTuple):
@@ -30,7 +37,8 @@ class Applied(NamedTuple):
 
 
 def fault_of_replay(shards: Sequence[Sequence[Applied]], ranks: int) -> str | None:
-    """Return where a replay of what the shards have applied computes a gradient from other versions; None if nowhere.
+    """Return where a replay of what the shards have applied computes a gradient from other versions, or adds to it what
+    a codec did not owe; None if nowhere.
 
     Processes are numbered as on a cluster of so many ranks, so that several of one rank may be alive.
     """
@@ -38,19 +46,26 @@ def fault_of_replay(shards: Sequence[Sequence[Applied]], ranks: int) -> str | No
     rows = by_rank(np.concatenate(rows_of_pushes(histories, none, none)), ranks)
     recorded = Recorded.of(ParameterServer(), rows, ranks, none, apart=True)
     pulled, computed = [dict[int, int]() for _ in recorded.lines], [dict[int, int]() for _ in recorded.lines]
+    before_it, owed = [0] * len(recorded.lines), [0] * len(recorded.lines)
     order = Order(recorded, none, 1, gathers=False)
     for command, before in order.steps():
-        if isinstance(command, Pull):
+        if isinstance(command, Join):
+            owed[command.worker] = 0
+        elif isinstance(command, Pull):
             pulled[command.worker][command.shard] = before
         elif isinstance(command, Compute):
-            computed[command.worker] = dict(pulled[command.worker])
+            worker, batch = command.worker, command.lease.batch
+            computed[worker], before_it[worker] = dict(pulled[worker]), owed[worker]
+            owed[worker] = owed_after(owed[worker], batch, [pulled[worker][shard] for shard in range(len(shards))])
         elif isinstance(command, Push):
-            push, (_, bases) = shards[command.shard][before]
+            push, (_, bases, debt) = shards[command.shard][before]
             if (push.batch, dict(enumerate(bases))) != (command.batch, computed[command.worker]):
                 return (
                     f"the replay makes version {push.version} of shard {command.shard} by batch {command.batch} from "
                     f"{computed[command.worker]}, where it was batch {push.batch} from {bases}"
                 )
+            if debt != before_it[command.worker]:
+                return f"the replay owes something else in batch {command.batch} of worker {push.worker} than it did"
     if order.versions != [len(shard) for shard in shards]:
         return f"the replay ends at versions {order.versions}, and the shards have {list(map(len, shards))}"
     return None
