@@ -55,7 +55,8 @@ def test_every_bug_is_found_however_it_is_reached(table: str, way: str, bug: str
 def test_a_bug_of_processes_is_found_however_they_share(name: str) -> None:
     difference = ways("processes")[name]
     broken, repaired = (rules_of({"main.py": side(difference, broken)}) for broken in (True, False))
-    assert (broken, repaired) == ({name.partition(" ")[0]}, set())
+    assert name.partition(" ")[0] in broken
+    assert not repaired
 
 
 def test_the_order_in_which_rules_ask_makes_no_difference() -> None:
