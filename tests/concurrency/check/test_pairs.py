@@ -52,7 +52,7 @@ def test_every_bug_is_found_however_it_is_reached(table: str, way: str, bug: str
 
 
 @each("name", list(ways("processes")))
-def test_a_bug_of_processes_is_found_however_they_share(name: str) -> None:
+def test_a_bug_of_processes_tasks_and_ranks_is_found(name: str) -> None:
     difference = ways("processes")[name]
     broken, repaired = (rules_of({"main.py": side(difference, broken)}) for broken in (True, False))
     assert name.partition(" ")[0] in broken
