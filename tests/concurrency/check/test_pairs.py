@@ -8,7 +8,7 @@ import pytest
 
 from paceline.concurrency.check.engine import check_text, examine_together
 from paceline.concurrency.check.rules import RULES
-from tests.concurrency.check.pairs.programs import BUGS, CALLED, Bug, program, ways
+from tests.concurrency.check.pairs.programs import BUGS, CALLED, Bug, program, side, ways
 from tests.each import each
 
 #: What is not found yet, by way and bug.
@@ -49,6 +49,14 @@ def test_a_bug_is_found_however_it_is_reached(table: str, way: str, bug: str) ->
 @pytest.mark.parametrize(("table", "way", "bug"), list(cases(every=True)))
 def test_every_bug_is_found_however_it_is_reached(table: str, way: str, bug: str) -> None:
     assert is_found(ways(table)[way], (BUGS | CALLED)[bug]) == ((way, bug) not in MISSING)
+
+
+@each("name", list(ways("processes")))
+def test_a_bug_of_processes_tasks_and_ranks_is_found(name: str) -> None:
+    difference = ways("processes")[name]
+    broken, repaired = (rules_of({"main.py": side(difference, broken)}) for broken in (True, False))
+    assert name.partition(" ")[0] in broken
+    assert not repaired
 
 
 def test_the_order_in_which_rules_ask_makes_no_difference() -> None:

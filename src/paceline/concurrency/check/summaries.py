@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from paceline.concurrency.check import libraries
-from paceline.concurrency.check.flow.effects import Effect, Propagated, reached, runs_now, text_of
+from paceline.concurrency.check.flow.effects import Effect, Propagated, ends_first, reached, runs_now, text_of
 from paceline.concurrency.check.flow.walk import Event, Walk, Walker
 from paceline.concurrency.check.libraries.catalogue import WAKES
 from paceline.concurrency.check.ranks.sequences import Sequences
@@ -71,7 +71,7 @@ class Facts:
     def __init__(self, module: Module) -> None:
         self.module = module
         self.walker = Walker(module)
-        self._takes = Propagated(self._own_takes, self.runs, self._taken_through)
+        self._takes = Propagated(self._own_takes, self._waited_for, self._taken_through)
         self._waits = Propagated(
             self._own_waits, self.runs, lambda fn, effect, wait: Wait(wait.effect, ((fn, effect.node), *wait.steps))
         )
@@ -166,6 +166,10 @@ class Facts:
         if id(fn) not in self._runs:
             self._runs[id(fn)] = [m for m in self.walker.effects(fn) if m.callee is not fn and runs_now(m)]
         return self._runs[id(fn)]
+
+    def _waited_for(self, fn: Function) -> list[Effect]:
+        """The calls whose callees end before a function continues, tasks that it gathers included."""
+        return [effect for effect in self.walker.effects(fn) if effect.callee is not fn and ends_first(effect)]
 
     def lets_others_run(self, pause: ast.Await, fn: Function) -> bool:
         """Whether other tasks may run during an await: not where a coroutine of this file never waits itself."""

@@ -190,6 +190,11 @@ def ways(table: str) -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
+def side(difference: str, broken: bool) -> str:
+    """One side of a difference: what begins with `-` is in the broken program, what begins with `+` in the repaired."""
+    return "".join(f"{line[2:]}\n" for line in difference.splitlines() if not line.startswith("+" if broken else "-"))
+
+
 def program(way: str, bug: Bug, broken: bool) -> dict[str, str]:
     """The files of a program, by their paths."""
     things = _chosen(bug.things, broken)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS, LOCKS, NOTIFY, PAUSES, TAKE_ITEM, WAITS
 from paceline.concurrency.check.syntax.declarations import Function, Resource
 from paceline.concurrency.check.syntax.tree import (
@@ -24,7 +25,7 @@ from paceline.concurrency.check.syntax.tree import (
     parent,
     short_name,
 )
-from paceline.concurrency.check.values.calls import targets
+from paceline.concurrency.check.values.calls import functions_of, targets
 from paceline.concurrency.check.values.module import Module
 
 
@@ -52,6 +53,8 @@ def effects_of(call: ast.Call, fn: Function, module: Module) -> list[Effect]:
     if effect is not None:
         return [effect]
     callees = targets(call, fn, module)
+    if not callees and dotted(call.func) == "map" and call.args:
+        callees = functions_of(call.args[0], fn, module)
     if not callees:
         return [Effect("call", call)]
     return [Effect("call", call, None, callee, perhaps=callee is not callees[0]) for callee in callees]
@@ -198,6 +201,14 @@ def runs_now(effect: Effect) -> bool:
     return effect.implicit or not callee.asynchronous or isinstance(parent(effect.node), ast.Await)
 
 
+def ends_first(effect: Effect) -> bool:
+    """Whether the callee ends before its caller continues: it runs now, or as a task that an await waits for."""
+    up = parent(effect.node)
+    while isinstance(up, _GATHERED) or (isinstance(up, ast.Call) and short_name(up.func) in _WAITS_FOR_ALL):
+        up = parent(up)
+    return runs_now(effect) or (effect.callee is not None and not effect.callee.generator and isinstance(up, ast.Await))
+
+
 def text_of(node: ast.expr) -> str:
     """A call or name as text without arguments: `self._lock.acquire()`."""
     text = dotted(node.func if isinstance(node, ast.Call) else node)
@@ -217,6 +228,9 @@ _EXHAUSTS = {"list", "tuple", "set", "sorted", "next", "sum", "any", "all", "max
 _ITEMS = {ast.Load: "__getitem__", ast.Store: "__setitem__", ast.Del: "__delitem__"}
 _PAUSING = {kind for kind, _ in PAUSES}
 _WAITING = {method for _, method in (*WAITS, *PAUSES)} | {"wait", "wait_for", "put"}
+#: Calls that return when all that they are given has ended, and what may hold it on the way to them.
+_WAITS_FOR_ALL = libraries.names("functions that wait for all awaitables")
+_GATHERED = (ast.Starred, ast.List, ast.Tuple, ast.ListComp, ast.GeneratorExp)
 #: Context managers after whose time a wait in them ends: of asyncio, async_timeout, anyio, trio and curio.
 _DEADLINES = (
     *("timeout", "timeout_at", "timeout_after", "ignore_after", "ignore_at"),

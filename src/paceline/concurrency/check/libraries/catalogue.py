@@ -99,3 +99,7 @@ CALLBACK_WORDS = ("callback", "_cb", "listener", "observer", "hook", "handler", 
 
 #: What a context of multiprocessing makes as its module does.
 CONTEXT_MAKES = libraries.names("what a context of multiprocessing makes")
+#: The same of a manager; its queues are no pipes.
+MANAGER_MAKES = libraries.names("what a manager of multiprocessing makes")
+#: Methods that return the lock of their object.
+GIVES_LOCK = libraries.names("methods that return the lock of their object")

@@ -180,7 +180,13 @@ def is_end_mark(call: ast.Call) -> bool:
 
 
 def ends_by(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:
-    """The queues whose end mark ends a worker: `item = queue.get()`, then `if item is None: return`."""
+    """The queues whose end mark ends a worker: `item = queue.get()`, then `if item is None: return`, or an iterator."""
+    for loop in fn.loops:
+        call = loop.iter if isinstance(loop, ast.For) else None
+        if isinstance(call, ast.Call) and short_name(call.func) == "iter" and len(call.args) == 2:
+            queue = queue_of(ast.Call(call.args[0], [], []), ("get",), fn, facts)
+            if queue:
+                yield queue, ast.unparse(call.args[1]), call
     for target, value in fn.assigns:
         get = awaited(value)
         if not isinstance(get, ast.Call) or not isinstance(target, ast.Name) or not in_loop(get, fn):

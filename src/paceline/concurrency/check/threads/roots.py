@@ -13,6 +13,7 @@ from paceline.concurrency.check.flow.walk import Walker
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.tree import (
     around,
+    block_of,
     dotted,
     enclosing,
     is_constant,
@@ -20,8 +21,10 @@ from paceline.concurrency.check.syntax.tree import (
     keyword,
     parent,
     short_name,
+    statement_of,
 )
 from paceline.concurrency.check.threads.own_objects import brings_own, owned
+from paceline.concurrency.check.values.bindings import prepares
 from paceline.concurrency.check.values.calls import functions_of, method_name, type_name
 from paceline.concurrency.check.values.module import Module
 
@@ -90,16 +93,15 @@ class Roots:
                 yield from (
                     Root("thread", m, m.line, True, own=True) for m in cls.methods.values() if HANDLES.match(m.name)
                 )
-            if "run" in cls.methods and cls.is_thread:
+            if "run" in cls.methods and (cls.is_thread or cls.is_a(*PROCESSES)):
                 names = {cls.name, *(each.name for each in module.objects.index.derived(cls))}
                 sites = [(c, f) for c, f in module.calls if short_name(c.func) in names]
                 alone = bool(sites) and all(joined_at_once(c, f) for c, f in sites)
                 several = any(in_loop(c, f) for c, f in sites) or (len(sites) > 1 and not alone)
-                yield Root("thread", cls.methods["run"], cls.node.lineno, several, alone, True)
+                kind = "thread" if cls.is_thread else "process"
+                yield Root(kind, cls.methods["run"], cls.node.lineno, several, alone, True)
             if any(base.endswith("Servicer") for base in cls.bases) and "grpc" in module.imports:
                 yield from (Root("thread", m, m.line, True) for m in cls.methods.values() if m.name[:1].isupper())
-            if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
-                yield Root("process", cls.methods["run"], cls.node.lineno, False)
 
     def _declared_threaded(self, fn: Function) -> bool:
         """Whether its name or its documentation says that other threads call this function: `call_from_thread`."""
@@ -136,6 +138,9 @@ class Roots:
                 if started is not None and started.asynchronous and not started.generator:
                     yield Root("task", started, call.lineno, several, together=True)
             return
+        if self.module.canonical(call.func) in FORKS:
+            effects = [m for m in self.walker.effects(fn) if m.callee is not None and on_child_side(m.node, call)]
+            yield from (Root("process", m.callee, m.line, in_loop(call, fn)) for m in effects if m.callee is not None)
         if name not in STARTS:
             if name == "append" and "gc.callbacks" in self.module.canonical(call.func) and call.args:
                 for function in functions_of(call.args[0], fn, self.module):
@@ -143,11 +148,12 @@ class Roots:
             yield from self._prepared_by(call, fn)
             return
         kind, argument, position = STARTS[name]
-        if name in EACH and not self._is_pool(call, fn):
+        of_processes = isinstance(call.func, ast.Attribute) and self._of_processes(call.func.value, fn)
+        if name in EACH and not of_processes and not self._is_pool(call, fn):
             return
         if name in STARTS_IN_MODULE and STARTS_IN_MODULE[name] not in self.module.canonical(call.func).split("."):
             return
-        if kind == "thread" and isinstance(call.func, ast.Attribute) and self._of_processes(call.func.value, fn):
+        if kind == "thread" and of_processes:
             kind = "process"
         if name == "apply_async" and self._makers(call, fn) & {"ThreadPool"}:
             kind = "thread"
@@ -167,7 +173,7 @@ class Roots:
 
     def _prepared_by(self, call: ast.Call, fn: Function) -> Iterator[Root]:
         """What every worker of a pool runs before its tasks."""
-        value = keyword(call, "initializer")
+        value, _ = prepares(call)
         if value is not None:
             kind = "thread" if "Thread" in short_name(call.func) else "process"
             for function in functions_of(value, fn, self.module):
@@ -205,7 +211,7 @@ class Roots:
     def _is_repeated(self, call: ast.Call, fn: Function, value: ast.expr | None, started: Function) -> bool:
         """Whether a start happens more than once: in a loop, or in a function that is called for it repeatedly."""
         if in_loop(call, fn):
-            return True
+            return not joined_at_once(call, fn)
         sites = self._sites.get(id(fn), [])
         name = value.id if isinstance(value, ast.Name) else ""
         if name in fn.parameters:
@@ -319,13 +325,12 @@ def turns_around(call: ast.Call) -> ast.expr | None:
 
 
 def joined_at_once(constructor: ast.Call, fn: Function) -> bool:
-    """A thread whose `start()` is followed by its `join()`, with no other start in between."""
+    """A thread whose `start()` is followed by its `join()`, in the same turn of a loop, with no start in between."""
     name = next((dotted(target) for target, value in fn.assigns if value is constructor), "")
-    if not name or in_loop(constructor, fn):
+    loop, methods = enclosing(constructor, ast.For, ast.While), (f"{name}.start", f"{name}.join")
+    calls = [c for c in fn.calls if name and dotted(c.func) in methods and c.lineno >= constructor.lineno]
+    if any(enclosing(c, ast.For, ast.While) is not loop for c in calls):
         return False
-    calls = [
-        c for c in fn.calls if dotted(c.func) in (f"{name}.start", f"{name}.join") and c.lineno >= constructor.lineno
-    ]
     if len(calls) < 2 or short_name(calls[0].func) != "start" or short_name(calls[1].func) != "join":
         return False
     return not any(short_name(c.func) == "start" and calls[0].lineno < c.lineno < calls[1].lineno for c in fn.calls)
@@ -407,10 +412,30 @@ def _assigned(
 # Forks of the process itself, and what only the child does after one.
 
 FORKS = ("os.fork", "os.forkpty", "pty.fork")
+#: The bases of classes whose `run` is what a process runs.
+PROCESSES = ("multiprocessing.Process", "multiprocessing.context.Process")
 
 
 def on_child_side(node: ast.expr, fork: ast.Call) -> bool:
-    """Whether this is under the test that only the child passes: `if pid == 0`, `if not pid`, `if os.fork() == 0`."""
-    tests = (test for test in around(node, ast.If) if test.lineno >= fork.lineno and is_within(node, test.body))
-    conditions = [ast.unparse(test.test) for test in tests]
-    return any(text.endswith("== 0") or text.startswith("not ") for text in conditions)
+    """Whether only the child gets here: by `if pid == 0` or `if not pid`, or after `if pid` has led the parent away."""
+    tests = [test for test in around(node, ast.If) if test.lineno >= fork.lineno]
+    if any(_is_childs(test.test, fork) is is_within(node, test.body) for test in tests):
+        return True
+    at = statement_of(node)
+    while at is not None and at.lineno >= fork.lineno:
+        before = (s for s in block_of(at) if isinstance(s, ast.If) and fork.lineno <= s.lineno < at.lineno)
+        if any(_is_childs(s.test, fork) is False and isinstance(s.body[-1], _LEAVES) for s in before):
+            return True
+        at = enclosing(at, ast.stmt)
+    return False
+
+
+def _is_childs(test: ast.expr, fork: ast.Call) -> bool | None:
+    """Whether the child passes a test of what a fork has returned, or its parent; None for any other test."""
+    text, name = ast.unparse(test), getattr(parent(fork), "targets", [fork])[0]
+    if text.endswith("== 0") or text.startswith("not "):
+        return True
+    return False if text in (who := ast.unparse(name), f"{who} > 0", f"{who} != 0") else None
+
+
+_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)

@@ -19,6 +19,8 @@ from paceline.concurrency.check.values.sources import Slot, Source
 RUNS_LATER = libraries.table("calls that run a function with what follows it")
 #: The same with a tuple of arguments -> the position of the function, and how far behind it the tuple is.
 TAKES_ARGUMENTS = libraries.table("calls that run a function with a tuple")
+#: What makes a pool -> the position of the function that each worker runs at first; a tuple of arguments follows it.
+PREPARES = libraries.table("pools whose workers run a function at first")
 #: Calls that run a function for each element of what follows it.
 FOR_EACH = {"map", "imap", "imap_unordered", "map_async", "starmap", "starmap_async"}
 
@@ -50,11 +52,10 @@ def bindings(call: ast.Call, caller: Function, runs: Runs) -> Iterator[Binding]:
     for fn, bound in direct:
         yield from _placed(fn, bound, call.args, [k for k in call.keywords if k.arg], caller)
     name = short_name(call.func)
-    prepares = keyword(call, "initializer")
-    if prepares is not None:
-        arguments = _elements(keyword(call, "initargs"))
-        for fn, bound in runs(prepares):
-            yield from _placed(fn, bound, arguments, [], caller)
+    initializer, given = prepares(call)
+    if initializer is not None:
+        for fn, bound in runs(initializer):
+            yield from _placed(fn, bound, _elements(given), [], caller)
     if direct:
         return
     if name in RUNS_LATER:
@@ -77,6 +78,12 @@ def bindings(call: ast.Call, caller: Function, runs: Runs) -> Iterator[Binding]:
                 yield from (Binding(fn, p, s._replace(take="part", slot=n)) for s in each for n, p in enumerate(names))
             else:
                 yield from (Binding(fn, p, s) for p, s in zip(names, each, strict=False))
+
+
+def prepares(call: ast.Call) -> tuple[ast.expr | None, ast.expr | None]:
+    """What each worker of the pool that a call makes runs at first, and the tuple of its arguments."""
+    position = PREPARES.get(short_name(call.func), len(call.args))
+    return keyword(call, "initializer", position), keyword(call, "initargs", position + 1)
 
 
 def _elements(node: ast.expr | None) -> list[ast.expr]:

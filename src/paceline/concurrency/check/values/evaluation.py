@@ -30,6 +30,8 @@ class Value(NamedTuple):
     of: Class | None = None
     #: The function that evaluates the expression of a container, or of what a library made.
     fn: Function | None = None
+    #: Which of several results of a library: of `reader, writer = Pipe()`.
+    part: int = 0
 
 
 _HOLDS = {"container", "made"}
@@ -87,7 +89,8 @@ class Evaluation:
         family = self._index.family(cls)
         for each in family:
             for value, fn in each.values.get(name, ()):
-                yield from self.evaluate(value, fn)
+                part = sources.part_of(value, name)
+                yield from self._follow(Source("is" if part is None else "item", value, fn, part))
             yield from self._annotated(each.annotations.get(name))
             for _, gift in self._given(("attribute", each, name)):
                 yield from self._follow(gift)
@@ -302,10 +305,10 @@ class Evaluation:
         return self._made[id(node)]
 
     def _item(self, value: Value, slot: Slot) -> Iterable[Value]:
-        """An item of what is taken apart; of several results of a library, the first is known by its call."""
+        """An item of what is taken apart: of a container, or one of several results of a library."""
         if value.kind == "container":
             return self._read(("element", value, slot))
-        return [value] if value.kind == "made" and slot == 0 else []
+        return [value._replace(part=slot)] if value.kind == "made" and isinstance(slot, int) else []
 
     def _elements(self, values: Iterable[Value]) -> Iterator[Value]:
         """What a loop over these goes through."""

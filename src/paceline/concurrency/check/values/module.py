@@ -19,6 +19,7 @@ from paceline.concurrency.check.values.guesses import ByUse, derived, guessed, l
 from paceline.concurrency.check.values.objects import Objects
 from paceline.concurrency.check.values.sources import FILLS, adopt, slot_of
 
+MANAGERS = {"Manager", "SyncManager"}
 ALIASES = 4  # assignments through which a name is followed
 WRAPPING = ("partial", "WeakMethod", "ref", "wraps")  # calls that stand for the function that they are given
 
@@ -90,7 +91,9 @@ class Module(Declarations):
             short = ".".join(words[-2:])
             return catalogue.CONSTRUCTORS.get(short) if len(words) > 2 else None
         makers = self.objects.made(call.func.value, fn) if isinstance(call.func, ast.Attribute) else []
-        in_context = any(short_name(maker.func) == "get_context" for maker, _ in makers)
+        names = {short_name(maker.func) for maker, _ in makers}
+        managed = words[-1] in catalogue.MANAGER_MAKES and not names.isdisjoint(MANAGERS)
+        in_context = managed or "get_context" in names
         return catalogue.CONSTRUCTORS.get(".".join(["multiprocessing" if in_context else words[-2], words[-1]]))
 
     def resource(self, node: ast.expr, fn: Function, depth: int = 0) -> Resource | None:
@@ -146,6 +149,8 @@ class Module(Declarations):
             resource = guessed((fn.cls.name + ":" if fn.cls else "") + text, name)
             return resource and resource._replace(one_of_several=True)
         if isinstance(node, ast.Call):
+            if (lock := self._own_lock(node, fn)) is not None:
+                return lock
             construction = self.constructed(node, fn)
             if construction is not None:
                 return Resource(f"{fn.qualname}:{node.lineno}", construction[0], True, False, True, node.lineno)
@@ -153,6 +158,13 @@ class Module(Declarations):
                 resource = guessed((fn.cls.name + ":" if fn.cls else "") + text, short_name(node.func))
                 return resource and resource._replace(one_of_several=True)
         return None
+
+    def _own_lock(self, node: ast.Call, fn: Function) -> Resource | None:
+        """The lock that an object of a library has of its own, and gives to those who ask: `value.get_lock()`."""
+        if not isinstance(node.func, ast.Attribute) or node.func.attr not in catalogue.GIVES_LOCK:
+            return None
+        names = {name_of_site(call, maker).id for call, maker in self.objects.made(node.func.value, fn)}
+        return Resource(f"{names.pop()}.{node.func.attr}()", "RLock", True) if len(names) == 1 else None
 
     def _of_name(self, name: str, fn: Function, depth: int) -> Resource | None:
         """A local, a parameter, a global or an imported name as a resource."""

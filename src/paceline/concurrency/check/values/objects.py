@@ -115,8 +115,12 @@ class Objects:
 
     def made(self, node: ast.expr, fn: Function) -> list[tuple[ast.Call, Function]]:
         """The calls of libraries whose results an expression may be, each with the function that makes it."""
+        return [(call, maker) for call, maker, part in self.results(node, fn) if not part]
+
+    def results(self, node: ast.expr, fn: Function) -> list[tuple[ast.Call, Function, int]]:
+        """The same with which of several results of the call it is: of `reader, writer = Pipe()`."""
         values = self.of(node, fn)
-        return [(v.what, v.fn) for v in values if v.kind == "made" and isinstance(v.what, ast.Call) and v.fn]
+        return [(v.what, v.fn, v.part) for v in values if v.kind == "made" and isinstance(v.what, ast.Call) and v.fn]
 
     def elements(self, node: ast.expr, fn: Function) -> tuple[Value, ...]:
         """The elements of a container that an expression may be."""

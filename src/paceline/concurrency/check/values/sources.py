@@ -57,12 +57,20 @@ def of_variables(fn: Function) -> dict[str, list[Source]]:
     entered = {id(item.context_expr) for block in fn.withs for item in block.items}
     for target, value in fn.assigns:
         if not isinstance(parent(parent(value) or value), ast.ClassDef):
-            bind(target, "enter" if id(value) in entered else "is", value)
+            part = part_of(value, short_name(target))
+            bind(target, "enter" if id(value) in entered else "is" if part is None else "item", value, part)
     for loop in fn.loops:
         if not isinstance(loop, ast.While):
             for target, over in _turns(loop.target, loop.iter):
                 bind(target, "element", over)
     return sources
+
+
+def part_of(value: ast.expr, name: str) -> int | None:
+    """Which of several results an assignment gives to a variable or attribute; None where it gives all of it."""
+    target = getattr(parent(value), "targets", (None,))[0]
+    parts = target.elts if isinstance(target, ast.Tuple) else ()
+    return next((number for number, part in enumerate(parts) if short_name(part) == name), None)
 
 
 def _turns(target: ast.expr, over: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:

@@ -76,11 +76,17 @@ def _neighbour(call: ast.Call, fn: Function, facts: Facts) -> bool:
     words = ("dest", "dst") if _kind(call) == "send" else ("source", "src")
     place = 0 if short_name(call.func) == "recv" else 1
     other = keyword(call, words[0]) or keyword(call, words[1], place)
-    if isinstance(other, ast.Name):
-        other = fn.bound.get(other.id, other)
-    if isinstance(other, ast.BinOp) and isinstance(other.op, ast.Mod):
-        other = other.left
-    sides = (other.left, other.right) if isinstance(other, ast.BinOp) else ()
+    return other is not None and _by_own_rank(other, fn, facts)
+
+
+def _by_own_rank(peer: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether a rank is computed from the own one, wherever that is done: all that is given for it is."""
+    if isinstance(peer, ast.Name | ast.Attribute) and depth < NOT_WAITED_FOR_DEPTH:
+        given = facts.module.given(peer, fn)
+        return bool(given) and all(_by_own_rank(value, scope, facts, depth + 1) for value, scope in given)
+    if isinstance(peer, ast.BinOp) and isinstance(peer.op, ast.Mod):
+        peer = peer.left
+    sides = (peer.left, peer.right) if isinstance(peer, ast.BinOp) else ()
     return any(of_rank(side, fn, facts.module) is not None for side in sides)
 
 

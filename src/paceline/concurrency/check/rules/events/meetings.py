@@ -231,11 +231,20 @@ def barrier_parties(facts: Facts) -> Iterator[Witness]:
                     continue
                 more = parties.left if isinstance(parties, ast.BinOp) and is_constant(parties.right, 1) else None
                 adds = isinstance(parties, ast.BinOp) and isinstance(parties.op, ast.Add)
-                if mine and _plain(parties, fn) == _plain(count, fn):
+                short = int(parties.value) - int(count.value) - len(mine) if _known(parties, count) else 0  # type: ignore[attr-defined]
+                if short > 0:
+                    what = f"{short} parties less come than it has"
+                    yield Witness(wait.call, wait.fn, barrier=barrier, runs=runs, what=what)
+                elif mine and _plain(parties, fn) == _plain(count, fn):
                     yield Witness(mine[0], fn, barrier=barrier, runs=runs, what="one party more comes than it has")
                 elif not mine and adds and more is not None and _plain(more, fn) == _plain(count, fn):
                     what = "one party less comes than it has"
                     yield Witness(wait.call, wait.fn, barrier=barrier, runs=runs, what=what)
+
+
+def _known(*numbers: ast.expr) -> bool:
+    """Whether these are whole numbers."""
+    return all(isinstance(n, ast.Constant) and isinstance(n.value, int) for n in numbers)
 
 
 def _started(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.expr | None, Function | None]:

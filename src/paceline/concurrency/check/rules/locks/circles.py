@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from paceline.concurrency.check.flow.components import keep, shortest_circles, together
-from paceline.concurrency.check.flow.effects import Effect, runs_now, text_of
+from paceline.concurrency.check.flow.effects import Effect, ends_first, runs_now, text_of
 from paceline.concurrency.check.flow.walk import Held
 from paceline.concurrency.check.libraries.catalogue import CALLBACK_WORDS
 from paceline.concurrency.check.reporting.findings import Step
@@ -83,7 +83,7 @@ def _swapped(edge: Edge, likely: float) -> Witness:
 #: By whether it is a semaphore.
 _WAITS_FOR_ITSELF = (
     "it is not an RLock, so the thread waits for itself",
-    "once as many threads hold a permit as there are, all of them wait for another one",
+    "once as many threads or tasks hold a permit as there are, all of them wait for another one",
 )
 
 
@@ -95,7 +95,7 @@ def lock_taken_again(facts: Facts) -> Iterator[Witness]:
         for effect, locks_held in facts.events(fn):
             for first in locks_held:
                 lock = first.resource
-                alone = lock.non_reentrant or lock.kind == "Semaphore"
+                alone = lock.non_reentrant or lock.kind.endswith("Semaphore")
                 if not alone or not lock.sure or lock.one_of_several:
                     continue
                 steps: tuple[tuple[Function, ast.expr], ...] | None = None
@@ -103,7 +103,7 @@ def lock_taken_again(facts: Facts) -> Iterator[Witness]:
                     node = effect.node.func.value if isinstance(effect.node, ast.Call) else effect.node  # type: ignore[attr-defined]
                     if dotted(node) == first.receiver and effect.line != first.line:
                         steps = ((fn, effect.node),)
-                elif effect.callee is not None and runs_now(effect):
+                elif effect.callee is not None and (ends_first if lock.kind == "AsyncSemaphore" else runs_now)(effect):
                     take = facts.takes(effect.callee).get(lock.id)
                     given_up = take is None or any(lock.id in facts.drops(f) for f, _ in take.steps)
                     if take is not None and take.same and not given_up and _of_one_object(effect, first, fn, facts):
@@ -111,7 +111,7 @@ def lock_taken_again(facts: Facts) -> Iterator[Witness]:
                 if steps is not None and (lock.id, effect.line) not in reported:
                     reported.add((lock.id, effect.line))
                     by = "" if len(steps) == 1 else f" by {text_of(effect.node)}"
-                    reason = _WAITS_FOR_ITSELF[lock.kind == "Semaphore"]
+                    reason = _WAITS_FOR_ITSELF[lock.kind.endswith("Semaphore")]
                     yield Witness(
                         effect.node, fn, lock=lock, by=by, first=first, reason=reason, steps=steps, where=steps[-1][0]
                     )

@@ -338,6 +338,8 @@ def fork_with_threads(facts: Facts) -> Iterator[Witness]:
         for c in fn.calls
         if facts.module.constructed_kind(c, fn) == "Thread" or _starts(c, fn, facts) or _runs_in_threads(c, fn, facts)
     ]
+    apart = {begun.get(c.lineno, c.lineno) for fn in facts.module.functions if _of_child(fn, facts) for c in fn.calls}
+    lines = [line for line in lines if line not in apart]
     for fn in facts.module.functions if lines else ():
         if any(short_name(c.func).startswith(("execl", "execv", "spawn")) and c.lineno > fn.line for c in fn.calls):
             continue
@@ -348,6 +350,22 @@ def fork_with_threads(facts: Facts) -> Iterator[Witness]:
                 runs = keyword(call, "preexec_fn") is not None
                 how = ", and runs Python code in the child (preexec_fn)," if runs else ""
                 yield Witness(call, fn, how=how, line=line, instead=_OF_PREEXEC if runs else _OF_FORK)
+
+
+def _of_child(fn: Function, facts: Facts) -> bool:
+    """Whether only a child process runs a function, on its way from where the child begins."""
+    todo, visited = [fn], set[Function]()
+    while todo:
+        at = todo.pop()
+        if at in visited:
+            continue
+        visited.add(at)
+        tags = facts.reached.get(id(at), set())
+        if not tags or any(not tag.startswith("process:") for tag in tags):
+            return False
+        is_root = f"process:{at.qualname}" in tags
+        todo += [] if is_root else [caller for caller, _ in facts.callers.get(id(at), ())]
+    return True
 
 
 def _starts(call: ast.Call, fn: Function, facts: Facts) -> bool:

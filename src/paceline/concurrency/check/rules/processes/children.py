@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterable, Iterator
 
-from paceline.concurrency.check import libraries
+from paceline.concurrency.check.flow.effects import runs_now
+from paceline.concurrency.check.libraries.catalogue import PUTS
 from paceline.concurrency.check.rules.rule import Witness, blocks_that_make
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.tree import (
     calls_in,
     dotted,
+    enclosing,
     is_constant,
     is_within,
     keyword,
@@ -21,14 +23,13 @@ from paceline.concurrency.check.syntax.tree import (
     short_name,
 )
 from paceline.concurrency.check.threads.accesses import GROWS, SHRINKS, kind_of
-from paceline.concurrency.check.threads.roots import Root
-from paceline.concurrency.check.threads.shared_state import is_container
+from paceline.concurrency.check.threads.children import Child, children
+from paceline.concurrency.check.threads.roots import PROCESSES, Root
+from paceline.concurrency.check.threads.shared_state import BEGINNINGS, accesses_of_class
 from paceline.concurrency.check.values.bindings import start_arguments
-from paceline.concurrency.check.values.calls import type_name
+from paceline.concurrency.check.values.calls import method_name, type_name
+from paceline.concurrency.check.values.evaluation import Value
 
-#: Methods of a pool that have its processes run a function, and what makes such pools.
-TASKS = libraries.names("methods of pools that run a task")
-POOLS = libraries.names("pools of processes")
 OF_PROCESSES = (
     *("Lock", "RLock", "Semaphore", "BoundedSemaphore", "Condition", "Event", "Barrier"),
     *("Queue", "JoinableQueue", "SimpleQueue", "Value", "Array"),
@@ -41,22 +42,104 @@ def copied_to_child(facts: Facts) -> Iterator[Witness]:
     """Report events, queues and containers of one process that are given to a child."""
     for fn in facts.module.functions:
         yield from _inside_proxy(fn, facts)
-        for call in fn.calls:
-            runs = _run_in_child(call, fn, facts)
-            if facts.module.constructed_kind(call, fn) == "Process":
-                yield from _given_to_children(call, fn, runs, facts)
-            if runs is not None:
-                yield from _assigned(runs, call, fn, facts)
-                yield from _assigned_late(runs, call, fn)
-                yield from _in_task(call, fn, facts)
-                if runs.cls is not None and _is_target(call, fn):
-                    yield from _kept(runs.cls, runs, facts)
+    begun = list(children(facts))
+    for child in begun:
+        yield from _of_threads(child, facts)
+        if child.in_pool:
+            yield from _assigned_late(child)
+            yield from _in_task(child, facts)
+    yield from _changed_copies(begun, facts)
+    for cls in facts.module.classes.values():
+        if "run" in cls.methods and cls.is_a(*PROCESSES):
+            yield from _in_object(cls, facts.reached_from(cls.methods["run"]), facts)
     for root in facts.roots:
         if root.kind == "process" and root.several:
             yield from _one_offset(root, facts)
-    for cls in facts.module.classes.values():
-        if "run" in cls.methods and cls.is_a("multiprocessing.Process", "multiprocessing.context.Process"):
-            yield from _kept(cls, cls.methods["run"], facts)
+
+
+def _of_threads(child: Child, facts: Facts) -> Iterator[Witness]:
+    """Events and queues of threads that a child is given, or that are in an object that it is given."""
+    inside = _reached([child], facts)
+    for value in child.given:
+        resource = facts.module.resource(value, child.fn)
+        if resource is not None and resource.sure and resource.kind in OF_THREADS:
+            yield _report(value, child.fn, resource.id, OF_THREADS[resource.kind])
+            return
+    for cls in _given([child], facts):
+        yield from _in_object(cls, inside, facts)
+
+
+def _in_object(cls: Class, inside: set[Function], facts: Facts) -> Iterator[Witness]:
+    """Events and queues of threads in an object of which a child has a copy."""
+    for name in cls.values:
+        resource = facts.module.attribute(cls, name)
+        maker = next((fn for value, fn in cls.values[name] if fn.cls is cls and fn.name == "__init__"), None)
+        if resource is None or not resource.sure or resource.kind not in OF_THREADS or maker is None or maker in inside:
+            continue
+        users = {a.fn for a in accesses_of_class(cls, facts).get(name, ())}
+        outside = [fn for fn in users - inside if not facts.reached.get(id(fn))]
+        if users & inside and outside:
+            at = next(n for n in maker.attributes if dotted(n) == f"{maker.self_name}.{name}")
+            yield _report(at, maker, resource.id, OF_THREADS[resource.kind])
+
+
+def _changed_copies(begun: list[Child], facts: Facts) -> Iterator[Witness]:
+    """State of the parent that only children change, each its own copy, and that the parent reads afterwards."""
+    inside = _reached(begun, facts)
+    others = [fn for fn in facts.module.functions if fn not in inside]
+    inside -= {fn for other in others for fn in facts.reached_from(other)} - {child.runs for child in begun}
+    given = _given(begun, facts)
+    changes: dict[Hashable, tuple[ast.Name | ast.Attribute, Function]] = {}
+    for fn in (fn for fn in facts.module.functions if fn in inside):
+        for node in _nodes(fn):
+            for thing in _things(node, fn, given, facts) if kind_of(node) in ("write", "grow", "update") else ():
+                if not (isinstance(thing, Value) and thing.fn in inside):  # which the child itself has made
+                    changes.setdefault(thing, (node, fn))
+    starts = {id(child.fn): child.call.lineno for child in reversed(begun)}
+    reads: dict[Hashable, tuple[ast.Name | ast.Attribute, Function]] = {}
+    for fn in others if changes else ():
+        for node in _nodes(fn):
+            for thing in _things(node, fn, given, facts):
+                kinds = ("write", "grow", "update")[isinstance(node, ast.Name) :]  # to bind a name changes nothing
+                if kind_of(node) in kinds and fn.name not in BEGINNINGS:
+                    changes.pop(thing, None)
+                elif isinstance(node.ctx, ast.Load) and id(fn) in starts and node.lineno > starts[id(fn)]:
+                    reads.setdefault(thing, (node, fn))
+    for thing, (node, fn) in changes.items():
+        if thing in reads:
+            read, caller = reads[thing]
+            yield Witness(node, fn, "assigned", what=dotted(node), caller=caller, read=read)
+
+
+def _nodes(fn: Function) -> list[ast.Name | ast.Attribute]:
+    """The variables and attributes that a function names."""
+    return [*fn.names, *fn.attributes]
+
+
+def _reached(begun: list[Child], facts: Facts) -> set[Function]:
+    """What these children run."""
+    return {fn for child in begun if child.runs is not None for fn in facts.reached_from(child.runs)}
+
+
+def _given(begun: list[Child], facts: Facts) -> dict[Class, None]:
+    """The classes of the objects that these children get copies of: in their arguments, or those of a subclass."""
+    given = [cls for child in begun for value in child.given for cls in facts.module.objects.classes(value, child.fn)]
+    runs = (child.runs for child in begun if child.runs is not None and child.runs.name == "run")
+    return dict.fromkeys([*given, *(fn.cls for fn in runs if fn.cls is not None)])
+
+
+def _things(node: ast.Name | ast.Attribute, fn: Function, given: Iterable[Class], facts: Facts) -> Iterator[Hashable]:
+    """What an expression names of the state that processes have copies of: containers, attributes and globals."""
+    index, top = facts.module.objects.index, facts.module.top
+    yield from (value for value in facts.module.objects.of(node, fn) if value.kind == "container")
+    if isinstance(node, ast.Name):
+        if index.scope(node.id, fn) is top and isinstance(top.bound.get(node.id), ast.Constant):
+            yield node.id
+        return
+    owner = facts.module.type_of(node.value, fn) if node.attr in index.members else None
+    values = owner.values.get(node.attr, ()) if owner is not None and owner in given else ()
+    if values and all(isinstance(value, ast.Constant) for value, _ in values):
+        yield owner, node.attr
 
 
 def _one_offset(root: Root, facts: Facts) -> Iterator[Witness]:
@@ -90,14 +173,11 @@ def _is_handed(cls: Class | None, root: Root, facts: Facts) -> bool:
 OPENS = ("open", "io.open", "os.fdopen", "tempfile.TemporaryFile", "tempfile.NamedTemporaryFile")
 
 
-def _is_target(call: ast.Call, fn: Function) -> bool:
-    """Whether a process runs a method of the object that starts it."""
-    target = keyword(call, "target", 1) if short_name(call.func) == "Process" else None
-    return isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name) and target.value.id == fn.self_name
-
-
-def _assigned_late(runs: Function, task: ast.Call, fn: Function) -> Iterator[Witness]:
+def _assigned_late(child: Child) -> Iterator[Witness]:
     """A global that is assigned after the processes of a pool were forked, which read it."""
+    runs, task, fn = child.runs, child.call, child.fn
+    if runs is None:
+        return
     pool = task.func.value if isinstance(task.func, ast.Attribute) else None
     binding = fn.bound.get(pool.id) if isinstance(pool, ast.Name) else None
     read = {n.id for n in runs.names if isinstance(n.ctx, ast.Load)} - {n.id for n in runs.stores} - {*runs.parameters}
@@ -107,22 +187,24 @@ def _assigned_late(runs: Function, task: ast.Call, fn: Function) -> Iterator[Wit
             return
 
 
-def _in_task(task: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
-    """A lock or queue of multiprocessing among the arguments of a task: only a new process can be given one."""
-    if short_name(task.func) not in TASKS:
-        return
-    runs = facts.module.objects.functions(task.args[0], fn)
-    if runs and all(isinstance(each.node, ast.Lambda) or each.outer not in (None, facts.module.top) for each in runs):
+def _in_task(child: Child, facts: Facts) -> Iterator[Witness]:
+    """A lock or queue of multiprocessing in the arguments of a task, or in its object: a running process gets none."""
+    task, fn, module = child.call, child.fn, facts.module
+    runs = module.objects.functions(task.args[0], fn)
+    if runs and all(isinstance(each.node, ast.Lambda) or each.outer not in (None, module.top) for each in runs):
         yield Witness(task.args[0], fn, "unpicklable", run=ast.unparse(task.args[0]), task=task)
         return
-    arguments = [*task.args[1:], *(k.value for k in task.keywords)]
-    arguments += [fn.bound[a.id] for a in arguments if isinstance(a, ast.Name) and a.id in fn.bound]
-    for name in (n for value in arguments for n in ast.walk(value) if isinstance(n, ast.Name)):
-        binding = fn.bound.get(name.id)
-        origin = facts.module.canonical(binding.func) if isinstance(binding, ast.Call) else ""
-        if origin.startswith("multiprocessing.") and origin.rpartition(".")[2] in OF_PROCESSES:
-            yield Witness(name, fn, "in-task", origin=origin)
-            return
+    given = [fn.bound.get(value.id, value) if isinstance(value, ast.Name) else value for value in child.given]
+    parts = [(n, n, fn) for value in (*child.given, *given) for n in ast.walk(value) if isinstance(n, ast.Name)]
+    for cls in (cls for value in child.given for cls in module.objects.classes(value, fn)):
+        kept = [pair for values in cls.values.values() for pair in values] if "__getstate__" not in cls.methods else []
+        parts += [(task.args[0], value, scope) for value, scope in kept]  # type: ignore[misc]
+    for at, part, scope in parts:
+        made = (method_name(c.func, maker, module) for c, maker in module.objects.made(part, scope))
+        for origin in made:
+            if origin.startswith("multiprocessing.") and origin.removeprefix("multiprocessing.") in OF_PROCESSES:
+                yield Witness(at, fn, "in-task", what=ast.unparse(at if part is at else part), origin=origin)
+                return
 
 
 def _inside_proxy(fn: Function, facts: Facts) -> Iterator[Witness]:
@@ -136,73 +218,6 @@ def _inside_proxy(fn: Function, facts: Facts) -> Iterator[Witness]:
             return
 
 
-def _run_in_child(call: ast.Call, fn: Function, facts: Facts) -> Function | None:
-    """The function that a call has a child process run: a `Process`, or a task of a pool of processes."""
-    module = facts.module
-    if module.constructed_kind(call, fn) == "Process":
-        target = keyword(call, "target", 1)
-        return module.function_named(target, fn) if target is not None else None
-    if not isinstance(call.func, ast.Attribute) or call.func.attr not in TASKS or not call.args:
-        return None
-    pools = (module.canonical(made.func) for made, _ in module.objects.made(call.func.value, fn))
-    return module.function_named(call.args[0], fn) if any(pool in POOLS for pool in pools) else None
-
-
-def _assigned(runs: Function, start: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
-    """The globals that a child process assigns, and that the function which starts it reads afterwards."""
-    local_names = {n.id for n in fn.stores} - fn.globals if fn is not facts.module.top else set()
-    after = [n for n in fn.names if isinstance(n.ctx, ast.Load) and n.lineno > start.lineno and n.id not in local_names]
-    for store in (n for n in runs.stores if n.id in runs.globals):
-        read = next((n for n in after if n.id == store.id), None)
-        if read is not None:
-            yield Witness(store, runs, "assigned", caller=fn, read=read)
-            return
-
-
-def _given_to_children(call: ast.Call, fn: Function, runs: Function | None, facts: Facts) -> Iterator[Witness]:
-    """What one process is given as its arguments."""
-    names = [p for p in runs.parameters if runs.cls is None or p != runs.self_name] if runs is not None else []
-    for position, value in enumerate(start_arguments(call, fn)):
-        resource = facts.module.resource(value, fn)
-        if resource is not None and resource.sure and resource.kind in OF_THREADS:
-            yield _report(value, fn, resource.id, OF_THREADS[resource.kind])
-            return
-        binding = fn.bound.get(value.id) if isinstance(value, ast.Name) else None
-        fills = runs is not None and position < len(names) and _fills(runs, names[position])
-        if isinstance(value, ast.Name) and is_container(binding) and fills and _used_after(value, fn):
-            yield Witness(value, fn, "filled", runs=runs)
-            return
-
-
-def _kept(cls: Class, runs: Function, facts: Facts) -> Iterator[Witness]:
-    """Events and queues of threads in an object of which a process runs a method, and that other methods use."""
-    for name in cls.values:
-        resource = facts.module.attribute(cls, name)
-        if resource is None or not resource.sure or resource.kind not in OF_THREADS:
-            continue
-        users = [fn for fn in cls.methods.values() if any(_is(n, name, fn) for n in fn.attributes)]
-        maker = next((fn for value, fn in cls.values[name] if fn.cls is cls and fn.name == "__init__"), None)
-        outside = [fn for fn in users if fn.name != "__init__" and fn is not runs and not facts.reached.get(id(fn))]
-        if maker is not None and runs in users and outside:
-            at = next(n for n in maker.attributes if _is(n, name, maker))
-            yield _report(at, maker, resource.id, OF_THREADS[resource.kind])
-
-
-def _is(node: ast.Attribute, name: str, fn: Function) -> bool:
-    return node.attr == name and isinstance(node.value, ast.Name) and node.value.id == fn.self_name
-
-
-def _fills(fn: Function, name: str) -> bool:
-    """Whether a function changes what a parameter holds."""
-    uses = [n for n in fn.names if n.id == name]
-    return all(isinstance(n.ctx, ast.Load) for n in uses) and any(kind_of(n) in ("grow", "update") for n in uses)
-
-
-def _used_after(value: ast.Name, fn: Function) -> bool:
-    """Whether the function that starts the process reads the container later on."""
-    return any(n.id == value.id and n.lineno > value.lineno and isinstance(n.ctx, ast.Load) for n in fn.names)
-
-
 def _report(at: ast.expr, fn: Function, what: str, kind: str) -> Witness:
     instead = "multiprocessing." + kind.rpartition(".")[2]
     return Witness(at, fn, what=what, kind=kind, name=short_name(at) or what, instead=instead)
@@ -213,11 +228,11 @@ LOOKS = ("is_alive", "exitcode", "sentinel", "sentinels")
 
 def wait_for_the_dead(facts: Facts) -> Iterator[Witness]:
     """Report waits for what a child process must send, in functions that never check the child."""
+    yield from _killed(facts)
     shared: dict[str, ast.Call] = {}
-    for fn in facts.module.functions:
-        for call in (c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process"):
-            if not _may_fail(call, fn, facts):
-                continue
+    runs = {id(child.call): child.runs for child in children(facts)}
+    for call, fn in facts.module.calls:
+        if facts.module.constructed_kind(call, fn) == "Process" and _may_fail(runs.get(id(call)), facts):
             resources = (facts.module.resource(value, fn) for value in start_arguments(call, fn))
             shared |= {r.id: call for r in resources if r is not None and r.kind in ("ProcessEvent", "ProcessQueue")}
     for fn in facts.module.functions if shared else ():
@@ -231,18 +246,49 @@ def wait_for_the_dead(facts: Facts) -> Iterator[Witness]:
             yield Witness(effect.node, fn, started=shared[name], what=effect.waits_for, resource=name)
 
 
-def _may_fail(start: ast.Call, fn: Function, facts: Facts) -> bool:
+def _may_fail(child: Function | None, facts: Facts) -> bool:
     """Whether a child may end before its time by what it does: it raises or exits, or runs code that is not known."""
-    child = _run_in_child(start, fn, facts)
-    if child is None:
-        return True
-    for each in facts.reached_from(child):
+    for each in facts.reached_from(child) if child is not None else ():
         ends = any(facts.module.canonical(c.func) in EXITS or dotted(c.func) in each.parameters for c in each.calls)
         if ends or any(isinstance(n, ast.Raise) for n in ast.walk(each.node)):
             return True
-    return False
+    return child is None
 
 
+def _killed(facts: Facts) -> Iterator[Witness]:
+    """Locks and queues that a child may be using when it is ended by force, and that are waited for afterwards."""
+    ends = [use for use in facts.uses(KILLS, ("Process",)) if _at_any_time(use.call, use.fn)]
+    for child in children(facts) if ends else ():
+        if child.runs is None:
+            continue
+        own = facts.reached_from(child.runs)
+        needs = {lock: take.steps[-1][1] for lock, take in facts.takes(child.runs).items() if take.resource.sure}
+        needs |= {use.of: use.call for use in facts.uses(PUTS, ("ProcessQueue",)) if use.fn in own}
+        for use in ends:
+            wait = next((pair for pair in _waits_after(use.call, use.fn, facts) if pair[0] in needs), None)
+            if wait is not None:
+                yield Witness(use.call, use.fn, "killed", resource=wait[0], wait=wait[1], needs=needs[wait[0]])
+                return
+
+
+def _at_any_time(kill: ast.Call, fn: Function) -> bool:
+    """Whether a process is ended by force without being asked and waited for, or found to be stuck, before."""
+    asked = any(short_name(c.func) == "join" and c.lineno < kill.lineno for c in fn.calls)
+    return not asked and enclosing(kill, ast.If, ast.ExceptHandler) is None
+
+
+def _waits_after(kill: ast.Call, fn: Function, facts: Facts) -> Iterator[tuple[str, ast.expr]]:
+    """The locks and queues for which a function waits after a call, and its callers after theirs."""
+    for at, line in [(fn, kill.lineno), *((f, event.effect.line) for f, event in facts.callers.get(id(fn), ()))]:
+        for effect in (effect for effect, _ in facts.events(at) if effect.line > line):
+            name = effect.resource.id if effect.resource is not None else ""
+            if effect.kind == "take" or (effect.kind == "wait" and not effect.timeout):
+                yield name, effect.node
+            if effect.callee is not None and runs_now(effect):
+                yield from ((lock, effect.node) for lock in facts.takes(effect.callee))
+
+
+KILLS = ("terminate", "kill")
 EXITS = ("sys.exit", "exit", "quit", "os._exit", "os.abort", "os.kill")
 LATER = ("apply_async", "map_async", "starmap_async", "imap", "imap_unordered")
 GETS = ("get", "wait")

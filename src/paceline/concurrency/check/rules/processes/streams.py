@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, keyword, parent, short_name
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, parent, short_name
+from paceline.concurrency.check.threads.children import Child, children
 from paceline.concurrency.check.threads.roots import FORKS, on_child_side
-from paceline.concurrency.check.values.bindings import start_arguments
 
 READS = ("recv", "read", "readline")
 #: What takes what was read as it is, and raises nothing where it is empty.
@@ -105,91 +105,96 @@ def _may_raise(node: ast.AST, names: set[str], fn: Function) -> bool:
 
 RECEIVES = ("recv", "recv_bytes")
 
+End = tuple[ast.Call, int]  # of a pipe: what makes it, and which of the two
+
 
 def own_end(facts: Facts) -> Iterator[Witness]:
-    """Report loops that end with the end of a pipe whose writing end the same process never closes."""
+    """Report reads to the end of a pipe whose writing end the same process has, and never closes."""
     for fn in facts.module.functions:
-        for reading, writing, pipe in _pipes(fn, facts):
-            yield from _inherited(reading, writing, fn, facts)
-            if dotted(pipe.func) == "os.pipe":
-                fork = next((c for c in fn.calls if facts.module.canonical(c.func) in FORKS), None)
-                read = _read_to_end(reading, fn) if fork is not None else None
-                closes = [c for c in fn.calls if _closes(c, writing)]
-                closed = fork is not None and not all(on_child_side(c, fork) for c in closes)
-            else:
-                fork = _given(writing, fn, facts)
-                read = _received_to_end(reading, fn) if fork is not None else None
-                closed = any(dotted(c.func) == f"{writing}.close" for c in fn.calls)
-            entered = any(dotted(item.context_expr) == writing for block in fn.withs for item in block.items)
-            if fork is not None and read is not None and not closed and not entered and read.lineno > fork.lineno:
-                yield Witness(read, fn, writing=writing, fork=fork)
+        for call in fn.calls:
+            stream = _read_to_end(call, fn)
+            for pipe, part in _ends(stream, fn, facts) if stream is not None else ():
+                one_way = dotted(pipe.func) == "os.pipe" or bool(pipe.args or pipe.keywords)
+                if not one_way or part == 0:
+                    yield from _kept_open(call, fn, (pipe, 1 - part), facts)
 
 
-def _inherited(reading: str, writing: str, fn: Function, facts: Facts) -> Iterator[Witness]:
-    """A child that is given both ends, and reads to the end without having closed the writing one."""
-    for start in (c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process"):
-        target = keyword(start, "target", 1)
-        child = facts.module.function_named(target, fn) if target is not None else None
-        ends = [dotted(a) for a in start_arguments(start, fn)]
-        if child is None or reading not in ends or writing not in ends:
-            continue
-        parameters = [name for name in child.parameters if name != child.self_name or child.cls is None]
-        mine = dict(zip(ends, parameters, strict=False))
-        read = _received_to_end(mine[reading], child) if {reading, writing} <= mine.keys() else None
-        uses = [n for n in child.names if read is not None and n.id == mine[writing]]
-        if read is not None and not any(isinstance(parent(n), ast.Call | ast.Attribute) for n in uses):
-            yield Witness(read, child, "inherited", writing=mine[writing], fork=start)
+def _kept_open(read: ast.Call, fn: Function, writing: End, facts: Facts) -> Iterator[Witness]:
+    """The process that reads, where it has the writing end open: a child that was given both, or their parent."""
+    target = getattr(parent(writing[0]), "targets", [None])[0]
+    if not isinstance(target, ast.Tuple) or len(target.elts) != 2:
+        return
+    name = ast.unparse(target.elts[writing[1]])
+    entered = {f for f in facts.module.functions for e in _entered(f) if writing in _ends(e, f, facts)}
+    closes = [f for f in facts.module.functions if f in entered or any(_closes(c, writing, f, facts) for c in f.calls)]
+    for child in children(facts):
+        inside = facts.reached_from(child.runs) if child.runs is not None else set()
+        if fn in inside and not any(f in inside for f in closes) and _has(writing, read, fn, child, facts):
+            yield Witness(read, fn, "inherited", writing=name, fork=child.call)
+            return
+        given = any(writing in _ends(value, child.fn, facts) for value in child.given)
+        before = child.fn is fn and read.lineno < child.call.lineno
+        if given and fn not in inside and all(f in inside for f in closes) and not before:
+            yield Witness(read, fn, writing=name, fork=child.call)
+            return
+    fork = next((c for c in fn.calls if facts.module.canonical(c.func) in FORKS and c.lineno < read.lineno), None)
+    theirs = [c for c in fn.calls if fork is not None and _closes(c, writing, fn, facts)]
+    childs = fork is not None and on_child_side(read, fork)
+    if fork is None or any(on_child_side(c, fork) is childs or c.lineno < fork.lineno for c in theirs):
+        return
+    if childs:
+        yield Witness(read, fn, "inherited", writing=name, fork=fork)
+    else:
+        yield Witness(read, fn, writing=name, fork=fork)
 
 
-def _pipes(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:
-    """The pairs of ends that a function makes: the name of either end as the reading one."""
-    for node in {id(t): t for t in (parent(n) for n in fn.stores) if isinstance(t, ast.Tuple)}.values():
-        pipe = getattr(parent(node), "value", None)
-        names = [n.id for n in node.elts if isinstance(n, ast.Name)]
-        if not isinstance(pipe, ast.Call) or len(names) != 2 or len(node.elts) != 2:
-            continue
-        if facts.module.canonical(pipe.func) == "os.pipe":
-            yield names[0], names[1], pipe
-        elif facts.module.constructed_kind(pipe, fn) == "Pipe":
-            yield names[0], names[1], pipe
-            if not pipe.args and not pipe.keywords:
-                yield names[1], names[0], pipe
+def _entered(fn: Function) -> list[ast.expr]:
+    """What the blocks of a function enter, and so close at their end."""
+    return [item.context_expr for block in fn.withs for item in block.items]
 
 
-def _given(writing: str, fn: Function, facts: Facts) -> ast.Call | None:
-    """The child process that a function gives the writing end."""
-    processes = (c for c in fn.calls if facts.module.constructed_kind(c, fn) == "Process")
-    return next((c for c in processes if any(dotted(a) == writing for a in start_arguments(c, fn))), None)
+def _ends(stream: ast.expr, fn: Function, facts: Facts) -> list[End]:
+    """The ends of pipes that an expression may be, or a file that was opened on one."""
+    ends: list[End] = []
+    for call, maker, part in facts.module.objects.results(stream, fn):
+        if dotted(call.func) == "os.pipe" or facts.module.constructed_kind(call, maker) == "Pipe":
+            ends.append((call, part))
+        elif dotted(call.func) in ("os.fdopen", "open") and call.args and call.args[0] is not stream:
+            ends += _ends(call.args[0], maker, facts)
+    return ends
 
 
-def _received_to_end(reading: str, fn: Function) -> ast.Call | None:
-    """A `recv()` in a loop that only EOFError ends."""
-    for call in fn.calls:
-        loop, tried = enclosing(call, ast.While), enclosing(call, ast.Try)
-        received = isinstance(call.func, ast.Attribute) and call.func.attr in RECEIVES
-        if not received or dotted(call.func.value) != reading or not isinstance(loop, ast.While):  # type: ignore[attr-defined]
-            continue
-        handlers = tried.handlers if isinstance(tried, ast.Try) and isinstance(loop.test, ast.Constant) else []
+def _has(end: End, read: ast.Call, fn: Function, child: Child, facts: Facts) -> bool:
+    """Whether a child has an end that it could close: in its arguments or globals, or beside the one that it reads."""
+    names = [(value, child.fn) for value in child.given]
+    names += [(ast.Name(name, ast.Load()), facts.module.top) for name in facts.module.top.bound]
+    stream = _read_to_end(read, fn)
+    owner = facts.module.type_of(stream.value, fn) if isinstance(stream, ast.Attribute) else None
+    beside = [v for values in owner.values.values() for v, _ in values] if owner is not None else []
+    return any(end in _ends(name, scope, facts) for name, scope in names) or end[0] in beside
+
+
+def _read_to_end(call: ast.Call, fn: Function) -> ast.expr | None:
+    """What a call reads to its end: by `recv()` in a loop that only EOFError ends, `os.read()` in a loop, `read()`."""
+    loop, tried = enclosing(call, ast.While), enclosing(call, ast.Try)
+    if dotted(call.func) == "os.read" and call.args:
+        return call.args[0] if loop is not None else None
+    if not isinstance(call.func, ast.Attribute) or (call.func.attr == "read" and call.args):
+        return None
+    if call.func.attr in RECEIVES:
+        handlers = tried.handlers if isinstance(loop, ast.While) and tried is not None else []
         caught = [h for h in handlers if h.type is not None and "EOFError" in ast.unparse(h.type)]
-        ends = [n for n in ast.walk(loop) if isinstance(n, ast.Break | ast.Return)]
-        if caught and all(isinstance(enclosing(n, ast.ExceptHandler), ast.ExceptHandler) for n in ends):
-            return call
-    return None
+        ends = [n for n in ast.walk(loop) if isinstance(n, ast.Break | ast.Return)] if loop is not None else []
+        endless = isinstance(getattr(loop, "test", None), ast.Constant)
+        if not endless or not caught or not all(enclosing(n, ast.ExceptHandler) is not None for n in ends):
+            return None
+    return call.func.value if call.func.attr in (*RECEIVES, "read") else None
 
 
-def _read_to_end(reading: str, fn: Function) -> ast.Call | None:
-    """A read of a descriptor in a loop, or of all that comes."""
-    for call in fn.calls:
-        if not call.args or dotted(call.args[0]) != reading:
-            continue
-        if dotted(call.func) == "os.read" and enclosing(call, ast.While) is not None:
-            return call
-        opened = dotted(call.func) in ("os.fdopen", "open")
-        method = parent(call)
-        if opened and isinstance(method, ast.Attribute) and method.attr == "read":
-            return call
-    return None
-
-
-def _closes(call: ast.Call, end: str) -> bool:
-    return dotted(call.func) == "os.close" and bool(call.args) and dotted(call.args[0]) == end
+def _closes(call: ast.Call, end: End, fn: Function, facts: Facts) -> bool:
+    """Whether a call closes an end of a pipe."""
+    if dotted(call.func) == "os.close" and call.args:
+        return end in _ends(call.args[0], fn, facts)
+    return (
+        isinstance(call.func, ast.Attribute) and call.func.attr == "close" and end in _ends(call.func.value, fn, facts)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
@@ -20,7 +21,7 @@ from paceline.concurrency.check.threads.shared_state import (
     makes_empty,
     shared_things,
 )
-from paceline.concurrency.check.threads.sharing import absent, filled_at_once, of_class
+from paceline.concurrency.check.threads.sharing import absent, filled_at_once, line_of_check, of_class
 from paceline.concurrency.check.values.calls import type_name
 
 
@@ -74,16 +75,20 @@ def _between_processes(facts: Facts) -> Iterator[Witness]:
 
 
 def _changed(fn: Function) -> Iterator[ast.expr]:
-    """What a function changes to a value that it computes from the old one."""
+    """What a function changes to a value that it computes from the old one, or where it has found a key missing."""
     yield from (change.target for change in fn.augmented)
     for target, value in fn.assigns:
-        if isinstance(target, ast.Subscript):
-            text = dotted(target.value)
-            if text and any(dotted(n) == text for n in ast.walk(value)):
-                yield target
+        text = dotted(target.value if isinstance(target, ast.Subscript) else target)
+        if not text or not isinstance(target, ast.Subscript | ast.Attribute):
+            continue
+        before = [fn.bound[n.id] for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in fn.bound]
+        access = Access(text, "grow", target.value, fn, frozenset())
+        missing = isinstance(target, ast.Subscript) and line_of_check(access, target.slice)
+        if missing or any(dotted(n) == text for part in (value, *before) for n in ast.walk(part)):
+            yield target
 
 
-_SHARED = {f"multiprocessing.{name}" for name in ("Value", "Array", "DictProxy", "ListProxy", "Namespace")}
+_SHARED = libraries.names("objects that processes share")
 
 
 def _has_queue(cls: Class, facts: Facts) -> bool:

@@ -9,10 +9,11 @@ from functools import partial
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import EVENTS
-from paceline.concurrency.check.rules.rule import Witness, blocks_that_make
+from paceline.concurrency.check.rules.rule import Witness, blocks_that_make, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, is_within, keyword, short_name
+from paceline.concurrency.check.threads.children import TASKS
 from paceline.concurrency.check.threads.roots import STARTS, STARTS_IN_MODULE, Root
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 
@@ -214,16 +215,18 @@ def nested_submit(facts: Facts) -> Iterator[Witness]:
 
 
 def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
-    """The id of the executor that a call submits to."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ("submit", "map", "run_in_executor"):
+    """The id of the executor or pool that a call submits to."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in (*TASKS, "run_in_executor"):
         return None
     executor = call.func.value if call.func.attr != "run_in_executor" else call.args[0] if call.args else None
     resource = facts.module.resource(executor, fn) if executor is not None else None
-    return resource.id if resource is not None and resource.kind == "Executor" else None
+    return resource.id if resource is not None and resource.kind in ("Executor", "Pool") else None
 
 
 def _submits(wait: ast.Call, fn: Function, pool: str, facts: Facts) -> bool:
     """Whether a call waits for a result, in a function that submits to an executor or of a future of it."""
+    if short_name(wait.func) in BLOCKING and (pooled := resource_of(wait, BLOCKING, fn, facts)) is not None:
+        return pooled.kind == "Pool" and pooled.id == pool
     if short_name(wait.func) not in ("result", "wait", "as_completed"):
         return False
     return any(_executor(c, fn, facts) == pool for c in fn.calls) or _kept(wait, fn, pool, facts)
@@ -239,6 +242,8 @@ def _kept(wait: ast.Call, fn: Function, pool: str, facts: Facts) -> bool:
     return any(_executor(call, scope, facts) == pool for call, scope in calls)
 
 
+#: Methods of a pool that wait for the tasks which they give it.
+BLOCKING = libraries.words("methods of pools that wait for their tasks")
 #: Further calls that take a function -> its name and position.
 TAKES = {"add_done_callback": ("fn", 0), "call_soon_threadsafe": ("callback", 0), "call_later": ("callback", 1)}
 
