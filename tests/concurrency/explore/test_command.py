@@ -518,7 +518,7 @@ thread.join()
 """
 
 
-@pytest.mark.parametrize(("late", "verdict"), [(0.02, 0), (1.0, 1)])
+@pytest.mark.parametrize(("late", "verdict"), [(0.03, 0), (1.0, 1)])
 def test_a_sleep_outlasts_other_threads_unless_the_machine_is_slow(
     session: Session, tmp_path: Path, late: float, verdict: int
 ) -> None:

@@ -99,7 +99,7 @@ def explore(
     seconds: ExploreSeconds = 30.0,
     schedules: ExploreSchedules = 2_000,
     steps: ExploreSteps = 20_000,
-    late: ExploreLate = 0.02,
+    late: ExploreLate = 0.03,
     strategy: Strategy = ExploreStrategy.auto,
     seed: ExploreSeed = 0,
     races: ExploreRaces = False,
