@@ -62,11 +62,19 @@ def test_a_race_is_confirmed_by_a_test_that_reaches_it(tmp_path: Path) -> None:
     assert proof["replay"].endswith("test_stock.py:test_run")
 
 
+def test_a_race_is_confirmed_by_a_script_that_imports_its_file(tmp_path: Path) -> None:
+    (tmp_path / "stock.py").write_text(STOCK)
+    (tmp_path / "app.py").write_text("from stock import run\n\nrun()\n")
+    proof = checked(tmp_path, "--json")
+    assert proof["verdict"] == "confirmed"
+    assert proof["replay"].endswith("app.py")
+
+
 def test_without_a_driver_the_reason_is_given(tmp_path: Path) -> None:
     (tmp_path / "stock.py").write_text(STOCK)
     proof = checked(tmp_path, "--json")
     assert proof["verdict"] == "no driver"
-    assert "stock.py is no script" in proof["reason"]
+    assert "no script imports stock.py" in proof["reason"]
 
 
 def test_what_cannot_happen_in_the_program_is_dismissed_within_bounds(tmp_path: Path) -> None:

@@ -499,3 +499,72 @@ thread.join()
 """
     report = session.explore(written(tmp_path, source), Settings(schedules=20)).report
     assert report["finding"] is None, report["finding"]
+
+
+SLEEPER = """
+import threading, time
+
+def poll():
+    while not stop.wait(0.01):
+        answers.append(1)
+
+answers, stop = [], threading.Event()
+thread = threading.Thread(target=poll)
+thread.start()
+time.sleep(0.2)
+stop.set()
+assert answers != []
+thread.join()
+"""
+
+
+@pytest.mark.parametrize(("late", "verdict"), [(0.03, 0), (1.0, 1)])
+def test_a_sleep_outlasts_other_threads_unless_the_machine_is_slow(
+    session: Session, tmp_path: Path, late: float, verdict: int
+) -> None:
+    answer = session.explore(written(tmp_path, SLEEPER), Settings(schedules=100, late=late, first=True))
+    assert answer.code == verdict, answer.text
+
+
+SPINNING = """
+import threading, time
+
+def spin():
+    while not done:
+        pass
+
+done = False
+thread = threading.Thread(target=spin)
+thread.start()
+time.sleep(5)
+done = True
+thread.join()
+"""
+
+
+def test_a_thread_that_runs_on_and_on_leaves_its_turn_to_those_that_sleep(session: Session, tmp_path: Path) -> None:
+    answer = session.explore(written(tmp_path, SPINNING), Settings(schedules=20))
+    assert answer.code == 0, answer.text
+
+
+ORDERED = """
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+names = {"correct", "seen", "loss"}
+rank = int(os.environ["RANK"])
+for name in ORDER:
+    total = torch.tensor(float(len(name)))
+    dist.all_reduce(total)
+    assert total == 2 * len(name), (rank, name)
+"""
+
+
+@pytest.mark.parametrize(("order", "code"), [("names", 1), ("list(names)", 1), ("sorted(names)", 0)])
+def test_a_set_of_strings_has_another_order_on_each_rank(tmp_path: Path, order: str, code: int) -> None:
+    with Session() as session:
+        source = ORDERED.replace("ORDER", order)
+        answer = session.explore(written(tmp_path, source), Settings(ranks=2, schedules=1))
+    assert answer.code == code, answer.text

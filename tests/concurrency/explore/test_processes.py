@@ -88,9 +88,61 @@ def test_a_lock_that_another_thread_holds_is_copied_by_a_fork(session: Session, 
     assert "waits for Lock lock, which Thread-1 (log) holds since app.py:7" in answer.text
 
 
-@pytest.mark.parametrize("call", ["os.fork", "multiprocessing.Manager"])
+@pytest.mark.parametrize("call", ["os.fork", "multiprocessing.RawArray"])
 def test_what_is_not_modelled_gives_no_verdict_in_clear_words(session: Session, tmp_path: Path, call: str) -> None:
     answer = explored(session, tmp_path, f"import multiprocessing, os\n\n{call}()\n", 5)
     assert answer.code == 2
     assert f"no verdict: {call} cannot be explored at " in answer.text
     assert "app.py:3" in answer.text
+
+
+MANAGED = """
+import multiprocessing
+
+def add(totals, order, names, counts, lock):
+    with lock:
+        totals["x"] = totals.get("x", 0) + 1
+        order.append(1)
+        names.count += 1
+        counts[0] += 1
+    totals["list"].append(3)
+
+if __name__ == "__main__":
+    with multiprocessing.Manager() as manager:
+        totals, order, names = manager.dict(list=[]), manager.list(), manager.Namespace(count=0)
+        counts, lock = multiprocessing.Array("i", 2), manager.Lock()
+        children = [multiprocessing.Process(target=add, args=(totals, order, names, counts, lock)) for _ in range(2)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        assert (dict(totals), list(order)) == ({"x": 2, "list": []}, [1, 1])
+        assert (names.count, counts[:]) == (2, [2, 0])
+"""
+
+
+@pytest.mark.parametrize("lock", ["with lock:", "if True:"])
+def test_what_a_manager_makes_is_common_and_its_values_are_copies(session: Session, tmp_path: Path, lock: str) -> None:
+    answer = explored(session, tmp_path, MANAGED.replace("with lock:", lock), 100)
+    expected = ("found",) if lock == "if True:" else ("not found", "dismissed within bounds")
+    assert answer.report["verdict"] in expected, answer.text
+
+
+PIPED = """
+import subprocess
+import sys
+
+WRITER = "import sys; sys.stderr.write('x' * 200_000); print('done')"
+child = subprocess.Popen([sys.executable, "-c", WRITER], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+output, _ = child.communicate() if "repaired" in sys.argv else (child.stdout.read(), child.stderr.read())
+assert output == b"done\\n"
+"""
+
+
+def test_a_program_that_waits_for_a_reader_of_its_pipe_is_a_deadlock(session: Session, tmp_path: Path) -> None:
+    file = tmp_path / "app.py"
+    file.write_text(PIPED)
+    broken = session.explore(Target(str(file)), Settings(schedules=2))
+    assert "app.py:7: deadlock: the stderr of " in broken.text
+    repaired = session.explore(Target(str(file), arguments=("repaired",)), Settings(schedules=2))
+    assert repaired.report["verdict"] != "found", repaired.text

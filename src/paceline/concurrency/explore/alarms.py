@@ -1,13 +1,15 @@
 """From alarm to proof: the findings of `paceline check` are looked for by running the project's own code.
 
-What is run is a *driver*: the file of a finding as a script, or a test without fixtures whose file mentions it. A
-finding is confirmed by a failure at one of its lines, or, a race, by a run in which its story comes true.
+What is run is a *driver*: the file of a finding as a script, a script that imports it, or a test without fixtures whose
+file mentions it. A finding is confirmed by a failure at one of its lines, or, a race, by a run in which its story
+comes true.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,17 +19,17 @@ from paceline.concurrency.explore.finding import relative
 from paceline.concurrency.explore.oracles import Suspect
 from paceline.concurrency.explore.session import Answer, Session, Settings, Target
 
-TESTS = 8  # of one file that are tried
+SCRIPTS, TESTS = 3, 8  # for one file that are tried
 RACES, RANKS = "PC4", "PC5"
 INERT = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Assign, ast.AnnAssign)
 
 
 def prove(findings: list[Finding], seconds: float) -> None:
     """Give each finding its proof, at most so many seconds for a file, and put the confirmed ones first."""
-    tests = [file for file in choose_files([Path()], ()).files if "test" in file.stem]
+    files = choose_files([Path()], ()).files
     for path in sorted({each.path for each in findings}):
         of_file = [each for each in findings if each.path == path]
-        runs = _explored(of_file, list(_drivers(Path(path), tests, of_file)), seconds)
+        runs = _explored(of_file, list(_drivers(Path(path), files, of_file)), seconds)
         for each in of_file:
             each.proof = each.proof or _unconfirmed(each, runs)
     findings.sort(key=lambda each: each.proof is None or each.proof.verdict != "confirmed")
@@ -72,7 +74,7 @@ def _unconfirmed(finding: Finding, runs: Sequence[Answer]) -> Proof:
     target = _suspect(finding).target
     reached = [each.report for each in runs if not target.isdisjoint(each.lines)]
     if not runs:
-        return Proof("no driver", f"{finding.path} is no script, and no test without fixtures mentions it")
+        return Proof("no driver", f"no script imports {finding.path}, and no test without fixtures mentions it")
     if not reached:
         why = "".join(sorted({f": {each.report['reason']}" for each in runs if each.report["reason"]})[:1])
         names = runs[0].report["target"]
@@ -85,13 +87,21 @@ def _unconfirmed(finding: Finding, runs: Sequence[Answer]) -> Proof:
     return Proof("not confirmed", f"in {sum(each['schedules'] for each in reached):,} schedules of {names}")
 
 
-def _drivers(path: Path, tests: Sequence[Path], findings: Sequence[Finding]) -> Iterator[Target]:
-    """Yield the file itself, if it does something, and tests, those first that mention what the findings are in."""
-    body = _parsed(path).body
-    if any(not isinstance(each, INERT) and not isinstance(getattr(each, "value", 0), ast.Constant) for each in body):
+def _drivers(path: Path, files: Sequence[Path], findings: Sequence[Finding]) -> Iterator[Target]:
+    """Yield the file itself, if it does something, scripts that import it, and tests.
+
+    Those tests are first that mention what the findings are in.
+    """
+    body, tests = _parsed(path).body, [file for file in files if "test" in file.stem]
+    if _does_something(body):
         yield Target(str(path))
     elif any(isinstance(each, ast.FunctionDef) and each.name == "main" and not each.args.args for each in body):
         yield Target(str(path), function="main")
+    others = (file for file in files if file not in tests and not file.samefile(path))
+    importing = (
+        file for file in others if path.stem in _imported(_parsed(file)) and _does_something(_parsed(file).body)
+    )
+    yield from (Target(relative(str(file))) for file in islice(importing, SCRIPTS))
     names = {part for each in findings for part in each.function.split(".")}
     ranked = [
         (not names.intersection(_words(test)), str(file), name)
@@ -101,6 +111,17 @@ def _drivers(path: Path, tests: Sequence[Path], findings: Sequence[Finding]) -> 
     ]
     for _, file, name in sorted(ranked)[:TESTS]:
         yield Target(relative(file), function=name)
+
+
+def _does_something(body: Sequence[ast.stmt]) -> bool:
+    return any(not isinstance(each, INERT) and not isinstance(getattr(each, "value", 0), ast.Constant) for each in body)
+
+
+def _imported(tree: ast.Module) -> set[str]:
+    """Return the last parts of the names of modules that a file imports, and what it imports from them."""
+    nodes = [each for each in ast.walk(tree) if isinstance(each, ast.Import | ast.ImportFrom)]
+    names = {getattr(each, "module", None) or "" for each in nodes} | {one.name for each in nodes for one in each.names}
+    return {name.rpartition(".")[2] for name in names}
 
 
 def _parsed(file: Path) -> ast.Module:

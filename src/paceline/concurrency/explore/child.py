@@ -113,7 +113,8 @@ class _Child:
         self._fault: Any = None
         self._ended = _thread.allocate_lock()
         self._chance, collect_at = job.chance, begin(job.chance)
-        self._run = Run(job.strategy, job.settings.steps, self.finish, job.shared, job.settings.passes, collect_at)
+        steps, passes, late = job.settings.steps, job.settings.passes, job.settings.late
+        self._run = Run(job.strategy, steps, self.finish, job.shared, passes, collect_at, late)
 
     def run(self) -> NoReturn:
         os.dup2(self._output, 1)

@@ -47,6 +47,7 @@ class Operation:
     place: Place
     ready: Callable[[], bool] = lambda: True  # whether the step can be made now
     deadline: float | None = None  # the virtual time from which it may give up
+    is_timer: bool = False  # the deadline is a point on the clock, rather than the end of a thread's patience
     acquires: bool = False
     releases: bool = False
     is_data: bool = False  # an access of data, rather than of a lock, a queue or a clock

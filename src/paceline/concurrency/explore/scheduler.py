@@ -8,9 +8,14 @@ Time passes only when an option is chosen that *expires*: then it is the deadlin
 from __future__ import annotations
 
 import _thread
+import fcntl
 import gc
+import math
+import select
 import sys
+import termios
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -46,6 +51,9 @@ class Task:
     done: bool = False
     expired: bool = False
     outside: bool = False  # it blocks where it cannot be scheduled
+    is_working: bool = False  # up to its next operation, which takes it any time
+    ready_since: float | None = None  # the virtual time; None while it waits
+    ahead: float = 0.0  # of the common clock: for so long others have worked while it waited
     steps: int = 0
     quiet: int = 0  # in how many sections that are not interrupted it is
     clock: Clock = field(default_factory=Counter)
@@ -90,11 +98,12 @@ class Run:
         shared: frozenset[str] | None = None,
         passes: int = 0,
         collect_at: int = 0,
+        late: float = math.inf,
     ) -> None:
         """Prepare a run; threads are interrupted only at the `shared` data, once it is known.
 
         Of the passes of a thread over a line, they are interrupted only at so many, and then at one of many. At one
-        step garbage is collected.
+        step garbage is collected. Time passes only while each thread that can continue is at most so `late`.
         """
         self.sharing = Sharing(shared)
         self.tasks: list[Task] = []
@@ -111,8 +120,8 @@ class Run:
         self._by_ident: dict[int, Task] = {}
         self._running: Task | None = None
         self._in_a_row = 0
-        self._collect_at = collect_at
-        self._passes, self._passed = passes, Counter[tuple[int, str, Place]]()
+        self._collect_at, self._late, self._is_too_late = collect_at, late, False
+        self._passes, self._passed = passes, Counter[tuple[int, str, tuple[str, int]]]()
 
     # ---- threads
 
@@ -155,17 +164,17 @@ class Run:
             gc.collect()  # a destructor may make steps of its own
         while task.signals:
             task.signals.pop(0)()
-        task.expired = False
+        task.expired, task.ready_since = False, None
         task.steps += 1
         self.lines.add(operation.place[:2])
         is_private = operation.is_data and not self.sharing.can_matter(task.number, operation)
         if is_private:
             self._count()
         is_lock = not operation.is_data and operation.ready()
-        if is_private or (is_lock and self.is_one_of_many(task, operation.verb, operation.place)):
+        if is_private or (is_lock and self.is_one_of_many(task, operation.verb, operation.place[:2])):
             self.races.step(task.number, task.clock, operation)
             return True
-        task.pending = operation
+        task.pending, task.is_working = operation, operation.ready()
         is_back, task.outside = task.outside, False
         if is_back and self._running is not None:
             task.gate.acquire()
@@ -177,12 +186,13 @@ class Run:
         self.races.step(task.number, task.clock, operation)
         return not task.expired
 
-    def is_one_of_many(self, task: Task, verb: str, place: Place) -> bool:
+    def is_one_of_many(self, task: Task, verb: str, place: tuple[str, int]) -> bool:
         """Count the passes of a thread over a line: after the first ones, only each `SELDOM`-th is a step."""
         if not self._passes:
             return False
         passage = task.number, verb, place
         self._passed[passage] += 1
+        self._in_a_row += 1
         return self._passed[passage] > self._passes and self._passed[passage] % SELDOM > 0
 
     def leave(self) -> None:
@@ -195,11 +205,14 @@ class Run:
     def blocked_line(self) -> str:
         """Return where the running thread waits outside the control, as `MainThread at app.py:7`; empty if it works."""
         task = self._running
-        ident = next((ident for ident, each in self._by_ident.items() if each is task), None)
-        if task is None or ident is None or is_working("self", 2):
+        if task is None or task not in self._by_ident.values() or is_working("self", 2):
             return ""
-        place = first_place(walk_stack(sys._current_frames().get(ident)))
-        return f"{task.name} at {place or 'the start of Python'}"
+        return f"{task.name} at {self._place(task) or 'the start of Python'}"
+
+    def _place(self, task: Task) -> Place | None:
+        """Return the line at which the real thread of a task is."""
+        ident = next(ident for ident, each in self._by_ident.items() if each is task)
+        return first_place(walk_stack(sys._current_frames().get(ident)))
 
     def _hand_over(self, task: Task) -> None:
         chosen = self._choose(task)
@@ -236,7 +249,9 @@ class Run:
         following.expired = chosen.expires or not operation.ready()
         if chosen.expires:
             assert operation.deadline is not None
-            self.now = max(self.now, operation.deadline)
+            late = operation.deadline - self.now
+            following.ahead += late if self._is_too_late else 0
+            self.now += 0 if self._is_too_late else late
         return following
 
     def _count(self) -> None:
@@ -249,22 +264,41 @@ class Run:
         return {each.number: each.pending for each in self.tasks if each.pending is not None}
 
     def options(self) -> list[Option]:
-        """Return the possible next steps; those for which time must pass come last, the earliest deadline first."""
-        waiting = [(each.number, each.pending) for each in self.tasks if each.pending is not None and not each.outside]
-        timed = [(each.deadline, number) for number, each in waiting if each.deadline is not None]
-        due = {number for deadline, number in timed if deadline <= self.now}
-        late = sorted(each for each in timed if each[1] not in due)
-        on = [Option(number, False) for number, each in waiting if number in due or each.ready()]
-        return on + [Option(number, True) for deadline, number in late if deadline == late[0][0]]
+        """Return the possible next steps; those for which time must pass come last: the earliest deadlines.
+
+        A thread that runs on and on leaves its turn to the others, and to those that sleep. What one thread computes
+        may exhaust the patience of another, but the clock stands still while any thread waits for its turn too long.
+        """
+        waiting = [(each, each.pending) for each in self.tasks if each.pending is not None and not each.outside]
+        timed = [(operation.deadline, each) for each, operation in waiting if operation.deadline is not None]
+        first = min((deadline for deadline, _ in timed if deadline > self.now), default=self.now)
+        due, ready = {each for deadline, each in timed if deadline <= self.now}, list[Task]()
+        for task, operation in waiting:
+            is_ready = task in due or operation.ready()
+            task.ready_since = None if not is_ready else self.now if task.ready_since is None else task.ready_since
+            ready += [task] if is_ready else []
+        if self._is_turn_over() and (first > self.now or len(ready) > 1):
+            ready = [each for each in ready if each is not self._running]
+        since = min((each.ready_since for each in ready if each.ready_since is not None), default=first)
+        self._is_too_late = first - since > self._late
+        works = any(each.is_working for each in ready)
+        late = [
+            Option(task.number, True)
+            for task, operation in waiting
+            if operation.deadline == first > self.now
+            and (not self._is_too_late or (works and not operation.is_timer and task not in ready))
+        ]
+        return [Option(each.number, False) for each in ready] + late
+
+    def _is_turn_over(self) -> bool:
+        return self._in_a_row >= QUANTUM
 
     def _plain(self, task: Task, options: list[Option]) -> tuple[Option, bool]:
         """Return the step without a switch, the same thread or the next one; and whether a thread's turn is over."""
-        on = [each for each in options if not each.expires]
+        on = [each for each in options if not each.expires] or options[:1]
         same = Option(task.number, False)
-        others = [each for each in on if each != same]
-        if not others or (same in on and self._in_a_row < QUANTUM):
-            return (same if same in on else options[0]), False
-        return next((each for each in others if each.thread > task.number), others[0]), same in on
+        following = next((each for each in on if each.thread > task.number), on[0])
+        return (same, False) if same in on else (following, self._is_turn_over())
 
     def _wait_outside(self) -> list[Option]:
         """Wait for an answer from outside the control, for a while; there is a deadlock if none comes."""
@@ -275,8 +309,14 @@ class Run:
         while (is_outside() or _thread._count() > len(under_control)) and not options and real_monotonic() < end:
             real_sleep(0.002)
             options = self.options()
-        # A thread outside is not known to be in a deadlock; the report says where it is.
-        return options or self.finish(None if is_outside() else deadlock([], self.tasks))
+        return options or self.finish(self._outside_deadlock() if is_outside() else deadlock([], self.tasks))
+
+    def _outside_deadlock(self) -> Finding | None:
+        """Describe a wait for a program that itself waits for a reader; of others, the report says where they are."""
+        pipe = unread_pipe()
+        scenes = tuple((each.name, "waits", self._place(each)) for each in self.tasks if each.outside)
+        message = f"{pipe} is full, and the program that writes it waits for a reader"
+        return Finding("deadlock", message, scenes, "read all pipes of a program at once") if pipe else None
 
     def _never_ends(self) -> Finding:
         """Describe a run that has not ended within the bounds."""
@@ -291,6 +331,19 @@ class Run:
         # A program that ends in the plain order is not too long.
         kind = "never ends" if polls or len(self.switches) > self.turns else "too long"
         return Finding(kind, f"the program has not ended after {bound}", tuple(scenes))
+
+
+def unread_pipe() -> str:
+    """Return the name of a full pipe from a program that this one has started; empty if there is none."""
+    for each in gc.get_objects() if "subprocess" in sys.modules else ():
+        if isinstance(each, sys.modules["subprocess"].Popen):
+            for name in ("stdout", "stderr"):
+                end, size = getattr(each, name), array("i", [0])
+                if end is not None and not end.closed:
+                    fcntl.ioctl(end, termios.FIONREAD, size)
+                    if size[0] > fcntl.fcntl(end, fcntl.F_GETPIPE_SZ) - select.PIPE_BUF:
+                        return f"the {name} of {each.args if isinstance(each.args, str) else each.args[0]}"
+    return ""
 
 
 def is_working(process: str, threads: int) -> bool:

@@ -42,6 +42,7 @@ class Explorer:
         self._shared: frozenset[str] | None = None  # not known before the first run
         self._start = time.monotonic()
         command = ["--ranks", str(settings.ranks)] if settings.ranks else []
+        command += ["--late", f"{settings.late:g}"] if settings.late != Settings().late else []
         command += [str(target), *(["--", *target.arguments] if target.arguments else [])]
         self._report = Report(str(target), shlex.join(command))
         self._plain = Outcome()

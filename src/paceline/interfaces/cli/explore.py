@@ -63,6 +63,15 @@ ExploreDrills = Annotated[
 ExploreSeconds = Annotated[float, typer.Option("--seconds", min=0.0, help="Search no longer than this.")]
 ExploreSchedules = Annotated[int, typer.Option("--schedules", min=1, help="Run at most this many schedules.")]
 ExploreSteps = Annotated[int, typer.Option("--steps", min=100, help="A run with more steps never ends.")]
+ExploreLate = Annotated[
+    float,
+    typer.Option(
+        "--late",
+        min=0.0,
+        metavar="SECONDS",
+        help="A thread that could run waits at most this long for its turn: more for a slower machine.",
+    ),
+]
 Strategy = Annotated[
     ExploreStrategy, typer.Option("--strategy", help="How schedules are chosen; auto alternates all of them.")
 ]
@@ -90,6 +99,7 @@ def explore(
     seconds: ExploreSeconds = 30.0,
     schedules: ExploreSchedules = 2_000,
     steps: ExploreSteps = 20_000,
+    late: ExploreLate = 0.03,
     strategy: Strategy = ExploreStrategy.auto,
     seed: ExploreSeed = 0,
     races: ExploreRaces = False,
@@ -118,6 +128,7 @@ def explore(
         first=first,
         ranks=ranks,
         steps=steps,
+        late=late,
         replay=replay,
         drills=drills_of(drill or (), ranks),
         scope=tuple(scope or ()),

@@ -104,7 +104,11 @@ class Shared(Controlled):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         shared[id(self)] = self
-        return shared.__getitem__, (id(self),)
+        return _received, (id(self),)
+
+
+def _received(number: int) -> Any:
+    return shared[number]
 
 
 def place() -> Place:

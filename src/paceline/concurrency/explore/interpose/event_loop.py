@@ -35,9 +35,9 @@ def monotonic() -> float:
     where = here()
     if where is None:
         return real_monotonic()
-    run, _ = where
+    run, task = where
     run.now += TICK
-    return run.now
+    return run.now + task.ahead
 
 
 def _virtual(real: Callable[[], Any], epoch: float, unit: Callable[[float], Any]) -> Callable[[], Any]:
@@ -50,7 +50,7 @@ def sleep(seconds: float, /) -> None:
     elif seconds <= 0:
         step("yields to", "other threads", "clock", mode="read")
     else:
-        step("sleeps", f"for {seconds:g} s", "clock", ready=lambda: False, timeout=seconds)
+        step("sleeps", f"for {seconds:g} s", "clock", ready=lambda: False, timeout=seconds, is_timer=True)
 
 
 async def _sleep_in_loop(delay: float, result: Any = None) -> Any:
@@ -111,11 +111,11 @@ class Loop(RealLoop):
         """Wait until a callback is ready or a timer is due; the loop may be late, so that the next one is due too."""
         due = self._next_timer(0.0)
         while not self._has_work() and (due is None or due > self.time()):
-            step("waits in", self, id(self), ready=self._has_work, deadline=due, acquires=True)
+            step("waits in", self, id(self), ready=self._has_work, deadline=due, is_timer=True, acquires=True)
             due = self._next_timer(0.0)
         later = self._next_timer(self.time())
         if later is not None:
-            step("runs", "callbacks of the loop", id(self), deadline=later, acquires=True)
+            step("runs", "callbacks of the loop", id(self), deadline=later, is_timer=True, acquires=True)
 
     def _has_work(self) -> bool:
         if len(self._ready) > self._unnoticed or self._stopping:  # type: ignore[attr-defined]

@@ -181,6 +181,67 @@ MADE = {
 }
 
 
+class _Dict(Shared, dict):  # type: ignore[type-arg]
+    """The dictionary of a manager: who reads a value gets a copy."""
+
+    def __init__(self, *items: Any, **settings: Any) -> None:
+        dict.__init__(self, *items, **settings)
+
+    def __getitem__(self, key: Any) -> Any:
+        return _sent(super().__getitem__(key))
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return _sent(super().get(key, default))
+
+
+class _List(Shared, list):  # type: ignore[type-arg]
+    """The list of a manager, or an array in shared memory."""
+
+    def __init__(self, items: Any = (), lock: Any = None) -> None:
+        list.__init__(self, items)
+        self._lock = MADE["RLock"]() if lock is True else lock
+        self.acquire, self.release = getattr(self._lock, "acquire", None), getattr(self._lock, "release", None)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _sent(super().__getitem__(index))
+
+    def get_lock(self) -> Any:
+        return self._lock
+
+
+class _Namespace(Shared):
+    """The namespace of a manager."""
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(values)
+
+
+def _sent(value: Any) -> Any:
+    return pickle.loads(pickle.dumps(value))
+
+
+def _array(kind: Any, size_or_items: Any, *, lock: Any = True) -> Any:
+    if not lock:
+        control.refuse("multiprocessing.Array without a lock")  # memory that NumPy looks into
+    return _List([0] * size_or_items if isinstance(size_or_items, int) else size_or_items, lock)
+
+
+class Manager(Shared):
+    """What a manager makes is common to all processes; it needs no process of its own."""
+
+    def acquire(self) -> Manager:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        made = {**MADE, "dict": _Dict, "list": _List, "Namespace": _Namespace, "Pool": pool.Pool}
+        return made[name] if name in made else control.refuse(f"{name} of a manager")
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    start = shutdown = release
+
+
 class Process(Shared):
     """`multiprocessing.Process`; beside torch.distributed a rank: the n-th that a program starts is rank n."""
 
@@ -329,8 +390,15 @@ class ProcessPoolExecutor(concurrent.futures.Executor):
             self._pool.join()
 
 
-def _refused(name: str, real: Any) -> Any:
-    return lambda *args, **settings: control.refuse(name) if control.is_controlled() else real(*args, **settings)
+def _unless_real(model: Any, real: Any) -> Any:
+    return lambda *args, **settings: (model if control.is_controlled() else real)(*args, **settings)
+
+
+MODELS: dict[str, Any] = {
+    "Manager": lambda *_: Manager(),
+    "Array": _array,
+    "RawArray": lambda *_: control.refuse("multiprocessing.RawArray"),
+}
 
 
 def _current() -> Any:
@@ -339,8 +407,8 @@ def _current() -> Any:
 
 def install() -> None:
     """Put the models in the place of the functions and classes of `multiprocessing`."""
-    others = {name: _refused(f"multiprocessing.{name}", _real[name]) for name in ("Manager", "Array", "RawArray")}
-    functions = {"Pipe": _pipe, "current_process": _current, **others}
+    functions = {"Pipe": _pipe, "current_process": _current}
+    functions |= {name: _unless_real(model, _real[name]) for name, model in MODELS.items()}
     for name, value in {**MADE, **functions, "Process": Process}.items():
         setattr(multiprocessing, name, value)
         setattr(context.BaseContext, name, staticmethod(value) if name in functions else value)
@@ -350,5 +418,5 @@ def install() -> None:
     process.current_process = _current
     pool.wait = connection.wait = _wait  # type: ignore[attr-defined, assignment]
     concurrent.futures.ProcessPoolExecutor = ProcessPoolExecutor  # type: ignore[misc, assignment]
-    os.fork = _refused("os.fork", _real_fork)
+    os.fork = _unless_real(lambda: control.refuse("os.fork"), _real_fork)
     os.getpid = lambda: getattr(control.context(), "pid", None) or _real_pid()

@@ -113,10 +113,18 @@ class _Accesses(ast.NodeTransformer):
 
     def visit_Compare(self, node: ast.Compare) -> Any:
         self.generic_visit(node)
-        node.comparators = [
-            self._call("whole", each, each, node.lineno, "read") if isinstance(operator, ast.In | ast.NotIn) else each
-            for operator, each in zip(node.ops, node.comparators, strict=True)
-        ]
+        sides = [node.left, *node.comparators]
+        for at, operator in enumerate(node.ops):
+            is_equality = isinstance(operator, ast.Eq | ast.NotEq)
+            for side in (at, at + 1) if is_equality else (at + 1,) if isinstance(operator, ast.In | ast.NotIn) else ():
+                sides[side] = self._whole(sides[side])
+        node.left, *node.comparators = sides
+        return node
+
+    def _whole(self, node: ast.expr) -> ast.expr:
+        """Let an expression read all elements, if it can be a container that threads share."""
+        if isinstance(node, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
+            return self._call("whole", node, node, node.lineno, "read")
         return node
 
     def _test(self, node: Any) -> Any:
@@ -132,9 +140,7 @@ class _Accesses(ast.NodeTransformer):
             test.operand = self._truth(test.operand)
         elif isinstance(test, ast.BoolOp):
             test.values = [self._truth(each) for each in test.values]
-        elif isinstance(test, ast.Name | ast.Attribute | ast.Subscript | ast.Call):
-            return self._call("whole", test, test, test.lineno, "read")
-        return test
+        return self._whole(test)
 
     # ---- variables
 

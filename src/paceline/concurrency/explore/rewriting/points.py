@@ -17,8 +17,10 @@ from typing import Any
 
 from paceline.concurrency.explore.interpose import control
 from paceline.concurrency.explore.operation import Mode, Operation, Place, Touch
+from paceline.concurrency.explore.scheduler import Run, Task
 
 Touches = tuple[Touch, ...]
+Where = tuple[Run, Task]
 CONTAINERS = (list, dict, set, collections.deque, bytearray)
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 READING = {
@@ -30,6 +32,7 @@ READERS = {
     "len", "list", "tuple", "set", "frozenset", "dict", "sorted", "sum", "min", "max", "any", "all", "iter",
     "enumerate", "reversed", "map", "filter", "zip", "str", "repr", "bool",
 }  # fmt: skip
+ORDERED = {"list", "tuple", "iter", "enumerate", "map", "filter", "zip", "dict"}  # those whose results have an order
 #: Functions that access the attribute, or item, that their second argument names; some have underscores around.
 ATTRIBUTE, ITEM = {"getattr", "hasattr", "getattribute", "setattr", "delattr"}, {"getitem", "setitem", "delitem", "get"}
 GETTERS = {"attrgetter": "getattr", "itemgetter": "getitem"}
@@ -69,12 +72,13 @@ class Points:
     def at(self, owner: Any, name: str, line: int, mode: str, number: int = 0) -> Any:
         if name == "__dict__":
             _note_owner(owner)
-        location = None if self._is_alone() else _attribute(owner, name, mode == "read")
-        if location is not None:
+        where = self._step(line, mode)
+        location = where and _attribute(owner, name, mode == "read")
+        if where is not None and location is not None:
             # What is read of a class may be stored in its object meanwhile.
             places = dict.fromkeys((location, (id(owner), name)))
             touches = tuple(Touch(each, _mode(mode)) for each in places)
-            self._announce(owner, f"{_label(owner)}.{name}", touches, line, mode, number)
+            self._announce(where, owner, f"{_label(owner)}.{name}", touches, line, mode, number)
         return owner
 
     # ---- functions that are told what to access
@@ -101,7 +105,7 @@ class Points:
             if name == "vars":
                 return _note_owner(*args) if args else sys._getframe(1).f_locals
             self.announce(name, *bound, *args)
-            return function(*args, **settings)
+            return function(*(map(_in_order_of_rank, args) if name in ORDERED else args), **settings)
 
         return announced
 
@@ -133,22 +137,26 @@ class Points:
 
     def item(self, key: Any, line: int, number: int, mode: str) -> Any:
         container = self._begun.pop(number)
-        if container is not None:
+        where = None if container is None else self._step(line, mode)
+        if where is not None:
             text = repr(key)
             subject = f"{_label(container)}[{text if len(text) <= 20 else f'{text[:17]}...'}]"
-            self._announce(container, subject, _item_touches(container, key, mode), line, mode, number)
+            self._announce(where, container, subject, _item_touches(container, key, mode), line, mode, number)
         return key
 
     def whole(self, container: Any, line: int, mode: str) -> Any:
-        if not self._is_alone() and _is_container(container):
+        where = self._step(line, mode) if _is_container(container) else None
+        if where is not None:
             shape, elements = (id(container), "shape"), (id(container), "elements")
             touches: Touches = (Touch(shape, _mode(mode)), Touch(elements, "read"))
             if id(container) in _owners:
                 touches += tuple(Touch(_of_owner(container, name), _mode(mode)) for name in container)
-            self._announce(container, f"the elements of a {_label(container)}", touches, line, mode, is_access=False)
+            subject = f"the elements of a {_label(container)}"
+            self._announce(where, container, subject, touches, line, mode, is_access=False)
         return container
 
     def elements(self, iterable: Any, line: int) -> Any:
+        iterable = _in_order_of_rank(iterable)
         if not isinstance(iterable, (*CONTAINERS, *VIEWS)) or self._is_alone():
             return iterable
         return self._each(iterable, _mapping(iterable) if isinstance(iterable, VIEWS) else iterable, line)
@@ -162,7 +170,8 @@ class Points:
     # ---- variables
 
     def name(self, name: str, owner: str, line: int, mode: str) -> None:
-        self._announce(None, name, (Touch((self._file, owner, name), _mode(mode)),), line, mode)
+        if where := self._step(line, mode):
+            self._announce(where, None, name, (Touch((self._file, owner, name), _mode(mode)),), line, mode)
 
     def stored(self, value: Any, name: str, owner: str, line: int, mode: str) -> Any:
         self.name(name, owner, line, mode)
@@ -175,40 +184,55 @@ class Points:
             subject, touches, line = write
             # A container is extended in place, so that nothing of it is lost.
             in_place = isinstance(value, CONTAINERS) or hasattr(type(value), "__iadd__")
-            self._perform(subject, touches, line, "changes" if in_place else "writes")
+            self._perform(control.this(), subject, touches, line, "changes" if in_place else "writes")
         return value
 
     # ----
 
     def _is_alone(self) -> bool:
+        return self._step(0, "") is None
+
+    def _step(self, line: int, mode: str) -> Where | None:
+        """Return the run and the task whose next step an access is; None if it is none."""
         where = control.here()
         if where is None or getattr(where[1].context, "rank", None) is not None:
-            return True  # ranks share nothing
-        return len(where[0].tasks) == 1 and asyncio._get_running_loop() is None
+            return None  # ranks share nothing
+        run, task = where
+        if len(run.tasks) == 1:
+            return None if asyncio._get_running_loop() is None else where
+        return None if line and run.is_one_of_many(task, mode, (self._file, line)) else where
 
     def _announce(
-        self, owner: Any, subject: str, touches: Touches, line: int, mode: str, number: int = 0, is_access: bool = True
+        self,
+        where: Where,
+        owner: Any,
+        subject: str,
+        touches: Touches,
+        line: int,
+        mode: str,
+        number: int = 0,
+        is_access: bool = True,
     ) -> None:
-        if self._is_alone():
-            return
         if owner is not None:
             _keep(owner)
-        process = control.context()
+        process = where[1].context
         if process is not None and not isinstance(owner, control.Shared):
             # A class or a global has one identity, and in each process a value of its own.
             touches = tuple(Touch((id(process), each.location), each.mode) for each in touches)
         if mode == "both":
-            self._perform(subject, tuple(Touch(each.location, "read") for each in touches), line, "reads")
+            self._perform(where, subject, tuple(Touch(each.location, "read") for each in touches), line, "reads")
             self._begun.push(number, (subject, touches, line))
         else:
-            self._perform(subject, touches, line, VERBS[mode], is_access)
+            self._perform(where, subject, touches, line, VERBS[mode], is_access)
 
-    def _perform(self, subject: str, touches: Touches, line: int, verb: str, is_access: bool = True) -> None:
-        (run, task), place = control.this(), Place(self._file, line, "")
+    def _perform(
+        self, where: Where, subject: str, touches: Touches, line: int, verb: str, is_access: bool = True
+    ) -> None:
+        (run, task), place = where, Place(self._file, line, "")
         operation = Operation(verb, subject, touches, place, is_data=True, is_access=is_access)
         if len(run.tasks) == 1:  # tasks of a loop cannot be interrupted here, but lose updates too
             run.races.step(task.number, task.clock, operation)
-        elif not run.is_one_of_many(task, verb, place):
+        else:
             run.perform(task, operation)
 
 
@@ -303,6 +327,15 @@ def _keep(owner: Any) -> None:
             _kept[number] = weakref.ref(owner, lambda _: _kept.pop(number, None))
         except TypeError:
             _kept[number] = owner
+
+
+def _in_order_of_rank(thing: Any) -> Any:
+    """Return a set of strings as a list, in another order on each rank, since each interpreter has its own hashes."""
+    rank = control.rank() if isinstance(thing, set | frozenset) else None
+    if not rank or not any(isinstance(each, str | bytes) for each in thing):
+        return thing
+    at = rank % len(thing)
+    return [*thing][at:] + [*thing][:at]
 
 
 def _mapping(view: Any) -> Any:
