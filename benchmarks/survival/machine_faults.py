@@ -32,7 +32,6 @@ from typing import Any
 
 import psutil
 
-from paceline.interfaces import cli
 from paceline.interfaces.testing.survival.faults import Picture
 from paceline.interfaces.testing.survival.hosts import Host, hosts
 from paceline.interfaces.testing.survival.nodes import belongs, fork_process
@@ -42,6 +41,7 @@ from paceline.runtime.runs.record import read_record
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
+from commands import command  # noqa: E402
 from harness import add_line, lines_of, write  # noqa: E402
 
 #: A training pass takes a tenth of a second, until the faults are over.
@@ -75,16 +75,6 @@ FOR_EVER = (("kill", 0.0), ("power", 0.0))
 SILENT = (("stop", 5.0), ("stop", 30.0), ("cut", 5.0), ("cut", 30.0))
 LID = ("stop", 60.0)
 SHORT = ("stop", 1.0)
-
-
-def command(*words: str) -> int:
-    """Be `paceline WORDS...`; return its exit code."""
-    sys.argv[:] = ["paceline", *words]
-    try:
-        cli.main()
-        return 0
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
 
 
 @dataclass
@@ -153,6 +143,8 @@ class OpenRun:
     free: list[Host]
     machines: list[Machine] = field(default_factory=list)
     faults: list[dict[str, Any]] = field(default_factory=list)
+    #: The codes with which machines have joined.
+    codes: set[str] = field(default_factory=set)
 
     @property
     def path(self) -> Path | None:
@@ -212,10 +204,15 @@ class OpenRun:
     def join(self) -> Machine:
         """Let a machine join at the head."""
         head = self.head
-        door = re.compile(r"or: paceline join (\S+) \S+")
-        self.until(lambda: door.search(head.screen), "the code")
-        where = door.findall(head.screen)[-1]
-        code = re.findall(r"paceline join (?:\S+:\d+ )?(\d+-\S+)", head.screen)[-1]
+
+        def shown() -> list[str]:
+            codes = re.findall(r"paceline join (?:\S+:\d+ )?(\d+-\S+)", head.screen)
+            return [code for code in codes[-1:] if code not in self.codes]
+
+        self.until(shown, "a code that no machine has used")
+        (code,) = shown()
+        self.codes.add(code)
+        where = re.findall(r"or: paceline join (\S+) \S+", head.screen)[-1]
         machine = self.start("join", where, code, "--yes", "--quiet")
         self.until(lambda: machine.rank is not None or not machine.process.is_alive(), "the machine that joins")
         machine.joined = time.time() - machine.begun
@@ -340,7 +337,7 @@ def prepared(number: int, folder: Path) -> Iterator[OpenRun]:
     plan, elastic, batches = PLANS[number % len(PLANS)]
     bridge = f"pm{os.getpid() % 9973}"
     with hosts(MACHINES, bridge) as free:
-        run = OpenRun(folder, plan, elastic, batches, random.Random(number), bridge, free)
+        run = OpenRun(folder, plan, elastic, batches, random.Random(number), bridge, list(free))
         try:
             yield run
         finally:

@@ -102,7 +102,7 @@ def test_the_head_is_killed_and_the_next_rank_leads(tmp_path: Path, plan: str) -
 @pytest.mark.parametrize("plan", ["ring", "local_sgd:every=4"])
 def test_the_head_of_a_group_is_killed_before_the_first_update(tmp_path: Path, plan: str) -> None:
     with started(tmp_path, NodeProgram(plan, 3, BATCHES, STEP), held=True) as (ran, _):
-        while not list(tmp_path.glob("runs/*/events.jsonl")):  # every node has come
+        while not (ran.run and read_events(ran.run)):  # all ranks have come, and the head's worker is started
             time.sleep(0.001)
         heads = Heads(ran, ran.run)
         heads.kill(2, signal.SIGSTOP)  # its worker is not ready
