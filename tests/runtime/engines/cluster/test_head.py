@@ -145,6 +145,23 @@ def test_a_stopped_head_is_replaced_and_comes_back_when_it_wakes(tmp_path: Path,
 
 
 @pytest.mark.soak
+def test_two_heads_are_stopped_of_which_the_first_is_back_already(tmp_path: Path) -> None:
+    with started(tmp_path, NodeProgram("downpour", 3, BATCHES, STEP), held=True) as (ran, _):
+        heads = Heads(ran)
+        for rank in (0, 1):
+            heads.machine(rank, signal.SIGSTOP)
+            run = heads.leads()
+            heads.machine(rank, signal.SIGCONT)
+            heads.until(lambda: len(_workers_of(run, rank)) == 2, "another worker of the node that led before")  # noqa: B023
+        heads.finish([0, 1], {})
+
+
+def _workers_of(run: Path, rank: int) -> set[int]:
+    begun = [e for e in read_events(run) if e.kind is EventKind.STARTED and e.process is ProcessKind.WORKER]
+    return {e.pid for e in begun if e.rank == rank}
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("plan", ["ring", "local_sgd:every=4"])
 def test_a_stopped_head_of_a_group_is_replaced_and_ends_when_it_wakes(tmp_path: Path, plan: str) -> None:
     with started(tmp_path, NodeProgram(plan, 3, BATCHES, STEP), held=True) as (ran, _):
