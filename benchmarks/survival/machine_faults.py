@@ -98,7 +98,7 @@ class Machine:
     @property
     def rank(self) -> int | None:
         """Its rank; None if it has not joined yet."""
-        shown = re.findall(r"as rank (\d+); Ctrl-C", self.screen)
+        shown = re.findall(r"as rank (\d+)[;.]", self.screen)
         return int(shown[-1]) if shown else 0 if "others may join" in self.screen else None
 
     @property
