@@ -73,7 +73,7 @@ class RemoteWorkers:
         self.observer.training_started(self._trace_file, np.concatenate([rows, Trace.of(marks).rows]))
         for rank in range(self.count):
             mine = rows["update"][(rows["worker"] == rank) & (rows["kind"] == Kind.COMPUTE)]
-            self.doing[rank] = int(mine.max(initial=-1))
+            self.doing[rank] = int(mine.max(initial=-1)) // self.setup.agenda.shares
 
     @property
     def training(self) -> bool:
