@@ -6,8 +6,9 @@
 
 Each run is begun by `paceline train --open` on one host, and other hosts join by the code that its screen shows. Every
 host is a network namespace with a folder of its own. Which faults come, and of which machine, follows from the number
-of the run; the moments depend on the machine, too. A fault comes only while those that are left are a majority, so
-every run has to be finished by some machine. Needs the right to make network namespaces, and `paceline[pair]`.
+of the run; the moments depend on the machine, too. A fault comes only while those that are left are a majority, and
+when every shard is on two machines, so every run has to be finished by some machine. Needs the right to make network
+namespaces, and `paceline[pair]`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ from typing import Any
 
 import psutil
 
-from paceline.interfaces import cli
 from paceline.interfaces.testing.survival.faults import Picture
 from paceline.interfaces.testing.survival.hosts import Host, hosts
 from paceline.interfaces.testing.survival.nodes import belongs, fork_process
@@ -42,6 +42,7 @@ from paceline.runtime.runs.record import read_record
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
+from commands import command  # noqa: E402
 from harness import add_line, lines_of, write  # noqa: E402
 
 #: A training pass takes a tenth of a second, until the faults are over.
@@ -77,16 +78,6 @@ LID = ("stop", 60.0)
 SHORT = ("stop", 1.0)
 
 
-def command(*words: str) -> int:
-    """Be `paceline WORDS...`; return its exit code."""
-    sys.argv[:] = ["paceline", *words]
-    try:
-        cli.main()
-        return 0
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else int(end.code is not None)
-
-
 @dataclass
 class Machine:
     """A host on which a command of Paceline's takes part in the run."""
@@ -94,8 +85,9 @@ class Machine:
     host: Host
     folder: Path
     process: BaseProcess
-    #: How it was ended, if it was: `kill`, `power` or `leave`.
+    #: How it was ended, if it was: `kill`, `power` or `leave`; and whether it was silent for a time.
     ending: str = ""
+    silent: bool = False
     #: When it began, and in how many seconds it had joined.
     begun: float = field(default_factory=time.time)
     joined: float | None = None
@@ -108,7 +100,7 @@ class Machine:
     @property
     def rank(self) -> int | None:
         """Its rank; None if it has not joined yet."""
-        shown = re.findall(r"as rank (\d+); Ctrl-C", self.screen)
+        shown = re.findall(r"as rank (\d+)[;.]", self.screen)
         return int(shown[-1]) if shown else 0 if "others may join" in self.screen else None
 
     @property
@@ -131,7 +123,9 @@ class Machine:
         """Return what is wrong with how it has ended; empty if nothing."""
         code, screen = self.process.exitcode, self.screen
         right = {"kill": (-9,), "power": (-9,), "leave": (130,)}.get(self.ending, (0,))
-        refused = code == 1 and any(each in screen for each in ALLOWED)
+        # A group goes on without a machine that was silent, even if that one has led it.
+        allowed = (*ALLOWED, "no majority") if self.silent else ALLOWED
+        refused = code == 1 and any(each in screen for each in allowed)
         if code is None:
             return f"{self.folder.name} hangs: {screen[-600:]}"
         if (code not in right and not refused) or "Traceback" in screen:
@@ -153,6 +147,8 @@ class OpenRun:
     free: list[Host]
     machines: list[Machine] = field(default_factory=list)
     faults: list[dict[str, Any]] = field(default_factory=list)
+    #: The codes with which machines have joined.
+    codes: set[str] = field(default_factory=set)
 
     @property
     def path(self) -> Path | None:
@@ -212,11 +208,17 @@ class OpenRun:
     def join(self) -> Machine:
         """Let a machine join at the head."""
         head = self.head
-        door = re.compile(r"or: paceline join (\S+) \S+")
-        self.until(lambda: door.search(head.screen), "the code")
-        where = door.findall(head.screen)[-1]
-        code = re.findall(r"paceline join (?:\S+:\d+ )?(\d+-\S+)", head.screen)[-1]
-        machine = self.start("join", where, code, "--yes", "--quiet")
+
+        def shown() -> list[tuple[str, str]]:
+            screen = head.screen
+            places = re.findall(r"or: paceline join (\S+) \S+", screen)
+            codes = re.findall(r"paceline join (?:\S+:\d+ )?(\d+-\S+)", screen)
+            return [pair for pair in zip(places[-1:], codes[-1:], strict=False) if pair[1] not in self.codes]
+
+        self.until(shown, "a code that no machine has used")
+        ((place, code),) = shown()
+        self.codes.add(code)
+        machine = self.start("join", place, code, "--yes", "--quiet")
         self.until(lambda: machine.rank is not None or not machine.process.is_alive(), "the machine that joins")
         machine.joined = time.time() - machine.begun
         return machine
@@ -233,6 +235,13 @@ class OpenRun:
         return time.monotonic() - begun
 
     # --- what happens to them ---
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every shard is on two machines that take part, if there are two."""
+        ranks = {each.rank for each in self.members}
+        shards = Picture(self.events).views.values()
+        return len(ranks) < 2 or all(len(ranks & {server % PLACES for server in shard}) > 1 for shard in shards)
 
     def draw(self) -> tuple[str, float, Machine | None] | None:
         """Draw what happens next, and to which machine; None if those that would be left are no majority."""
@@ -281,10 +290,12 @@ class OpenRun:
                 victim.host.cut()
             victim.send(signal.SIGKILL)
         elif kind == "cut":
+            victim.silent = True
             victim.host.cut()
             self._pass(seconds)
             victim.host.mend(self.bridge)
         else:
+            victim.silent = True
             victim.send(signal.SIGSTOP)
             self._pass(seconds)
             victim.send(signal.SIGCONT)
@@ -340,7 +351,7 @@ def prepared(number: int, folder: Path) -> Iterator[OpenRun]:
     plan, elastic, batches = PLANS[number % len(PLANS)]
     bridge = f"pm{os.getpid() % 9973}"
     with hosts(MACHINES, bridge) as free:
-        run = OpenRun(folder, plan, elastic, batches, random.Random(number), bridge, free)
+        run = OpenRun(folder, plan, elastic, batches, random.Random(number), bridge, list(free))
         try:
             yield run
         finally:
@@ -359,6 +370,7 @@ def one(number: int, faults: int, keep: Path | None) -> dict[str, Any]:
         try:
             run.begin(run.chance.choice((2, 3, 4)) if run.elastic else run.chance.choice((3, 4)))
             for _ in range(faults):
+                run.until(lambda: run.is_whole, "a backup of every shard")
                 event = run.draw()
                 if event is None or run.over:
                     break

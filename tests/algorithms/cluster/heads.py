@@ -5,8 +5,9 @@ and keeps it. The head puts the rows of all into its trace, and sends a copy of 
 over begins with its copy, and asks every node for the rows that the copy lacks.
 
 Some runs are open: they begin with one node, and others join while they go on, into ranks that are free or whose nodes
-were lost. A node that the run has gone on without comes back, as the next node of its rank. Some runs are resumed: the
-trace of their first head begins with rows of an earlier life.
+were lost. A node that the run has gone on without comes back, as the next node of its rank: it asks every node that it
+knows, one of which may come to lead when another one has let it in already. Some runs are resumed: the trace of their
+first head begins with rows of an earlier life.
 """
 
 from __future__ import annotations
@@ -92,6 +93,10 @@ class Node:
 
     def __init__(self, world: World, number: int, roll: Roll) -> None:
         self.world, self.number, self.rank = world, number, number % world.nodes
+        #: Nodes that the run has gone on without, and that have asked this one who leads.
+        self.returning: list[Node] = []
+        #: The node that this one is since it has come back.
+        self.back: Node | None = None
         self.machine_ = self.machine(number, world.nodes, PATIENCE, roll)
         #: The newest node of each rank, as the newest roll says, and the one that this node is connected with.
         self.newest = {each % world.nodes: each for each in roll.members}
@@ -135,7 +140,9 @@ class Node:
         if self.wakes > self.world.now:
             self.world.at(self.wakes, self.lost, number, dead)
             return
-        if self.newest.get(number % self.world.nodes) == number:
+        if self.machine_.roll == NO_ROLL:
+            self.go("it has lost who let it in")
+        elif self.newest.get(number % self.world.nodes) == number:
             self.perform(self.machine_.lost(self.world.now, number, dead))
 
     def receive(self, sender: int, message: Any, newest: dict[int, int]) -> None:
@@ -180,7 +187,11 @@ class Node:
         """Send a message to the node of a rank."""
         if rank == self.rank:
             self.execute(self.number, message)
-        elif (number := self.peers.get(rank, self.newest.get(rank))) is not None:
+            return
+        number = self.peers.get(rank)
+        if number is None or frozenset((self.number, number)) not in self.world.connected:
+            number = self.newest.get(rank)
+        if number is not None:
             self.world.send(self.number, number, message)
 
     def execute(self, head: int, message: Lease | Copy | Resend | Result) -> None:
@@ -215,6 +226,12 @@ class Node:
 
     # --- the head ---
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank belongs to the run of this head, and has said what it has."""
+        roll = self.machine_.roll
+        return self.runs and roll.confirmed and len(roll.members) == self.world.nodes and not self.unanswered
+
     def perform(self, outputs: list[Any]) -> None:
         for output in outputs:
             if isinstance(output, succession.Send):
@@ -229,10 +246,14 @@ class Node:
                         self.post(number % self.world.nodes, Result())
                     self.ended = "done"
             elif isinstance(output, Deposed | Alone):
-                self.ended = str(output)
-                self.world.leaves(self)
-                self.world.later(RETRY, self.world.comes, self)
+                self.go(str(output))
         self.lead()
+
+    def go(self, why: str) -> None:
+        """End, and come back."""
+        self.ended = why
+        self.world.leaves(self)
+        self.world.later(RETRY, self.world.comes, self)
 
     def welcome(self, number: int) -> None:
         """Let a node belong to the run, as the newest of its rank."""
@@ -247,6 +268,12 @@ class Node:
         self.unrequested = self.unanswered - {self.number}
         first = self.trace.count(self.number)
         self.take_rows(self.number, Rows(first, tuple(self.rows[first:]), True, self.doing))
+        for before in self.returning:
+            self.answer(before)
+
+    def answer(self, before: Node) -> None:
+        """Say to a node that has asked who leads that this one does: it comes, unless another one has let it in."""
+        self.world.later(self.world.chance.uniform(0.01, 0.1), self.world.comes, before)
 
     def request_rows(self, number: int, first: int) -> None:
         """Ask a node that has accepted the roll for its rows."""
@@ -292,7 +319,7 @@ class Node:
             if not roll.final:
                 self.perform(self.machine_.finish(self.world.now))
             return
-        left = [b for b in self.world.batches if b not in done and b not in self.leased.values()]
+        left = [b for b in self.world.batches if b not in done and b not in self.leased.values() and b < self.world.end]
         for rank in sorted(ranks - self.leased.keys())[: len(left)]:
             self.leased[rank] = left.pop(0)
             self.post(rank, Lease(self.leased[rank]))
@@ -301,7 +328,8 @@ class Node:
 class World:
     """The nodes, what is under way between them, and what goes wrong."""
 
-    def __init__(self, seed: int, node: type[Node] = Node) -> None:
+    def __init__(self, seed: int, node: type[Node] = Node, orderly: bool = False) -> None:
+        """`orderly` is whether nodes sleep one after another, each when all of those before are back."""
         self.chance = chance = random.Random(seed)
         self.nodes, batches = chance.choice((2, 3, 3, 3, 4, 5)), chance.choice((8, 16, 30))
         #: Rows of an earlier life, which no node of this one has written.
@@ -310,6 +338,10 @@ class World:
         self.now, self._count = 0.0, 0
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self.node, self.open = node, chance.random() < 0.5
+        #: Batches from this one on are leased later.
+        self.end = batches
+        if orderly:
+            self.nodes, self.open, self.end = max(3, self.nodes), False, 0
         first = first_roll(range(1 if self.open else self.nodes))
         #: Every node that there has been, by its number.
         self.all = {number: node(self, number, first) for number in first.members}
@@ -324,9 +356,11 @@ class World:
         self.done: list[tuple[Node, float]] = []
         self.applications: list[tuple[float, int, int]] = []
         span = 0.3 * batches / self.nodes + 1.0
-        self.faults = chance.choice((1, 1, 2, 3))
-        for _ in range(self.faults):
+        self.orderly, self.faults = orderly, chance.choice((1, 1, 2, 3))
+        for _ in range(0 if orderly else self.faults):
             self.at(chance.uniform(0.0, span), self.fault, chance.choice(FAULTS))
+        if orderly:
+            self.at(chance.uniform(0.0, 1.0), self.next_sleep, 3)
         for each in list(self.all.values()):
             each.begin()
         for _ in range(chance.randint(1, self.nodes) if self.open else 0):
@@ -413,6 +447,8 @@ class World:
     def comes(self, before: Node | None, until: float = 0.0) -> None:
         """Let a new node join where a run is led, or one come back that the run has gone on without."""
         until = until or self.now + 60.0
+        if before is not None and before.back is not None:
+            return
         if before is not None and before.wakes > self.now:
             self.at(before.wakes, self.comes, before, until)
             return
@@ -421,15 +457,19 @@ class World:
         if before is None:
             told = leading  # by the screens of machines that lead, or believe that they do
         else:
+            for each in reached:
+                each.returning += [before] if before not in each.returning else []
             heads = {each.newest.get(each.machine_.head) for each in reached if not each.machine_.seeks}
             told = [each for each in leading if each.number in heads]
         if told:
             head = self.chance.choice(told)
             taken = {number % self.nodes for number in head.machine_.roll.members}
             free = [rank for rank in range(self.nodes) if rank not in taken]
-            free = free if before is None else [rank for rank in free if rank == before.rank]
-            if free:
+            if before is None and free:
                 self._join(head, min(free, key=lambda rank: (rank in head.newest, rank)))
+                return
+            if before is not None and before.rank in free:
+                before.back = self._join(head, before.rank)
                 return
         if before is not None and self.now < until:
             self.later(RETRY, self.comes, before, until)
@@ -444,7 +484,7 @@ class World:
             and self.cuts.get(frozenset((before.number, there.number)), 0.0) <= self.now
         )
 
-    def _join(self, head: Node, rank: int) -> None:
+    def _join(self, head: Node, rank: int) -> Node:
         number = head.newest[rank] + self.nodes if rank in head.newest else rank
         while number in self.all:  # two heads that do not know of each other have given out one each
             number += self.nodes
@@ -455,6 +495,7 @@ class World:
         self.connect(frozenset((number, head.number)))
         head.welcome(number)
         node.begin()
+        return node
 
     def part(self, pair: frozenset[int], after: float, dead: bool = False) -> None:
         """End a connection; both ends take note of it, at different moments, before they connect again."""
@@ -492,6 +533,18 @@ class World:
                 self.cuts[pair] = max(until, self.cuts.get(pair, 0.0))
                 if pair in self.connected and until - self.now > SILENCE:
                     self.part(pair, SILENCE)
+
+    def next_sleep(self, times: int) -> None:
+        """Let a node sleep as soon as all belong to the run, so many times one after another."""
+        whole = [each for each in self.all.values() if each.machine_.leads and each.is_whole]
+        asleep = [each for each in self.all.values() if each.runs and each.wakes > self.now]
+        if not whole or asleep or max(self.cuts.values(), default=0.0) > self.now:
+            self.later(RETRY, self.next_sleep, times)
+            return
+        self.end = self.batches.stop * (4 - times) // 4
+        if times:
+            self.fault(self.chance.choice(("stop", "stop the head", "stop the head", "cut one off")))
+            self.later(self.chance.uniform(2 * SILENCE, 3 * PATIENCE), self.next_sleep, times - 1)
 
     def kill(self, node: Node) -> None:
         node.alive = False
@@ -544,6 +597,7 @@ class World:
         unfinished = [each.number for each in leaders if not each.finished]
         if unfinished:
             return f"nodes {unfinished} lead for ever"
-        if self.faults == 1 and self.nodes > 2 and not self.open and not self.done:
+        alone = self.faults == 1 and self.nodes > 2 and not self.open
+        if (self.orderly or alone) and not self.done:
             return "the run has ended, although a majority lived"
         return ""

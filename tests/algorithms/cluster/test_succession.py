@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from paceline.algorithms.cluster.succession import Accepted, Roll, Succession, Vote, deputy, first_roll
+from paceline.algorithms.cluster.succession import NO_ROLL, Accepted, Roll, Succession, Vote, deputy, first_roll
 from tests.algorithms.cluster.heads import Node, Rows, World
 
 SEEDS = 400
 
 
-def first_fault(seeds: range, node: type[Node] = Node) -> str:
+def first_fault(seeds: range, node: type[Node] = Node, orderly: bool = False) -> str:
     """Return the first history in which something goes wrong, as a story; empty if nothing does."""
     for seed in seeds:
-        world = World(seed, node)
+        world = World(seed, node, orderly)
         if fault := world.run():
             return "\n".join([f"seed {seed}", *world.log, fault])
     return ""
@@ -28,6 +28,11 @@ def first_fault(seeds: range, node: type[Node] = Node) -> str:
 )
 def test_no_history_breaks_a_promise(seeds: range) -> None:
     assert not (story := first_fault(seeds)), story
+
+
+@pytest.mark.parametrize("seeds", [range(SEEDS), pytest.param(range(SEEDS, 40_000), marks=pytest.mark.soak)], ids=str)
+def test_a_run_whose_nodes_sleep_one_after_another_goes_on(seeds: range) -> None:
+    assert not (story := first_fault(seeds, orderly=True)), story
 
 
 # --- planted faults: histories find each of them ---
@@ -114,6 +119,17 @@ class MergesWhoWentOn(Succession):
         return super()._take_roll(sender, roll._replace(base=(roll.term, roll.number)))
 
 
+class LetsInTwice(Node):
+    """A head that takes over lets in who has asked it before, though an earlier head has done so meanwhile."""
+
+    def answer(self, before: Node) -> None:
+        number = self.newest[before.rank] + self.world.nodes
+        self.world.all.setdefault(number, Node(self.world, number, NO_ROLL)).alive = False
+        there = self.peers.get(before.rank, before.number)
+        self.welcome(number)
+        self.peers[before.rank] = there
+
+
 class LearnsNothing(Node):
     """A candidate takes a vote, and not what the voter knows of nodes that have joined."""
 
@@ -147,6 +163,10 @@ def test_a_planted_fault_is_found(node: type[Node], seeds: range) -> None:
     assert not first_fault(seeds)
 
 
+def test_a_node_that_is_let_in_twice_is_found_where_nodes_sleep_one_after_another() -> None:
+    assert first_fault(range(SEEDS), LetsInTwice, orderly=True)
+
+
 # --- single steps ---
 
 
@@ -164,6 +184,13 @@ def test_a_head_that_was_replaced_is_told_of_the_later_term() -> None:
     (told,) = head.reconnected(1)
     (answer,) = other.handle(30.0, 0, told.message)
     assert "Deposed(term=1)" in str(head.handle(30.0, 1, answer.message))
+
+
+def test_a_node_that_has_sought_in_vain_learns_at_once_that_the_head_has_gone_on_without_it() -> None:
+    node = Succession(2, 3, 10.0, first_roll(range(3)))
+    node.lost(3.0, 0)
+    assert node.handle(4.0, 0, Roll(0, 1, (0, 1), (0, 1, 2))) == []
+    assert "Deposed" in str(node.handle(4.0, 0, Roll(0, 1, (0, 1), (0, 1))))
 
 
 def test_a_vote_of_one_rank_with_a_bad_link_deposes_no_one() -> None:

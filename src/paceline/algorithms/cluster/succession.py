@@ -262,6 +262,8 @@ class Succession:
         """Accept a roll, unless it is an older one than this node knows, or of a term that it has left."""
         if roll.term < self.roll.term:
             return [Send(sender, Later(self.roll.term))]
+        if roll.term < self.term and roll.confirmed and self.number not in roll.members:
+            return self._deposed(self.term)  # it has sought another head, while a majority has followed this one
         if roll.term < self.term or roll.age < self.roll.age:
             return []
         if self.leads:

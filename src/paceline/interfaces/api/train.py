@@ -39,7 +39,8 @@ from paceline.plans.plan import Plan, check_method
 from paceline.runtime.engines import checkpoints, cluster, mpi
 from paceline.runtime.engines.checkpoints import CheckpointRequest
 from paceline.runtime.engines.cluster import NodeOptions
-from paceline.runtime.engines.cluster.successor import Dismissed, Promoted
+from paceline.runtime.engines.cluster.rendezvous import Dismissed
+from paceline.runtime.engines.cluster.successor import Promoted
 from paceline.runtime.engines.job_file import save_job_file
 from paceline.runtime.engines.outcome import Life, finish
 from paceline.runtime.engines.record import first_record, life_record

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.interfaces.testing.survival.faults import Picture
 from paceline.interfaces.testing.survival.nodes import NodeProgram, Nodes, started
 from paceline.interfaces.testing.survival.proofs import applied_once, left_behind, replayed
 from paceline.runtime.runs.live import EventKind, Phase, ProcessKind, read_events, read_live
@@ -25,6 +26,15 @@ def trains(run: Path, updates: int = 50) -> bool:
     """Whether a run is in its training, and beyond so many updates."""
     live = read_live(run)
     return live is not None and live.phase is Phase.TRAINING and live.updates > updates
+
+
+def _views(run: Path) -> list[tuple[int, ...]]:
+    """Return the servers of each shard; none under plans without servers."""
+    return list(Picture(read_events(run)).views.values())
+
+
+def _nodes_of(servers: tuple[int, ...]) -> set[int]:
+    return {number % 3 for number in servers}
 
 
 class Heads:
@@ -102,7 +112,7 @@ def test_the_head_is_killed_and_the_next_rank_leads(tmp_path: Path, plan: str) -
 @pytest.mark.parametrize("plan", ["ring", "local_sgd:every=4"])
 def test_the_head_of_a_group_is_killed_before_the_first_update(tmp_path: Path, plan: str) -> None:
     with started(tmp_path, NodeProgram(plan, 3, BATCHES, STEP), held=True) as (ran, _):
-        while not list(tmp_path.glob("runs/*/events.jsonl")):  # every node has come
+        while not (ran.run and read_events(ran.run)):  # all ranks have come, and the head's worker is started
             time.sleep(0.001)
         heads = Heads(ran, ran.run)
         heads.kill(2, signal.SIGSTOP)  # its worker is not ready
@@ -135,6 +145,23 @@ def test_a_stopped_head_is_replaced_and_comes_back_when_it_wakes(tmp_path: Path,
 
 
 @pytest.mark.soak
+def test_two_heads_are_stopped_of_which_the_first_is_back_already(tmp_path: Path) -> None:
+    with started(tmp_path, NodeProgram("downpour", 3, BATCHES, STEP), held=True) as (ran, _):
+        heads = Heads(ran)
+        for rank in (0, 1):
+            heads.machine(rank, signal.SIGSTOP)
+            run = heads.leads()
+            heads.machine(rank, signal.SIGCONT)
+            heads.until(lambda: len(_workers_of(run, rank)) == 2, "another worker of the node that led before")  # noqa: B023
+        heads.finish([0, 1], {})
+
+
+def _workers_of(run: Path, rank: int) -> set[int]:
+    begun = [e for e in read_events(run) if e.kind is EventKind.STARTED and e.process is ProcessKind.WORKER]
+    return {e.pid for e in begun if e.rank == rank}
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("plan", ["ring", "local_sgd:every=4"])
 def test_a_stopped_head_of_a_group_is_replaced_and_ends_when_it_wakes(tmp_path: Path, plan: str) -> None:
     with started(tmp_path, NodeProgram(plan, 3, BATCHES, STEP), held=True) as (ran, _):
@@ -153,7 +180,8 @@ def test_two_heads_are_killed_one_after_another(tmp_path: Path, plan: str) -> No
     with started(tmp_path, NodeProgram(plan, 3, BATCHES, STEP), held=True) as (ran, _):
         heads = Heads(ran)
         heads.kill(0)
-        heads.leads()
+        run = heads.leads()
+        heads.until(lambda: all(len(_nodes_of(each) - {0}) == 2 for each in _views(run)), "a backup of every shard")
         heads.kill(1)
         heads.leads()
         heads.finish([0, 1], {0: -signal.SIGKILL, 1: -signal.SIGKILL})
@@ -165,10 +193,10 @@ def test_the_head_of_a_resumed_run_is_killed_and_the_next_rank_has_what_came_bef
     program = NodeProgram(plan, 3, BATCHES, STEP, checkpoint_every=20)
     with started(tmp_path, program, held=True) as (ran, _):
         before = Heads(ran)
-        before.until(lambda: list(before.runs[0].glob("checkpoints/[0-9]*")), "a checkpoint")
+        before.until(lambda: [c for c in before.runs[0].glob("checkpoints/*") if c.name.isdigit()], "a checkpoint")
         ran.kill()
     (before.runs[0] / "live.json").unlink()
-    updates = max(int(each.name) for each in before.runs[0].glob("checkpoints/[0-9]*"))
+    updates = max(int(each.name) for each in before.runs[0].glob("checkpoints/*") if each.name.isdigit())
     with started(tmp_path / "again", replace(program, resume=before.runs[0]), held=True) as (ran, _):
         heads = Heads(ran, before.runs[0])
         heads.until(lambda: trains(before.runs[0], updates + 20), "the training of the resumed run")

@@ -31,6 +31,7 @@ from paceline.algorithms.cluster.messages import (
 )
 from paceline.algorithms.cluster.outputs import TIMING, Apply
 from paceline.algorithms.codecs.catalogue import parse
+from paceline.runtime.engines.cluster.control import Rows
 from paceline.runtime.engines.cluster.servers.collector import Collector
 from paceline.runtime.engines.cluster.servers.loop import MESSAGES, Other, kind_of, peer_of
 from paceline.runtime.engines.cluster.servers.server_head import ServerHead
@@ -191,6 +192,15 @@ def test_a_checkpoint_may_come_before_any_new_push() -> None:
     head: Any = SimpleNamespace(nodes=1, workers=workers, collector=SimpleNamespace(sources=[]))
     assert ServerHead._notify(head, np.empty(0, DTYPE)) == 0
     assert added == [b""]
+
+
+@pytest.mark.parametrize(("lost", "alive"), [({1}, False), (set(), True)])
+def test_rows_of_a_node_that_has_left_are_of_no_worker_in_its_place(lost: set[int], alive: bool) -> None:
+    """The run waited for ever for that worker to finish."""
+    workers = SimpleNamespace(dead={1}, add_rows=lambda *_: None)
+    head: Any = SimpleNamespace(workers=workers, _lost=lost, _deserted=None)
+    ServerHead.handle_message(head, 1, Rows(5, 0), memoryview(b""))
+    assert (1 not in workers.dead) is alive
 
 
 def test_a_push_is_replicated_as_it_came_to_a_server_that_reads_it_late() -> None:

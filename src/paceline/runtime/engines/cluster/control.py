@@ -75,10 +75,12 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Refused:
-    """The run cannot begin, and why."""
+    """The run cannot begin, and why; or the node's rank is another one's by now."""
 
     why: str
     exit_code: int
+    #: The rank as which the node may come instead; -1: none.
+    rank: int = -1
 
 
 @dataclass(frozen=True)

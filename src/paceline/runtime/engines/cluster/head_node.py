@@ -39,10 +39,10 @@ from paceline.runtime.engines.cluster.group_head import GroupHead, state_for
 from paceline.runtime.engines.cluster.leadership import Leadership, first_seat
 from paceline.runtime.engines.cluster.node import POLL, ManagedNodes, NodePart, joined, resume_point
 from paceline.runtime.engines.cluster.remote_workers import ProcessLog, RemoteWorkers
-from paceline.runtime.engines.cluster.rendezvous import Node, Registry
+from paceline.runtime.engines.cluster.rendezvous import Dismissed, Node, Registry
 from paceline.runtime.engines.cluster.second_home import RunCopy, SecondHome, Succeeds
 from paceline.runtime.engines.cluster.servers.server_head import ServerHead
-from paceline.runtime.engines.cluster.successor import Dismissed, Successor, announce, continue_records, nodes_of
+from paceline.runtime.engines.cluster.successor import Successor, announce, continue_records, nodes_of
 from paceline.runtime.engines.outcome import Life, Outcome, list_snapshots, open_snapshots
 from paceline.runtime.engines.signals import INTERRUPTED, termination
 from paceline.runtime.engines.workers.state_buffers import SnapshotFile
@@ -299,7 +299,8 @@ class HeadNode:
         if isinstance(message, Register):
             first = self._peers.get(peer.number)
             if first != peer and first in self.hub.peers:
-                rendezvous.send(self.hub, peer, Refused(rendezvous.second(peer.number), UsageError.exit_code))
+                instead = self.managed.assign_rank() if self.managed is not None else -1
+                rendezvous.send(self.hub, peer, Refused(rendezvous.second(peer.number), UsageError.exit_code, instead))
                 return
             self.registry.nodes.pop(peer.number, None)
         try:

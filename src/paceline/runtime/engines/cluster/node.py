@@ -97,6 +97,9 @@ class ManagedNodes(Protocol):
     def started(self) -> None:
         """Take note that every node has come: from now on one that ends is replaced, or does not end the run."""
 
+    def assign_rank(self) -> int:
+        """Return a rank that no node has, for one whose own another node has by now; -1 if there is none."""
+
     def lost(self, rank: int) -> None:
         """Take note that the node of a rank cannot be reached any longer."""
 

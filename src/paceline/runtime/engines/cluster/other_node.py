@@ -102,8 +102,8 @@ class OtherNode:
         self._connected = True
         #: What has happened and was not looked at yet.
         self._events: deque[Event] = deque()
-        #: Nodes that come back and ask who leads, with what they have sent.
-        self._returning: dict[Peer, Received] = {}
+        #: Nodes that come back and ask who leads.
+        self._returning: set[Peer] = set()
         self._notified, self._turn_at = False, time.monotonic()
         #: When this process could go on, after it had been stopped for too long.
         self._woke = -math.inf
@@ -139,12 +139,10 @@ class OtherNode:
         """Take an event; return the result if that has come."""
         if isinstance(event, Received):
             return self._receive(event)
-        if isinstance(event, Gone) and event.peer == self.head:
-            if self._turn_at - self._woke < self.part.timing.silence:
-                raise dismissed(self.part, self.seat, _gone_on(self.part, ""))
-            if self.seat is None or not self.seat.can_move:
-                raise RunFailed(_head_lost(self.part, event.why, self.welcome.folder))
-            self._connected = False
+        if isinstance(event, Gone):
+            self._returning.discard(event.peer)
+            if event.peer == self.head:
+                self._head_gone(event.why)
         if self.seat is not None:
             if isinstance(event, Gone):
                 self._act(self.seat.gone(event))
@@ -154,12 +152,22 @@ class OtherNode:
                 self._act(self.seat.arrived(event))
         return None
 
+    def _head_gone(self, why: str) -> None:
+        """Take note that the head is connected no longer: another one may lead."""
+        if self._turn_at - self._woke < self.part.timing.silence:
+            raise dismissed(self.part, self.seat, _gone_on(self.part, ""))
+        if self.seat is None and self.part.roster.others:  # it had just come back
+            raise dismissed(self.part, None, _head_lost(self.part, why, self.welcome.folder))
+        if self.seat is None or not self.seat.can_move:
+            raise RunFailed(_head_lost(self.part, why, self.welcome.folder))
+        self._connected = False
+
     def _receive(self, event: Received) -> memoryview | None:
         message, content = unpack(event.kind, event.ints, event.body)
         if isinstance(message, Standing | Ballot | Accepted | Later):
             self._seat(event.peer, message)
         elif isinstance(message, Register):  # of a node that comes back, and knows an earlier head
-            self._returning[event.peer] = event
+            self._returning.add(event.peer)
             self._show_head()
         elif event.peer == self.head:
             return self._execute(message, content)
@@ -219,7 +227,8 @@ class OtherNode:
             if isinstance(output, Lead):
                 if self.interrupt.number:  # it was asked to end, as torchrun asks all when one has died
                     raise RunFailed(_head_lost(self.part, "is lost", self.welcome.folder))
-                events = [*self._returning.values(), *self._events]
+                self._show_head()
+                events = list(self._events)
                 raise Promoted(Successor(self.part, self.agent, self.seat, self.copy, self.welcome, events))
             if isinstance(output, Deposed):
                 raise dismissed(self.part, self.seat, _gone_on(self.part, ""))

@@ -124,6 +124,9 @@ class RayNodes:
     def joined(self, rank: int) -> None:
         self._agents[rank].joined = True
 
+    def assign_rank(self) -> int:
+        return -1  # Ray gives each node its rank
+
     def lost(self, rank: int) -> None:
         self._require_ray()
         if self.replaces and self._agents[rank].joined:

@@ -55,6 +55,8 @@ class RemoteWorkers:
         if self.manager is not None:
             self.manager.origin = self.observer.origin
         self.observer.training_started(self._trace_file)
+        for death in self.deaths:  # of ranks that were lost while workers became ready
+            self.observer.worker_died(death.worker)
 
     def training_continues(self, origin: int, rows: Columns, deaths: Sequence[DeathRecord]) -> None:
         """Continue the trace of another head, which began at this time of this process's clock."""
@@ -71,7 +73,7 @@ class RemoteWorkers:
         self.observer.training_started(self._trace_file, np.concatenate([rows, Trace.of(marks).rows]))
         for rank in range(self.count):
             mine = rows["update"][(rows["worker"] == rank) & (rows["kind"] == Kind.COMPUTE)]
-            self.doing[rank] = int(mine.max(initial=-1))
+            self.doing[rank] = int(mine.max(initial=-1)) // self.setup.agenda.shares
 
     @property
     def training(self) -> bool:

@@ -14,8 +14,8 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter_ns as now
 from typing import NamedTuple
@@ -250,6 +250,15 @@ def _missing(roster: Roster, nodes: dict[int, Node], deadline: float) -> str:
     )
 
 
+class Dismissed(RunFailed):
+    """The run goes on without this node, which may come back."""
+
+    def __init__(self, why: str, roster: Roster | None) -> None:
+        """`roster` is the place that it may take then; None if the run takes no node any longer."""
+        self.roster = roster
+        super().__init__(why)
+
+
 class Registered(NamedTuple):
     """How a node was welcomed."""
 
@@ -271,10 +280,15 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
     Raises:
         RunOver: the run cannot begin.
         RunFailed: the head cannot be reached.
+        Dismissed: another node has this rank by now; there is another one.
     """
     end, initial = time.monotonic() + deadline, None
     #: Who is dialled, or connected.
     places: dict[Address, Peer | None] = dict.fromkeys((roster.head, *roster.others))
+
+    def introduce(peer: Peer) -> None:
+        send(hub, peer, Register(terms, boot(), process, hub.address if roster.moves else None))
+
     while True:
         termination.check()
         if roster.others and time.monotonic() >= end:
@@ -285,7 +299,7 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
                 case Arrived(peer, dialled):
                     if dialled is not None:
                         places[dialled] = peer
-                        send(hub, peer, Register(terms, boot(), process, hub.address if roster.moves else None))
+                        introduce(peer)
                 case Unreached(address, why):
                     places.pop(address, None)
                     if not places:
@@ -300,10 +314,12 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
                     elif isinstance(message, State):
                         initial = state_of(message, content).tensors
                     elif isinstance(message, Refused):
-                        raise RunOver(message.why, message.exit_code)
+                        raise _refused(roster, message, peer, places)
                     elif isinstance(message, Standing):  # of another node, which says who leads
                         head = message.facts(message.roll.term % roster.nodes)
-                        if head is not None and head.address not in places:
+                        if head is not None and head.rank == peer.number:
+                            introduce(peer)  # it leads since it was asked
+                        elif head is not None and head.address not in places:
                             places[head.address] = None
                             hub.dial(head.address, max(1.0, end - time.monotonic()))
                     elif isinstance(message, Welcome):
@@ -311,6 +327,20 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
                             if other != peer:
                                 hub.leave(other or hub.me.peer, address)
                         return Registered(peer, message, content, list(events), initial)
+
+
+def _refused(
+    roster: Roster, message: Refused, head: Peer, places: Mapping[Address, Peer | None]
+) -> RunOver | Dismissed:
+    """Return why the head does not let this node in, and the rank that it may take instead."""
+    if message.rank < 0:
+        return RunOver(message.why, message.exit_code)
+    (address,) = (each for each, there in places.items() if there == head)
+    others = tuple(each for each in (roster.head, *roster.others) if each != address)
+    why = f"rank {roster.rank} is another machine's by now, and this one comes as rank {message.rank}"
+    return Dismissed(
+        why, replace(roster, rank=message.rank, head_rank=head.number, head=address, others=others, store=None)
+    )
 
 
 def _unreached(roster: Roster, address: Address, why: str) -> str:

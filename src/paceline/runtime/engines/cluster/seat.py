@@ -132,15 +132,25 @@ class Seat:
     def perform(self, outputs: Sequence[Output]) -> list[Output]:
         """Send what the machine wants to be sent; return what is left to do."""
         left: list[Output] = []
+        if self.machine.leads:
+            self.standing = replace(self.standing, roll=self.machine.roll)
         for output in outputs:
             if not isinstance(output, Send):
                 left.append(output)
-            elif (peer := self.peers.get(output.to)) is not None and peer in self.hub.peers:
+            elif (peer := self._peer(output)) is not None:
                 self._post(peer, output.message)
             elif isinstance(output.message, Vote):
                 self._mail.setdefault(output.to, []).append(output.message)
                 self.hub.dial(self.facts(output.to).address, self.machine.patience / 2)
         return left
+
+    def _peer(self, output: Send) -> Peer | None:
+        """Return the connected agent that a message is for; a vote is for the newest one of its rank."""
+        peer = self.peers.get(output.to)
+        if peer is None or peer not in self.hub.peers:
+            return None
+        is_newest = not isinstance(output.message, Vote) or peer.incarnation == self.facts(output.to).incarnation
+        return peer if is_newest else None
 
     def publish(self, **changes: object) -> None:
         """Tell all of what every node is to know, which has changed."""
@@ -151,7 +161,6 @@ class Seat:
 
     def _post(self, peer: Peer, message: Message) -> None:
         if isinstance(message, Roll):
-            self.standing = replace(self.standing, roll=message) if self.machine.leads else self.standing
             self.hub.post(peer, *pack(replace(self.standing, roll=message)))
         elif isinstance(message, Vote):
             self.hub.post(peer, *pack(Ballot(message, self.standing)))

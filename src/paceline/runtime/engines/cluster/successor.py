@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from paceline.errors import DeathWarning, RunFailed
+from paceline.errors import DeathWarning
 from paceline.runtime.engines.cluster.control import AGENT, Register, Welcome
 from paceline.runtime.engines.cluster.remote_workers import ProcessLog, RemoteWorkers
-from paceline.runtime.engines.cluster.rendezvous import CLOCKS, Node
-from paceline.runtime.engines.cluster.roster import Roster
+from paceline.runtime.engines.cluster.rendezvous import CLOCKS, Dismissed, Node
 from paceline.runtime.engines.cluster.second_home import RunCopy, earlier_lives
 from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.handshake import Peer
@@ -46,15 +45,6 @@ class Promoted(Exception):
     def __init__(self, successor: Successor) -> None:
         self.successor = successor
         super().__init__("this node leads the run from now on")
-
-
-class Dismissed(RunFailed):
-    """The run goes on without this node, which may come back."""
-
-    def __init__(self, why: str, roster: Roster | None) -> None:
-        """`roster` is the place that it may take then; None if the run takes no node any longer."""
-        self.roster = roster
-        super().__init__(why)
 
 
 def dismissed(part: NodePart, seat: Seat | None, why: str) -> Dismissed:

@@ -185,7 +185,7 @@ class OpenNodes:
         answer = line.receive_json()
         if answer.get("answer") != "yes":
             raise PeerLost(name, f"said: {answer.get('why', 'nothing')}")
-        rank = self._take_seat(name)
+        rank = self.assign_rank(name)
         line.send_json({"rank": rank})
         if rank < 0:
             raise PeerLost(
@@ -198,7 +198,7 @@ class OpenNodes:
             raise
         return name
 
-    def _take_seat(self, name: str) -> int:
+    def assign_rank(self, name: str = "") -> int:
         """Return a rank that no machine has; -1 if there is none. One that never came does not keep its rank."""
         with self._lock:
             now = time.monotonic()

@@ -184,7 +184,7 @@ class ServerHead:
         """Take a message of the agent of a rank."""
         if isinstance(message, Rows):
             self.workers.add_rows(rank, message, content)
-            if rank in self.workers.dead and message.doing >= 0:
+            if rank in self.workers.dead - self._lost and message.doing >= 0:
                 self.workers.dead.discard(rank)  # another worker takes part in its place
                 self._deserted = None
         elif isinstance(message, Finished):
