@@ -33,7 +33,7 @@ from paceline.algorithms.collectives.halving_doubling import HalvingDoubling, me
 from paceline.algorithms.collectives.rings import Hierarchical
 from paceline.errors import PlanError
 
-FINEST = 16  # steps in which speeds are told apart, from that of the slowest worker
+FINEST = 16  # steps in which speeds are distinguished, from that of the slowest worker
 WORTH_MOVING = 0.9  # of the longest time that a worker takes: shares that gain less stay as they are
 
 
@@ -146,11 +146,11 @@ class _Walk:
 
     def __init__(self, canonical: Canonical, workers: int) -> None:
         self.chunks, self.segments = canonical.chunks, canonical.segments(workers)
-        own = [dict(enumerate(canonical.partial_sums(worker, workers))) for worker in range(workers)]
+        sums = [dict(enumerate(canonical.partial_sums(worker, workers))) for worker in range(workers)]
         #: By worker and segment: the subtree in each lane.
-        self.lying = [[dict(each) for _ in range(self.segments)] for each in own]
+        self.lying = [[dict(each) for _ in range(self.segments)] for each in sums]
         self.rows: list[list[Step]] = []
-        self.lanes = max(map(len, own))
+        self.lanes = max(map(len, sums))
 
     def row(self, row: Sequence[Step]) -> None:
         """Make the steps of one row of the other collective's table."""
@@ -192,13 +192,13 @@ class _Walk:
                 continue
             source, from_lane, tree, first, stop = message
             lying = self.lying[worker][first]
-            lane, whole = next(
+            lane, joined = next(
                 ((n, w) for n, each in lying.items() if (w := join(each, tree, self.chunks))), (-1, tree)
             )
             reduce = lane >= 0
             lane = lane if reduce else min(set(range(len(lying) + 1)) - lying.keys())
             for each in self.lying[worker][first:stop]:
-                each[lane] = whole
+                each[lane] = joined
             self.lanes = max(self.lanes, lane + 1)
             sends[source] = self._part(worker, from_lane, first, stop)
             at = None if lane == from_lane else lane * self.segments + first
@@ -211,12 +211,12 @@ class _Walk:
             return None
         lying = self.lying[worker][message.first]
         for lane, other in ((a, b) for a in sorted(lying) for b in sorted(lying) if a < b):
-            if whole := join(lying[lane], lying[other], self.chunks):
+            if joined := join(lying[lane], lying[other], self.chunks):
                 for each in self.lying[worker][message.first : message.stop]:
-                    each[lane] = whole
+                    each[lane] = joined
                     del each[other]
-                taken = self._part(worker, other, message.first, message.stop)
-                return Step(None, taken, True, lane * self.segments + message.first)
+                part = self._part(worker, other, message.first, message.stop)
+                return Step(None, part, True, lane * self.segments + message.first)
         return None
 
     def _part(self, other: int, lane: int, first: int, stop: int) -> Part:
@@ -247,9 +247,9 @@ def join(one: Run, other: Run, chunks: int) -> Run | None:
     """Return the subtree that these two are the halves of; None if there is none."""
     left, right = sorted((one, other))
     size = left.stop - left.first
-    whole = Run(left.first, min(left.first + 2 * size, chunks))
+    tree = Run(left.first, min(left.first + 2 * size, chunks))
     halves = not size & (size - 1) and not left.first % (2 * size)
-    return whole if halves and left.stop == right.first and right.stop == whole.stop else None
+    return tree if halves and left.stop == right.first and right.stop == tree.stop else None
 
 
 def subtrees(run: Run, chunks: int) -> list[Run]:
@@ -270,8 +270,8 @@ def joins_of(run: Run, chunks: int) -> list[int]:
     for chunk in range(*run):
         trees.append(Run(chunk, chunk + 1))
         joins.append(0)
-        while len(trees) > 1 and (whole := join(trees[-2], trees[-1], chunks)):
-            trees[-2:] = [whole]
+        while len(trees) > 1 and (parent := join(trees[-2], trees[-1], chunks)):
+            trees[-2:] = [parent]
             joins[-1] += 1
     return joins
 
@@ -287,10 +287,10 @@ def divide(chunks: int, speeds: Sequence[int]) -> list[Run]:
     #: By the chunks that are divided so far: the fewest subtrees, and the cuts that leave them.
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
     for number, limit in enumerate(most):
-        left = len(most) - number - 1
+        remaining = len(most) - number - 1
         ahead: dict[int, tuple[int, tuple[int, ...]]] = {}
         for first, (count, cuts) in best.items():
-            for stop in range(first + 1, min(first + limit, chunks - left) + 1):
+            for stop in range(first + 1, min(first + limit, chunks - remaining) + 1):
                 option = count + len(subtrees(Run(first, stop), chunks)), (*cuts, stop)
                 ahead[stop] = min(ahead.get(stop, option), option)
         best = ahead

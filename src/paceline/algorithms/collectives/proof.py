@@ -144,7 +144,7 @@ class _Readers:
         self.offers: list[list[tuple[int, Part]]] = [[] for _ in range(workers)]  # (step, to whom what)
 
     def step(self, number: int, row: Sequence[Step]) -> None:
-        before = [list(known) for known in self.known]
+        before = [list(steps) for steps in self.known]
         for worker, step in enumerate(row):
             if step.send is not None:
                 self.offers[worker].append((number, step.send))

@@ -165,7 +165,7 @@ class Holder:
         return Step(operator, self.counted.pop(operator))
 
     def key(self) -> tuple[Any, ...]:
-        early = tuple((each, tuple(sorted(kept))) for each, kept in sorted(self.early.items()))
+        early = tuple((each, tuple(sorted(messages))) for each, messages in sorted(self.early.items()))
         missing, owed = tuple(sorted(self.missing.items())), tuple(sorted(self.owed.items()))
         return missing, tuple(sorted(self.forwarded)), owed, tuple(sorted(self.counted.items())), early
 
@@ -173,6 +173,6 @@ class Holder:
         copied = type(self)(self.number, self.every)
         copied.graphs, copied.missing, copied.forwarded = dict(self.graphs), dict(self.missing), set(self.forwarded)
         copied.owed, copied.left, copied.counted = dict(self.owed), dict(self.left), dict(self.counted)
-        copied.early = {instance: list(kept) for instance, kept in self.early.items()}
+        copied.early = {instance: list(messages) for instance, messages in self.early.items()}
         copied._heap = list(self._heap)
         return copied

@@ -106,13 +106,13 @@ class _Explorer:
 
     def _go_on(self, world: _World, number: int, *answers: Message | None) -> None:
         """Run a worker's program until it wants to take more messages than it gets here."""
-        program, taken = self.program(world.clients[number]), iter(answers)
+        program, inbox = self.program(world.clients[number]), iter(answers)
         answer: Message | Graph | None = None
         with suppress(StopIteration):
             while True:
                 match program.send(answer):
                     case Take():
-                        answer = next(taken)
+                        answer = next(inbox)
                     case effect:
                         answer = self._answer(world, number, effect)
 

@@ -79,7 +79,7 @@ class World:
 class StageExplorer(ProgramExplorer[AnyWorld, Place]):
     """The moves and the invariants of workers that keep step."""
 
-    seen: tuple[type, ...] = (Send, Receive, SumUp, Agree)
+    visible: tuple[type, ...] = (Send, Receive, SumUp, Agree)
 
     def __init__(self, clients: Sequence[Client], program: Callable[[Any], Program], deaths: int, slots: int) -> None:
         self.clients, self.program, self.deaths, self.slots = clients, program, deaths, slots
@@ -109,11 +109,11 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
             return fault
         if world.dead:
             return None
-        if left := [channel for (_, channel), messages in world.in_flight.items() if messages]:
-            return f"a message from stage {left[0][0]} to {left[0][1]} is left"
+        if unread := [channel for (_, channel), messages in world.in_flight.items() if messages]:
+            return f"a message from stage {unread[0][0]} to {unread[0][1]} is left"
         due = len(self.clients[0].counts)
-        held = [(at, stage) for at in world.workers for stage, w in enumerate(self.stage_to_worker) if w == at[1]]
-        for place, stage in held:
+        stages = [(at, stage) for at in world.workers for stage, w in enumerate(self.stage_to_worker) if w == at[1]]
+        for place, stage in stages:
             versions = world.versions.get((place, stage), ())
             if len(versions) != due:
                 return f"{self.name(place)} has made {len(versions)} of {due} updates of stage {stage}"
@@ -154,8 +154,8 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
                 full = len(world.in_flight.get((replica, channel), ())) >= self.slots
                 return [(replica, self.stage_to_worker[channel[1]])] if full else []
             case Receive(channel):
-                there = world.in_flight.get((replica, channel))
-                return [] if there else [(replica, self.stage_to_worker[channel[0]])]
+                messages = world.in_flight.get((replica, channel))
+                return [] if messages else [(replica, self.stage_to_worker[channel[0]])]
             case SumUp() | Agree():
                 meeting = self._meeting(world, place, effect)
                 return [each for each in self._parties(place, effect) if (each, meeting) not in world.offers]

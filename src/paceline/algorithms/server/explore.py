@@ -149,7 +149,7 @@ class _Size(NamedTuple):
 class _Explorer(ProgramExplorer[_World, int]):
     """The machines of a small world, and its moves and invariants."""
 
-    seen = (tuple,)  # every command
+    visible = (tuple,)  # every command
 
     def __init__(self, size: _Size, gate: Gate, desk: type[Desk], program: Callable[[Client], Program]) -> None:
         self.count, self.shards, self.deaths, self.joins = size.workers, size.shards, size.deaths, size.joins

@@ -56,7 +56,7 @@ class LeasedWorld(World):
 class LeaseExplorer(StageExplorer[LeasedWorld]):
     """The moves and the invariants of workers whose replicas lease batches."""
 
-    seen = (*StageExplorer.seen, Ask, Finish, Push, Assign, Count)
+    visible = (*StageExplorer.visible, Ask, Finish, Push, Assign, Count)
 
     def __init__(
         self,

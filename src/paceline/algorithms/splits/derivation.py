@@ -128,10 +128,12 @@ class Program:
         used: set[tuple[str, Placement]] = set()
         for name in step.nodes:
             node, layout = self.nodes[name], self.layouts[name]
-            used |= {(PARAMETER + held.name, layout.uses.get(held.role, WHOLE)) for held in node.held}
+            used |= {(PARAMETER + parameter.name, layout.uses.get(parameter.role, WHOLE)) for parameter in node.held}
             if node.kind == PRODUCT:
                 used.add((node.takes[0], layout.takes[0]))
-        read = {PARAMETER + held.name for node in self.nodes.values() if node.kind == "read" for held in node.held}
+        read = {
+            PARAMETER + parameter.name for node in self.nodes.values() if node.kind == "read" for parameter in node.held
+        }
         return [
             move
             for move in self.forward

@@ -135,7 +135,7 @@ class _Line:
             raise self.fault(f"it computes {name} out of order")
         node, layout = self.program.nodes[name], self.program.layouts[name]
         wants = list(zip(node.takes, layout.takes, strict=True))
-        wants += [(PARAMETER + held.name, layout.uses.get(held.role, WHOLE)) for held in node.held]
+        wants += [(PARAMETER + parameter.name, layout.uses.get(parameter.role, WHOLE)) for parameter in node.held]
         for value, placement in wants:
             if (value, placement) not in self.has:
                 raise self.fault(f"{name} wants {value} {placement}, and it is not there so")
@@ -195,7 +195,7 @@ class _Line:
         for name in self.computed:
             node, layout = self.program.nodes[name], self.program.layouts[name]
             uses = {*zip(node.takes, layout.takes, strict=True)}
-            uses |= {(PARAMETER + held.name, layout.uses.get(held.role, WHOLE)) for held in node.held}
+            uses |= {(PARAMETER + parameter.name, layout.uses.get(parameter.role, WHOLE)) for parameter in node.held}
             if key in uses and name not in self.undone:
                 raise self.fault(f"{step}: the gradient from {name} is not in it yet")
         if step.value in self.undone:

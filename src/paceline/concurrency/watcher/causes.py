@@ -210,7 +210,7 @@ def _kind(process: Process, thread: Thread) -> str:
 
 
 def is_loop(process: Process, thread: Thread) -> bool:
-    """Whether a thread runs an event loop, of which the tasks are told."""
+    """Whether a thread runs an event loop whose tasks are reported."""
     tasks = any(each.task for each in process.threads) and not thread.task and not thread.wait.owners
     return tasks and any(frame.function == "_run_once" for frame in process.stack_of(thread.tid))
 

@@ -31,9 +31,34 @@ _ASKS = (
 )
 _SLEEPS = frozenset({"sleep"})
 _PRINTS = frozenset(
-    {"print", "flush", "debug", "info", "warning", "error", "len", "isinstance", "str", "repr", "format", "any", "all",
-     "min", "max", "sum", "bool", "int", "float", "range", "enumerate", "list", "items", "values", "keys"}
-)  # fmt: skip
+    {
+        "print",
+        "flush",
+        "debug",
+        "info",
+        "warning",
+        "error",
+        "len",
+        "isinstance",
+        "str",
+        "repr",
+        "format",
+        "any",
+        "all",
+        "min",
+        "max",
+        "sum",
+        "bool",
+        "int",
+        "float",
+        "range",
+        "enumerate",
+        "list",
+        "items",
+        "values",
+        "keys",
+    }
+)
 #: Inside a `with` block these keep its lock for a while, and so stop others, and let them go on afterwards.
 _LASTS = frozenset({"sleep", "acquire", "get", "put", "join", "result", "poll", "select", "communicate"})
 #: These take what others may wait to be rid of: a loop that sleeps in between may give way by them.

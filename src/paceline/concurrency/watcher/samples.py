@@ -118,7 +118,7 @@ class Subject(NamedTuple):
     name: str = ""  # that `threading` has for the thread; "" of the main thread
     kind: str = ""  # of what would end the wait: "lock", "event", "get", ...; "" where no object is known
     what: str = ""  # the object and its state
-    holder: str = ""  # whoever holds it, other than a thread of its program that runs
+    holder: str = ""  # what holds it, other than a thread of its program that runs
     text: str = ""  # the source line
     call: str = ""  # the source line that has called the collective that a rank is in
     handler: str = ""  # the handler of a signal that the thread runs

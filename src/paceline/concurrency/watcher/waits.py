@@ -162,9 +162,9 @@ class Waits:
         read = [(each, interpreter) for each in holders if (interpreter := self.interpreter(each)) is not None]
         return tuple(
             thread.tid
-            for each, found in read
-            for thread in found.threads
-            if any(self.holders.place(each, held) == place for held in thread.holds)
+            for each, process in read
+            for thread in process.threads
+            if any(self.holders.place(each, lock) == place for lock in thread.holds)
         )
 
     def _child(self, pid: int, call: SystemCall) -> Wait:
@@ -192,7 +192,7 @@ class Waits:
         if not _RANDOM.fullmatch(name):
             return False
         roots = [pid for pid in self.tree if parent_of(pid) not in self.tree]
-        return not any(name in told for pid in roots for told in _told(pid))
+        return not any(name in text for pid in roots for text in _launch_arguments(pid))
 
     @cached_property
     def _openers(self) -> dict[int, bool]:
@@ -291,7 +291,7 @@ def parent_of(pid: int) -> int:
     return 0
 
 
-def _told(pid: int) -> Iterator[str]:
+def _launch_arguments(pid: int) -> Iterator[str]:
     """Iterate over what a process was told by the one that started it: its command and its environment."""
     for file in ("cmdline", "environ"):
         with suppress(OSError):
@@ -358,19 +358,40 @@ def _polled(pid: int, call: SystemCall) -> list[tuple[int, bool]]:
 
 #: name: number on x86-64 and on 64-bit ARM; -1 where the processor has no such call.
 _NUMBERS = {
-    "read": (0, 63), "readv": (19, 65), "recvfrom": (45, 207), "recvmsg": (47, 212),
-    "write": (1, 64), "writev": (20, 66), "sendto": (44, 206), "sendmsg": (46, 211), "sendfile": (40, 71),
-    "accept": (43, 202), "accept4": (288, 242), "connect": (42, 203),
-    "poll": (7, -1), "ppoll": (271, 73), "select": (23, -1), "pselect6": (270, 72),
-    "epoll_wait": (232, -1), "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441),
-    "wait4": (61, 260), "waitid": (247, 95),
-    "open": (2, -1), "openat": (257, 56),
-    "flock": (73, 32), "fcntl": (72, 25),
+    "read": (0, 63),
+    "readv": (19, 65),
+    "recvfrom": (45, 207),
+    "recvmsg": (47, 212),
+    "write": (1, 64),
+    "writev": (20, 66),
+    "sendto": (44, 206),
+    "sendmsg": (46, 211),
+    "sendfile": (40, 71),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    "connect": (42, 203),
+    "poll": (7, -1),
+    "ppoll": (271, 73),
+    "select": (23, -1),
+    "pselect6": (270, 72),
+    "epoll_wait": (232, -1),
+    "epoll_pwait": (281, 22),
+    "epoll_pwait2": (441, 441),
+    "wait4": (61, 260),
+    "waitid": (247, 95),
+    "open": (2, -1),
+    "openat": (257, 56),
+    "flock": (73, 32),
+    "fcntl": (72, 25),
     "futex": (202, 98),
-    "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "restart_syscall": (219, 128),
-    "pause": (34, -1), "rt_sigsuspend": (130, 133),
-    "fsync": (74, 82), "fdatasync": (75, 83),
-}  # fmt: skip
+    "nanosleep": (35, 101),
+    "clock_nanosleep": (230, 115),
+    "restart_syscall": (219, 128),
+    "pause": (34, -1),
+    "rt_sigsuspend": (130, 133),
+    "fsync": (74, 82),
+    "fdatasync": (75, 83),
+}
 NAMES = {numbers[platform.machine() == "aarch64"]: name for name, numbers in _NUMBERS.items()}
 
 READS = frozenset({"read", "readv", "recvfrom", "recvmsg"})

@@ -100,8 +100,8 @@ class SplitLayers(Synchronous):
 
     def predict(self, prices: Prices) -> Estimate:
         samples = prices.samples(prices.workers if self.stage else self.data)
-        whole, u, share = prices.compute(samples), prices.update(), prices.share(samples)
-        c = Guess(whole.seconds * share.computed, max(whole.error, ERROR))
+        compute, u, share = prices.compute(samples), prices.update(), prices.share(samples)
+        c = Guess(compute.seconds * share.computed, max(compute.error, ERROR))
         u = Guess(u.seconds * share.held, u.error)
         message, segment, bandwidth = prices.link()
         exchange = message * share.messages + share.bytes / bandwidth

@@ -99,7 +99,7 @@ class _World:
 class _Explorer(ProgramExplorer[_World, int]):
     """The moves and the invariants of the workers of one method."""
 
-    seen = (Offer, BeginExchange, EndExchange, Exchange, Sum, Product, Gather)
+    visible = (Offer, BeginExchange, EndExchange, Exchange, Sum, Product, Gather)
     method: Synchronous
     workers: int
     updates: int

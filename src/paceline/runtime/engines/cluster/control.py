@@ -329,10 +329,41 @@ class Over:
 
 
 Message: TypeAlias = (
-    Register | Welcome | Refused | Clock | Reported | Regrouped | AbortFlag | Accuse | Release | Rows | Ended | Failed
-    | ServerFailed | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited | State | Wanted
-    | Asked | Standing | Ballot | Accepted | Later | Resend | Resent | CopiedRows | Noted | DeskMoved
-)  # fmt: skip
+    Register
+    | Welcome
+    | Refused
+    | Clock
+    | Reported
+    | Regrouped
+    | AbortFlag
+    | Accuse
+    | Release
+    | Rows
+    | Ended
+    | Failed
+    | ServerFailed
+    | Finished
+    | Snapshot
+    | Deliver
+    | Result
+    | Over
+    | Serve
+    | Spare
+    | Began
+    | Exited
+    | State
+    | Wanted
+    | Asked
+    | Standing
+    | Ballot
+    | Accepted
+    | Later
+    | Resend
+    | Resent
+    | CopiedRows
+    | Noted
+    | DeskMoved
+)
 MESSAGES: tuple[type, ...] = get_args(Message)
 _KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}
 

@@ -225,7 +225,7 @@ def _rows_of(group: Regroup, at: int) -> list[Row]:
     """Return the rows of a group for the trace, one for each of its ranks."""
     pairs = zip(group.ranks, group.held, strict=True)
     return [
-        Row(Kind.REGROUP, rank, group.since, base=held, version=group.epoch, start=at, end=at) for rank, held in pairs
+        Row(Kind.REGROUP, rank, group.since, base=last, version=group.epoch, start=at, end=at) for rank, last in pairs
     ]
 
 
@@ -272,7 +272,7 @@ class GroupCheckpoints:
     def _checkpoint(self, update: int) -> Checkpoint:
         """Make a checkpoint, in which every worker of the plan has a state: one that is gone has another one's."""
         states = self._states[update]
-        self._states = {later: found for later, found in self._states.items() if later > update}
+        self._states = {later: state for later, state in self._states.items() if later > update}
         self._margin = MARGIN
         some = next(states[rank] for rank in sorted(states) if "values.0" in states[rank].tensors)
         missing = WorkerState() if self.setup.plan.traits.agrees else some.without("owed")

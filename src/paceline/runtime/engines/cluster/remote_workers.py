@@ -88,8 +88,8 @@ class RemoteWorkers:
         """Take rows that a worker has written, those that are not in the trace yet, and the update that it is in."""
         self.doing[rank] = max(self.doing[rank], message.doing)
         rows = np.frombuffer(content, DTYPE) if len(content) else np.empty(0, DTYPE)
-        known = self.numbered.known(Writer(rank, self.agents[rank]), message.first, len(rows))
-        self.put_rows(rows[known:], rank, self.ahead[rank])
+        repeated = self.numbered.known(Writer(rank, self.agents[rank]), message.first, len(rows))
+        self.put_rows(rows[repeated:], rank, self.ahead[rank])
 
     def put_rows(self, rows: Columns, rank: int = 0, ahead: int = 0) -> None:
         """Put rows into the trace, of a worker or the head's own, by a clock that this process's is ahead of."""

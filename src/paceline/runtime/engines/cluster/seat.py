@@ -72,8 +72,8 @@ class Seat:
         if peer.role != AGENT:
             return []
         if (number := _sender(peer, message)) is not None:
-            known = self.standing.facts(peer.number)
-            if known is not None and number < known.number:
+            facts = self.standing.facts(peer.number)
+            if facts is not None and number < facts.number:
                 return []  # another node has its rank by now
             self.peers[peer.number] = peer
         before = self.machine.roll
@@ -131,16 +131,16 @@ class Seat:
 
     def perform(self, outputs: Sequence[Output]) -> list[Output]:
         """Send what the machine wants to be sent; return what is left to do."""
-        left: list[Output] = []
+        others: list[Output] = []
         for output in outputs:
             if not isinstance(output, Send):
-                left.append(output)
+                others.append(output)
             elif (peer := self.peers.get(output.to)) is not None and peer in self.hub.peers:
                 self._post(peer, output.message)
             elif isinstance(output.message, Vote):
                 self._mail.setdefault(output.to, []).append(output.message)
                 self.hub.dial(self.facts(output.to).address, self.machine.patience / 2)
-        return left
+        return others
 
     def publish(self, **changes: object) -> None:
         """Tell all of what every node is to know, which has changed."""

@@ -282,7 +282,7 @@ class Step(NamedTuple):
 
 def steps_of(program: Program, mine: Sequence[Computation]) -> Iterator[Step]:
     """Run a worker's program over what one of its processes has computed, and yield what it does with shards."""
-    left, computation = iter(mine), Computation(-1, 0, {})
+    pending, computation = iter(mine), Computation(-1, 0, {})
     answer: Lease | None = None
     while True:
         try:
@@ -292,7 +292,7 @@ def steps_of(program: Program, mine: Sequence[Computation]) -> Iterator[Step]:
         answer = None
         match command:
             case Ask() | Finish():
-                if (following := next(left, None)) is not None:
+                if (following := next(pending, None)) is not None:
                     computation, answer = following, Lease(following.batch, False)
             case Compute(worker, lease):
                 answer = lease
@@ -317,8 +317,10 @@ class Recorded:
         """Put what a worker's processes did one after another into its line, or into another if they overlapped."""
         recorded = Recorded([[] for _ in range(workers)], list(range(workers)))
         for (worker, _), mine in computations(server, rows, versions, apart).items():
-            own = (number for number, other in enumerate(recorded.workers) if other == worker)
-            number = next((number for number in own if _follows(mine, recorded.lines[number])), len(recorded.lines))
+            candidates = (number for number, other in enumerate(recorded.workers) if other == worker)
+            number = next(
+                (number for number in candidates if _follows(mine, recorded.lines[number])), len(recorded.lines)
+            )
             if number == len(recorded.lines):
                 recorded.lines.append([])
                 recorded.workers.append(worker)
@@ -383,12 +385,12 @@ class Order:
     def _ready(self, step: Step, stop: int | None) -> bool:
         if step.shard < 0:
             return True
-        there = self.versions[step.shard] == step.before
+        current = self.versions[step.shard] == step.before
         if isinstance(step.command, Pull):
-            return there
+            return current
         reached = stop is not None and min(self.versions) >= stop
         # A version that gathers is not made before all that pull the one before have pushed, some of them twice.
-        return there and not reached and (self.gathers or not self.pulls[step.shard, step.before])
+        return current and not reached and (self.gathers or not self.pulls[step.shard, step.before])
 
     def _count(self, step: Step) -> None:
         if isinstance(step.command, Pull):

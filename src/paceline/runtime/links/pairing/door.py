@@ -192,7 +192,7 @@ class Door:
         except (ConnectionFailed, ValueError, TypeError) as error:  # it is gone, or says what makes no sense
             self._report(f"a machine did not join: {error}")
         finally:
-            self.codes.settle(bool(name))
+            self.codes.release(bool(name))
         if name and not self._closed.is_set():
             self._announcement.announce(self.code.number)
             self._report(f"{name} has joined; the next machine: paceline join {self.code}")

@@ -66,7 +66,9 @@ class _Source:
         if (buffer := self._buffers.get(key)) is None:
             if key[1] > (longest := self._longest.get(self._row, EMPTY)).numel():
                 longest = self._longest[self._row] = torch.empty(key[1], dtype=self._dtype)
-                self._buffers = {known: views for known, views in self._buffers.items() if known[0] != self._row}
+                self._buffers = {
+                    span_key: views for span_key, views in self._buffers.items() if span_key[0] != self._row
+                }
             if len(self._buffers) > SPANS:  # lengths that vary, as of coded gradients
                 self._buffers.clear()
             buffer = self._buffers[key] = longest[: key[1]], raw(longest[: key[1]])

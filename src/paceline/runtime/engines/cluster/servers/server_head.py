@@ -449,7 +449,7 @@ class ServerCheckpoints:
             holders[f"shard.{number}"] = ShardVersion(shape, content).worker_state()
         owed = self._owed.pop(updates, {})
         holders |= {f"worker.{rank}": state for rank, state in sorted(owed.items())}
-        self._owed = {later: found for later, found in self._owed.items() if later > updates}
+        self._owed = {later: state for later, state in self._owed.items() if later > updates}
         return self.manager.checkpoint(updates, holders, self._cut(cut), max(time.perf_counter_ns(), ended))
 
     def _cut(self, cut: ShardsCut) -> Cut:
@@ -474,7 +474,7 @@ def starts_of(setup: Setup, start: Checkpoint) -> dict[int, tuple[ShardStart, me
     assert start.cut is not None
     starts = {}
     for shard, (version, shape) in enumerate(zip(start.cut.versions, shapes_of(setup), strict=True)):
-        missing = {batch for batch, there in start.cut.under_way if shard not in there}
+        missing = {batch for batch, shards in start.cut.under_way if shard not in shards}
         applied = Applied(0, (batch for batch in range(start.cut.given_out) if batch not in missing))
         shard_version = ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8))
         shard_version.restore(start.holders[f"shard.{shard}"])

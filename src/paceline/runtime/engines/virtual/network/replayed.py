@@ -30,7 +30,7 @@ class Applied(NamedTuple):
 
 
 def fault_of_replay(shards: Sequence[Sequence[Applied]], ranks: int) -> str | None:
-    """Return where a replay of what the shards have applied computes a gradient from other versions; None if nowhere.
+    """Return where a replay of what the shards have applied computes from other versions; None if it does not.
 
     Processes are numbered as on a cluster of so many ranks, so that several of one rank may be alive.
     """
