@@ -8,7 +8,7 @@ from paceline.algorithms.collectives import Collective, Part, Step
 from paceline.algorithms.collectives.canonical import Canonical
 from paceline.algorithms.splits import WHOLE, Mesh, SplitNode
 from paceline.algorithms.splits.derivation import JOINT, PARAMETER, Program
-from paceline.algorithms.splits.derivation import Step as SplitStep
+from paceline.algorithms.splits.derivation import ProgramStep as SplitStep
 from paceline.algorithms.splits.recipes import example_program
 from paceline.algorithms.splits.ways import DISPATCH
 from paceline.errors import PlanError

@@ -20,7 +20,7 @@ from paceline.algorithms.splits.recipes import SplitRecipe
 from paceline.errors import PlanError
 from paceline.plans.methods import IN_STEP, Division, Method, Synchronous, Traits, computed
 from paceline.plans.methods.prediction import CROWDED_MESSAGE, Estimate, Guess, NotPredicted, Prices, Terms, error_of
-from paceline.plans.methods.program import Gradient, Program, Step, Sum, Worker
+from paceline.plans.methods.program import Gradient, OptimizerStep, Program, Sum, Worker
 from paceline.plans.methods.views import Operators, Parts
 
 DATA, INSIDE = "data", "inside"
@@ -69,7 +69,7 @@ class SplitLayers(Synchronous):
         gradient = yield Gradient(update, version=update)
         if self.data > 1:
             gradient = yield Sum(update, gradient)
-        yield Step(update, update + 1, gradient)
+        yield OptimizerStep(update, update + 1, gradient)
 
     def mesh(self, workers: int) -> Mesh:
         """Return the mesh of so many workers; raise `PlanError` if they do not fill it."""

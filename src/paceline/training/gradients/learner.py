@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.collectives import segment_cuts
-from paceline.algorithms.collectives.canonical import Run, join
+from paceline.algorithms.collectives.canonical import ChunkRange, join
 from paceline.algorithms.coordinators import GRADIENT, PARAMETERS, Algebra, Axpy, Coordinator, Copy, Dot
 from paceline.errors import NotFinite
 from paceline.training.data.source import Reader
@@ -152,7 +152,7 @@ class PartialSums:
         """Begin empty. With `paces`, one for each worker, this worker's seconds for a chunk are added with the rest."""
         self.layout, self.chunks, self._worker, self._paces = layout, chunks, worker, paces
         self._payloads: list[Payload] = []
-        self._trees: list[Run] = []
+        self._trees: list[ChunkRange] = []
         #: Of all chunks since `begin`.
         self._loss = self._weight = 0.0
         self._samples = self._parts = 0
@@ -171,7 +171,7 @@ class PartialSums:
         if not again:
             self._join()
             self._parts += bool(computed.samples)
-            self._trees.append(Run(part, part + 1))
+            self._trees.append(ChunkRange(part, part + 1))
         payload = self._payload(len(self._trees) - 1 + again)
         payload.write(computed)
         if again:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.cluster import group
-from paceline.algorithms.cluster.group import Accuse, Excluded, Formed, Output, Regroup, Send
+from paceline.algorithms.cluster.group import Accuse, Excluded, Formed, Output, Regroup, SendToMember
 from paceline.errors import DeathWarning, RunFailed
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.checkpoint_manager import MARGIN, CheckpointManager
@@ -39,7 +39,7 @@ from paceline.runtime.engines.workers.messages import Failed
 from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.waiting import DELAYS
-from paceline.runtime.runs.live import Event, EventKind, ProcessKind
+from paceline.runtime.runs.live import EventKind, ProcessKind, RunEvent
 from paceline.runtime.runs.trace import Kind, Row
 from paceline.training.parameters.replicas import mean_of
 from paceline.training.parameters.worker_state import WorkerState
@@ -56,7 +56,7 @@ class GroupHead:
         to_rank: ToRank,
         patience: float,
         snapshots: SnapshotFile | None,
-        note: Callable[[Event], None],
+        note: Callable[[RunEvent], None],
         second_home: SecondHome,
         delay: Callable[[], float] = lambda: 0.0,
         succeeds: Succeeds | None = None,
@@ -167,7 +167,7 @@ class GroupHead:
                 self._formed(output)
             elif isinstance(output, Excluded):
                 self._excluded(output)
-            elif isinstance(output, Send):
+            elif isinstance(output, SendToMember):
                 message = output.message
                 if isinstance(message, Regroup):
                     addresses = tuple(self.addresses[rank] for rank in message.ranks)
@@ -181,7 +181,7 @@ class GroupHead:
         for epoch in sorted(self._earlier.keys() - self._recorded):
             observer.note(_rows_of(self._earlier[epoch], now()))
         self._recorded |= self._earlier.keys()
-        self.note(Event(EventKind.GROUP, time.time(), number=group.epoch, members=group.ranks))
+        self.note(RunEvent(EventKind.GROUP, time.time(), number=group.epoch, members=group.ranks))
         if not self.workers.training:
             self.workers.training_started()
         if self.checkpoints is not None:
@@ -192,7 +192,7 @@ class GroupHead:
     def _excluded(self, excluded: Excluded) -> None:
         """A rank is no longer part of the run: the others go on, or no one is left."""
         rank, alive = excluded.rank, self.machine.alive
-        self.note(Event(EventKind.LOST, time.time(), ProcessKind.WORKER, rank, rank, why=excluded.why))
+        self.note(RunEvent(EventKind.LOST, time.time(), ProcessKind.WORKER, rank, rank, why=excluded.why))
         self.workers.dead.add(rank)
         self.workers.finished.pop(rank, None)
         self.workers.died(rank, excluded.why)

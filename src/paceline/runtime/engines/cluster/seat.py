@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.algorithms.cluster.succession import Accepted, Later, Message, Output, Roll, Send, Succession, Vote
+from paceline.algorithms.cluster.succession import Accepted, Later, Message, Output, Roll, SendToNode, Succession, Vote
 from paceline.runtime.engines.cluster.control import AGENT, Ballot, NodeFacts, Standing, pack
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.handshake import Peer
@@ -133,7 +133,7 @@ class Seat:
         """Send what the machine wants to be sent; return what is left to do."""
         others: list[Output] = []
         for output in outputs:
-            if not isinstance(output, Send):
+            if not isinstance(output, SendToNode):
                 others.append(output)
             elif (peer := self.peers.get(output.to)) is not None and peer in self.hub.peers:
                 self._post(peer, output.message)

@@ -27,7 +27,7 @@ from paceline.algorithms.cluster.outputs import (
     Again,
     Apply,
     Changed,
-    Compute,
+    ComputeGradient,
     Finished,
     Forget,
     Lost,
@@ -199,7 +199,7 @@ class Cluster:
                 actor.shard, actor.content, actor.history = NONE, [], []
             elif isinstance(output, Adopt):
                 actor.shown[output.shard] = body
-            elif isinstance(output, Compute):
+            elif isinstance(output, ComputeGradient):
                 self.promises.computes(actor, output.batch)
                 actor.bases = tuple(actor.machine.base)
                 self.wire.at(self.wire.now + self.chance.uniform(0.05, 0.4), self._computed, actor)
