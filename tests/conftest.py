@@ -20,6 +20,7 @@ from paceline.interfaces.testing.leaks import nothing_left_behind
 from paceline.runtime.engines.workers.process import PRELOAD
 from paceline.training.gradients import choice
 from paceline.training.jobs import built_ins
+from tests.compiled import kept_in
 
 # The same examples in every run, however long a busy machine takes for one.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -38,6 +39,14 @@ def _own_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         yield
     # multiprocessing removes its own folder in there when the interpreter exits, so this one goes after it.
     Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=-200)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _compiled_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """All processes of a session share libraries, in pytest's cache where there is one."""
+    cache = getattr(request.config, "cache", None)
+    with kept_in(cache.mkdir("compiled") if cache is not None else tmp_path_factory.mktemp("compiled")):
+        yield
 
 
 #: What many workers, nodes and scripts of the tests import: the compiler of PyTorch alone, which the steps of

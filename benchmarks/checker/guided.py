@@ -22,7 +22,7 @@ import numpy as np
 from sklearn.linear_model import LogisticRegression
 
 from paceline.algorithms.server.desk import NONE, Desk
-from paceline.algorithms.server.explore import _Explorer, _Size, _World
+from paceline.algorithms.server.explore import _ServerExplorer, _ServerWorld, _Size
 from paceline.algorithms.server.gates import Asynchronous, Backup, Gate, StaleSynchronous
 from paceline.algorithms.server.messages import Action, Event, Lease
 from paceline.algorithms.server.worker import push_every_batch, push_in_rounds
@@ -73,12 +73,12 @@ class OnlyTheSlower(Asynchronous):
 
 def world_of(
     workers: int, batches: int, shards: int, gathers: int, deaths: int, gate: Gate, desk: type[Desk]
-) -> _Explorer:
+) -> _ServerExplorer:
     size = _Size(workers, batches, shards, gathers, deaths, joins=0)
-    return _Explorer(size, gate, desk, push_in_rounds if gathers else push_every_batch)
+    return _ServerExplorer(size, gate, desk, push_in_rounds if gathers else push_every_batch)
 
 
-FAULTS: dict[str, Callable[[], _Explorer]] = {
+FAULTS: dict[str, Callable[[], _ServerExplorer]] = {
     "a desk that leases twice": lambda: world_of(3, 4, 1, 0, 0, Asynchronous(), LeasesTwice),
     "a desk that forgets orphans": lambda: world_of(3, 3, 1, 0, 1, Asynchronous(), ForgetsOrphans),
     "a gate that waits for the dead": lambda: world_of(3, 6, 1, 0, 1, MournsNobody(1), Desk),
@@ -88,7 +88,7 @@ FAULTS: dict[str, Callable[[], _Explorer]] = {
 }
 
 
-def seen(explorer: _Explorer, world: _World) -> tuple[int, ...]:
+def seen(explorer: _ServerExplorer, world: _ServerWorld) -> tuple[int, ...]:
     """What one sees of a state, in small numbers."""
     servers, desk = world.servers, explorer.desk
     stages = {type(worker.effect) for number, worker in world.workers.items() if number not in world.dead}
@@ -104,13 +104,13 @@ def seen(explorer: _Explorer, world: _World) -> tuple[int, ...]:
     )
 
 
-def is_bad(explorer: _Explorer, world: _World) -> bool:
+def is_bad(explorer: _ServerExplorer, world: _ServerWorld) -> bool:
     if explorer.fault(world):
         return True
     return explorer.ended(list(explorer.moves(world))) and explorer.fault_at_end(world) is not None
 
 
-def lessons(explorer: _Explorer) -> list[tuple[tuple[int, ...], bool]]:
+def lessons(explorer: _ServerExplorer) -> list[tuple[tuple[int, ...], bool]]:
     """Every state of a faulty world with whether it lies on a shortest way to a bad one."""
     first = explorer.first()
     parents: dict[Any, Any] = {explorer.key(first): None}
@@ -174,7 +174,7 @@ def _shared(rows: list[tuple[tuple[int, ...], bool]], i: int, j: int) -> float:
     return sum(c / n * float(np.log(c * cls[b] / (one[x, b] * two[y, b]))) for (x, y, b), c in both.items())
 
 
-def search(explorer: _Explorer, score: Callable[[tuple[int, ...], int], float]) -> int:
+def search(explorer: _ServerExplorer, score: Callable[[tuple[int, ...], int], float]) -> int:
     """Moves made until the first bad state, the state with the lowest score first."""
     first = explorer.first()
     known, heap, moves = {explorer.key(first)}, [(0.0, 0, 0, first)], 0

@@ -37,7 +37,7 @@ from paceline.interfaces.testing.survival.faults import Picture
 from paceline.interfaces.testing.survival.hosts import Host, hosts
 from paceline.interfaces.testing.survival.nodes import belongs, fork_process
 from paceline.interfaces.testing.survival.proofs import ALLOWED, applied_once, replayed
-from paceline.runtime.runs.live import Event, EventKind, Phase, read_events, read_live
+from paceline.runtime.runs.live import EventKind, Phase, RunEvent, read_events, read_live
 from paceline.runtime.runs.record import read_record
 
 HERE = Path(__file__).parent
@@ -163,7 +163,7 @@ class OpenRun:
         return next((each for each in self.machines if path and path.is_relative_to(each.folder)), self.machines[0])
 
     @property
-    def events(self) -> list[Event]:
+    def events(self) -> list[RunEvent]:
         return read_events(path) if (path := self.path) else []
 
     @property

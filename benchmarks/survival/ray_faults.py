@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 from paceline.testing.survival.proofs import applied_once, replayed
 
-from paceline.runtime.runs.live import Event, EventKind, ProcessKind, read_events
+from paceline.runtime.runs.live import EventKind, ProcessKind, RunEvent, read_events
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -103,7 +103,7 @@ class Cluster:
     def run(self) -> Path | None:
         return next((self.folder / "runs").glob("*"), None)
 
-    def events(self) -> list[Event]:
+    def events(self) -> list[RunEvent]:
         return read_events(self.run) if self.run is not None else []
 
 

@@ -40,7 +40,7 @@ from paceline.testing.survival.hosts import hosts, possible
 from paceline.testing.survival.nodes import NodeProgram, Nodes, started
 from paceline.testing.survival.proofs import applied_once, ended_well, left_behind, replayed
 
-from paceline.runtime.runs.live import Event, EventKind, read_events
+from paceline.runtime.runs.live import EventKind, RunEvent, read_events
 from paceline.runtime.runs.record import read_record
 from paceline.runtime.runs.schema import from_dict, to_dict
 
@@ -220,17 +220,17 @@ def copies_of(plan: str) -> bool:
     return plan.startswith(("downpour", "ssp", "backup"))
 
 
-def _copies(fault: Fault, events: Sequence[Event], copies: int) -> int:
+def _copies(fault: Fault, events: Sequence[RunEvent], copies: int) -> int:
     """Return how many servers a shard can have after a fault: nodes that were lost before have none."""
     alive = len(Picture([event for event in events if event.at <= fault.at]).ranks)
     return min(copies, alive)
 
 
-def _events(ran: Nodes) -> list[Event]:
+def _events(ran: Nodes) -> list[RunEvent]:
     return read_events(ran.run) if ran.run is not None else []
 
 
-def _begun(event: Event) -> bool:
+def _begun(event: RunEvent) -> bool:
     return event.kind in (EventKind.LEASING, EventKind.GROUP)
 
 

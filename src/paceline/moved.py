@@ -92,6 +92,6 @@ class Forwarding(MetaPathFinder, Loader):
 
 
 def forward() -> None:
-    """From now on earlier names are imported as those of today."""
+    """Import earlier names as those of today, from now on."""
     if not any(isinstance(each, Forwarding) for each in sys.meta_path):
         sys.meta_path.insert(0, Forwarding())

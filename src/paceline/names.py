@@ -33,15 +33,15 @@ def identifier(text: str) -> str:
 
 def identifiers(names: Iterable[str]) -> dict[str, str]:
     """Return an identifier for each name, no two of them alike."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     used: set[str] = set()
     for name in names:
         word = identifier(name)
         while word in used:
             word += "_"
         used.add(word)
-        found[name] = word
-    return found
+        by_name[name] = word
+    return by_name
 
 
 def file_name(text: str) -> str:

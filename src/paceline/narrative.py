@@ -39,28 +39,28 @@ def shortest_cycle(waits: Sequence[Wait]) -> list[Wait]:
         by_name.setdefault(wait.who, []).append(wait)
     best: list[Wait] = []
     for start in by_name:
-        paths, seen = [[wait] for wait in by_name[start]], set[str]()
+        paths, visited = [[wait] for wait in by_name[start]], set[str]()
         while paths and (not best or len(paths[0]) < len(best)):
             path = paths.pop(0)
             whom = path[-1].whom
             if whom == start:
                 best = path
                 break
-            if whom not in seen:
-                seen.add(whom)
+            if whom not in visited:
+                visited.add(whom)
                 paths += [[*path, wait] for wait in by_name.get(whom, [])]
     return best
 
 
 def format_waits(headline: str, waits: Sequence[Wait]) -> str:
     """Return the story of a deadlock: the shortest cycle, or the first wait for something that never happens."""
-    found = shortest_cycle(waits)
-    if found:
-        chain = ", which waits for ".join(wait.whom for wait in found) if len(found) > 1 else "itself"
-        conclusion = f"deadlock: {found[0].who} waits for {chain}"
+    circle = shortest_cycle(waits)
+    if circle:
+        chain = ", which waits for ".join(wait.whom for wait in circle) if len(circle) > 1 else "itself"
+        conclusion = f"deadlock: {circle[0].who} waits for {chain}"
     else:
         waiting = {wait.who for wait in waits}
-        found = [next((wait for wait in waits if wait.whom not in waiting), waits[0])]
-        conclusion = f"{found[0].who} waits for {found[0].whom}, which never does it"
-    scenes = [Scene(w.who, f"{w.did}, then waits for {w.whom} to {w.wants}") for w in found]
+        circle = [next((wait for wait in waits if wait.whom not in waiting), waits[0])]
+        conclusion = f"{circle[0].who} waits for {circle[0].whom}, which never does it"
+    scenes = [Scene(w.who, f"{w.did}, then waits for {w.whom} to {w.wants}") for w in circle]
     return format_story(headline, scenes, conclusion)

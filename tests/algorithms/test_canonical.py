@@ -10,7 +10,7 @@ import torch
 
 from paceline.algorithms.cluster.shares import Membership
 from paceline.algorithms.collectives import SIT_OUT, Collective, Part, Step, table_seconds
-from paceline.algorithms.collectives.canonical import Canonical, Run, divide, join, subtrees
+from paceline.algorithms.collectives.canonical import Canonical, ChunkRange, divide, join, subtrees
 from paceline.algorithms.collectives.halving_doubling import HalvingDoubling
 from paceline.algorithms.collectives.proof import has_its_rounds, prove
 from paceline.algorithms.collectives.rings import Hierarchical, Ring
@@ -29,19 +29,19 @@ def by_tree(values: list[torch.Tensor]) -> torch.Tensor:
 
 
 def test_subtrees_are_the_largest_of_a_run() -> None:
-    assert subtrees(Run(3, 8), 8) == [Run(3, 4), Run(4, 8)]
-    assert subtrees(Run(0, 6), 8) == [Run(0, 4), Run(4, 6)]
-    assert subtrees(Run(0, 6), 6) == [Run(0, 6)]
-    assert subtrees(Run(4, 5), 5) == [Run(4, 5)]
-    assert join(Run(4, 5), Run(0, 4), 5) == Run(0, 5)
-    assert join(Run(1, 2), Run(2, 3), 8) is None
+    assert subtrees(ChunkRange(3, 8), 8) == [ChunkRange(3, 4), ChunkRange(4, 8)]
+    assert subtrees(ChunkRange(0, 6), 8) == [ChunkRange(0, 4), ChunkRange(4, 6)]
+    assert subtrees(ChunkRange(0, 6), 6) == [ChunkRange(0, 6)]
+    assert subtrees(ChunkRange(4, 5), 5) == [ChunkRange(4, 5)]
+    assert join(ChunkRange(4, 5), ChunkRange(0, 4), 5) == ChunkRange(0, 5)
+    assert join(ChunkRange(1, 2), ChunkRange(2, 3), 8) is None
 
 
 @pytest.mark.parametrize("chunks", range(1, 18))
 def test_subtrees_of_any_run_come_together_to_it(chunks: int) -> None:
     for first in range(chunks):
         for stop in range(first + 1, chunks + 1):
-            trees = subtrees(Run(first, stop), chunks)
+            trees = subtrees(ChunkRange(first, stop), chunks)
             assert [n for tree in trees for n in range(*tree)] == list(range(first, stop))
             assert not any(join(one, other, chunks) for one in trees for other in trees if one != other)
 
@@ -157,7 +157,7 @@ class Altered(Canonical):
 
 
 ALTER: list[Callable[[Rows, int], object]] = [lambda rows, segments: None]
-START: list[Callable[[list[Run], int], list[Run]]] = [lambda trees, worker: trees]
+START: list[Callable[[list[ChunkRange], int], list[ChunkRange]]] = [lambda trees, worker: trees]
 
 
 def locals_of(rows: Rows) -> list[tuple[int, int]]:
@@ -235,13 +235,13 @@ def swapped(rows: Rows, segments: int) -> None:
     rows[number - 1], rows[number] = rows[number], rows[number - 1]
 
 
-def shifted(trees: list[Run], worker: int) -> list[Run]:
-    return [Run(first + 1, stop + 1) for first, stop in trees] if worker == 1 else trees
+def shifted(trees: list[ChunkRange], worker: int) -> list[ChunkRange]:
+    return [ChunkRange(first + 1, stop + 1) for first, stop in trees] if worker == 1 else trees
 
 
-def left_to_right(trees: list[Run], worker: int) -> list[Run]:
+def left_to_right(trees: list[ChunkRange], worker: int) -> list[ChunkRange]:
     """A worker adds all of its run up, although it is no subtree."""
-    return [Run(trees[0].first, trees[-1].stop)]
+    return [ChunkRange(trees[0].first, trees[-1].stop)]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.algorithms.schedules import Schedule
-from paceline.algorithms.schedules.explore import Client, explore_stages
+from paceline.algorithms.schedules.explore import StageClient, explore_stages
 from paceline.algorithms.schedules.with_flush import Gpipe, Interleaved, Layers, OneFOneB, ZeroBubble
 from paceline.algorithms.schedules.without_flush import Pipedream, Spectrain
 from paceline.algorithms.schedules.worker import Agree, Compute, Program, Receive, Send, SumUp, Update
@@ -21,7 +21,7 @@ Effects = Generator[Any, Any, Any]
 Change = Callable[[Any], Effects]
 
 
-def stages(client: Client) -> Program:
+def stages(client: StageClient) -> Program:
     return Pipeline(client.schedule).program(client)
 
 
@@ -71,7 +71,7 @@ def changed(program: Program, change: Change) -> Program:
         answer = yield from change(effect)
 
 
-def takes_messages_in_another_order(client: Client) -> Change:
+def takes_messages_in_another_order(client: StageClient) -> Change:
     early: list[Any] = []
 
     def change(effect: Any) -> Effects:
@@ -85,7 +85,7 @@ def takes_messages_in_another_order(client: Client) -> Change:
     return change
 
 
-def sends_before_it_has_computed(client: Client) -> Change:
+def sends_before_it_has_computed(client: StageClient) -> Change:
     made: list[Any] = [None]
 
     def change(effect: Any) -> Effects:
@@ -97,7 +97,7 @@ def sends_before_it_has_computed(client: Client) -> Change:
     return change
 
 
-def loses_a_message(client: Client) -> Change:
+def loses_a_message(client: StageClient) -> Change:
     def change(effect: Any) -> Effects:
         if not (isinstance(effect, Send) and effect.micro == 3):
             return (yield effect)
@@ -105,7 +105,7 @@ def loses_a_message(client: Client) -> Change:
     return change
 
 
-def updates_before_its_sum(client: Client) -> Change:
+def updates_before_its_sum(client: StageClient) -> Change:
     def change(effect: Any) -> Effects:
         if isinstance(effect, SumUp) and not client.place[1]:
             return None
@@ -114,7 +114,7 @@ def updates_before_its_sum(client: Client) -> Change:
     return change
 
 
-def does_not_agree(client: Client) -> Change:
+def does_not_agree(client: StageClient) -> Change:
     def change(effect: Any) -> Effects:
         if isinstance(effect, Agree) and client.place[1]:
             return None
@@ -123,7 +123,7 @@ def does_not_agree(client: Client) -> Change:
     return change
 
 
-def sums_stages_up_in_another_order(client: Client) -> Change:
+def sums_stages_up_in_another_order(client: StageClient) -> Change:
     def change(effect: Any) -> Effects:
         if isinstance(effect, SumUp) and client.place == (1, 0):
             effect = effect._replace(stage=2 - effect.stage)
@@ -132,7 +132,7 @@ def sums_stages_up_in_another_order(client: Client) -> Change:
     return change
 
 
-def updates_twice(client: Client) -> Change:
+def updates_twice(client: StageClient) -> Change:
     def change(effect: Any) -> Effects:
         if isinstance(effect, Update):
             yield effect
@@ -141,7 +141,7 @@ def updates_twice(client: Client) -> Change:
     return change
 
 
-def computes_a_backward_twice(client: Client) -> Change:
+def computes_a_backward_twice(client: StageClient) -> Change:
     def change(effect: Any) -> Effects:
         if isinstance(effect, Compute) and effect.work.what == "B":
             yield effect
@@ -150,7 +150,7 @@ def computes_a_backward_twice(client: Client) -> Change:
     return change
 
 
-STAGE_FAULTS: dict[Callable[[Client], Change], str] = {
+STAGE_FAULTS: dict[Callable[[StageClient], Change], str] = {
     takes_messages_in_another_order: "worker 1 computes F0 of stage 1 from (0, 1, 'F')",
     sends_before_it_has_computed: "from no message",
     loses_a_message: "waits for ever",
@@ -163,11 +163,11 @@ STAGE_FAULTS: dict[Callable[[Client], Change], str] = {
 
 
 @pytest.mark.parametrize("fault", STAGE_FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_of_a_stage_is_told(fault: Callable[[Client], Change]) -> None:
+def test_a_fault_of_a_stage_is_told(fault: Callable[[StageClient], Change]) -> None:
     replicas = 2 if fault is sums_stages_up_in_another_order else 1
     schedule: Schedule = Interleaved(2) if replicas == 2 else Gpipe()
 
-    def program(client: Client) -> Program:
+    def program(client: StageClient) -> Program:
         return changed(stages(client), fault(client))
 
     found = explore_stages(program, schedule, replicas, counts=(2, 2) if replicas == 1 else (1,), agrees=True)

@@ -1,20 +1,13 @@
-"""Libraries that tests compile lie in a folder of their own, and one start of MPI serves all tests of ranks; processes
-that share the tests of a session share both.
-"""
+"""One start of MPI serves all tests of ranks, of all processes that share the tests of a session."""
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from paceline.kernels import build
-from paceline.kernels.printers import cpp
+from tests.compiled import one_at_a_time, unoptimised
 from tests.kernels.networks import Case, drawn, images, sequences
 
 
@@ -25,48 +18,6 @@ def common(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     folder = (base if worker_id == "master" else base.parent) / "kernels"
     folder.mkdir(exist_ok=True)
     return folder
-
-
-@contextlib.contextmanager
-def one_at_a_time(file: Path) -> Iterator[None]:
-    """Let one process at a time into the block, by a lock that ends with the process."""
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _own_cache(common: Path) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PACELINE_CACHE", str(common / "cache"))
-        if "CXX" not in os.environ and build.compiler().command == ("g++",):
-            with one_at_a_time(common / "headers.lock"):
-                patch.setenv(
-                    "CXX", f"g++ -include {precompiled(common / 'headers', build.FLAGS, unoptimised(build.FLAGS))}"
-                )
-            build.compiler.cache_clear()
-        yield
-    build.compiler.cache_clear()
-
-
-def precompiled(folder: Path, *wanted: tuple[str, ...]) -> Path:
-    """The headers of every text, which take half the time of compiling a small one; for each of these flags."""
-    header = folder / "headers.h"
-    if header.exists():
-        return header
-    folder.mkdir(parents=True)
-    header.write_text(cpp.part("prelude").partition("\n\n")[0] + "\n")
-    (folder / "headers.h.gch").mkdir()
-    for number, flags in enumerate(wanted):
-        more = ("-march=native", *(("-fopenmp",) if build.compiler().openmp else ()))
-        binary = folder / "headers.h.gch" / str(number)
-        command = ["g++", *flags, *more, "-x", "c++-header", str(header), "-o", str(binary)]
-        subprocess.run([word for word in command if word != "-shared"], check=True)
-    return header
-
-
-def unoptimised(flags: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple("-O0" if flag == "-O3" else flag for flag in flags)
 
 
 @pytest.fixture
@@ -82,7 +33,7 @@ def rank_cases() -> list[Case]:
 
 
 @pytest.fixture(scope="session")
-def by_ranks(_own_cache: None, rank_cases: list[Case], common: Path) -> dict[tuple[object, ...], object]:
+def by_ranks(rank_cases: list[Case], common: Path) -> dict[tuple[object, ...], object]:
     """What four ranks of MPI computed, by what it is."""
     pytest.importorskip("mpi4py")
     from tests.kernels.by_ranks import computed

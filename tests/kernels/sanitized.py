@@ -42,7 +42,7 @@ from paceline.kernels.printers.study import published
 from paceline.kernels.processors import Cpu, Form, Runner
 from paceline.kernels.replicas import Forward, Replicas
 from paceline.kernels.weights import OneModel
-from tests.kernels.conftest import one_at_a_time, precompiled
+from tests.compiled import one_at_a_time, precompiled
 from tests.kernels.networks import Case, drawn, encoders, images, operations, sequences
 from tests.kernels.programs import PROGRAMS
 
@@ -86,7 +86,7 @@ def _compiler(folder: Path, flags: tuple[str, ...]) -> Path:
     program = folder / "compiler"
     with one_at_a_time(folder.with_suffix(".lock")):
         if not program.exists():
-            header = precompiled(folder / "headers", (*build.FLAGS, *flags))
+            header = precompiled(folder, (*build.FLAGS, *flags))
             draft = program.with_suffix(".draft")
             draft.write_text(f'#!/bin/sh\nLD_PRELOAD= exec g++ -include {header} "$@" {" ".join(flags)}\n')
             draft.chmod(0o700)

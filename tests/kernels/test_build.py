@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -269,6 +270,22 @@ case "$*" in
   *) sleep 400 & echo $! > STARTED.draft; mv STARTED.draft STARTED; wait ;;
 esac
 """
+
+
+def test_a_text_that_several_need_at_once_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting, calls = tmp_path / "counting", tmp_path / "calls"
+    counting.write_text(f'#!/bin/sh\ncase "$*" in *text.cpp*) echo >> {calls}; sleep 0.5;; esac\nexec g++ "$@"\n')
+    counting.chmod(0o700)
+    monkeypatch.setenv("CXX", str(counting))
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    build.compiler.cache_clear()
+    try:
+        with ThreadPoolExecutor(3) as pool:
+            files = {file for _, file, _ in pool.map(build.library, [TEXT] * 3)}
+    finally:
+        build.compiler.cache_clear()
+    assert len(files) == 1
+    assert len(calls.read_text().splitlines()) == 1
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])

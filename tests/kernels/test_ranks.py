@@ -93,7 +93,7 @@ class Ended:
 
 
 @pytest.fixture(scope="module")
-def by_two(tmp_path_factory: pytest.TempPathFactory, _own_cache: None) -> dict[str, Ended]:
+def by_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
     """What one start of MPI made of all of `MORE`."""
     folders = {name: tmp_path_factory.mktemp(name) for name in MORE}
     for name, folder in folders.items():

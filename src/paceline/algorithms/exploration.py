@@ -104,7 +104,7 @@ class ProgramExplorer(Generic[V, P]):
     """
 
     #: Effects that other workers see. In whatever order the others between them are answered, no worker can tell.
-    seen: tuple[type, ...]
+    visible: tuple[type, ...]
     #: The most workers that die.
     deaths: int
 
@@ -147,7 +147,7 @@ class ProgramExplorer(Generic[V, P]):
         worker, words = world.workers[place].copy(), list[str]()
         world.workers[place] = worker
         while (effect := worker.effect) is not None:
-            if words and (world.fault or isinstance(effect, self.seen) or self.missing(world, place)):
+            if words and (world.fault or isinstance(effect, self.visible) or self.missing(world, place)):
                 break
             words.append(self.go_on(world, place, effect))
         self.arrive(world, place)
@@ -166,13 +166,13 @@ class ProgramExplorer(Generic[V, P]):
         return None
 
     def _waits_for_dead(self, world: V, place: P) -> bool:
-        known, behind = {place}, [place]
+        visited, behind = {place}, [place]
         while behind:
             for other in self.missing(world, behind.pop()):
                 if other in world.dead:
                     return True
-                if other not in known:
-                    known.add(other)
+                if other not in visited:
+                    visited.add(other)
                     behind.append(other)
         return False
 

@@ -40,15 +40,17 @@ class RunStopped(PacelineError):
         """
         self.updates, self.run, self.why = updates, run, why
         self.exit_code = 128 + signal  # as a shell has it of a process that the signal ended
-        kept = f"its last checkpoint is that after {updates:,}" if updates else "it has no checkpoint yet"
-        said = f"stopped before the workers had finished an update; {kept}"
+        resumable = f"its last checkpoint is that after {updates:,}" if updates else "it has no checkpoint yet"
+        message = f"stopped before the workers had finished an update; {resumable}"
         if loss is not None and updates:
-            said = f"stopped after {updates:,} of {of:,} updates, with train loss {loss:.4f}; a checkpoint is written"
+            message = (
+                f"stopped after {updates:,} of {of:,} updates, with train loss {loss:.4f}; a checkpoint is written"
+            )
         if why:
-            said = f"stopped before a checkpoint could be written: {why}; {kept}"
+            message = f"stopped before a checkpoint could be written: {why}; {resumable}"
         folder = shlex.quote(run)
         resume = f"\n  resume  paceline train --resume {folder}" if updates else ""
-        super().__init__(f"{said}{resume}\n  look    paceline report {folder}")
+        super().__init__(f"{message}{resume}\n  look    paceline report {folder}")
 
 
 class TrialFailed(RunFailed):

@@ -88,8 +88,8 @@ def users_traceback(error: BaseException) -> str:
 
     It may also be that of a loader's process, within the error's message.
     """
-    whole = "".join(traceback.format_exception(error))
-    shorter = [frame.sub("", whole) for frame in FRAMES]
+    text = "".join(traceback.format_exception(error))
+    shorter = [frame.sub("", text) for frame in FRAMES]
     return next((each for each in shorter if '  File "' in each), "")
 
 

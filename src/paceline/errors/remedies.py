@@ -122,11 +122,11 @@ def remedies(kind: type[BaseException]) -> tuple[str, ...]:
 
 def explain_error(name: str) -> str:
     """Return what an error means and what to do, by its name in any case of letters."""
-    known = {each.lower(): each for each in errors()}
-    found = known.get(name.strip().lower())
-    if found is None:
+    by_name = {each.lower(): each for each in errors()}
+    key = by_name.get(name.strip().lower())
+    if key is None:
         raise exceptions.UsageError(f"there is no error {name!r}: {suggest(name.strip(), errors())}")
-    kind = errors()[found]
+    kind = errors()[key]
     meaning = (inspect.getdoc(kind) or "").splitlines()[0]
     steps = "".join(f"\n{number}. {step}" for number, step in enumerate(remedies(kind), 1))
-    return f"# {found}\n\n{meaning}\n\nWhat to do:\n{steps}\n"
+    return f"# {key}\n\n{meaning}\n\nWhat to do:\n{steps}\n"

@@ -104,34 +104,34 @@ def warn_renamed(old: str, new: str) -> None:
 
 def _accepting(function: Callable[P, R], renamed: Names, values: Mapping[str, Names], name: str) -> Callable[P, R]:
     parameters = inspect.signature(function).parameters.values()
-    known = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "self"]
+    parameter_names = [each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name != "self"]
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = _by_new_names(kwargs, renamed, name)
+        arguments = _by_new_names(kwargs, renamed, name)
         for field, changed in values.items():
-            if (old := str(given.get(field))) in changed:
+            if (old := str(arguments.get(field))) in changed:
                 warn_renamed(f"{field}={old!r}", repr(changed[old]))
-                given[field] = changed[old]
-        if not takes_any and (unknown := next((each for each in given if each not in known), None)):
-            raise TypeError(f"{name}() has no argument {unknown!r}; {meant(unknown, known)}")
-        return function(*args, **given)  # type: ignore[arg-type]
+                arguments[field] = changed[old]
+        if not takes_any and (unknown := next((each for each in arguments if each not in parameter_names), None)):
+            raise TypeError(f"{name}() has no argument {unknown!r}; {meant(unknown, parameter_names)}")
+        return function(*args, **arguments)  # type: ignore[arg-type]
 
     return call
 
 
 def _by_new_names(given: Mapping[str, object], renamed: Names, name: str) -> dict[str, object]:
     """Return the arguments under their new names; `TypeError` if one is given under both."""
-    found: dict[str, object] = {}
+    current: dict[str, object] = {}
     for old, value in given.items():
         new = renamed.get(old, old)
         if new != old:
             if new in given:
                 raise TypeError(f"{name}() got {old}= and {new}=, which is its new name; give {new}= only")
             warn_renamed(f"{old}= of {name}()", f"{new}=")
-        found[new] = value
-    return found
+        current[new] = value
+    return current
 
 
 # The ends of messages about names that do not exist.

@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import fcntl
 import hashlib
 import importlib.util
 import itertools
@@ -23,8 +24,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -243,10 +245,33 @@ def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, 
     toolchain, flags, file = _place_of(text, extra)
     if (functions := _loaded(file)) is not None:
         return functions, file, True
-    file = _compile(toolchain, text, flags, file)
+    with _alone(file):
+        if (functions := _loaded(file)) is not None:
+            return functions, file, True
+        file = _compile(toolchain, text, flags, file)
     if (functions := _loaded(file)) is None:
         raise CannotCompile(f"{file} was changed while it was being loaded; compute='autograd' goes on without")
     return functions, file, False
+
+
+@contextlib.contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Let one process at a time compile a text: all workers of a run need the same ones at the same moment.
+
+    The lock ends with its process. One that is stopped is not waited for longer than a compiler.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # such as a cache that cannot be written
+            lock = file.with_name(f"{file.name[:2]}.lock")  # of a few texts, so that there are not more and more files
+            user_cache.append(lock, b"")
+            descriptor = stack.enter_context(user_cache.opened(lock, os.O_RDWR))
+            end = time.monotonic() + PATIENCE
+            while time.monotonic() < end:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                time.sleep(0.01)
+        yield
 
 
 def _run(commands: Sequence[tuple[str, ...]]) -> str:

@@ -29,15 +29,47 @@ class CompiledCall(ctypes.Structure):
     """What the generated code is called with; `printers/call.hpp` has the same fields in the same order."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in (
-            "weights", "gradients", "lane_gradients", "state", "arenas", "x", "tokens", "targets", "labels", "order",
-            "settings", "team", "losses", "seeds", "rates", "notes", "doing",
-            "clipping", "exchange",
-        )),
-        *((name, ctypes.c_int64) for name in (
-            "samples", "batch", "updates", "threads", "update", "seed", "first", "stride", "chunk", "pace", "still",
-        )),
-    ]  # fmt: skip
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "weights",
+                "gradients",
+                "lane_gradients",
+                "state",
+                "arenas",
+                "x",
+                "tokens",
+                "targets",
+                "labels",
+                "order",
+                "settings",
+                "team",
+                "losses",
+                "seeds",
+                "rates",
+                "notes",
+                "doing",
+                "clipping",
+                "exchange",
+            )
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                "samples",
+                "batch",
+                "updates",
+                "threads",
+                "update",
+                "seed",
+                "first",
+                "stride",
+                "chunk",
+                "pace",
+                "still",
+            )
+        ),
+    ]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from paceline.kernels.printers.cpp import part
 
 PLACE = np.dtype([(name, "<i8") for name in ("to", "from", "rows", "width", "stride")])
 MOVE = np.dtype([(name, "<i8") for name in ("to", "first", "last", "from", "start", "stop", "add", "at")])
-NOBODY, ITSELF = -1, -2  # in the place of a worker in a move
+NO_WORKER, ITSELF = -1, -2  # in the place of a worker in a move
 #: A chunk of this worker, and how many pairs of partial sums are added up once it is there.
 PIECE = np.dtype([("samples", "<i8"), ("chunk", "<i8"), ("joins", "<i8"), ("weight", "<f8")])
 PEER = np.dtype(
@@ -66,12 +66,25 @@ class GradientExchange(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("places", "moves", "pieces", "peers", "own")),
         ("vectors", ctypes.c_void_p * 2),
         *((name, ctypes.c_void_p) for name in ("doorbell", "cancelled", "aborted")),
-        *((name, ctypes.c_int64) for name in (
-            "parameters", "steps", "chunks", "stride", "tail", "number", "spin", "nap", "deadline", "finite", "ended",
-            "whom",
-        )),
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                "parameters",
+                "steps",
+                "chunks",
+                "stride",
+                "tail",
+                "number",
+                "spin",
+                "nap",
+                "deadline",
+                "finite",
+                "ended",
+                "whom",
+            )
+        ),
         ("share", ctypes.c_double),
-    ]  # fmt: skip
+    ]
 
     @staticmethod
     def of(

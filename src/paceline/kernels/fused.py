@@ -118,7 +118,7 @@ class Fused:
         """Say which path was taken, the plan, and how fast the last epoch was."""
         if not self._compiled:
             return "not compiled yet: the first samples show the shape"
-        return "\n\n".join(self._explained(made) for made in self._compiled.values())
+        return "\n\n".join(self._explained(plan) for plan in self._compiled.values())
 
     def close(self) -> None:
         """Returns the memory that MPI lent; all ranks together, and before MPI ends."""
@@ -175,7 +175,7 @@ class Fused:
         call, alive = twin._prepared(compiled, x, y, order, torch.zeros(1, dtype=torch.float64))
         call.still, call.batch = 1, len(x)
         twin.give_arenas(compiled, call)
-        if plan.scratch:  # whatever an update before has left there: zeros would hide a number that nobody writes
+        if plan.scratch:  # whatever an update before has left there: zeros would hide a number that is never written
             arenas = compiled.memory["arenas"].view(-1, plan.sizes["arena"] * plan.target.lanes)
             arenas[:, : plan.scratch * plan.target.lanes] = torch.nan
         losses = [twin._call(compiled, call, len(x), 1, -1, 0)]

@@ -291,7 +291,7 @@ class _Reader:
         if min(shape, default=1) < 1:
             raise CannotFuse(f"{what} makes {'x'.join(map(str, shape))} of {site.shapes[0]}: there is nothing in it")
         names = weights if isinstance(weights, dict) else {word: f"{site.path}.{word}" for word in weights}
-        computed = [word for word, held in names.items() if held.removeprefix(".") not in {**self.held, **self.numbers}]
+        computed = [word for word, name in names.items() if name.removeprefix(".") not in {**self.held, **self.numbers}]
         if computed:
             raise CannotFuse(
                 f"{what}: its {computed[0]} is computed from other parameters (a parametrization, weight_norm or a "

@@ -397,9 +397,22 @@ class Repeat:
 
 
 Statement = (
-    Apply | Contract | MaxPool | MaxPoolGradient | Softmax | SoftmaxGradient | Lookup | Tokens | Scatter | DropoutMask
-    | CausalMask | BatchSum | RunningStatistic | Loss | Repeat
-)  # fmt: skip
+    Apply
+    | Contract
+    | MaxPool
+    | MaxPoolGradient
+    | Softmax
+    | SoftmaxGradient
+    | Lookup
+    | Tokens
+    | Scatter
+    | DropoutMask
+    | CausalMask
+    | BatchSum
+    | RunningStatistic
+    | Loss
+    | Repeat
+)
 
 
 @dataclass

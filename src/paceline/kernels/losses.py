@@ -173,9 +173,24 @@ ARGUMENTS = {
 }
 #: Methods that leave the numbers in their order, and conversions.
 VIEWS = (
-    "view", "reshape", "flatten", "squeeze", "unsqueeze", "contiguous", "float", "double", "long", "to", "view_as",
-    "type_as", "reshape_as", torch.flatten, torch.squeeze, torch.unsqueeze, torch.reshape,
-)  # fmt: skip
+    "view",
+    "reshape",
+    "flatten",
+    "squeeze",
+    "unsqueeze",
+    "contiguous",
+    "float",
+    "double",
+    "long",
+    "to",
+    "view_as",
+    "type_as",
+    "reshape_as",
+    torch.flatten,
+    torch.squeeze,
+    torch.unsqueeze,
+    torch.reshape,
+)
 
 
 def _called(kind: type[nn.Module], node: fx.Node, constants: Mapping[str, Tensor]) -> LossText | None:

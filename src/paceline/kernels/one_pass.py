@@ -49,13 +49,32 @@ def use_torchs_roots(library: ctypes.CDLL, dtype: torch.dtype) -> None:
 
 
 #: A parameter, as `Numbers` of `printers/step.hpp` has it: addresses, and how many numbers lie where.
-SPAN = np.dtype([
-    ("old", "<i8"), ("fresh", "<i8"), ("remembered", "<i8", 2), ("kept", "<i8", 2),
-    *((name, "<i8") for name in (
-        "counted", "counting", "noted", "noting", "gradient", "pulled", "own", "rows", "width", "stride", "group",
-        "present", "shared",
-    )),
-])  # fmt: skip
+SPAN = np.dtype(
+    [
+        ("old", "<i8"),
+        ("fresh", "<i8"),
+        ("remembered", "<i8", 2),
+        ("kept", "<i8", 2),
+        *(
+            (name, "<i8")
+            for name in (
+                "counted",
+                "counting",
+                "noted",
+                "noting",
+                "gradient",
+                "pulled",
+                "own",
+                "rows",
+                "width",
+                "stride",
+                "group",
+                "present",
+                "shared",
+            )
+        ),
+    ]
+)
 #: What PyTorch rounds twice is not contracted.
 FLAGS = ("-ffp-contract=off",)
 

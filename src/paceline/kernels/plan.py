@@ -129,7 +129,7 @@ CHUNKS = 8  # gradients of a batch that are summed apart, for any number of thre
 
 
 @dataclass(frozen=True)
-class Step:
+class KernelFunction:
     """One function of the text."""
 
     name: str
@@ -143,7 +143,7 @@ class Plan:
 
     program: Program
     target: Target
-    phases: list[list[Step]]  # a phase begins when all samples of the batch have ended the one before
+    phases: list[list[KernelFunction]]  # a phase begins when all samples of the batch have ended the one before
     places: dict[str, Address]
     sizes: dict[str, int]  # of the regions
     zeroed: tuple[int, int]  # where in the arena gradients begin with zeros
@@ -165,7 +165,7 @@ class Plan:
         ]
         return Nest(it.loops, self.at(it.target), left, self.at(it.right), collide(it.target, it.loops), *wide)
 
-    def steps(self) -> Iterator[Step]:
+    def steps(self) -> Iterator[KernelFunction]:
         """The steps of all phases."""
         for phase in self.phases:
             yield from phase
@@ -187,7 +187,7 @@ def make(program: Program, target: Target) -> Plan:
             if isinstance(statement, BatchSum) and plan.phases[-1]:
                 plan.phases.append([])
             name = f"{_word(statement.layer)}_{way}_{sum(map(len, plan.phases))}"
-            plan.phases[-1].append(Step(name, statement, tuple(_blocks(plan, statement))))
+            plan.phases[-1].append(KernelFunction(name, statement, tuple(_blocks(plan, statement))))
     return plan
 
 
@@ -238,7 +238,7 @@ def table(plan: Plan) -> str:
     return "\n".join([*lines, f"numbers: {sizes}"])
 
 
-def _row(step: Step) -> tuple[str, str, str, str, str]:
+def _row(step: KernelFunction) -> tuple[str, str, str, str, str]:
     it = step.statement
     extents = " ".join(f"{loop.name}{loop.extent}" for loop in getattr(it, "loops", ()))
     then = ", ".join(_named(a.value) for a in it.then) if isinstance(it, Contract) else ""

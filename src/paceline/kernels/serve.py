@@ -81,17 +81,54 @@ class Served(ctypes.Structure):
     """All that a call for a worker at a server reads and writes besides its call."""
 
     _fields_ = [
-        ("shards", ctypes.c_void_p), ("desk", DeskInMemory),
-        *((name, ctypes.c_void_p) for name in (
-            "doorbells", "sent", "taken", "rows", "cancelled", "settings", "clipping", "run",
-        )),
-        *((name, ctypes.c_int64) for name in (
-            "count", "worker", "workers", "locks", "room", "spin", "shortest", "longest", "deadline", "finite",
-            "snapshots", "checkpoints", "first", "last", "until", "pace", "since", "told", "batch", "stage", "waited",
-            "pushed", "made", "ended", "lock",
-        )),
-        ("loss", ctypes.c_double), ("scale", ctypes.c_double),
-    ]  # fmt: skip
+        ("shards", ctypes.c_void_p),
+        ("desk", DeskInMemory),
+        *(
+            (name, ctypes.c_void_p)
+            for name in (
+                "doorbells",
+                "sent",
+                "taken",
+                "rows",
+                "cancelled",
+                "settings",
+                "clipping",
+                "run",
+            )
+        ),
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                "count",
+                "worker",
+                "workers",
+                "locks",
+                "room",
+                "spin",
+                "shortest",
+                "longest",
+                "deadline",
+                "finite",
+                "snapshots",
+                "checkpoints",
+                "first",
+                "last",
+                "until",
+                "pace",
+                "since",
+                "told",
+                "batch",
+                "stage",
+                "waited",
+                "pushed",
+                "made",
+                "ended",
+                "lock",
+            )
+        ),
+        ("loss", ctypes.c_double),
+        ("scale", ctypes.c_double),
+    ]
 
 
 def text(dtype: torch.dtype, step: ServedStep, rule: ServedRule, in_place: bool) -> str:

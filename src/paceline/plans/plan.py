@@ -53,7 +53,7 @@ class Plan:
     pull: Codec | None = None
     #: Relative sizes of a batch's chunks, where they differ.
     sizes: tuple[int, ...] = ()
-    #: Chunks of a batch that are added up in the order of one tree, whoever computes them; 0 where they are not.
+    #: Chunks of a batch that are added up in the order of one tree, on any number of workers; 0 where they are not.
     canonical: int = 0
     #: Whether chunks move from worker to worker by the speeds that are measured while they train.
     measured: bool = False

@@ -234,7 +234,7 @@ class Node:
 
     def perform(self, outputs: list[Any]) -> None:
         for output in outputs:
-            if isinstance(output, succession.Send):
+            if isinstance(output, succession.SendToNode):
                 self.post(output.to, output.message)
             elif isinstance(output, Lead):
                 self.take_over()

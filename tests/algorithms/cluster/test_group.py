@@ -13,7 +13,17 @@ from typing import Any, TypeAlias, TypeVar
 
 import pytest
 
-from paceline.algorithms.cluster.group import AbortFlag, Accuse, Excluded, Head, Member, Output, Regroup, Report, Send
+from paceline.algorithms.cluster.group import (
+    AbortFlag,
+    Accuse,
+    Excluded,
+    GroupMember,
+    Head,
+    Output,
+    Regroup,
+    Report,
+    SendToMember,
+)
 from paceline.algorithms.cluster.shares import Membership
 
 WAITS, COMPUTES, INSIDE, TAKES, DONE = "waits", "computes", "is in the collective", "takes the sum", "is done"
@@ -32,7 +42,7 @@ def twin(thing: T) -> T:
 class Rank:
     """A worker with its member's machine."""
 
-    def __init__(self, parts: int, member: type[Member]) -> None:
+    def __init__(self, parts: int, member: type[GroupMember]) -> None:
         self.member, self.shares = member(), Membership(parts)
         self.phase, self.alive = WAITS, True
         #: The epoch that it is connected in.
@@ -75,7 +85,7 @@ class World:
         alarms: int,
         repeats: int,
         head: type[Head],
-        member: type[Member],
+        member: type[GroupMember],
         heads: int = 1,
     ) -> None:
         self.updates, self.deaths, self.alarms, self.repeats = updates, deaths, alarms, repeats
@@ -234,7 +244,7 @@ class World:
 
     def _told(self, outputs: list[Any]) -> None:
         for each in outputs:
-            if isinstance(each, Send) and self.ranks[each.to].alive:
+            if isinstance(each, SendToMember) and self.ranks[each.to].alive:
                 self.down[each.to] += (each.message,)
             if isinstance(each, Excluded):
                 self.down[each.rank] = ()
@@ -302,7 +312,7 @@ def explore(
     updates: int = 2,
     ranks: int = 3,
     head: type[Head] = Head,
-    member: type[Member] = Member,
+    member: type[GroupMember] = GroupMember,
     deep: bool = False,
     heads: int = 1,
 ) -> int:
@@ -378,8 +388,8 @@ class GivesNothing(Head):
 
     def _form_if_complete(self) -> list[Output]:
         return [
-            Send(each.to, each.message._replace(giver=-1, takers=()))
-            if isinstance(each, Send) and isinstance(each.message, Regroup)
+            SendToMember(each.to, each.message._replace(giver=-1, takers=()))
+            if isinstance(each, SendToMember) and isinstance(each.message, Regroup)
             else each
             for each in super()._form_if_complete()
         ]
@@ -400,8 +410,8 @@ class SharesNothingOut(Head):
 
     def _form_if_complete(self) -> list[Output]:
         return [
-            Send(each.to, each.message._replace(since=99))
-            if isinstance(each, Send) and isinstance(each.message, Regroup) and each.message.epoch > 1
+            SendToMember(each.to, each.message._replace(since=99))
+            if isinstance(each, SendToMember) and isinstance(each.message, Regroup) and each.message.epoch > 1
             else each
             for each in super()._form_if_complete()
         ]
@@ -423,7 +433,7 @@ class CountsOnFromZero(Head):
         super().__post_init__()
 
 
-class ReportsInside(Member):
+class ReportsInside(GroupMember):
     """A report that was made within the collective is not final: the collective may still be finished."""
 
     def handle(self, message: Any) -> Report | None:
@@ -436,14 +446,14 @@ class ReportsInside(Member):
         return None
 
 
-class EntersOldGroups(Member):
+class EntersOldGroups(GroupMember):
     """A collective may begin over connections of an earlier epoch."""
 
     def enter(self, epoch: int) -> bool:
         return super().enter(self.epoch)
 
 
-class HearsOldCallOffs(Member):
+class HearsOldCallOffs(GroupMember):
     """A call-off of an earlier epoch counts."""
 
     def handle(self, message: Any) -> Report | None:
@@ -464,7 +474,7 @@ def test_the_exploration_finds_a_head_that_counts_on_from_zero() -> None:
 
 
 @pytest.mark.parametrize("member", [ReportsInside, EntersOldGroups, HearsOldCallOffs])
-def test_the_exploration_finds_faults_of_a_member(member: type[Member]) -> None:
+def test_the_exploration_finds_faults_of_a_member(member: type[GroupMember]) -> None:
     with pytest.raises(AssertionError) as found:
         explore(1, 0, int(member is HearsOldCallOffs), 2, member=member, deep=True)
     assert "the head hears" in str(found.value)
@@ -474,7 +484,7 @@ def test_the_exploration_finds_faults_of_a_member(member: type[Member]) -> None:
 def test_a_rank_that_was_silent_already_is_waited_for_once_more_and_shortly(silent: bool, seconds: float) -> None:
     head = Head({0, 1, 2}, 2.5)
     for rank in range(3):
-        head.report(0.0, rank, Member().ready())
+        head.report(0.0, rank, GroupMember().ready())
     head.accuse(10.0, 0, Accuse(1, 1, silent))
     for rank in (0, 2):
         head.report(10.0, rank, Report(1, 0, 1))

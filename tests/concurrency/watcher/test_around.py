@@ -17,7 +17,7 @@ from paceline.concurrency.watcher.files import Share
 from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.ranks import find_divergence
 from paceline.concurrency.watcher.report import Span, report_divergence
-from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Wait
+from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, ThreadWait
 from paceline.runtime.runs.live import FILE as LIVE
 from paceline.runtime.runs.live import LiveRecord, Phase, ProcessRecord, WorkerLive, WorkerStatus
 from paceline.runtime.runs.schema import to_dict
@@ -28,7 +28,7 @@ from paceline.runtime.runs.schema import to_dict
 def rank(number: int, line: int, function: str) -> Process:
     stack = (Frame("/site-packages/torch/distributed/distributed_c10d.py", 9, function), Frame("/a.py", line, "main"))
     pid = 100 + number
-    waits = (Thread(pid, Wait("clock")),)
+    waits = (Thread(pid, ThreadWait("clock")),)
     return Process(pid, 1, "a.py", waits, rank=number, world_size=3, stacks=(stack,))
 
 

@@ -12,14 +12,24 @@ from paceline.concurrency.watcher.history import History
 from paceline.concurrency.watcher.judge import judge
 from paceline.concurrency.watcher.ranks import find_divergence
 from paceline.concurrency.watcher.report import HangReport, Span, Waiting, report_divergence, report_knot
-from paceline.concurrency.watcher.samples import AN_END, Counters, Frame, Pace, Process, Snapshot, Subject, Thread, Wait
+from paceline.concurrency.watcher.samples import (
+    AN_END,
+    Counters,
+    Frame,
+    Pace,
+    Process,
+    Snapshot,
+    Subject,
+    Thread,
+    ThreadWait,
+)
 from paceline.concurrency.watcher.session import with_findings
 
 #: What earlier versions printed, which names nothing.
 NEVER = ("a lock of its own process", "with inode", "livelocked")
 
 
-def process(pid: int, *threads: tuple[Wait, Subject], rank: int | None = None) -> Process:
+def process(pid: int, *threads: tuple[ThreadWait, Subject], rank: int | None = None) -> Process:
     made = tuple(Thread(subject.tid, wait) for wait, subject in threads)
     stacks = tuple((Frame("/a.py", subject.tid, "work"),) for _, subject in threads)
     tids = tuple(subject.tid for _, subject in threads)
@@ -34,8 +44,8 @@ def report(*processes: Process) -> HangReport:
     return found
 
 
-def lock(*owners: int, on: str = "a lock") -> Wait:
-    return Wait("lock", (10,), on, owners)
+def lock(*owners: int, on: str = "a lock") -> ThreadWait:
+    return ThreadWait("lock", (10,), on, owners)
 
 
 def named(tid: int, what: str, name: str = "", kind: str = "lock", **more: str) -> Subject:
@@ -81,7 +91,7 @@ def test_a_circle_is_told_in_its_order_by_the_names_of_threads() -> None:
 
 def test_a_handler_of_a_signal_is_the_cause_and_no_livelock() -> None:
     handler = "on_alarm, the handler of SIGALRM"
-    waits = Wait("lock", (10,), "a lock", (10,), timed=True, rings=True)
+    waits = ThreadWait("lock", (10,), "a lock", (10,), timed=True, rings=True)
     made = process(10, (waits, named(10, "threading.Lock `guard`", handler=handler)))
     history = History()
     found = None
@@ -122,8 +132,8 @@ def test_an_import_that_waits_for_the_thread_which_imports_is_a_circle() -> None
 
 
 def test_victims_stand_in_a_line_of_their_own() -> None:
-    child = process(20, (Wait("lock", (20,), "a lock"), named(20, "threading.Event `go`, not set", kind="event")))
-    parent = process(10, (Wait("child", (20,), "child 20"), Subject(10)))
+    child = process(20, (ThreadWait("lock", (20,), "a lock"), named(20, "threading.Event `go`, not set", kind="event")))
+    parent = process(10, (ThreadWait("child", (20,), "child 20"), Subject(10)))
     found = report(parent, child)
     assert found.cause.startswith("pid 20 waits for threading.Event `go`")
     assert "\n  => victims: pid 10 (a.py)\n" in found.text()
@@ -134,7 +144,7 @@ def rank(number: int, line: int, function: str | None) -> Process:
     library = (Frame("/site-packages/torch/distributed/distributed_c10d.py", 9, function),) if function else ()
     pid = 100 + number
     stack = (*library, Frame("/train.py", line, "main"))
-    wait = Wait("clock" if function else "lock", () if function else (pid,), "a lock")
+    wait = ThreadWait("clock" if function else "lock", () if function else (pid,), "a lock")
     subject = Subject(pid, "", "event", "threading.Event `go`, not set", call=f"line {line}")
     return Process(
         pid,

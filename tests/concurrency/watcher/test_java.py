@@ -14,7 +14,7 @@ import pytest
 from paceline.concurrency.watcher.graph import find_knot
 from paceline.concurrency.watcher.processes import proc
 from paceline.concurrency.watcher.processes.java import ask, is_java, parse, read_java, with_java_stacks
-from paceline.concurrency.watcher.samples import MAIN_OF_JAVA, Frame, Process, Snapshot, Thread, Wait
+from paceline.concurrency.watcher.samples import MAIN_OF_JAVA, Frame, Process, Snapshot, Thread, ThreadWait
 
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
 DUMP = """
@@ -59,8 +59,8 @@ public class Main {
 """
 
 
-def lock() -> Wait:
-    return Wait("lock", (10,), "a lock of its own process")
+def lock() -> ThreadWait:
+    return ThreadWait("lock", (10,), "a lock of its own process")
 
 
 def test_a_dump_says_where_threads_are_and_who_holds_locks(monkeypatch: pytest.MonkeyPatch) -> None:

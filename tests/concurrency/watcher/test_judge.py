@@ -6,7 +6,16 @@ import pytest
 
 from paceline.concurrency.watcher.history import History, Pools
 from paceline.concurrency.watcher.judge import SAVED, SHARE, Schedule
-from paceline.concurrency.watcher.samples import OF_A_WORKER, Counters, Frame, Pace, Process, Snapshot, Thread, Wait
+from paceline.concurrency.watcher.samples import (
+    OF_A_WORKER,
+    Counters,
+    Frame,
+    Pace,
+    Process,
+    Snapshot,
+    Thread,
+    ThreadWait,
+)
 
 # --- Pools whose workers end as soon as they start, in snapshots by hand ----------------------------------------------
 
@@ -20,7 +29,7 @@ def respawn_loop(
     """Whether a pool is found to give no results, after snapshots 4 s apart."""
     pools = Pools()
     for number, (alive, count) in enumerate(zip(workers, runs, strict=True)):
-        threads = (Thread(10, Wait("lock", (10,))), Thread(11, Wait("pipe", alive, OF_A_WORKER)))
+        threads = (Thread(10, ThreadWait("lock", (10,))), Thread(11, ThreadWait("pipe", alive, OF_A_WORKER)))
         snapshot = Snapshot(4.0 * number, (Process(10, 1, "a.py", threads, stacks=(main,), tids=(10,)),))
         pools.observe(snapshot, Counters(snapshot.at, {10: {10: Pace(1, 1, 1), 11: Pace(1, 1, count)}}, {}))
     return pools.respawn_loop is not None

@@ -25,7 +25,7 @@ from paceline.concurrency.watcher.samples import (
     Process,
     Snapshot,
     Thread,
-    Wait,
+    ThreadWait,
     snapshot_from,
     to_json,
 )
@@ -143,36 +143,36 @@ def test_an_attribute_is_data_only_if_the_same_file_assigns_it() -> None:
     assert loop_of(stack, lambda _: loop + "self.done = False\ndef done(self): pass\n") is None
 
 
-def asks(*by: int) -> Wait:
-    return Wait("clock", by, "what its loop asks for", polls="asks")
+def asks(*by: int) -> ThreadWait:
+    return ThreadWait("clock", by, "what its loop asks for", polls="asks")
 
 
-def process(*waits: Wait, **more: Any) -> Process:
+def process(*waits: ThreadWait, **more: Any) -> Process:
     return Process(10, 1, "a.py", tuple(Thread(10 + number, wait) for number, wait in enumerate(waits)), **more)
 
 
-def hangs(*waits: Wait, still: tuple[int, ...] = (), **more: Any) -> bool:
+def hangs(*waits: ThreadWait, still: tuple[int, ...] = (), **more: Any) -> bool:
     snapshot = Snapshot(0.0, (process(*waits, **more),))
     return find_knot(snapshot, lambda _, tid: tid in still, polls=lambda _, tid: tid not in still) is not None
 
 
 def test_who_asks_hangs_unless_another_thread_may_answer() -> None:
     assert hangs(asks(10))
-    assert hangs(asks(10), asks(10), Wait("lock", (10,)), still=(12,))
-    assert not hangs(asks(10), Wait("clock"))
-    assert not hangs(asks(10), Wait("outside"))
+    assert hangs(asks(10), asks(10), ThreadWait("lock", (10,)), still=(12,))
+    assert not hangs(asks(10), ThreadWait("clock"))
+    assert not hangs(asks(10), ThreadWait("outside"))
     assert not hangs(asks(10, 99))
     assert not hangs(asks(10), handles_signals=True)
 
 
 def test_a_thread_that_only_sleeps_and_prints_answers_nobody_but_is_no_hang_itself() -> None:
-    idles = Wait("clock", polls="idles")
+    idles = ThreadWait("clock", polls="idles")
     joins = ((Frame("threading.py", 1, "wait"), Frame("/lib/python3.11/queue.py", 9, "join")),)
     keeps_alive = ((Frame("threading.py", 1, "wait"), Frame("threading.py", 2, "wait"), Frame("/a.py", 9, "main")),)
-    assert hangs(Wait("lock", (10,)), idles, still=(10,), stacks=joins)
-    assert not hangs(Wait("lock", (10,)), idles, still=(10,), stacks=keeps_alive)
+    assert hangs(ThreadWait("lock", (10,)), idles, still=(10,), stacks=joins)
+    assert not hangs(ThreadWait("lock", (10,)), idles, still=(10,), stacks=keeps_alive)
     assert not hangs(idles)
-    assert not hangs(Wait("lock", (10,), "the end of a thread", owners=(11,)), idles, still=(10,))
+    assert not hangs(ThreadWait("lock", (10,), "the end of a thread", owners=(11,)), idles, still=(10,))
 
 
 def seen(runs: int, ran: int, seconds: float) -> bool:
@@ -203,7 +203,7 @@ def test_what_was_asked_before_another_thread_ran_may_have_been_answered_by_it()
             count = sum(number for second, number in runs.items() if second <= at)
             paces = {10: Pace(0, 0, count), 11: Pace(0, 0, int(at >= 7))}
             history.add(Counters(float(at), {10: paces}, {}))
-            snapshot = Snapshot(float(at), (process(asks(10), Wait("shared lock", (10,))),))
+            snapshot = Snapshot(float(at), (process(asks(10), ThreadWait("shared lock", (10,))),))
             history.observe(snapshot)
             found = judge(history, snapshot, before)
             before = snapshot

@@ -19,7 +19,7 @@ from paceline.concurrency.watcher.processes import proc
 from paceline.concurrency.watcher.processes.interpreter import Standing, read_interpreter
 from paceline.concurrency.watcher.processes.objects import LAYOUTS
 from paceline.concurrency.watcher.ranks import find_divergence, ranks_of
-from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Wait
+from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, ThreadWait
 
 pytestmark = pytest.mark.skipif(sys.version_info[:2] not in LAYOUTS, reason="an unknown version of CPython")
 
@@ -86,7 +86,7 @@ def test_a_signal_that_launchers_handle_in_ranks_brings_no_rank_to_the_others(
 
 def rank(pid: int, parent: int, number: int | None, size: int = 2) -> Process:
     stack = (Frame("/torch/distributed/distributed_c10d.py", 9, "barrier"), Frame("/a.py", pid, "main"))
-    threads = (Thread(pid, Wait("clock")),)
+    threads = (Thread(pid, ThreadWait("clock")),)
     return Process(pid, parent, "a.py", threads, rank=number, world_size=size, stacks=(stack,))
 
 
@@ -117,7 +117,7 @@ def test_a_rank_of_the_backend_waits_as_long_as_its_wait_is_the_same(began: int,
     for at in (0.0, 3.0, 7.0):  # rank 0 is at other lines each time, and runs
         nap = Frame("/paceline/runtime/links/waiting.py", int(at), "nap")
         stack = (nap, Frame("/torch/distributed/distributed_c10d.py", 9, "all_reduce"), Frame("/a.py", 1, "main"))
-        runs = (Thread(10, Wait("running")),)
+        runs = (Thread(10, ThreadWait("running")),)
         first = Process(10, 1, "a.py", runs, rank=0, world_size=2, stacks=(stack,), began=began)
         history.add(Counters(at, {10: {10: Pace(int(at * 1e8), 0, int(at))}, 21: {21: Pace(0, 0, 0)}}, {}))
         snapshot = Snapshot(at, (first, rank(21, 1, 1)))

@@ -23,7 +23,7 @@ from paceline.concurrency.watcher.graph import find_knot
 from paceline.concurrency.watcher.processes import interpreter, proc, stacks
 from paceline.concurrency.watcher.processes.holders import peers, private_listeners
 from paceline.concurrency.watcher.processes.objects import LAYOUTS
-from paceline.concurrency.watcher.samples import A_LOCK, ENDED, EVENT, Frame, Wait
+from paceline.concurrency.watcher.samples import A_LOCK, ENDED, EVENT, Frame, ThreadWait
 from paceline.concurrency.watcher.waits import parse_call
 
 
@@ -139,7 +139,7 @@ if __name__ == "__main__":
 """)
     with subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL) as started:
 
-        def main() -> Wait:
+        def main() -> ThreadWait:
             return next(each.main for each in proc.snapshot([started.pid]).processes if each.pid == started.pid)
 
         try:
@@ -243,7 +243,7 @@ def test_a_program_tells_its_lines_and_runs_its_own_sitecustomize(tmp_path: Path
     variables = stacks.environment(tmp_path, {**os.environ, "PYTHONPATH": str(tmp_path)})
     with subprocess.Popen([sys.executable, script], env=variables) as started:
         try:
-            until(lambda: proc.snapshot([started.pid]).processes[0].main == Wait("lock", (started.pid,), A_LOCK))
+            until(lambda: proc.snapshot([started.pid]).processes[0].main == ThreadWait("lock", (started.pid,), A_LOCK))
             for _ in range(2):  # answering once does not end the ability to answer
                 assert stacks.ask(tmp_path, [started.pid], 60.0) == {
                     started.pid: ((Frame(str(script), 5, "<module>"),),)

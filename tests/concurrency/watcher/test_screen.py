@@ -6,15 +6,15 @@ import pytest
 
 from paceline.concurrency.watcher import watch
 from paceline.concurrency.watcher.history import History
-from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, Wait
+from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, Snapshot, Thread, ThreadWait
 from paceline.concurrency.watcher.watch import screen
 
 
 def test_each_process_has_a_row_with_what_it_uses_and_waits_for() -> None:
     stack = ((Frame("/usr/lib/python3.11/queue.py", 3, "get"), Frame("/home/a.py", 7, "work")),)
-    waits = Process(10, 1, "a.py", (Thread(10, Wait("lock", (10,), "a lock")),), stacks=stack)
-    works = Process(20, 10, "b.py", (Thread(20, Wait("running")), Thread(21, Wait("clock"))))
-    outside = Process(30, 1, "c.py", (Thread(30, Wait("clock")),), outside=True)
+    waits = Process(10, 1, "a.py", (Thread(10, ThreadWait("lock", (10,), "a lock")),), stacks=stack)
+    works = Process(20, 10, "b.py", (Thread(20, ThreadWait("running")), Thread(21, ThreadWait("clock"))))
+    outside = Process(30, 1, "c.py", (Thread(30, ThreadWait("clock")),), outside=True)
     history = History()
     for at in (0, 6):
         paces = {10: {10: Pace(0, 0, 1)}, 20: {20: Pace(at * 500_000_000, 0, at), 21: Pace(0, 0, 0)}}

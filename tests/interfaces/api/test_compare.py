@@ -17,7 +17,7 @@ from paceline.errors import PlanError, RunFailed, RunStopped, UsageError
 from paceline.interfaces.api.comparing import compare, progress, timing
 from paceline.interfaces.api.comparing.progress import Cost, Course, duration
 from paceline.interfaces.api.comparing.result import Comparison
-from paceline.interfaces.api.comparing.timing import Entrant, Schedule
+from paceline.interfaces.api.comparing.timing import Entrant, TimingRounds
 from paceline.interfaces.api.train import train
 from paceline.plans.plan import Plan
 from paceline.training.jobs.job import Job
@@ -170,7 +170,7 @@ def test_an_estimate_is_that_of_one_process(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_course_without_a_bar_says_each_step_once() -> None:
     lines: list[str] = []
     course = Course(Cost(1.0, 1.0), lines.append, None)
-    course.announce(1, 2, Schedule(2, 1.0))
+    course.announce(1, 2, TimingRounds(2, 1.0))
     for what in ("round 1", "round 1", "round 2"):
         course.begin(what, 2.0, "ring")
     assert lines == ["about 10 s: 1 plan x 2 rounds, after a whole training by each", "round 1 ...", "round 2 ..."]

@@ -18,7 +18,7 @@ from paceline.interfaces.api.planning.null_model import (
     WIDTH,
     NullModel,
     NullStep,
-    Refused,
+    RefusedCase,
     bench,
     null_job,
 )
@@ -75,7 +75,9 @@ def test_the_cases_have_the_sizes_that_they_name() -> None:
 
 def test_the_table_says_what_could_not_be_trained() -> None:
     step = NullStep("sparse 16 MB", "asynchronous", "downpour:workers=2", 2, 0.01, 0.009, 0.02, 200.0, 65_536.0)
-    found = NullModel(2, (step,), (Refused("sparse 16 MB", "all-reduce", 2, "plan ring exchanges dense gradients"),))
+    found = NullModel(
+        2, (step,), (RefusedCase("sparse 16 MB", "all-reduce", 2, "plan ring exchanges dense gradients"),)
+    )
     text = table(found)
     assert "| sparse 16 MB | 2 | 10 (9 to 20) | - | - | 0.0655 |" in text
     assert "Not measured: sparse 16 MB, all-reduce: plan ring exchanges dense gradients" in text

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import paceline as pl
 from paceline.interfaces.api.comparing.progress import Cost, Course
-from paceline.interfaces.api.comparing.timing import LEAST, MOST, Entrant, Schedule, time_plans
+from paceline.interfaces.api.comparing.timing import LEAST, MOST, Entrant, TimingRounds, time_plans
 from paceline.plans.plan import Plan
 from paceline.training.gradients import probe
 
@@ -61,10 +61,10 @@ def test_rounds_of_a_plan_probe_the_job_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_more_time_is_more_rounds() -> None:
-    assert Schedule.of(None).rounds == LEAST
-    assert Schedule.of(0.05) == (LEAST, 0.01, 0)
-    assert Schedule.of(60.0) == (20, 3.0, 0)
-    assert Schedule.of(600.0) == (MOST, 24.0, 0)
+    assert TimingRounds.of(None).rounds == LEAST
+    assert TimingRounds.of(0.05) == (LEAST, 0.01, 0)
+    assert TimingRounds.of(60.0) == (20, 3.0, 0)
+    assert TimingRounds.of(600.0) == (MOST, 24.0, 0)
 
 
 def test_all_are_timed_in_every_round_and_to_and_fro(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +80,7 @@ def test_all_are_timed_in_every_round_and_to_and_fro(monkeypatch: pytest.MonkeyP
     plans = [Plan.parse(plan, 2) for plan in ("sequential", "ring", "downpour")]
     run = pl.train(job(), "sequential", engine="virtual", folder=None)
     said: list[str] = []
-    timed = time_plans(job(), plans, [run] * 3, Schedule(2, 0.1), Course(Cost(0.1, 1.0), said.append, None))
+    timed = time_plans(job(), plans, [run] * 3, TimingRounds(2, 0.1), Course(Cost(0.1, 1.0), said.append, None))
     assert said[0].startswith("in the whole trainings, times as fast as one process: ring:workers=2 1.00, downpour")
     so_far = "ring:workers=2 1.00 (1.00 to 1.00), downpour:workers=2 1.00 (1.00 to 1.00)"
     assert said[-1] == f"after 2 rounds, times as fast as one process: {so_far}"
@@ -127,5 +127,5 @@ def test_rounds_are_added_while_they_disagree(
     monkeypatch.setattr(Entrant, "learn_from", lambda self, run, seconds: None)
     plans = [Plan.parse(plan, 2) for plan in ("sequential", "ring")]
     run = pl.train(job(), "sequential", engine="virtual", folder=None)
-    timed = time_plans(job(), plans, [run] * 2, Schedule.of(None), COURSE)
+    timed = time_plans(job(), plans, [run] * 2, TimingRounds.of(None), COURSE)
     assert len(timed.plans[1].speeds) == rounds

@@ -31,6 +31,7 @@ from torch import nn
 import paceline as pl
 from paceline.errors import CheckpointWarning, PlanError, RunFolderError, RunStopped, UsageError
 from paceline.interfaces.testing.conformance import each_sample_once, no_update_lost, replays, staleness_identity
+from paceline.interfaces.testing.jobs import bag
 from paceline.interfaces.testing.killing import kill_tree
 from paceline.runtime.engines import checkpoint_manager, checkpoints
 from paceline.runtime.runs.progress import Progress
@@ -247,22 +248,25 @@ def test_a_replay_stops_on_the_way_also_after_a_resumption(job_file: Path, tmp_p
         assert stopped.guilty_samples is not None
 
 
-def rows_of_words() -> pl.Job:
-    from paceline.interfaces.testing.jobs import bag
-
-    return bag(partial(torch.optim.Adagrad, lr=0.1)).with_(epochs=600)
+def waiting(output: torch.Tensor, target: torch.Tensor, *, stopped: Path) -> torch.Tensor:
+    """A loss that is slow in workers until the run was stopped, so that it does not end before."""
+    if multiprocessing.parent_process() is not None and not stopped.exists():
+        time.sleep(0.01)
+    return nn.functional.cross_entropy(output, target)
 
 
 @pytest.mark.parametrize("plan", ["downpour:workers=2", "sequential"])
 def test_embedding_tables_are_resumed(plan: str, tmp_path: Path) -> None:
     def stop(state: Progress) -> None:
-        if state.updates > 50 and not told:
-            told.append(os.kill(os.getpid(), signal.SIGTERM))
+        if state.updates > 50 and not stopped.exists():
+            stopped.touch()
+            os.kill(os.getpid(), signal.SIGTERM)
 
-    told: list[None] = []
+    stopped, runs = tmp_path / "stopped", tmp_path / "runs"
+    rows = bag(partial(torch.optim.Adagrad, lr=0.1)).with_(epochs=60, loss=partial(waiting, stopped=stopped))
     with pytest.raises(RunStopped):
-        pl.train(rows_of_words(), plan, folder=tmp_path, checkpoint_every=0, progress=stop)
-    (folder,) = tmp_path.iterdir()
+        pl.train(rows, plan, folder=runs, checkpoint_every=0, progress=stop)
+    (folder,) = runs.iterdir()
     run = pl.train(resume=folder)
     assert len(run.record.lives) == 2
     replays(run)

@@ -14,8 +14,8 @@ from paceline.plans.methods.program import (
     Exchange,
     Gradient,
     Offer,
+    OptimizerStep,
     Program,
-    Step,
     Sum,
     Worker,
 )
@@ -38,14 +38,14 @@ def steps_by_its_own_gradient(worker: Worker) -> Program:
     for update in worker.updates():
         gradient = yield Gradient(update, update)
         yield Sum(update, gradient)
-        yield Step(update, update + 1, gradient)
+        yield OptimizerStep(update, update + 1, gradient)
 
 
 def sums_after_its_step(worker: Worker) -> Program:
     total = 0
     for update in worker.updates():
         gradient = yield Gradient(update, update)
-        yield Step(update, update + 1, total)
+        yield OptimizerStep(update, update + 1, total)
         total = yield Sum(update, gradient)
 
 
@@ -54,14 +54,14 @@ def leaves_out_the_last_sum(worker: Worker) -> Program:
         total = gradient = yield Gradient(update, update)
         if worker.rank or update < worker.last - 1:
             total = yield Sum(update, gradient)
-        yield Step(update, update + 1, (total, 0))
+        yield OptimizerStep(update, update + 1, (total, 0))
 
 
 def waits_for_the_update_after(worker: Worker) -> Program:
     for update in worker.updates():
         gradient = yield Gradient(update, update)
         total = yield Sum(update + worker.rank, gradient)
-        yield Step(update, update + 1, total)
+        yield OptimizerStep(update, update + 1, total)
 
 
 def sums_the_gradient_before(worker: Worker) -> Program:
@@ -70,23 +70,23 @@ def sums_the_gradient_before(worker: Worker) -> Program:
         gradient = yield Gradient(update, update)
         total = yield Sum(update, before if before is not None and worker.rank else gradient)
         before = gradient
-        yield Step(update, update + 1, total)
+        yield OptimizerStep(update, update + 1, total)
 
 
 def computes_from_the_version_before(worker: Worker) -> Program:
     for update in worker.updates():
         gradient = yield Gradient(update, max(0, update - 1))
         total = yield Sum(update, gradient)
-        yield Step(update, update + 1, total)
+        yield OptimizerStep(update, update + 1, total)
 
 
 def steps_twice(worker: Worker) -> Program:
     for update in worker.updates():
         gradient = yield Gradient(update, update)
         total = yield Sum(update, gradient)
-        yield Step(update, update + 1, total)
+        yield OptimizerStep(update, update + 1, total)
         if worker.rank:
-            yield Step(update, update + 1, total)
+            yield OptimizerStep(update, update + 1, total)
 
 
 def forgets_the_last_step(worker: Worker) -> Program:
@@ -94,13 +94,13 @@ def forgets_the_last_step(worker: Worker) -> Program:
         gradient = yield Gradient(update, update)
         total = yield Sum(update, gradient)
         if update < worker.last - 1:
-            yield Step(update, update + 1, total)
+            yield OptimizerStep(update, update + 1, total)
 
 
 def takes_what_nobody_began(worker: Worker) -> Program:
     for update in worker.updates():
         gradient = yield Gradient(update, update)
-        yield Step(update, update + 1, gradient)
+        yield OptimizerStep(update, update + 1, gradient)
         if worker.rank:
             yield BeginExchange(update, update)
         yield EndExchange(update, update)
@@ -110,7 +110,7 @@ def offers_twice(worker: Worker) -> Program:
     for update in worker.updates():
         yield Offer(update)
         gradient = yield Gradient(update, update)
-        yield Step(update, update + 1, gradient)
+        yield OptimizerStep(update, update + 1, gradient)
         yield Offer(update)
         yield Exchange(update, update)
 
@@ -118,7 +118,7 @@ def offers_twice(worker: Worker) -> Program:
 def swaps_two_exchanges(worker: Worker) -> Program:
     for update in worker.updates():
         gradient = yield Gradient(update, update)
-        yield Step(update, update + 1, gradient)
+        yield OptimizerStep(update, update + 1, gradient)
         for number in (0, 1) if worker.rank else (1, 0):
             yield Exchange(2 * update + number, update)
 
@@ -127,7 +127,7 @@ def goes_on_after_the_last_exchange(worker: Worker) -> Program:
     for update in worker.updates():
         yield Exchange(update, update)
         gradient = yield Gradient(update, update)
-        yield Step(update, update + 1, gradient)
+        yield OptimizerStep(update, update + 1, gradient)
 
 
 @pytest.mark.parametrize(

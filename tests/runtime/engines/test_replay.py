@@ -18,7 +18,7 @@ from paceline.runtime.engines.arithmetic.synchronous import AveragedReplicas
 from paceline.runtime.engines.replay.from_plan import SynchronousReplayer
 from paceline.runtime.engines.replay.replay import servers_apart
 from paceline.runtime.engines.setup import set_up
-from paceline.runtime.runs.live import Event, EventKind, EventLog
+from paceline.runtime.runs.live import EventKind, EventLog, RunEvent
 from paceline.runtime.runs.record import AttemptRecord, RunRecord
 from paceline.runtime.runs.trace import Kind
 from paceline.training.jobs.built_ins import TinyTransformer, cifar_resnet, digits_net, mnist_dnn
@@ -205,7 +205,7 @@ def test_a_run_whose_shard_lost_pushes_says_so(tmp_path: Path) -> None:
     run = pl.train(CASES["dnn"](), "downpour:workers=1,shards=2", folder=tmp_path, max_updates=2)
     assert run.path is not None
     log = EventLog(run.path)
-    log.add(Event(EventKind.VIEW, 0.0, shard=1, lossy=True))
+    log.add(RunEvent(EventKind.VIEW, 0.0, shard=1, lossy=True))
     log.close()
     assert pl.replay(run.path).matches
     file = run.path / "run.json"

@@ -35,7 +35,7 @@ from paceline.runtime.report import FORMATS, write
 from paceline.runtime.report.page import page
 from paceline.runtime.report.reading import open_all
 from paceline.runtime.runs.comparison import ComparisonRecord, Row
-from paceline.runtime.runs.live import Event, EventKind
+from paceline.runtime.runs.live import EventKind, RunEvent
 from paceline.runtime.runs.schema import to_dict, write_json
 from paceline.runtime.runs.trace import Kind, Trace, TraceWriter
 from paceline.runtime.runs.trace import Row as TraceRow
@@ -103,7 +103,7 @@ def test_no_text_of_a_run_gets_out_of_its_place(name: str, run: Path, tmp_path: 
 
 def test_events_and_shards_of_a_run_are_texts(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
-    events = [Event(kind, 1.0, why=NASTY) for kind in EventKind]
+    events = [RunEvent(kind, 1.0, why=NASTY) for kind in EventKind]
     (tmp_path / "run" / "events.jsonl").write_text("".join(json.dumps(to_dict(each)) + "\n" for each in events))
     harmless(page(open_all([tmp_path / "run"])))
     harmless(page(open_all([run, tmp_path / "run"])))

@@ -39,7 +39,7 @@ from paceline.runtime.report.reading import Lane, Reading, binned, lanes, lanes_
 from paceline.runtime.report.sections import cluster_events
 from paceline.runtime.runs.comparison import ComparisonRecord, FailedPlan, read_comparison
 from paceline.runtime.runs.comparison import Row as ComparisonRow
-from paceline.runtime.runs.live import Event, EventKind
+from paceline.runtime.runs.live import EventKind, RunEvent
 from paceline.runtime.runs.record import Evaluation, RunRecord, Summary
 from paceline.runtime.runs.schema import to_dict, write_json
 from paceline.runtime.runs.time_accounting import Time
@@ -379,7 +379,7 @@ def test_many_runs_can_be_filtered(runs: Path, tmp_path: Path) -> None:
         pytest.skip("there is no chromium on this machine to open the page with")
     readings = open_all([runs]) * 3
     typing = """<script>const field = document.querySelector(".filter input"); field.value = "ring WORKERS=3";
-        field.dispatchEvent(new Event("input"));</script></body>"""
+        field.dispatchEvent(new RunEvent("input"));</script></body>"""
     file = tmp_path / "report.html"
     text = re.sub('<meta http-equiv="Content-Security-Policy".*?>', "", page(readings))  # which forbids the typing
     file.write_text(text.replace("</body>", typing))
@@ -654,8 +654,8 @@ def test_a_model_that_cannot_be_looked_into_still_has_its_sizes() -> None:
 
 
 def test_a_process_that_hung_is_among_the_events_of_any_run() -> None:
-    hung = Event(EventKind.HUNG, 7.0, why="deadlocked: worker 1 waits for <itself>")
-    shown = cluster_events([Event(EventKind.STARTED, 5.0), hung, Event(EventKind.ENDED, 8.0)])
+    hung = RunEvent(EventKind.HUNG, 7.0, why="deadlocked: worker 1 waits for <itself>")
+    shown = cluster_events([RunEvent(EventKind.STARTED, 5.0), hung, RunEvent(EventKind.ENDED, 8.0)])
     assert shown == "<table><tr><td>2.00 s<td>hangs, deadlocked: worker 1 waits for &lt;itself&gt;</tr></table>"
 
 

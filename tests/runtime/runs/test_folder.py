@@ -16,16 +16,16 @@ import paceline as pl
 from paceline.errors import JobError, RunFailed, RunFolderError
 from paceline.interfaces.testing.jobs import JOBS
 from paceline.runtime.engines import checkpoints
-from paceline.runtime.runs.live import EVENTS_FILE, Event, EventKind, EventLog, ProcessKind, read_events
+from paceline.runtime.runs.live import EVENTS_FILE, EventKind, EventLog, ProcessKind, RunEvent, read_events
 from paceline.runtime.runs.record import RunFolder, RunRecord, Status, new_folder, read_record
 from paceline.runtime.runs.schema import read_json, write_json
 
 # --- events.jsonl is read as it was written, also where the run was killed in the middle of a line --------------------
 
 EVENTS = [
-    Event(EventKind.STARTED, 1.5, ProcessKind.SERVER, 1, 4, 77, 0),
-    Event(EventKind.VIEW, 2.0, shard=0, view=1 << 32, members=(4, 1), lossy=True),
-    Event(EventKind.LOST, 2.5, ProcessKind.AGENT, 1, 1, why="has been silent for 2.5 s"),
+    RunEvent(EventKind.STARTED, 1.5, ProcessKind.SERVER, 1, 4, 77, 0),
+    RunEvent(EventKind.VIEW, 2.0, shard=0, view=1 << 32, members=(4, 1), lossy=True),
+    RunEvent(EventKind.LOST, 2.5, ProcessKind.AGENT, 1, 1, why="has been silent for 2.5 s"),
 ]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from paceline.algorithms.splits import COPIED, PARTIAL, WHOLE, Placement, even, split
-from paceline.algorithms.splits.derivation import PARAMETER, Program, Step
+from paceline.algorithms.splits.derivation import PARAMETER, Program, ProgramStep
 from paceline.algorithms.splits.recipes import Cannon, Experts, OneWeirdTrick, PerLayer, Redundant, SplitRecipe, Zero
 from paceline.algorithms.splits.recipes import Tensor as TensorRecipe
 from paceline.training.gradients.replica import Replica
@@ -62,7 +62,7 @@ class Mutant:
 
     what: str
     program: Program
-    lines: list[Sequence[Step]]
+    lines: list[Sequence[ProgramStep]]
 
 
 def mutate(program: Program, chance: random.Random) -> Mutant:
@@ -101,7 +101,7 @@ def _steps(program: Program, chance: random.Random) -> Mutant:
     return _all(what, replace(program, forward=tuple(forward)))
 
 
-def _shuffled(line: list[Step], chance: random.Random) -> str:
+def _shuffled(line: list[ProgramStep], chance: random.Random) -> str:
     """Leave a step out, repeat it, or swap it with the next."""
     number = chance.randrange(len(line) - 1)
     what = chance.choice(["left out", "repeated", "swapped"])

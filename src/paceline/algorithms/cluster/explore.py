@@ -24,7 +24,17 @@ from paceline.algorithms.cluster.leases import DeskDuties
 from paceline.algorithms.cluster.messages import DESK, NONE, NextBatch, Process, Role
 from paceline.algorithms.cluster.outputs import Timing, describe
 from paceline.algorithms.cluster.shard import ShardMachine
-from paceline.algorithms.cluster.steps import DEAD, Begin, Computed, Event, Local, Noticed, Step, Steps, Tick
+from paceline.algorithms.cluster.steps import (
+    DEAD,
+    Begin,
+    Computed,
+    Local,
+    Noticed,
+    ProcessEvent,
+    Steps,
+    Tick,
+    Transition,
+)
 from paceline.algorithms.cluster.worker import Stage, WorkerMachine
 from paceline.algorithms.server.gates import Asynchronous, Gate
 from paceline.narrative import Scene, format_story
@@ -48,7 +58,7 @@ class TooManyWorlds(Exception):
     """There are more worlds than were asked for."""
 
 
-class Explorer:
+class ClusterExplorer:
     """The worlds that were seen, numbered in the order in which they were."""
 
     def __init__(self, cluster: SmallCluster, machines: Machines) -> None:
@@ -57,7 +67,7 @@ class Explorer:
         #: For each world, the one that it was reached from first, and the one that follows if nothing goes wrong.
         self._before, self._follows = array("I"), array("I")
         self._ends: list[int] = []
-        self._queue: deque[World] = deque()
+        self._queue: deque[ClusterWorld] = deque()
         self._made = 0
 
     def explore(self, limit: int | None) -> Explored:
@@ -76,7 +86,7 @@ class Explorer:
     def _found(self, story: str | None) -> Explored:
         return Explored(len(self._numbers), self._made, len(self._ends), story)
 
-    def _visit(self, number: int, world: World) -> str | None:
+    def _visit(self, number: int, world: ClusterWorld) -> str | None:
         """Look at everything that may happen next; return the story of a fault."""
         if self._moves.ended(world):
             self._ends.append(number)
@@ -92,7 +102,7 @@ class Explorer:
                 self._follows.append(then)
         return None
 
-    def _seen(self, world: World, before: int) -> int:
+    def _seen(self, world: ClusterWorld, before: int) -> int:
         """Return the number of a world, which will be visited if it is a new one."""
         number = self._numbers.setdefault(hash(world), len(self._before))
         if number == len(self._before):
@@ -158,7 +168,7 @@ def explore(cluster: SmallCluster, machines: Machines | None = None, limit: int 
     Raises:
         TooManyWorlds: there are more than `limit`.
     """
-    return Explorer(cluster, machines or Machines()).explore(limit)
+    return ClusterExplorer(cluster, machines or Machines()).explore(limit)
 
 
 # A small cluster on a network on which a few things go wrong: the worlds that it can be in, and what may happen next.
@@ -217,7 +227,7 @@ class Budget(NamedTuple):
     suspicions: int
 
 
-class World(NamedTuple):
+class ClusterWorld(NamedTuple):
     """Everything that the future depends on, as numbers."""
 
     #: Of each process, in the order of `Moves.names`.
@@ -241,7 +251,7 @@ class Move(NamedTuple):
     what: str
     #: An event, or the place of a process in `Moves.names`.
     number: int
-    then: World
+    then: ClusterWorld
     #: The promise that it breaks.
     fault: str | None = None
 
@@ -260,12 +270,12 @@ class Moves:
 
     # The first world
 
-    def first(self) -> World:
+    def first(self) -> ClusterWorld:
         """Return the world in which every worker has sent its first request for a batch."""
-        world = World(tuple(map(self.steps.state, self._begin())), (), (), Budget(0, 0, 0, 0), 0, 0)
+        world = ClusterWorld(tuple(map(self.steps.state, self._begin())), (), (), Budget(0, 0, 0, 0), 0, 0)
         for process in self.names:
             if process.role is not Role.SERVER:
-                world, _ = self._happens(world, self.steps.event(Event(process, process, Begin())))
+                world, _ = self._happens(world, self.steps.event(ProcessEvent(process, process, Begin())))
         while waiting := [e for e in world.under_way if not isinstance(self.steps.events[e].what, NextBatch)]:
             world, _ = self._happens(_without(world, waiting[0]), waiting[0])
         cluster = self.cluster
@@ -290,7 +300,7 @@ class Moves:
 
     # What may happen next
 
-    def moves(self, world: World) -> Iterator[Move]:
+    def moves(self, world: ClusterWorld) -> Iterator[Move]:
         """Return what may happen next; first what does if nothing goes wrong."""
         calm, links, last = self._finished(world), self.steps.links, NONE
         for event in world.under_way:
@@ -306,7 +316,7 @@ class Moves:
                 yield Move("arrives late", event, *self._happens(then, event))
             yield from self._mishaps(world)
 
-    def _arrivals(self, world: World, event: int, calm: bool) -> Iterator[Move]:
+    def _arrivals(self, world: ClusterWorld, event: int, calm: bool) -> Iterator[Move]:
         """Let the first event of a connection happen, or go wrong."""
         without, budget = _without(world, event), world.budget
         yield Move("arrives", event, *self._happens(without, event))
@@ -319,7 +329,7 @@ class Moves:
             then = without._replace(budget=less, late=(*world.late, event))
             yield Move("arrives twice", event, *self._happens(then, event))
 
-    def _mishaps(self, world: World) -> Iterator[Move]:
+    def _mishaps(self, world: ClusterWorld) -> Iterator[Move]:
         """Kill a process, or let the desk take one for dead."""
         budget, victims = world.budget, self.cluster.victims
         for place, process in enumerate(self.names):
@@ -332,7 +342,7 @@ class Moves:
                 then = world._replace(budget=budget._replace(suspicions=budget.suspicions - 1))
                 yield Move("suspected", place, self._noticed(then, process))
 
-    def _happens(self, world: World, event: int) -> tuple[World, str | None]:
+    def _happens(self, world: ClusterWorld, event: int) -> tuple[ClusterWorld, str | None]:
         """Let an event happen to its process."""
         place = self._places[self.steps.events[event].to]
         state = world.states[place]
@@ -345,7 +355,7 @@ class Moves:
             acknowledged |= 1 << shard * self.cluster.batches + batch
         under_way = self._sent(states, world.under_way, step.sends) if step.sends else world.under_way
         abandoned = world.given_up or step.gives_up
-        then = World(states, under_way, world.late, world.budget, acknowledged, world.now, abandoned)
+        then = ClusterWorld(states, under_way, world.late, world.budget, acknowledged, world.now, abandoned)
         return then, step.fault or (self._lacks(step, then) if step.leads else None)
 
     def _sent(self, states: tuple[int, ...], under_way: tuple[int, ...], sends: tuple[int, ...]) -> tuple[int, ...]:
@@ -354,13 +364,13 @@ class Moves:
         alive = [event for event in sends if states[places[events[event].to]] != DEAD]
         return tuple(sorted([*under_way, *alive], key=self.steps.links.__getitem__))
 
-    def _time_passes(self, world: World) -> World:
+    def _time_passes(self, world: ClusterWorld) -> ClusterWorld:
         """Let every process do what is due. News that change nothing but times arrive at once."""
         now, states, news, given_up = world.now + 1, list(world.states), list[int](), False
         workers = tuple(self.names[place] for place in self._workers if states[place] != DEAD)
         for place, process in enumerate(self.names):
             if states[place] != DEAD:
-                tick = self.steps.event(Event(process, process, Tick(workers if process == DESK else ())))
+                tick = self.steps.event(ProcessEvent(process, process, Tick(workers if process == DESK else ())))
                 step = self.steps.step(now, states[place], tick)
                 states[place], given_up = step.state, given_up or step.gives_up
                 news += step.sends
@@ -377,7 +387,7 @@ class Moves:
         after = tuple(states)
         return world._replace(states=after, under_way=self._sent(after, (), tuple(sends)), now=now, given_up=given_up)
 
-    def _killed(self, world: World, place: int) -> World:
+    def _killed(self, world: ClusterWorld, place: int) -> ClusterWorld:
         """Kill a process; the desk will notice it, or is followed by the next one."""
         process, states = self.names[place], list(world.states)
         if process != DESK:
@@ -389,17 +399,17 @@ class Moves:
         states[place] = self.steps.state(self._desk(self._epoch(world) + 1, unknown, world.now, servers))
         return world._replace(states=tuple(states))
 
-    def _noticed(self, world: World, process: Process) -> World:
+    def _noticed(self, world: ClusterWorld, process: Process) -> ClusterWorld:
         """Let the desk get to know that its connection to a process has ended."""
-        notice = self.steps.event(Event(DESK, DESK, Noticed(process)))
+        notice = self.steps.event(ProcessEvent(DESK, DESK, Noticed(process)))
         return world._replace(under_way=self._sent(world.states, world.under_way, (notice,)))
 
-    def _epoch(self, world: World) -> int:
+    def _epoch(self, world: ClusterWorld) -> int:
         return self.steps.locals[world.states[0]].machine.epoch  # type: ignore[no-any-return]
 
     # The promises that are not of one process alone
 
-    def _lacks(self, step: Step, world: World) -> str | None:
+    def _lacks(self, step: Transition, world: ClusterWorld) -> str | None:
         """Check that a server that has become a primary has every acknowledged push."""
         local, batches = self.steps.locals[step.state], self.cluster.batches
         shard, bits = local.machine.shard, world.acknowledged
@@ -408,19 +418,19 @@ class Moves:
             return None
         return f"server {local.machine.number} becomes the primary of shard {shard} without acknowledged {missing}"
 
-    def _fault_in_time(self, world: World) -> str | None:
+    def _fault_in_time(self, world: ClusterWorld) -> str | None:
         if world.given_up and self.cluster.backups:
             return "the desk gives a shard up, although a server of each is alive"
         return f"after {LAST_ROUND} rounds the workers have not finished" if world.now > LAST_ROUND else None
 
-    def ended(self, world: World) -> bool:
+    def ended(self, world: ClusterWorld) -> bool:
         """Whether every worker that is alive has finished, or the run was given up."""
         locals_, states = self.steps.locals, world.states
         return world.given_up or all(
             states[place] == DEAD or locals_[states[place]].machine.stage is Stage.FINISHED for place in self._workers
         )
 
-    def fault_at_the_end(self, world: World) -> str | None:
+    def fault_at_the_end(self, world: ClusterWorld) -> str | None:
         """Check that every shard has every batch, when all workers have finished."""
         servers = [self.steps.locals[state] for state in world.states[1 : self._workers.start] if state != DEAD]
         for shard in range(self.cluster.shards) if not world.given_up else ():
@@ -433,11 +443,11 @@ class Moves:
                 return f"all workers have finished, and shard {shard} lacks batches {sorted(missing)}"
         return None
 
-    def _finished(self, world: World) -> bool:
+    def _finished(self, world: ClusterWorld) -> bool:
         """Whether the desk has counted every batch as finished."""
         return bool(self.steps.locals[world.states[0]].machine.leases.done)
 
 
-def _without(world: World, event: int) -> World:
+def _without(world: ClusterWorld, event: int) -> ClusterWorld:
     at = world.under_way.index(event)
     return world._replace(under_way=world.under_way[:at] + world.under_way[at + 1 :])

@@ -79,7 +79,7 @@ class Release(NamedTuple):
     epoch: int
 
 
-class Send(NamedTuple):
+class SendToMember(NamedTuple):
     """The head sends a message to a member."""
 
     to: int
@@ -99,7 +99,7 @@ class Formed(NamedTuple):
     group: Regroup
 
 
-Output = Send | Excluded | Formed
+Output = SendToMember | Excluded | Formed
 
 
 @dataclass
@@ -138,7 +138,7 @@ class Head:
     def report(self, now: float, rank: int, message: Report) -> list[Output]:
         """A member has reported."""
         if rank not in self.alive:
-            return [Send(rank, Release(self.epoch))]
+            return [SendToMember(rank, Release(self.epoch))]
         if not self.forming or message.epoch != self.epoch:
             return []  # of a group before
         self.reports[rank] = message
@@ -151,7 +151,7 @@ class Head:
         excluded.
         """
         if rank not in self.alive:
-            return [Send(rank, Release(self.epoch))]
+            return [SendToMember(rank, Release(self.epoch))]
         if self.forming or message.epoch != self.epoch or message.rank not in self.members:
             return []
         pair = frozenset((rank, message.rank))
@@ -170,7 +170,7 @@ class Head:
             return []
         self.alive.discard(rank)
         self.reports.pop(rank, None)
-        outputs: list[Output] = [Excluded(rank, why), Send(rank, Release(self.epoch))]
+        outputs: list[Output] = [Excluded(rank, why), SendToMember(rank, Release(self.epoch))]
         if self.forming:
             return outputs + self._form_if_complete()
         return outputs + (self._abort(now) if rank in self.members else [])
@@ -185,7 +185,7 @@ class Head:
 
     def _abort(self, now: float, silent: int = NO_RANK) -> list[Output]:
         self.forming, self.since, self.reports, self._silent = True, now, {}, silent
-        return [Send(rank, AbortFlag(self.epoch)) for rank in sorted(self.alive)]
+        return [SendToMember(rank, AbortFlag(self.epoch)) for rank in sorted(self.alive)]
 
     def _form_if_complete(self) -> list[Output]:
         """Begin the next group, if every living rank has reported."""
@@ -202,11 +202,11 @@ class Head:
         self.epoch, self.forming, self.starting, self.members = self.epoch + 1, False, False, tuple(progress)
         since = max(report.ahead for report in self.reports.values())
         group = Regroup(self.epoch, self.members, newest + 1, since, giver, lacking, tuple(progress.values()))
-        return [Formed(group), *(Send(rank, group) for rank in self.members)]
+        return [Formed(group), *(SendToMember(rank, group) for rank in self.members)]
 
 
 @dataclass
-class Member:
+class GroupMember:
     """A rank's side, between its worker and the head. What its methods return is sent to the head.
 
     The worker asks `enter` before a collective and says `leave` after it, with its number if it was finished. The

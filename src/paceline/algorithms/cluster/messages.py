@@ -290,11 +290,31 @@ class Release(NamedTuple):
 
 
 Message = (
-    Enter | Entered | NextBatch | Leased | AllDone | Unknown | WhichViews | Views
-    | Push | Pushed | Pull | Pulled | Refused
-    | Replicate | Replicated | Enrol | InSync | Copy
-    | Poll | Status | Propose | SyncSpare | Release | Late
-)  # fmt: skip
+    Enter
+    | Entered
+    | NextBatch
+    | Leased
+    | AllDone
+    | Unknown
+    | WhichViews
+    | Views
+    | Push
+    | Pushed
+    | Pull
+    | Pulled
+    | Refused
+    | Replicate
+    | Replicated
+    | Enrol
+    | InSync
+    | Copy
+    | Poll
+    | Status
+    | Propose
+    | SyncSpare
+    | Release
+    | Late
+)
 
 #: The kind of each message on the wire is its place in this list; new ones are added at its end.
 KINDS: tuple[type, ...] = get_args(Message)

@@ -27,8 +27,8 @@ class NumberedRows:
         Raises:
             ProtocolError: rows between those in the trace and these are missing.
         """
-        there = self.counts.get(writer, 0)
-        if first > there:
-            raise ProtocolError(f"rank {writer.rank} sends rows from {first} on, where {there} of its rows are there")
-        self.counts[writer] = max(there, first + count)
-        return min(count, there - first)
+        present = self.counts.get(writer, 0)
+        if first > present:
+            raise ProtocolError(f"rank {writer.rank} sends rows from {first} on, where {present} of its rows are there")
+        self.counts[writer] = max(present, first + count)
+        return min(count, present - first)

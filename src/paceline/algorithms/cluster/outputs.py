@@ -34,7 +34,7 @@ class Forget(NamedTuple):
     """Drop the shard's state: the server is a spare again."""
 
 
-class Compute(NamedTuple):
+class ComputeGradient(NamedTuple):
     """Compute the gradient of this batch, then call `WorkerMachine.computed`."""
 
     batch: int
@@ -77,7 +77,7 @@ class Lost(NamedTuple):
     shard: int
 
 
-Output = Send | Apply | Restore | Forget | Compute | Adopt | Finished | Changed | Again | Lost
+Output = Send | Apply | Restore | Forget | ComputeGradient | Adopt | Finished | Changed | Again | Lost
 
 
 class Timing(NamedTuple):

@@ -14,7 +14,7 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 from paceline.algorithms.cluster.messages import Copy, Message, Process, Pushed, Replicated, Status
-from paceline.algorithms.cluster.outputs import Apply, Compute, Forget, Lost, Output, Restore, Send
+from paceline.algorithms.cluster.outputs import Apply, ComputeGradient, Forget, Lost, Output, Restore, Send
 from paceline.algorithms.cluster.shard import ShardMachine
 from paceline.algorithms.cluster.worker import Stage
 
@@ -42,7 +42,7 @@ class Tick(NamedTuple):
     alive: tuple[Process, ...]
 
 
-class Event(NamedTuple):
+class ProcessEvent(NamedTuple):
     """What happens to a process."""
 
     to: Process
@@ -52,7 +52,7 @@ class Event(NamedTuple):
     batches: tuple[int, ...] = ()
 
 
-class Step(NamedTuple):
+class Transition(NamedTuple):
     """What an event leads to."""
 
     state: int
@@ -79,13 +79,13 @@ class Steps:
     def __init__(self) -> None:
         #: By number. The first state is that of the dead.
         self.locals: list[Local] = [Local(None)]
-        self.events: list[Event] = []
+        self.events: list[ProcessEvent] = []
         #: For each event, the numbers of the connection that it comes over and of its kind.
         self.links: list[int] = []
         self._states: dict[Hashable, int] = {}
         self._events: dict[Hashable, int] = {}
         self._links: dict[Hashable, int] = {}
-        self._steps: dict[tuple[int, int, int], Step] = {}
+        self._steps: dict[tuple[int, int, int], Transition] = {}
         self._timeless: dict[int, Hashable] = {}
 
     def state(self, local: Local) -> int:
@@ -96,7 +96,7 @@ class Steps:
             self.locals.append(local)
         return number
 
-    def event(self, event: Event) -> int:
+    def event(self, event: ProcessEvent) -> int:
         """Return the number of an event."""
         number = self._events.setdefault((type(event.what), event), len(self.events))
         if number == len(self.events):
@@ -105,14 +105,14 @@ class Steps:
             self.links.append(self._links.setdefault(link, len(self._links)))
         return number
 
-    def step(self, now: int, state: int, event: int) -> Step:
+    def step(self, now: int, state: int, event: int) -> Transition:
         """Return what an event leads to."""
         transition = self._steps.get((now, state, event))
         if transition is None:
             transition = self._steps[now, state, event] = self._take(now, self.locals[state], self.events[event])
         return transition
 
-    def is_silent(self, before: int, step: Step) -> bool:
+    def is_silent(self, before: int, step: Transition) -> bool:
         """Whether a step changes nothing but times."""
         return not step.sends and self._apart(before) == self._apart(step.state)
 
@@ -123,13 +123,15 @@ class Steps:
             self._timeless[state] = (local.batches, _freeze(local.machine, times=False))
         return self._timeless[state]
 
-    def _take(self, now: int, before: Local, event: Event) -> Step:
+    def _take(self, now: int, before: Local, event: ProcessEvent) -> Transition:
         machine, batches = _copy(before.machine), list(before.batches)
         view = getattr(machine, "view", 0)
         fault, sends, acknowledges, gives_up = _confirmed_wrongly(before, event), [], [], False
         for output in _happen(float(now), machine, event):
             if isinstance(output, Send):
-                sends.append(self.event(Event(output.to, event.to, output.message, _carried(output.message, batches))))
+                sends.append(
+                    self.event(ProcessEvent(output.to, event.to, output.message, _carried(output.message, batches)))
+                )
                 if isinstance(output.message, Pushed):
                     acknowledges.append((output.message.shard, output.message.batch))
             elif isinstance(output, Apply):
@@ -140,16 +142,16 @@ class Steps:
                 batches = list(event.batches)
             elif isinstance(output, Forget):
                 batches = []
-            elif isinstance(output, Compute):
-                sends.append(self.event(Event(event.to, event.to, Computed())))
+            elif isinstance(output, ComputeGradient):
+                sends.append(self.event(ProcessEvent(event.to, event.to, Computed())))
             elif isinstance(output, Lost):
                 gives_up = True
         leads = isinstance(machine, ShardMachine) and machine.primary and machine.view != view
         state = self.state(Local(machine, tuple(batches)))
-        return Step(state, tuple(sends), fault, tuple(acknowledges), leads, gives_up)
+        return Transition(state, tuple(sends), fault, tuple(acknowledges), leads, gives_up)
 
 
-def _happen(now: float, machine: Any, event: Event) -> list[Output]:
+def _happen(now: float, machine: Any, event: ProcessEvent) -> list[Output]:
     """Let something happen to a machine, and return what it asks for."""
     what = event.what
     if isinstance(what, Begin):
@@ -172,7 +174,7 @@ def _carried(message: Message, batches: list[int]) -> tuple[int, ...]:
     return tuple(batches) if isinstance(message, Copy) else ()
 
 
-def _confirmed_wrongly(primary: Local, event: Event) -> str | None:
+def _confirmed_wrongly(primary: Local, event: ProcessEvent) -> str | None:
     """Check that what a backup confirms is what its primary has, batch by batch."""
     message, machine = event.what, primary.machine
     if isinstance(message, Replicated) and machine.primary and machine.view == message.view:

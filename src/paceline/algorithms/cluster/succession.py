@@ -77,7 +77,7 @@ class Later(NamedTuple):
 Message = Roll | Vote | Accepted | Later
 
 
-class Send(NamedTuple):
+class SendToNode(NamedTuple):
     """Send a message to the node of a rank, which has to be connected first if it is not the head."""
 
     to: int
@@ -108,7 +108,7 @@ class Alone(NamedTuple):
     why: str
 
 
-Output = Send | Lead | Confirmed | Deposed | Alone
+Output = SendToNode | Lead | Confirmed | Deposed | Alone
 
 
 #: The roll of a node that joins, and that knows none yet: older than any.
@@ -203,7 +203,7 @@ class Succession:
 
     def reconnected(self, rank: int) -> list[Output]:
         """A node that was lost is connected again: it is sent the roll, and answers with a later one."""
-        return [Send(rank, self.roll)] if self.leads else []
+        return [SendToNode(rank, self.roll)] if self.leads else []
 
     def tick(self, now: float) -> list[Output]:
         """Give up whom was waited for."""
@@ -254,14 +254,14 @@ class Succession:
         return [Confirmed(self.roll), *self._broadcast()]
 
     def _broadcast(self) -> list[Output]:
-        return [Send(number % self.nodes, self.roll) for number in self.roll.members if number != self.number]
+        return [SendToNode(number % self.nodes, self.roll) for number in self.roll.members if number != self.number]
 
     # --- the others ---
 
     def _take_roll(self, sender: int, roll: Roll) -> list[Output]:
         """Accept a roll, unless it is an older one than this node knows, or of a term that it has left."""
         if roll.term < self.roll.term:
-            return [Send(sender, Later(self.roll.term))]
+            return [SendToNode(sender, Later(self.roll.term))]
         if roll.term < self.term and roll.confirmed and self.number not in roll.members:
             return self._deposed(self.term)  # it has sought another head, while a majority has followed this one
         if roll.term < self.term or roll.age < self.roll.age:
@@ -271,7 +271,7 @@ class Succession:
         if roll.term > self.roll.term and (self.roll.term, self.roll.number) > roll.base:
             return self._deposed(roll.term)  # it has gone on with an earlier head, of which this one does not know
         self.term, self.roll, self.seeks, self.since, self.unreached = roll.term, roll, False, None, set()
-        return [Send(sender, Accepted(self.number, roll.term, roll.number))]
+        return [SendToNode(sender, Accepted(self.number, roll.term, roll.number))]
 
     def _deposed(self, term: int) -> list[Output]:
         """Take note that the head of a later term leads, without this rank."""
@@ -282,7 +282,7 @@ class Succession:
         """Count a vote; one that comes after the majority is answered by the roll."""
         if self.leads and vote.term >= self.term:
             belongs = vote.voter in self.roll.members and vote.term == self.term
-            return [Send(sender, self.roll if belongs else Later(self.term))]
+            return [SendToNode(sender, self.roll if belongs else Later(self.term))]
         if vote.term > self.roll.term and vote.term % self.nodes == self.rank:
             self.votes.setdefault(vote.term, {})[vote.voter] = vote.roll
         return self._lead_if_elected(now)
@@ -293,7 +293,7 @@ class Succession:
         candidates = set(self.roll.members) - self.unreached - self.dead
         self.term = next_term(self.term, self.nodes, candidates | {self.number})
         if self.head != self.rank:
-            return [Send(self.head, Vote(self.number, self.term, self.roll))]
+            return [SendToNode(self.head, Vote(self.number, self.term, self.roll))]
         self.votes.setdefault(self.term, {})[self.number] = self.roll
         return self._lead_if_elected(now)
 

@@ -41,7 +41,7 @@ from paceline.algorithms.cluster.messages import (
     Views,
     WhichViews,
 )
-from paceline.algorithms.cluster.outputs import Adopt, Compute, Finished, Output, Send, Timing
+from paceline.algorithms.cluster.outputs import Adopt, ComputeGradient, Finished, Output, Send, Timing
 
 
 class Stage(IntEnum):
@@ -204,7 +204,7 @@ class WorkerMachine:
         yield Adopt(shard, version, self.stage is Stage.PUSHING)
         if not self.awaited and self.stage is Stage.PULLING and self.batch != NONE:
             self.stage = Stage.COMPUTING
-            yield Compute(self.batch)
+            yield ComputeGradient(self.batch)
         elif not self.awaited:
             yield from self._next(now)
 
@@ -214,7 +214,7 @@ class WorkerMachine:
             yield from self._pull(now)
         else:
             self.stage = Stage.COMPUTING
-            yield Compute(self.batch)
+            yield ComputeGradient(self.batch)
 
     def _pull(self, now: float) -> list[Output]:
         """Pull the newest parameters of every shard."""

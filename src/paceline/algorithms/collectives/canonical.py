@@ -33,7 +33,7 @@ from paceline.algorithms.collectives.halving_doubling import HalvingDoubling, me
 from paceline.algorithms.collectives.rings import Hierarchical
 from paceline.errors import PlanError
 
-FINEST = 16  # steps in which speeds are told apart, from that of the slowest worker
+FINEST = 16  # steps in which speeds are distinguished, from that of the slowest worker
 WORTH_MOVING = 0.9  # of the longest time that a worker takes: shares that gain less stay as they are
 
 
@@ -46,11 +46,11 @@ class Canonical:
     #: Relative sizes of the workers' shares; empty where they are equal.
     sizes: tuple[int, ...] = ()
 
-    def runs(self, workers: int) -> list[Run]:
+    def runs(self, workers: int) -> list[ChunkRange]:
         """Return the chunks of each worker."""
         return _runs(self, workers)
 
-    def _divided(self, workers: int) -> list[Run]:
+    def _divided(self, workers: int) -> list[ChunkRange]:
         if workers > self.chunks:
             raise PlanError(
                 f"canonical={self.chunks} cuts a batch into {self.chunks} chunks, fewer than there are workers, "
@@ -61,7 +61,7 @@ class Canonical:
         runs = dict(zip(order, divide(self.chunks, tuple(sizes[worker] for worker in order)), strict=True))
         return [runs[worker] for worker in range(workers)]
 
-    def partial_sums(self, worker: int, workers: int) -> list[Run]:
+    def partial_sums(self, worker: int, workers: int) -> list[ChunkRange]:
         """Return the subtrees that a worker sums before the exchange, by lane."""
         return subtrees(self.runs(workers)[worker], self.chunks)
 
@@ -103,7 +103,7 @@ class Canonical:
 
 
 @lru_cache(maxsize=64)
-def _runs(canonical: Canonical, workers: int) -> list[Run]:
+def _runs(canonical: Canonical, workers: int) -> list[ChunkRange]:
     return canonical._divided(workers)
 
 
@@ -117,18 +117,18 @@ def spare_lanes(chunks: int) -> int:
     return chunks.bit_length() + 1
 
 
-class _Table(NamedTuple):
+class _ExchangeTable(NamedTuple):
     rows: list[list[Step]]
     lanes: int
 
 
 @lru_cache(maxsize=64)
-def _table(canonical: Canonical, workers: int) -> _Table:
+def _table(canonical: Canonical, workers: int) -> _ExchangeTable:
     """Walk the other collective's table with the subtrees that lie in each worker's lanes."""
     walk = _Walk(canonical, workers)
     for row in zip(*(canonical.routes.steps(worker, workers) for worker in range(workers)), strict=True):
         walk.row(row)
-    return _Table(walk.rows, walk.lanes)
+    return _ExchangeTable(walk.rows, walk.lanes)
 
 
 class _Message(NamedTuple):
@@ -136,7 +136,7 @@ class _Message(NamedTuple):
 
     source: int
     lane: int
-    tree: Run
+    tree: ChunkRange
     first: int
     stop: int
 
@@ -146,11 +146,11 @@ class _Walk:
 
     def __init__(self, canonical: Canonical, workers: int) -> None:
         self.chunks, self.segments = canonical.chunks, canonical.segments(workers)
-        own = [dict(enumerate(canonical.partial_sums(worker, workers))) for worker in range(workers)]
+        sums = [dict(enumerate(canonical.partial_sums(worker, workers))) for worker in range(workers)]
         #: By worker and segment: the subtree in each lane.
-        self.lying = [[dict(each) for _ in range(self.segments)] for each in own]
+        self.lying = [[dict(each) for _ in range(self.segments)] for each in sums]
         self.rows: list[list[Step]] = []
-        self.lanes = max(map(len, own))
+        self.lanes = max(map(len, sums))
 
     def row(self, row: Sequence[Step]) -> None:
         """Make the steps of one row of the other collective's table."""
@@ -192,13 +192,13 @@ class _Walk:
                 continue
             source, from_lane, tree, first, stop = message
             lying = self.lying[worker][first]
-            lane, whole = next(
+            lane, joined = next(
                 ((n, w) for n, each in lying.items() if (w := join(each, tree, self.chunks))), (-1, tree)
             )
             reduce = lane >= 0
             lane = lane if reduce else min(set(range(len(lying) + 1)) - lying.keys())
             for each in self.lying[worker][first:stop]:
-                each[lane] = whole
+                each[lane] = joined
             self.lanes = max(self.lanes, lane + 1)
             sends[source] = self._part(worker, from_lane, first, stop)
             at = None if lane == from_lane else lane * self.segments + first
@@ -211,12 +211,12 @@ class _Walk:
             return None
         lying = self.lying[worker][message.first]
         for lane, other in ((a, b) for a in sorted(lying) for b in sorted(lying) if a < b):
-            if whole := join(lying[lane], lying[other], self.chunks):
+            if joined := join(lying[lane], lying[other], self.chunks):
                 for each in self.lying[worker][message.first : message.stop]:
-                    each[lane] = whole
+                    each[lane] = joined
                     del each[other]
-                taken = self._part(worker, other, message.first, message.stop)
-                return Step(None, taken, True, lane * self.segments + message.first)
+                part = self._part(worker, other, message.first, message.stop)
+                return Step(None, part, True, lane * self.segments + message.first)
         return None
 
     def _part(self, other: int, lane: int, first: int, stop: int) -> Part:
@@ -236,48 +236,48 @@ class _Walk:
 # order, with wider accumulators instead of a fixed tree.
 
 
-class Run(NamedTuple):
+class ChunkRange(NamedTuple):
     """Neighbouring chunks; a subtree is the run of its leaves."""
 
     first: int
     stop: int
 
 
-def join(one: Run, other: Run, chunks: int) -> Run | None:
+def join(one: ChunkRange, other: ChunkRange, chunks: int) -> ChunkRange | None:
     """Return the subtree that these two are the halves of; None if there is none."""
     left, right = sorted((one, other))
     size = left.stop - left.first
-    whole = Run(left.first, min(left.first + 2 * size, chunks))
+    tree = ChunkRange(left.first, min(left.first + 2 * size, chunks))
     halves = not size & (size - 1) and not left.first % (2 * size)
-    return whole if halves and left.stop == right.first and right.stop == whole.stop else None
+    return tree if halves and left.stop == right.first and right.stop == tree.stop else None
 
 
-def subtrees(run: Run, chunks: int) -> list[Run]:
+def subtrees(run: ChunkRange, chunks: int) -> list[ChunkRange]:
     """Return the largest subtrees that a run is made of, from its first chunk to its last."""
-    trees, first = list[Run](), run.first
+    trees, first = list[ChunkRange](), run.first
     while first < run.stop:
         size = 1
         while not first % (2 * size) and min(first + 2 * size, chunks) <= run.stop and first + size < chunks:
             size *= 2
-        trees.append(Run(first, min(first + size, chunks)))
+        trees.append(ChunkRange(first, min(first + size, chunks)))
         first = trees[-1].stop
     return trees
 
 
-def joins_of(run: Run, chunks: int) -> list[int]:
+def joins_of(run: ChunkRange, chunks: int) -> list[int]:
     """Return how many pairs of partial sums are joined after each chunk of a run, taken one after another."""
-    joins, trees = list[int](), list[Run]()
+    joins, trees = list[int](), list[ChunkRange]()
     for chunk in range(*run):
-        trees.append(Run(chunk, chunk + 1))
+        trees.append(ChunkRange(chunk, chunk + 1))
         joins.append(0)
-        while len(trees) > 1 and (whole := join(trees[-2], trees[-1], chunks)):
-            trees[-2:] = [whole]
+        while len(trees) > 1 and (parent := join(trees[-2], trees[-1], chunks)):
+            trees[-2:] = [parent]
             joins[-1] += 1
     return joins
 
 
 @lru_cache(maxsize=256)
-def divide(chunks: int, speeds: Sequence[int]) -> list[Run]:
+def divide(chunks: int, speeds: Sequence[int]) -> list[ChunkRange]:
     """Divide the chunks into a run for each of these speeds.
 
     The slowest run takes as little time as any division allows, with at least one chunk for each; among such divisions
@@ -287,15 +287,15 @@ def divide(chunks: int, speeds: Sequence[int]) -> list[Run]:
     #: By the chunks that are divided so far: the fewest subtrees, and the cuts that leave them.
     best: dict[int, tuple[int, tuple[int, ...]]] = {0: (0, (0,))}
     for number, limit in enumerate(most):
-        left = len(most) - number - 1
+        remaining = len(most) - number - 1
         ahead: dict[int, tuple[int, tuple[int, ...]]] = {}
         for first, (count, cuts) in best.items():
-            for stop in range(first + 1, min(first + limit, chunks - left) + 1):
-                option = count + len(subtrees(Run(first, stop), chunks)), (*cuts, stop)
+            for stop in range(first + 1, min(first + limit, chunks - remaining) + 1):
+                option = count + len(subtrees(ChunkRange(first, stop), chunks)), (*cuts, stop)
                 ahead[stop] = min(ahead.get(stop, option), option)
         best = ahead
     cuts = best[chunks][1]
-    return [Run(first, stop) for first, stop in pairwise(cuts)]
+    return [ChunkRange(first, stop) for first, stop in pairwise(cuts)]
 
 
 def _most(chunks: int, speeds: Sequence[int]) -> list[int]:

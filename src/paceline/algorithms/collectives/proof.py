@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from paceline.algorithms.collectives import Collective, Part, Step, table_rounds
-from paceline.algorithms.collectives.canonical import Canonical, Run, join
+from paceline.algorithms.collectives.canonical import Canonical, ChunkRange, join
 from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.errors import PlanError
 
@@ -87,14 +87,14 @@ class _Symbols:
         return ", ".join(f"{what} {n}" for n in range(contributions.bit_length()) if contributions >> n & 1)
 
 
-def _mask(run: Run) -> int:
+def _mask(run: ChunkRange) -> int:
     return (1 << run.stop) - (1 << run.first)
 
 
-def _run(mask: int) -> Run:
+def _run(mask: int) -> ChunkRange:
     """Return the run of these contributions, which are neighbours in all that `join` has let pass."""
     first = (mask & -mask).bit_length() - 1
-    return Run(first, mask.bit_length())
+    return ChunkRange(first, mask.bit_length())
 
 
 def prove_mixing(collective: Neighbours, workers: int) -> int:
@@ -144,7 +144,7 @@ class _Readers:
         self.offers: list[list[tuple[int, Part]]] = [[] for _ in range(workers)]  # (step, to whom what)
 
     def step(self, number: int, row: Sequence[Step]) -> None:
-        before = [list(known) for known in self.known]
+        before = [list(steps) for steps in self.known]
         for worker, step in enumerate(row):
             if step.send is not None:
                 self.offers[worker].append((number, step.send))

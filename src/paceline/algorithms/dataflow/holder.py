@@ -17,7 +17,7 @@ from paceline.algorithms.dataflow import BACKWARD, FORWARD, GRADIENT, NO_OPERATO
 from paceline.errors import ProtocolError
 
 
-class Step(NamedTuple):
+class OperatorUpdate(NamedTuple):
     """An update of an operator."""
 
     operator: int
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     sends: list[Message]
     #: The operator all of whose gradients of this instance are there now; `NO_OPERATOR` if there is none.
     completes: int
-    step: Step | None
+    step: OperatorUpdate | None
     #: Whether this worker has nothing more to do for the instance.
     ended: bool
 
@@ -157,15 +157,15 @@ class Holder:
             del self.left[instance], self.graphs[instance]
         return Outcome(sends, completes, step, ended)
 
-    def drain(self) -> list[Step]:
+    def drain(self) -> list[OperatorUpdate]:
         """Return the updates of what is left at the end of a pass."""
         return [self._step(operator) for operator in sorted(self.counted) if self.counted[operator]]
 
-    def _step(self, operator: int) -> Step:
-        return Step(operator, self.counted.pop(operator))
+    def _step(self, operator: int) -> OperatorUpdate:
+        return OperatorUpdate(operator, self.counted.pop(operator))
 
     def key(self) -> tuple[Any, ...]:
-        early = tuple((each, tuple(sorted(kept))) for each, kept in sorted(self.early.items()))
+        early = tuple((each, tuple(sorted(messages))) for each, messages in sorted(self.early.items()))
         missing, owed = tuple(sorted(self.missing.items())), tuple(sorted(self.owed.items()))
         return missing, tuple(sorted(self.forwarded)), owed, tuple(sorted(self.counted.items())), early
 
@@ -173,6 +173,6 @@ class Holder:
         copied = type(self)(self.number, self.every)
         copied.graphs, copied.missing, copied.forwarded = dict(self.graphs), dict(self.missing), set(self.forwarded)
         copied.owed, copied.left, copied.counted = dict(self.owed), dict(self.left), dict(self.counted)
-        copied.early = {instance: list(kept) for instance, kept in self.early.items()}
+        copied.early = {instance: list(messages) for instance, messages in self.early.items()}
         copied._heap = list(self._heap)
         return copied

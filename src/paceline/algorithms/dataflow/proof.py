@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.algorithms.dataflow import BEGIN, DRAINED, ENDED, FORWARD, NO_OPERATOR, Graph, Message, Work
-from paceline.algorithms.dataflow.holder import Holder, Step
+from paceline.algorithms.dataflow.holder import Holder, OperatorUpdate
 from paceline.algorithms.dataflow.worker import (
     Client,
     Compute,
@@ -37,7 +37,7 @@ Move = tuple[int, int]
 
 
 @dataclass
-class _World:
+class _OperatorWorld:
     """The state of a small world."""
 
     clients: list[Client]
@@ -48,8 +48,8 @@ class _World:
     steps: tuple[tuple[int, int], ...] = ()
     dead: frozenset[int] = frozenset()
 
-    def copy(self) -> _World:
-        return _World(list(self.clients), dict(self.channels), self.works, self.steps, self.dead)
+    def copy(self) -> _OperatorWorld:
+        return _OperatorWorld(list(self.clients), dict(self.channels), self.works, self.steps, self.dead)
 
     def key(self) -> tuple[Any, ...]:
         channels = tuple(sorted((ends, queue) for ends, queue in self.channels.items() if queue))
@@ -57,7 +57,7 @@ class _World:
         return clients, channels, tuple(sorted(self.works)), tuple(sorted(self.steps)), self.dead
 
 
-class _Explorer:
+class _OperatorExplorer:
     """The moves and invariants of a small world, whose worker 0 admits."""
 
     def __init__(
@@ -65,13 +65,13 @@ class _Explorer:
     ) -> None:
         self.graphs, self.active, self.deaths, self.clients, self.program = graphs, active, deaths, clients, program
 
-    def first(self) -> _World:
-        world = _World(self.clients, {})
+    def first(self) -> _OperatorWorld:
+        world = _OperatorWorld(self.clients, {})
         for number in range(len(world.clients)):
             self._go_on(world, number)
         return world
 
-    def moves(self, world: _World) -> Iterator[Move]:
+    def moves(self, world: _OperatorWorld) -> Iterator[Move]:
         """Yield what each worker can take, whether it can work, and whether it can die."""
         for number, client in enumerate(world.clients):
             if number in world.dead or client.ended:
@@ -84,7 +84,7 @@ class _Explorer:
             if len(world.dead) < self.deaths:
                 yield number, DIES
 
-    def make(self, world: _World, move: Move) -> Scene:
+    def make(self, world: _OperatorWorld, move: Move) -> Scene:
         """Change the world by one move, and describe it."""
         number, sender = move
         who = f"worker {number}"
@@ -104,19 +104,19 @@ class _Explorer:
         says = SAYS.get(message.what, f"gets a message of worker {sender} about")
         return Scene(who, f"{says} instance {message.instance}" if message.instance >= 0 else says)
 
-    def _go_on(self, world: _World, number: int, *answers: Message | None) -> None:
+    def _go_on(self, world: _OperatorWorld, number: int, *answers: Message | None) -> None:
         """Run a worker's program until it wants to take more messages than it gets here."""
-        program, taken = self.program(world.clients[number]), iter(answers)
+        program, inbox = self.program(world.clients[number]), iter(answers)
         answer: Message | Graph | None = None
         with suppress(StopIteration):
             while True:
                 match program.send(answer):
                     case Take():
-                        answer = next(taken)
+                        answer = next(inbox)
                     case effect:
                         answer = self._answer(world, number, effect)
 
-    def _answer(self, world: _World, number: int, effect: Effect) -> Graph | None:
+    def _answer(self, world: _OperatorWorld, number: int, effect: Effect) -> Graph | None:
         match effect:
             case Record(instance):
                 return self.graphs[instance]
@@ -132,21 +132,21 @@ class _Explorer:
                 self._count(world, steps)
         return None
 
-    def _send(self, world: _World, sender: int, message: Message) -> None:
+    def _send(self, world: _OperatorWorld, sender: int, message: Message) -> None:
         ends = sender, message.to
         world.channels[ends] = (*world.channels.get(ends, ()), message)
 
-    def _count(self, world: _World, steps: Sequence[Step]) -> None:
+    def _count(self, world: _OperatorWorld, steps: Sequence[OperatorUpdate]) -> None:
         world.steps += tuple((step.operator, instance) for step in steps for instance in step.instances)
 
-    def key(self, world: _World) -> tuple[Any, ...]:
+    def key(self, world: _OperatorWorld) -> tuple[Any, ...]:
         return world.key()
 
     def ended(self, moves: Sequence[Move]) -> bool:
         """Whether nothing can go on."""
         return all(sender == DIES for _, sender in moves)
 
-    def fault(self, world: _World) -> str | None:
+    def fault(self, world: _OperatorWorld) -> str | None:
         """Describe an invariant that fails in this state; None if all hold."""
         under_way = len({instance for client in world.clients for instance in client.machine.graphs})
         if under_way > self.active:
@@ -157,7 +157,7 @@ class _Explorer:
             return "an operator made an update of the gradients of one instance twice"
         return None
 
-    def fault_at_end(self, world: _World) -> str | None:
+    def fault_at_end(self, world: _OperatorWorld) -> str | None:
         """Describe what is missing where nothing can move; None if nothing is."""
         if world.dead:
             return None  # the others wait, and the run fails
@@ -189,4 +189,4 @@ def explore(
     passes = (instances - 1, instances)
     clients = [Client(number, workers, passes, active, holder(number, every)) for number in range(workers)]
     graphs = [graph(number, workers) for number in range(instances)]
-    return breadth_first(_Explorer(graphs, active, deaths, clients, program))
+    return breadth_first(_OperatorExplorer(graphs, active, deaths, clients, program))

@@ -13,7 +13,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, NamedTuple
 
 from paceline.algorithms.dataflow import BEGIN, DRAINED, ENDED, Graph, Message, Work
-from paceline.algorithms.dataflow.holder import Holder, Outcome, Step
+from paceline.algorithms.dataflow.holder import Holder, OperatorUpdate, Outcome
 
 
 class Admission:
@@ -98,7 +98,7 @@ class Compute(NamedTuple):
 class Update(NamedTuple):
     """Make an update of an operator, which this instance has completed."""
 
-    step: Step
+    step: OperatorUpdate
     instance: int
 
 
@@ -111,7 +111,7 @@ class Forget(NamedTuple):
 class Drain(NamedTuple):
     """End a pass over the data by the updates of what is left of it."""
 
-    steps: Sequence[Step]
+    steps: Sequence[OperatorUpdate]
     passed: int
 
 

@@ -105,9 +105,11 @@ class Walk:
     def missing(self, place: Place, effect: Effect) -> list[Place]:
         """Return the workers that have not come to a sum yet."""
         kind, stage = type(effect), effect.stage if isinstance(effect, SumUp) else None
-        here = [(each, self.at[each]) for each in self.parties(place, effect) if each not in self._met]
-        there = {each for each, at in here if type(at) is kind and (not isinstance(at, SumUp) or at.stage == stage)}
-        return [each for each in self.parties(place, effect) if each not in there]
+        waiting = [(each, self.at[each]) for each in self.parties(place, effect) if each not in self._met]
+        arrived = {
+            each for each, at in waiting if type(at) is kind and (not isinstance(at, SumUp) or at.stage == stage)
+        }
+        return [each for each in self.parties(place, effect) if each not in arrived]
 
     def _answered(self, place: Place, effect: Effect) -> Any:
         if isinstance(effect, Send):

@@ -24,7 +24,7 @@ Meeting = tuple[str, int, int]  # which sum, of which stage or replica, and whic
 
 
 @dataclass
-class Client:
+class StageClient:
     """The `StageWorker` of a program on a small world. Micro-batches are numbered through all tables."""
 
     place: Place
@@ -53,11 +53,11 @@ def _line(
     return [work._replace(micro=work.micro + micros, version=work.version + versions) for work in line]
 
 
-AnyWorld = TypeVar("AnyWorld", bound="World")
+AnyWorld = TypeVar("AnyWorld", bound="StageWorld")
 
 
 @dataclass
-class World:
+class StageWorld:
     """The state of a small world."""
 
     workers: dict[Place, Walker[Any]]
@@ -79,9 +79,11 @@ class World:
 class StageExplorer(ProgramExplorer[AnyWorld, Place]):
     """The moves and the invariants of workers that keep step."""
 
-    seen: tuple[type, ...] = (Send, Receive, SumUp, Agree)
+    visible: tuple[type, ...] = (Send, Receive, SumUp, Agree)
 
-    def __init__(self, clients: Sequence[Client], program: Callable[[Any], Program], deaths: int, slots: int) -> None:
+    def __init__(
+        self, clients: Sequence[StageClient], program: Callable[[Any], Program], deaths: int, slots: int
+    ) -> None:
         self.clients, self.program, self.deaths, self.slots = clients, program, deaths, slots
         first = clients[0]
         layout = first.schedule.layout(first.depth)
@@ -90,7 +92,7 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
 
     def world(self) -> AnyWorld:
         """Return the world before the first effect."""
-        return World(self.walkers())  # type: ignore[return-value]
+        return StageWorld(self.walkers())  # type: ignore[return-value]
 
     def walkers(self) -> dict[Place, Walker[Any]]:
         return {each.place: Walker(partial(self.program, each)) for each in self.clients}
@@ -109,11 +111,11 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
             return fault
         if world.dead:
             return None
-        if left := [channel for (_, channel), messages in world.in_flight.items() if messages]:
-            return f"a message from stage {left[0][0]} to {left[0][1]} is left"
+        if unread := [channel for (_, channel), messages in world.in_flight.items() if messages]:
+            return f"a message from stage {unread[0][0]} to {unread[0][1]} is left"
         due = len(self.clients[0].counts)
-        held = [(at, stage) for at in world.workers for stage, w in enumerate(self.stage_to_worker) if w == at[1]]
-        for place, stage in held:
+        stages = [(at, stage) for at in world.workers for stage, w in enumerate(self.stage_to_worker) if w == at[1]]
+        for place, stage in stages:
             versions = world.versions.get((place, stage), ())
             if len(versions) != due:
                 return f"{self.name(place)} has made {len(versions)} of {due} updates of stage {stage}"
@@ -154,8 +156,8 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
                 full = len(world.in_flight.get((replica, channel), ())) >= self.slots
                 return [(replica, self.stage_to_worker[channel[1]])] if full else []
             case Receive(channel):
-                there = world.in_flight.get((replica, channel))
-                return [] if there else [(replica, self.stage_to_worker[channel[0]])]
+                messages = world.in_flight.get((replica, channel))
+                return [] if messages else [(replica, self.stage_to_worker[channel[0]])]
             case SumUp() | Agree():
                 meeting = self._meeting(world, place, effect)
                 return [each for each in self._parties(place, effect) if (each, meeting) not in world.offers]
@@ -226,9 +228,9 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
         world.versions[place, work.stage] = (*versions, world.sums.pop((place, work.stage), None))
 
 
-def clients_of(schedule: Schedule, replicas: int, depth: int, counts: Sequence[int], agrees: bool) -> list[Client]:
+def clients_of(schedule: Schedule, replicas: int, depth: int, counts: Sequence[int], agrees: bool) -> list[StageClient]:
     """Return the workers of all replicas, for updates of so many micro-batches of each replica."""
-    return [Client((r, w), depth, schedule, counts, agrees) for r in range(replicas) for w in range(depth)]
+    return [StageClient((r, w), depth, schedule, counts, agrees) for r in range(replicas) for w in range(depth)]
 
 
 def explore_stages(
@@ -242,5 +244,5 @@ def explore_stages(
 ) -> Explored:
     """Explore every order of the workers of a pipeline, and return the shortest story of a fault, if there is one."""
     clients = clients_of(schedule, replicas, depth, counts, agrees)
-    explorer: StageExplorer[World] = StageExplorer(clients, program, deaths, schedule.layout(depth).slots)
+    explorer: StageExplorer[StageWorld] = StageExplorer(clients, program, deaths, schedule.layout(depth).slots)
     return breadth_first(explorer)

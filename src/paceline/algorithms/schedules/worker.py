@@ -82,7 +82,7 @@ def follow(line: Iterable[Work], stage_to_worker: Sequence[int], push: Push | No
     inside: dict[tuple[Channel, int], Any] = {}
     for work in line:
         stage, micro, what, _ = work
-        here = stage_to_worker[stage]
+        owner = stage_to_worker[stage]
         if what == WEIGHTS:
             yield Compute(work, None)
         elif what == UPDATE:
@@ -91,7 +91,7 @@ def follow(line: Iterable[Work], stage_to_worker: Sequence[int], push: Push | No
             summed.discard(stage)
             yield Update(work) if push is None else push
         elif what == ALL_REDUCE:
-            mine = [number for number, worker in enumerate(stage_to_worker) if worker == here]
+            mine = [number for number, worker in enumerate(stage_to_worker) if worker == owner]
             for number in mine:
                 yield SumUp(number, micro)
             summed.update(mine)
@@ -100,12 +100,12 @@ def follow(line: Iterable[Work], stage_to_worker: Sequence[int], push: Push | No
             onward = 1 if what == FORWARD else -1
             before, after = stage - onward, stage + onward
             message = None
-            if 0 <= before < stages and stage_to_worker[before] != here:
+            if 0 <= before < stages and stage_to_worker[before] != owner:
                 message = yield Receive((before, stage), micro)
             elif 0 <= before < stages:
                 message = inside.pop(((before, stage), micro), None)
             message = yield Compute(work, message)
-            if 0 <= after < stages and stage_to_worker[after] != here:
+            if 0 <= after < stages and stage_to_worker[after] != owner:
                 yield Send((stage, after), micro, message)
             elif 0 <= after < stages:
                 inside[(stage, after), micro] = message

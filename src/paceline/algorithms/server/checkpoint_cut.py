@@ -52,7 +52,7 @@ class Cut(NamedTuple):
         """Restore the desk and the shards, which must be made for this number of ghosts."""
         desk.init(state, self.given_out, [batch for batch, _ in self.under_way])
         for number, (shard, version) in enumerate(zip(shards, self.versions, strict=True)):
-            machine.init(shard, version, [batch if number in there else NONE for batch, there in self.under_way])
+            machine.init(shard, version, [batch if number in holders else NONE for batch, holders in self.under_way])
 
 
 def take_cut(desk: Desk, state: State, machine: Shard | Gathering, shards: Sequence[State]) -> Cut:

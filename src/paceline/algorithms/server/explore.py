@@ -119,7 +119,7 @@ class Servers(Generic[P]):
 
 
 @dataclass
-class _World:
+class _ServerWorld:
     """The state of a small world."""
 
     servers: Servers[int]
@@ -131,7 +131,7 @@ class _World:
     joined: int = 0
     fault: str | None = None
 
-    def copy(self) -> _World:
+    def copy(self) -> _ServerWorld:
         return replace(self, servers=self.servers.copy(), workers=dict(self.workers), identity=list(self.identity))
 
 
@@ -146,10 +146,10 @@ class _Size(NamedTuple):
     joins: int
 
 
-class _Explorer(ProgramExplorer[_World, int]):
+class _ServerExplorer(ProgramExplorer[_ServerWorld, int]):
     """The machines of a small world, and its moves and invariants."""
 
-    seen = (tuple,)  # every command
+    visible = (tuple,)  # every command
 
     def __init__(self, size: _Size, gate: Gate, desk: type[Desk], program: Callable[[Client], Program]) -> None:
         self.count, self.shards, self.deaths, self.joins = size.workers, size.shards, size.deaths, size.joins
@@ -157,24 +157,24 @@ class _Explorer(ProgramExplorer[_World, int]):
         gathering = Gathering(size.workers, size.gathers) if size.gathers else None
         self.shard: Shard | Gathering = gathering or Shard(size.workers)
 
-    def first(self) -> _World:
+    def first(self) -> _ServerWorld:
         servers: Servers[int] = Servers.of(self.desk, self.shard, self.shards)
         workers = {number: self._worker(Client(number, self.shards)) for number in range(self.count)}
-        return _World(servers, workers, list(range(self.count)))
+        return _ServerWorld(servers, workers, list(range(self.count)))
 
     def _worker(self, client: Client) -> Walker[Command]:
         return Walker(partial(self.program, client))
 
-    def key(self, world: _World) -> tuple[Any, ...]:
+    def key(self, world: _ServerWorld) -> tuple[Any, ...]:
         return world.servers.key(), tuple(w.key() for w in world.workers.values()), world.dead, world.joined
 
-    def missing(self, world: _World, place: int) -> Collection[int]:
+    def missing(self, world: _ServerWorld, place: int) -> Collection[int]:
         return world.workers if place in world.servers.waits else ()
 
-    def arrive(self, world: _World, place: int) -> None:
+    def arrive(self, world: _ServerWorld, place: int) -> None:
         """Do nothing: a command waits for no other worker's."""
 
-    def moves(self, world: _World) -> Iterator[tuple[str, int]]:
+    def moves(self, world: _ServerWorld) -> Iterator[tuple[str, int]]:
         die = len(world.dead) + world.joined < self.deaths and len(world.dead) < self.count - 1
         yield from (move for move in super().moves(world) if move[0] == "goes on")
         for number, worker in world.workers.items():
@@ -187,7 +187,7 @@ class _Explorer(ProgramExplorer[_World, int]):
         """Whether no worker can go on."""
         return not any(kind == "goes on" for kind, _ in moves)
 
-    def make(self, world: _World, move: tuple[str, int]) -> Scene:
+    def make(self, world: _ServerWorld, move: tuple[str, int]) -> Scene:
         """Change the world by one move, and describe it."""
         kind, number = move
         if kind == "dies":
@@ -200,7 +200,7 @@ class _Explorer(ProgramExplorer[_World, int]):
         world.workers[number] = self._worker(Client(number, self.shards, joins=True))
         return Scene(f"worker {number}", "joins in the place of the dead one")
 
-    def go_on(self, world: _World, place: int, effect: Command) -> str:
+    def go_on(self, world: _ServerWorld, place: int, effect: Command) -> str:
         worker, servers = world.workers[place], world.servers
         action: Action = Noted()
         match effect:
@@ -217,11 +217,11 @@ class _Explorer(ProgramExplorer[_World, int]):
         worker.send(action)
         return f"{describe(effect)} -> {describe(action)}"
 
-    def fault(self, world: _World) -> str | None:
+    def fault(self, world: _ServerWorld) -> str | None:
         """Describe an invariant that fails in this state; None if all hold."""
         return world.servers.fault(lambda number: number not in world.dead)
 
-    def fault_at_end(self, world: _World) -> str | None:
+    def fault_at_end(self, world: _ServerWorld) -> str | None:
         """Describe what is missing in a final state; None if nothing is."""
         stuck = [n for n, worker in world.workers.items() if n not in world.dead and worker.effect is not None]
         return f"workers {stuck} wait for ever" if stuck else world.servers.lacking()
@@ -241,7 +241,7 @@ def explore(
     """Explore every interleaving, and return the shortest story in which an invariant fails, if there is one."""
     program = program or (push_in_rounds if gathers else push_every_batch)
     size = _Size(workers, batches, shards, gathers, deaths, joins)
-    return breadth_first(_Explorer(size, gate or Asynchronous(), desk, program))
+    return breadth_first(_ServerExplorer(size, gate or Asynchronous(), desk, program))
 
 
 def describe(thing: Command | Action) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from paceline.algorithms.exploration import Explored, breadth_first
 from paceline.algorithms.schedules import Schedule, Work
 from paceline.algorithms.schedules.clock import Place as At
-from paceline.algorithms.schedules.explore import Client, StageExplorer, World
+from paceline.algorithms.schedules.explore import StageClient, StageExplorer, StageWorld
 from paceline.algorithms.schedules.worker import Program
 from paceline.algorithms.server.desk import Desk
 from paceline.algorithms.server.explore import Servers, describe
@@ -27,7 +27,7 @@ from paceline.narrative import Scene
 Assigned = tuple[int, Lease | None]  # which lease of a replica
 
 
-class LeasingClient(Client):
+class LeasingClient(StageClient):
     """The `LeasingWorker` of a program on a small world."""
 
     @property
@@ -39,7 +39,7 @@ class LeasingClient(Client):
 
 
 @dataclass
-class LeasedWorld(World):
+class LeasedWorld(StageWorld):
     """A small world with its desk and shards."""
 
     servers: Servers[At] = field(kw_only=True)
@@ -56,7 +56,7 @@ class LeasedWorld(World):
 class LeaseExplorer(StageExplorer[LeasedWorld]):
     """The moves and the invariants of workers whose replicas lease batches."""
 
-    seen = (*StageExplorer.seen, Ask, Finish, Push, Assign, Count)
+    visible = (*StageExplorer.visible, Ask, Finish, Push, Assign, Count)
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the machines of a server are told and answer, and the integers in which they remember it."""
+"""The messages and answers of the machines of a server, and the integers in which they remember it."""
 
 from __future__ import annotations
 

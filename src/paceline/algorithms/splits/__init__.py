@@ -163,7 +163,7 @@ class SplitNode:
         return values
 
     def shape_of(self, role: str) -> Shape:
-        return next(held.shape for held in self.held if held.role == role)
+        return next(each.shape for each in self.held if each.role == role)
 
 
 class Layout(NamedTuple):

@@ -71,7 +71,7 @@ def steps(node: SplitNode, workers: int) -> Iterator[SplitNode]:
             kind=PRODUCT,
             takes=(blocks, before) if step else (blocks,),
             shapes=(*node.shapes, node.shape) if step else node.shapes,
-            held=tuple(held for held in node.held if held.role == "weight" or step + 1 == side),
+            held=tuple(parameter for parameter in node.held if parameter.role == "weight" or step + 1 == side),
             facts={**node.facts, "step": (step,)},
         )
         before = name

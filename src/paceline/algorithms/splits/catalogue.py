@@ -139,7 +139,7 @@ class Samples:
         (shape,) = node.shapes
         assert shape is not None
         placed = split(0, even(shape[0], workers))
-        return Layout((placed,), placed, {held.role: COPIED for held in node.held})
+        return Layout((placed,), placed, {parameter.role: COPIED for parameter in node.held})
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,9 @@ class Replica:
         return ""
 
     def layout(self, node: SplitNode, workers: int) -> Layout:
-        return Layout((WHOLE,) * len(node.takes), WHOLE, {held.role: COPIED for held in node.held if held.trained})
+        return Layout(
+            (WHOLE,) * len(node.takes), WHOLE, {parameter.role: COPIED for parameter in node.held if parameter.trained}
+        )
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ PARAMETER = "@"  # before the name of a parameter, where it is a value of the pr
 JOINT = "+"  # the value that gradients of several parameters are together, to be added up in one movement
 
 
-class Step(NamedTuple):
+class ProgramStep(NamedTuple):
     """One step of a program: some operations, or a movement of one value."""
 
     #: The operations, in order; () for a movement.
@@ -84,7 +84,7 @@ class Program:
     outputs: tuple[str, ...]
     #: The values that need a gradient.
     needs: frozenset[str]
-    forward: tuple[Step, ...]
+    forward: tuple[ProgramStep, ...]
     #: Whether what was gathered of a parameter is dropped after its last use forward, and gathered again for its first
     #: use back.
     drops: bool = False
@@ -94,9 +94,9 @@ class Program:
         object.__setattr__(self, "shapes", {**self.shapes, JOINT: (joined,)})
 
     @property
-    def steps(self) -> tuple[Step, ...]:
+    def steps(self) -> tuple[ProgramStep, ...]:
         """The whole line: forward, then backward."""
-        back: list[Step] = []
+        back: list[ProgramStep] = []
         gathered: set[tuple[str, Placement]] = set()
         for step in reversed(self.forward):
             if step.nodes and self.drops:
@@ -108,7 +108,7 @@ class Program:
         joins = self.joins
         if joins:
             back = [step for step in back if step.value not in joins or step.again]
-            back.append(Step((), JOINT, WHOLE, COPIED, True, joins=joins))
+            back.append(ProgramStep((), JOINT, WHOLE, COPIED, True, joins=joins))
         return (*self.forward, *back)
 
     @property
@@ -120,7 +120,7 @@ class Program:
         values = tuple(value for value in reversed(summed) if value not in others)
         return values if len(values) > 1 else ()
 
-    def gathers(self, step: Step) -> list[Step]:
+    def gathers(self, step: ProgramStep) -> list[ProgramStep]:
         """Return the movements whose results a step's layers use, and may drop afterwards.
 
         They are those of parameters, and of blocks. What code reads by name may have been handed on, and stays.
@@ -128,10 +128,12 @@ class Program:
         used: set[tuple[str, Placement]] = set()
         for name in step.nodes:
             node, layout = self.nodes[name], self.layouts[name]
-            used |= {(PARAMETER + held.name, layout.uses.get(held.role, WHOLE)) for held in node.held}
+            used |= {(PARAMETER + parameter.name, layout.uses.get(parameter.role, WHOLE)) for parameter in node.held}
             if node.kind == PRODUCT:
                 used.add((node.takes[0], layout.takes[0]))
-        read = {PARAMETER + held.name for node in self.nodes.values() if node.kind == "read" for held in node.held}
+        read = {
+            PARAMETER + parameter.name for node in self.nodes.values() if node.kind == "read" for parameter in node.held
+        }
         return [
             move
             for move in self.forward
@@ -166,7 +168,7 @@ class _Derivation:
     stored: dict[str, Placement] = field(default_factory=dict)
     ways: dict[str, str] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[ProgramStep] = field(default_factory=list)
     moved: set[tuple[str, Placement]] = field(default_factory=set)
 
     def add(self, node: SplitNode, choose: Choose) -> None:
@@ -187,9 +189,9 @@ class _Derivation:
         for value, placement in zip(node.takes, layout.takes, strict=True):
             self.move(node, value, placement)
         if self.steps and self.steps[-1].nodes:
-            self.steps[-1] = Step((*self.steps[-1].nodes, node.name))
+            self.steps[-1] = ProgramStep((*self.steps[-1].nodes, node.name))
         else:
-            self.steps.append(Step((node.name,)))
+            self.steps.append(ProgramStep((node.name,)))
         self.placed[node.name] = layout.gives
         if node.shape is not None:
             self.shapes[node.name] = node.shape
@@ -217,7 +219,7 @@ class _Derivation:
             )
         self.moved.add((value, target))
         kind_of(source, target)  # raises where nothing leads there
-        self.steps.append(Step((), value, source, target))
+        self.steps.append(ProgramStep((), value, source, target))
 
 
 def derive(

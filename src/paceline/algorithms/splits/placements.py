@@ -68,7 +68,7 @@ def _alike(node: SplitNode, placements: Sequence[Placement], keeps: Callable[[in
     if not placed.is_split or not all(keeps(cut.dim) for cut in placed.cuts):
         return None
     rest = (WHOLE,) * (len(node.takes) - 1)
-    return Layout((placed, *rest), placed, {held.role: COPIED for held in node.held})
+    return Layout((placed, *rest), placed, {parameter.role: COPIED for parameter in node.held})
 
 
 def _dropout(node: SplitNode, placements: Sequence[Placement], workers: int) -> Layout | None:
@@ -84,7 +84,7 @@ def _batch_norm(node: SplitNode, placements: Sequence[Placement], workers: int) 
         cut = Cut(1, even(channels, workers))
     of_channels = Placement("split", (cut._replace(dim=0),))
     placed = Placement("split", (cut,))
-    return Layout((placed,), placed, {held.role: of_channels for held in node.held if held.shape})
+    return Layout((placed,), placed, {parameter.role: of_channels for parameter in node.held if parameter.shape})
 
 
 def _layer_norm(node: SplitNode, placements: Sequence[Placement], workers: int) -> Layout | None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from paceline.algorithms.splits import WHOLE, Layout, Placement
 from paceline.algorithms.splits.catalogue import SPLITS
-from paceline.algorithms.splits.derivation import JOINT, PARAMETER, Program, Step
+from paceline.algorithms.splits.derivation import JOINT, PARAMETER, Program, ProgramStep
 from paceline.algorithms.splits.placements import TRIM, AllToAll, follow, intersection, volume
 from paceline.errors import PlanError
 
@@ -35,7 +35,7 @@ class Figures:
     numbers: tuple[int, ...] = ()
 
 
-def prove_program(program: Program, lines: Sequence[Sequence[Step]] | None = None) -> Figures:
+def prove_program(program: Program, lines: Sequence[Sequence[ProgramStep]] | None = None) -> Figures:
     """Raise PlanError with the first fault; otherwise return what was counted.
 
     `lines` are the steps of each worker, where they are not those of the program.
@@ -50,7 +50,7 @@ def prove_program(program: Program, lines: Sequence[Sequence[Step]] | None = Non
     return _counted(program, worker_lines)
 
 
-def _meets(program: Program, lines: Sequence[Sequence[Step]]) -> None:
+def _meets(program: Program, lines: Sequence[Sequence[ProgramStep]]) -> None:
     """Prove that all workers come to the same movements in the same order."""
     moves = [[step for step in line if step.value and step.movement.travels] for line in lines]
     for number in range(max(map(len, moves))):
@@ -66,7 +66,7 @@ def _meets(program: Program, lines: Sequence[Sequence[Step]]) -> None:
             _covers(step, exchange)
 
 
-def _covers(step: Step, exchange: AllToAll) -> None:
+def _covers(step: ProgramStep, exchange: AllToAll) -> None:
     """Prove that what a worker takes covers what it is to have: every number once, or once from each worker."""
     extent, workers = exchange.extent, exchange.workers
     for receiver in range(workers):
@@ -113,7 +113,7 @@ class _Line:
         self.returned: list[tuple[str, Placement]] = []
         self.again: list[tuple[str, Placement]] = []
 
-    def follow(self, line: Sequence[Step]) -> None:
+    def follow(self, line: Sequence[ProgramStep]) -> None:
         for step in line:
             if (step.back or step.again) and not self.undone:
                 self._loss()
@@ -135,14 +135,14 @@ class _Line:
             raise self.fault(f"it computes {name} out of order")
         node, layout = self.program.nodes[name], self.program.layouts[name]
         wants = list(zip(node.takes, layout.takes, strict=True))
-        wants += [(PARAMETER + held.name, layout.uses.get(held.role, WHOLE)) for held in node.held]
+        wants += [(PARAMETER + parameter.name, layout.uses.get(parameter.role, WHOLE)) for parameter in node.held]
         for value, placement in wants:
             if (value, placement) not in self.has:
                 raise self.fault(f"{name} wants {value} {placement}, and it is not there so")
         self.computed.append(name)
         self.has.add((name, layout.gives))
 
-    def _move(self, step: Step) -> None:
+    def _move(self, step: ProgramStep) -> None:
         key = (step.value, step.target)
         if (step.value, step.source) not in self.has or step.source != self.program.placed(step.value):
             raise self.fault(f"{step}: the value is not there as {step.source}")
@@ -153,13 +153,13 @@ class _Line:
         self.moved.append(key)
         self.has.add(key)
 
-    def _covered(self, step: Step) -> bool:
+    def _covered(self, step: ProgramStep) -> bool:
         """Whether what the worker keeps of its part and borders lies in them."""
         shape = self.program.shapes[step.value]
         has, wants = step.source.box(shape, self.place), step.target.box(shape, self.place)
         return intersection(has, wants) == wants
 
-    def _gather_again(self, step: Step) -> None:
+    def _gather_again(self, step: ProgramStep) -> None:
         """Gather a parameter again: it must have been gathered before, and be wanted still."""
         key = (step.value, step.target)
         if key not in self.moved or key in self.again or key in self.returned or not self.program.drops:
@@ -175,7 +175,9 @@ class _Line:
         """Compute back through an operation: the gradients of all that was computed from it must be there."""
         if name not in self.computed or name in self.undone:
             raise self.fault(f"it computes back through {name} out of order")
-        dropped = [move for move in self.program.gathers(Step((name,))) if (move.value, move.target) not in self.again]
+        dropped = [
+            move for move in self.program.gathers(ProgramStep((name,))) if (move.value, move.target) not in self.again
+        ]
         if dropped and self.program.drops:
             raise self.fault(f"it computes back through {name} without {dropped[0].value}, which was dropped")
         late = [each for each in self.computed if name in self.program.nodes[each].takes and each not in self.undone]
@@ -184,7 +186,7 @@ class _Line:
             raise self.fault(f"it computes back through {name} before the gradient from {late[0]} is there")
         self.undone.append(name)
 
-    def _return(self, step: Step) -> None:
+    def _return(self, step: ProgramStep) -> None:
         for value in step.joins:
             self._return(step._replace(value=value, joins=()))
         if step.value == JOINT:
@@ -195,7 +197,7 @@ class _Line:
         for name in self.computed:
             node, layout = self.program.nodes[name], self.program.layouts[name]
             uses = {*zip(node.takes, layout.takes, strict=True)}
-            uses |= {(PARAMETER + held.name, layout.uses.get(held.role, WHOLE)) for held in node.held}
+            uses |= {(PARAMETER + parameter.name, layout.uses.get(parameter.role, WHOLE)) for parameter in node.held}
             if key in uses and name not in self.undone:
                 raise self.fault(f"{step}: the gradient from {name} is not in it yet")
         if step.value in self.undone:
@@ -206,7 +208,7 @@ class _Line:
         return PlanError(f"worker {self.place} of {self.program.workers}: {what}")
 
 
-def _counted(program: Program, lines: Sequence[Sequence[Step]]) -> Figures:
+def _counted(program: Program, lines: Sequence[Sequence[ProgramStep]]) -> Figures:
     moves = [step for step in lines[0] if step.value and step.movement.travels]
     shapes, workers = program.shapes, program.workers
     return Figures(

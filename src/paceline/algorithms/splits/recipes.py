@@ -280,7 +280,7 @@ def example_program(recipe: SplitRecipe, workers: int, stage: int = 0) -> Progra
     mixture = isinstance(recipe, Experts)
     shape: Shape = (SAMPLES, 16, 32) if mixture else (SAMPLES, 3, 8, 8)
     nodes = recipe.prepare(_mixture(2 * workers) if mixture else _nodes(8 * workers), workers)
-    needs = {node.name for node in nodes} | {PARAMETER + held.name for node in nodes for held in node.held}
+    needs = {node.name for node in nodes} | {PARAMETER + parameter.name for node in nodes for parameter in node.held}
     return derive(
         nodes, {nodes[0].takes[0]: shape}, [nodes[-1].name], needs, workers, recipe.choose, stage > 0, stage == 3
     )

@@ -75,7 +75,7 @@ class Experts:
         of_groups, of_experts = even(groups, workers), even(experts, workers)
         if node.kind == COMPUTE:
             mine = split(0, of_experts)
-            return Layout((mine,), mine, {held.role: mine for held in node.held})
+            return Layout((mine,), mine, {parameter.role: mine for parameter in node.held})
         tokens = node.shapes[-1]
         assert tokens is not None
         starts = even(tokens[0], groups)
@@ -147,7 +147,7 @@ class Strips:
         return Layout(
             tuple(takes),
             _placed(node.shape[DIM], workers, _pairs(node.numbers("windows"))),
-            {held.role: COPIED for held in node.held},
+            {parameter.role: COPIED for parameter in node.held},
         )
 
 

@@ -63,7 +63,7 @@ class MedianStopping:
         mine = self.losses.setdefault(trial, {})
         mine[step] = loss
         others = [
-            self._average(found, step) for other, found in self.losses.items() if other != trial and step in found
+            self._average(losses, step) for other, losses in self.losses.items() if other != trial and step in losses
         ]
         if step < self.grace_period or step >= self.max_t or len(others) < self.min_trials:
             return False

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from paceline.concurrency.watcher.graph import DeadlockSet
 from paceline.concurrency.watcher.ranks import POINT_TO_POINT, Divergence, RankPlace
-from paceline.concurrency.watcher.samples import A_RESULT, AN_END, ENDED, Process, Thread, Wait
+from paceline.concurrency.watcher.samples import A_RESULT, AN_END, ENDED, Process, Thread, ThreadWait
 
 _ORDER = "take locks in one order everywhere, or release the first before the second"
 _REMEDIES = {
@@ -210,7 +210,7 @@ def _kind(process: Process, thread: Thread) -> str:
 
 
 def is_loop(process: Process, thread: Thread) -> bool:
-    """Whether a thread runs an event loop, of which the tasks are told."""
+    """Whether a thread runs an event loop whose tasks are reported."""
     tasks = any(each.task for each in process.threads) and not thread.task and not thread.wait.owners
     return tasks and any(frame.function == "_run_once" for frame in process.stack_of(thread.tid))
 
@@ -220,7 +220,7 @@ def _with_needed(process: Process, thread: Thread, names: Names) -> str:
     return thing(process, thread, names) + needed(process, wait)
 
 
-def needed(process: Process, wait: Wait) -> str:
+def needed(process: Process, wait: ThreadWait) -> str:
     """Return which other processes could end a wait."""
     others = [pid for pid in wait.by if pid != process.pid]
     if not others or wait.kind == "child" or wait.owners:

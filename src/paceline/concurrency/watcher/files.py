@@ -46,7 +46,7 @@ class Share:
 
     def merge(self, snapshot: Snapshot, history: History) -> Snapshot:
         """Write the ranks of a snapshot, and return the snapshot with those of other machines."""
-        ranks = [_told(each, history) for each in snapshot.processes if each.rank is not None and each.stacks]
+        ranks = [_main_thread(each, history) for each in snapshot.processes if each.rank is not None and each.stacks]
         written = self._own.with_suffix(".new")
         written.write_text(json.dumps({"host": self._host, "at": time.time(), "ranks": [asdict(r) for r in ranks]}))
         written.replace(self._own)
@@ -71,7 +71,7 @@ class Share:
         return []
 
 
-def _told(process: Process, history: History) -> Process:
+def _main_thread(process: Process, history: History) -> Process:
     """Return what others need to know of a rank: its main thread alone."""
     pid = process.pid
     since = history.since(pid, pid)

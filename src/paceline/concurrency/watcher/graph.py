@@ -217,7 +217,7 @@ def _circle_of(processes: tuple[Process, ...], shares: bool = False) -> tuple[Pr
 
 def _reached(start: set[str], edges: Sequence[tuple[str, str]]) -> set[str]:
     nodes = set(start)
-    while more := {there for here, there in edges if here in nodes} - nodes:
+    while more := {target for source, target in edges if source in nodes} - nodes:
         nodes |= more
     return nodes
 

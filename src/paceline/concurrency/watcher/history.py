@@ -16,7 +16,7 @@ from paceline.concurrency.watcher.samples import (
     Snapshot,
     Stack,
     Thread,
-    Wait,
+    ThreadWait,
 )
 
 # Pools of multiprocessing whose workers end as soon as they start, again and again: no result ever comes. Pure.
@@ -103,7 +103,7 @@ LONGEST_ASK = 500_000
 class _Poll(NamedTuple):
     """A thread that asks again and again."""
 
-    what: tuple[Wait, Stack]
+    what: tuple[ThreadWait, Stack]
     seen: tuple[tuple[float, Pace], ...]  # the snapshots, the newest last, and how far it was
     since: float
 

@@ -230,7 +230,7 @@ def footprint(history: History, snapshot: Snapshot) -> Footprint:
 def _held(history: History, snapshot: Snapshot) -> set[int]:
     divergence = find_divergence(snapshot, history)
     knots = [find_knot(snapshot, history.still, polls=history.polls)]
-    knots += [found[0] for found in (history.retries, history.pools.respawn_loop) if found is not None]
+    knots += [condition[0] for condition in (history.retries, history.pools.respawn_loop) if condition is not None]
     pids = {process.pid for knot in knots if knot is not None for process in knot.processes}
     return pids | set(divergence.places if divergence else ())
 

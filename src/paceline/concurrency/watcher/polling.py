@@ -17,7 +17,16 @@ from typing import NamedTuple
 from paceline.concurrency.watcher.processes.coroutines import Task
 from paceline.concurrency.watcher.processes.holders import file_of
 from paceline.concurrency.watcher.processes.interpreter import Interpreter
-from paceline.concurrency.watcher.samples import AGAIN, CLOSED, OF_A_WORKER, OPEN_FILE_LOCK, Frame, Stack, Thread, Wait
+from paceline.concurrency.watcher.samples import (
+    AGAIN,
+    CLOSED,
+    OF_A_WORKER,
+    OPEN_FILE_LOCK,
+    Frame,
+    Stack,
+    Thread,
+    ThreadWait,
+)
 from paceline.concurrency.watcher.waits import SLEEPS, SystemCall, Waits, call_of
 
 #: What asks, and fails by an exception when there is nothing.
@@ -31,9 +40,34 @@ _ASKS = (
 )
 _SLEEPS = frozenset({"sleep"})
 _PRINTS = frozenset(
-    {"print", "flush", "debug", "info", "warning", "error", "len", "isinstance", "str", "repr", "format", "any", "all",
-     "min", "max", "sum", "bool", "int", "float", "range", "enumerate", "list", "items", "values", "keys"}
-)  # fmt: skip
+    {
+        "print",
+        "flush",
+        "debug",
+        "info",
+        "warning",
+        "error",
+        "len",
+        "isinstance",
+        "str",
+        "repr",
+        "format",
+        "any",
+        "all",
+        "min",
+        "max",
+        "sum",
+        "bool",
+        "int",
+        "float",
+        "range",
+        "enumerate",
+        "list",
+        "items",
+        "values",
+        "keys",
+    }
+)
 #: Inside a `with` block these keep its lock for a while, and so stop others, and let them go on afterwards.
 _LASTS = frozenset({"sleep", "acquire", "get", "put", "join", "result", "poll", "select", "communicate"})
 #: These take what others may wait to be rid of: a loop that sleeps in between may give way by them.
@@ -242,7 +276,7 @@ def _computed(node: ast.AST) -> Iterator[ast.Name]:
 _EVENT = ["wait", "wait"]  # the innermost functions of a thread that uses an event as a clock: `while not stop.wait(9)`
 
 
-def asked(waits: Waits, pid: int, tid: int, wait: Wait) -> Wait:
+def asked(waits: Waits, pid: int, tid: int, wait: ThreadWait) -> ThreadWait:
     """Return a wait for a clock with what is asked for by it, and by whom it could be given; else the wait itself.
 
     Only workers write the results of a pool, although the pool's own process has the pipe open as well.
@@ -275,7 +309,7 @@ def asked(waits: Waits, pid: int, tid: int, wait: Wait) -> Wait:
     return wait._replace(by=untimed.by, on=untimed.on + AGAIN, polls="asks")
 
 
-def _by_its_source(waits: Waits, pid: int, call: SystemCall, wait: Wait, stack: Stack) -> Wait | None:
+def _by_its_source(waits: Waits, pid: int, call: SystemCall, wait: ThreadWait, stack: Stack) -> ThreadWait | None:
     """Return the wait as the source of its loop explains it; None if the system call says for what it asks."""
     loop = loop_of(stack, lambda file: _source(pid, file))
     if loop is None or [frame.function for frame in stack[:2]] == _EVENT == [_event(f.file) for f in stack[:2]]:
@@ -299,14 +333,14 @@ def tasks_of(waits: Waits, pid: int, interpreter: Interpreter) -> Iterator[Threa
             yield Thread(task.number, _wait_of(waits, pid, task), task.name)
 
 
-def _wait_of(waits: Waits, pid: int, task: Task) -> Wait:
+def _wait_of(waits: Waits, pid: int, task: Task) -> ThreadWait:
     if not task.timer:
-        return Wait("task", (pid,), task.on, task.owners)
+        return ThreadWait("task", (pid,), task.on, task.owners)
     loop = loop_of(task.stack, lambda file: _source(pid, file))
     if loop is None or (task.timer == "sleep" and loop.takes) or (task.main and not loop.asks):
-        return Wait("clock", on=f"asyncio.{task.timer}")
+        return ThreadWait("clock", on=f"asyncio.{task.timer}")
     by = waits.holders.reaching(pid, waits.tree) or (pid,)
-    return Wait("clock", by, "what its loop asks for", polls="asks" if loop.asks else "idles")
+    return ThreadWait("clock", by, "what its loop asks for", polls="asks" if loop.asks else "idles")
 
 
 def _serves_as_manager(stack: Stack) -> bool:
@@ -319,7 +353,7 @@ def _event(file: str) -> str:
     return "wait" if os.path.basename(file) == "threading.py" else ""
 
 
-def _locked(waits: Waits, pid: int, wait: Wait) -> Wait:
+def _locked(waits: Waits, pid: int, wait: ThreadWait) -> ThreadWait:
     """Return the wait for a lock on a file that the process has open, if there is one that is held."""
     by = waits.holders.of_open_files(pid)
     return wait._replace(by=by, on=OPEN_FILE_LOCK, polls="asks") if by else wait

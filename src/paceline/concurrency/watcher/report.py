@@ -151,7 +151,7 @@ def report_knot(
     stopped = tuple(p for p in knot.processes if p.main.kind == "stopped")
     causes = stopped or knot.circle or knot.processes
     names = Names(knot.processes)
-    processes = tuple(_told(process, process in causes, knot, names) for process in _in_order(causes, knot))
+    processes = tuple(_waiting(process, process in causes, knot, names) for process in _in_order(causes, knot))
     cause = cause_of(knot, causes, kind)
     return HangReport("stopped" if stopped else verdict, probability, span, processes, cause.remedy, cause.words)
 
@@ -193,7 +193,7 @@ def report_divergence(divergence: Divergence, probability: float, span: Span) ->
     )
 
 
-def _told(process: Process, is_cause: bool, knot: DeadlockSet, names: Names) -> Waiting:
+def _waiting(process: Process, is_cause: bool, knot: DeadlockSet, names: Names) -> Waiting:
     """Tell of the threads of a process that hang: those that hold each other in order, then the main thread."""
     order = {tid: at for at, tid in enumerate(knot.core)}
     stuck = sorted(

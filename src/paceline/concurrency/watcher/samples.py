@@ -67,7 +67,7 @@ class Counters:
     work: Mapping[int, ProcessWork]  # by process
 
 
-class Wait(NamedTuple):
+class ThreadWait(NamedTuple):
     """What a thread waits for."""
 
     kind: str  # "running", "clock", "outside", "disk", "stopped", "unknown" or one of CLOSED
@@ -84,7 +84,7 @@ class Thread(NamedTuple):
     """One thread at the moment of a snapshot, or one task of an event loop."""
 
     tid: int
-    wait: Wait
+    wait: ThreadWait
     task: str = ""  # the name of a task; what is said of threads holds for it, but that the kernel does not know it
 
 
@@ -118,7 +118,7 @@ class Subject(NamedTuple):
     name: str = ""  # that `threading` has for the thread; "" of the main thread
     kind: str = ""  # of what would end the wait: "lock", "event", "get", ...; "" where no object is known
     what: str = ""  # the object and its state
-    holder: str = ""  # whoever holds it, other than a thread of its program that runs
+    holder: str = ""  # what holds it, other than a thread of its program that runs
     text: str = ""  # the source line
     call: str = ""  # the source line that has called the collective that a rank is in
     handler: str = ""  # the handler of a signal that the thread runs
@@ -156,9 +156,9 @@ class Process:
     subjects: tuple[Subject, ...] = ()  # of the threads of a process that hangs
 
     @property
-    def main(self) -> Wait:
+    def main(self) -> ThreadWait:
         """What the main thread waits for; "unknown" if it has ended."""
-        return next((thread.wait for thread in self.threads if thread.tid == self.pid), Wait("unknown"))
+        return next((thread.wait for thread in self.threads if thread.tid == self.pid), ThreadWait("unknown"))
 
     def stack_of(self, tid: int) -> Stack:
         """Return the stack of a thread; empty where it is not known."""
@@ -239,5 +239,5 @@ def process_from(data: dict[str, Any]) -> Process:
     return Process(**{**data, **fields, "subjects": subjects})
 
 
-def _wait_from(kind: str, by: list[int], on: str, owners: list[int] | tuple[()] = (), *more: Any) -> Wait:
-    return Wait(kind, tuple(by), on, tuple(owners), *more)
+def _wait_from(kind: str, by: list[int], on: str, owners: list[int] | tuple[()] = (), *more: Any) -> ThreadWait:
+    return ThreadWait(kind, tuple(by), on, tuple(owners), *more)

@@ -27,7 +27,7 @@ from paceline.concurrency.watcher.report import Confirmed, HangReport
 from paceline.concurrency.watcher.samples import Frame
 from paceline.concurrency.watcher.watch import Watch, pace
 from paceline.errors import UsageError
-from paceline.runtime.runs.live import HANG, Event, EventKind, EventLog, read_live
+from paceline.runtime.runs.live import HANG, EventKind, EventLog, RunEvent, read_live
 
 # What `paceline check` says of the lines at which a program hangs, and what the hang says to the checker.
 
@@ -294,7 +294,7 @@ def record_in_run(report: HangReport, run: Path) -> None:
         if each.role == "cause":
             at = f" at {each.at.file}:{each.at.line}" if each.at is not None else ""
             why = f"{report.verdict}: {each.label} waits for {each.waits_for}{at}"
-            log.add(Event(EventKind.HUNG, report.span.since, pid=each.pid, why=why))
+            log.add(RunEvent(EventKind.HUNG, report.span.since, pid=each.pid, why=why))
     log.close()
 
 

@@ -30,7 +30,7 @@ from paceline.concurrency.watcher.samples import (
     ENDED,
     EVENT,
     MAIN_OF_JAVA,
-    Wait,
+    ThreadWait,
 )
 
 # Who holds a mutex of glibc, which C and C++ use: the mutex itself says so.
@@ -97,25 +97,25 @@ class Waits:
             self._java[pid] = read_java(pid)
         return self._java[pid]
 
-    def of(self, pid: int, tid: int, state: str) -> Wait:
+    def of(self, pid: int, tid: int, state: str) -> ThreadWait:
         """Return what a thread in a scheduler state (R, S, D, T, ...) waits for."""
         if state in _STATES:
-            return Wait(_STATES[state])
+            return ThreadWait(_STATES[state])
         call = call_of(pid, tid)
         if call is None:
-            return Wait("unknown", on="its system call cannot be read")
+            return ThreadWait("unknown", on="its system call cannot be read")
         if call.name in _CALLS:
-            return Wait(_CALLS[call.name], on=NO_END if _sleeps_for_ever(pid, call) else call.name)
+            return ThreadWait(_CALLS[call.name], on=NO_END if _sleeps_for_ever(pid, call) else call.name)
         if state == "D":
-            return Wait("disk", on=call.name)
+            return ThreadWait("disk", on=call.name)
         if call.ends_by_itself:
             wait = self._futex(pid, tid, call) if call.name == "futex" else None
             if wait is not None and wait.owners:
                 return wait._replace(timed=wait.kind not in ASKED_AT_ONCE)
-            return Wait("clock", on=f"{call.name} with a timeout")
+            return ThreadWait("clock", on=f"{call.name} with a timeout")
         return self.without_timeout(pid, tid, call)
 
-    def without_timeout(self, pid: int, tid: int, call: SystemCall) -> Wait:
+    def without_timeout(self, pid: int, tid: int, call: SystemCall) -> ThreadWait:
         """Return what a thread would wait for in its system call if that had no timeout."""
         first = call.arguments[0]
         if call.name in READS or call.name in ACCEPTS:
@@ -131,9 +131,9 @@ class Waits:
         if call.name == "flock" or (call.name == "fcntl" and call.arguments[1] in (F_SETLKW, F_OFD_SETLKW)):
             return self._file_lock(pid, tid, first)
         polled = _polled(pid, call)
-        return self._any(self._descriptor(pid, fd, reads) for fd, reads in polled) if polled else Wait("unknown")
+        return self._any(self._descriptor(pid, fd, reads) for fd, reads in polled) if polled else ThreadWait("unknown")
 
-    def _futex(self, pid: int, tid: int, call: SystemCall) -> Wait:
+    def _futex(self, pid: int, tid: int, call: SystemCall) -> ThreadWait:
         address = call.arguments[0]
         interpreter = self.interpreter(pid)
         java = self.java(pid)
@@ -141,20 +141,20 @@ class Waits:
             return _of_java(pid, tid, java)
         if call.is_private:
             if interpreter is not None and interpreter.gil[0] <= address < interpreter.gil[1]:
-                return Wait("gil", (pid,), "Python's interpreter lock", interpreter.owners(address))
+                return ThreadWait("gil", (pid,), "Python's interpreter lock", interpreter.owners(address))
             if interpreter is not None and (joined := interpreter.ending(tid, address)):
-                return Wait("lock", (pid,), AN_END, joined)
+                return ThreadWait("lock", (pid,), AN_END, joined)
             if interpreter is not None and (delivering := interpreter.delivering(tid)):
-                return Wait("lock", (pid,), A_RESULT, delivering)
+                return ThreadWait("lock", (pid,), A_RESULT, delivering)
             owners = (interpreter.owners(address) if interpreter else ()) or owner_of_mutex(pid, address)
-            return Wait("lock", (pid,), A_LOCK, owners)
+            return ThreadWait("lock", (pid,), A_LOCK, owners)
         holders = self.holders.of_memory(pid, address)
         if not holders:  # glibc waits for the end of a thread in this way: for its number to become 0
             ending = call.arguments[2] & 0xFFFFFFFF
             owners = (ending,) if os.path.exists(f"/proc/{pid}/task/{ending}") else ()
-            return Wait("lock", (pid,), AN_END, owners)
+            return ThreadWait("lock", (pid,), AN_END, owners)
         owners = owner_of_mutex(pid, address) or self._owners_of_semaphore(pid, address, holders)
-        return Wait("shared lock", holders, "a lock in shared memory", owners)
+        return ThreadWait("shared lock", holders, "a lock in shared memory", owners)
 
     def _owners_of_semaphore(self, pid: int, address: int, holders: tuple[int, ...]) -> tuple[int, ...]:
         """Return the threads in whose `with` block a lock of multiprocessing is."""
@@ -162,18 +162,22 @@ class Waits:
         read = [(each, interpreter) for each in holders if (interpreter := self.interpreter(each)) is not None]
         return tuple(
             thread.tid
-            for each, found in read
-            for thread in found.threads
-            if any(self.holders.place(each, held) == place for held in thread.holds)
+            for each, process in read
+            for thread in process.threads
+            if any(self.holders.place(each, lock) == place for lock in thread.holds)
         )
 
-    def _child(self, pid: int, call: SystemCall) -> Wait:
+    def _child(self, pid: int, call: SystemCall) -> ThreadWait:
         child = call.arguments[0 if call.name == "wait4" else 1] & 0xFFFFFFFF
         one = child < 0x80000000 and (call.name == "wait4" or call.arguments[0] == 1) and child > 0
         children = (child,) if one else children_of(pid)
-        return Wait("child", children, "child " + ", ".join(map(str, children))) if children else Wait("unknown")
+        return (
+            ThreadWait("child", children, "child " + ", ".join(map(str, children)))
+            if children
+            else ThreadWait("unknown")
+        )
 
-    def _opening(self, pid: int, call: SystemCall) -> Wait:
+    def _opening(self, pid: int, call: SystemCall) -> ThreadWait:
         """Return the wait for the other end of a named pipe, if processes of the tree wait for each other's ends.
 
         Any process of the machine may open an end. One that waits alone, or several that all wait for a process that
@@ -181,10 +185,12 @@ class Waits:
         """
         name = _named_pipe(pid, call)
         if name and self._is_private(os.path.dirname(name)):
-            return Wait("named pipe", self.tree, f"the other end of the named pipe {name}")
+            return ThreadWait("named pipe", self.tree, f"the other end of the named pipe {name}")
         if not name or len(self._openers) < 2 or not any(self._openers.values()):
-            return Wait("outside", on=f"the other end of the named pipe {name}") if name else Wait("unknown")
-        return Wait("pipe", tuple(self._openers), f"the other end of the named pipe {name}")
+            return (
+                ThreadWait("outside", on=f"the other end of the named pipe {name}") if name else ThreadWait("unknown")
+            )
+        return ThreadWait("pipe", tuple(self._openers), f"the other end of the named pipe {name}")
 
     def _is_private(self, folder: str) -> bool:
         """Whether a folder has a random name that the tree was not told when it was started."""
@@ -192,7 +198,7 @@ class Waits:
         if not _RANDOM.fullmatch(name):
             return False
         roots = [pid for pid in self.tree if parent_of(pid) not in self.tree]
-        return not any(name in told for pid in roots for told in _told(pid))
+        return not any(name in text for pid in roots for text in _launch_arguments(pid))
 
     @cached_property
     def _openers(self) -> dict[int, bool]:
@@ -204,55 +210,59 @@ class Waits:
                 openers[pid] = openers.get(pid, False) or writes
         return openers
 
-    def _file_lock(self, pid: int, tid: int, fd: int) -> Wait:
+    def _file_lock(self, pid: int, tid: int, fd: int) -> ThreadWait:
         holders = self.holders.locks.get(pid) or self.holders.locks.get(tid)
         if not holders or any(holder < 1 for holder, _ in holders):  # an open-file-description lock has no process
-            return Wait("unknown", on="a lock on a file")
+            return ThreadWait("unknown", on="a lock on a file")
         file = os.readlink(f"/proc/{pid}/fd/{fd}")
-        return Wait("file lock", tuple(holder for holder, _ in holders), f"a lock on the file {file}")
+        return ThreadWait("file lock", tuple(holder for holder, _ in holders), f"a lock on the file {file}")
 
-    def _descriptor(self, pid: int, fd: int, reads: bool) -> Wait:
+    def _descriptor(self, pid: int, fd: int, reads: bool) -> ThreadWait:
         try:
             target = os.readlink(f"/proc/{pid}/fd/{fd}")
         except OSError:
-            return Wait("unknown")
+            return ThreadWait("unknown")
         kind, _, inode = target.rstrip("]").partition(":[")
         if kind == "pipe":
             holders = self.holders.of_pipe(target, to_write=reads)
-            return Wait("pipe", holders, f"{'data in' if reads else 'room in'} pipe {inode}")
+            return ThreadWait("pipe", holders, f"{'data in' if reads else 'room in'} pipe {inode}")
         if kind == "socket":
             private = int(inode) in self.holders.private_listeners
             holders = self.tree if private else self.holders.of_peer(int(inode))
-            return Wait("socket", holders, f"socket {inode}") if holders else Wait("outside", on=f"socket {inode}")
+            return (
+                ThreadWait("socket", holders, f"socket {inode}")
+                if holders
+                else ThreadWait("outside", on=f"socket {inode}")
+            )
         if target.startswith("/dev/pt"):
             holders = self.holders.of_terminal(pid, fd, target)
-            return Wait("pipe", holders, target) if holders else Wait("outside", on=target)
+            return ThreadWait("pipe", holders, target) if holders else ThreadWait("outside", on=target)
         if target == "anon_inode:[eventpoll]":
             return self._any(self._descriptor(pid, each, True) for each in _registered(pid, fd))
         if target == "anon_inode:[eventfd]":
-            return Wait("lock", self.holders.of_event(pid, fd), EVENT)
+            return ThreadWait("lock", self.holders.of_event(pid, fd), EVENT)
         if target == "anon_inode:[pidfd]":
             child = re.search(r"^Pid:\s+(\d+)", _fdinfo(pid, fd), re.M)
-            return Wait("child", (int(child[1]),), f"process {child[1]}") if child else Wait("unknown")
-        return Wait("clock") if target == "anon_inode:[timerfd]" else Wait("outside", on=target)
+            return ThreadWait("child", (int(child[1]),), f"process {child[1]}") if child else ThreadWait("unknown")
+        return ThreadWait("clock") if target == "anon_inode:[timerfd]" else ThreadWait("outside", on=target)
 
-    def _any(self, waits: Iterable[Wait]) -> Wait:
+    def _any(self, waits: Iterable[ThreadWait]) -> ThreadWait:
         """Return the wait for whichever of several comes first."""
         distinct = list(dict.fromkeys(waits))
         opened = next((wait for wait in distinct if wait.kind not in CLOSED), None)
         if opened is not None or not distinct:
-            return opened or Wait("unknown")
+            return opened or ThreadWait("unknown")
         by = tuple(sorted({pid for wait in distinct for pid in wait.by}))
         kind = next((wait.kind for wait in distinct if wait.kind != "lock"), "lock")
-        return Wait(kind, by, " or ".join(dict.fromkeys(wait.on for wait in distinct[:3])))
+        return ThreadWait(kind, by, " or ".join(dict.fromkeys(wait.on for wait in distinct[:3])))
 
 
-def _of_java(pid: int, tid: int, java: JavaThreads) -> Wait:
+def _of_java(pid: int, tid: int, java: JavaThreads) -> ThreadWait:
     if tid in java.inside:
-        return Wait("monitor", (pid,), "a monitor of Java", (java.inside[tid],))
+        return ThreadWait("monitor", (pid,), "a monitor of Java", (java.inside[tid],))
     if tid in java.joined:
-        return Wait("lock", (pid,), AN_END, (java.joined[tid],))
-    return Wait("lock", (pid,), MAIN_OF_JAVA if tid == java.main else A_LOCK)
+        return ThreadWait("lock", (pid,), AN_END, (java.joined[tid],))
+    return ThreadWait("lock", (pid,), MAIN_OF_JAVA if tid == java.main else A_LOCK)
 
 
 def _sleeps_for_ever(pid: int, call: SystemCall) -> bool:
@@ -291,7 +301,7 @@ def parent_of(pid: int) -> int:
     return 0
 
 
-def _told(pid: int) -> Iterator[str]:
+def _launch_arguments(pid: int) -> Iterator[str]:
     """Iterate over what a process was told by the one that started it: its command and its environment."""
     for file in ("cmdline", "environ"):
         with suppress(OSError):
@@ -358,19 +368,40 @@ def _polled(pid: int, call: SystemCall) -> list[tuple[int, bool]]:
 
 #: name: number on x86-64 and on 64-bit ARM; -1 where the processor has no such call.
 _NUMBERS = {
-    "read": (0, 63), "readv": (19, 65), "recvfrom": (45, 207), "recvmsg": (47, 212),
-    "write": (1, 64), "writev": (20, 66), "sendto": (44, 206), "sendmsg": (46, 211), "sendfile": (40, 71),
-    "accept": (43, 202), "accept4": (288, 242), "connect": (42, 203),
-    "poll": (7, -1), "ppoll": (271, 73), "select": (23, -1), "pselect6": (270, 72),
-    "epoll_wait": (232, -1), "epoll_pwait": (281, 22), "epoll_pwait2": (441, 441),
-    "wait4": (61, 260), "waitid": (247, 95),
-    "open": (2, -1), "openat": (257, 56),
-    "flock": (73, 32), "fcntl": (72, 25),
+    "read": (0, 63),
+    "readv": (19, 65),
+    "recvfrom": (45, 207),
+    "recvmsg": (47, 212),
+    "write": (1, 64),
+    "writev": (20, 66),
+    "sendto": (44, 206),
+    "sendmsg": (46, 211),
+    "sendfile": (40, 71),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+    "connect": (42, 203),
+    "poll": (7, -1),
+    "ppoll": (271, 73),
+    "select": (23, -1),
+    "pselect6": (270, 72),
+    "epoll_wait": (232, -1),
+    "epoll_pwait": (281, 22),
+    "epoll_pwait2": (441, 441),
+    "wait4": (61, 260),
+    "waitid": (247, 95),
+    "open": (2, -1),
+    "openat": (257, 56),
+    "flock": (73, 32),
+    "fcntl": (72, 25),
     "futex": (202, 98),
-    "nanosleep": (35, 101), "clock_nanosleep": (230, 115), "restart_syscall": (219, 128),
-    "pause": (34, -1), "rt_sigsuspend": (130, 133),
-    "fsync": (74, 82), "fdatasync": (75, 83),
-}  # fmt: skip
+    "nanosleep": (35, 101),
+    "clock_nanosleep": (230, 115),
+    "restart_syscall": (219, 128),
+    "pause": (34, -1),
+    "rt_sigsuspend": (130, 133),
+    "fsync": (74, 82),
+    "fdatasync": (75, 83),
+}
 NAMES = {numbers[platform.machine() == "aarch64"]: name for name, numbers in _NUMBERS.items()}
 
 READS = frozenset({"read", "readv", "recvfrom", "recvmsg"})

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from paceline.interfaces.callbacks import Training, call, hears
+from paceline.interfaces.callbacks import Training, any_implements, call
 from paceline.runtime.engines import checkpoints
 from paceline.runtime.engines.checkpoint_manager import result_of
 from paceline.runtime.engines.outcome import Outcome, Snapshot, evaluation_of, finish, load_values
@@ -28,7 +28,9 @@ from paceline.runtime.runs.trace import Kind, Trace
 
 def _share(callbacks: Sequence[Any]) -> float | None:
     """Return the share of time that callbacks which follow evaluations leave to them; None if one needs them all."""
-    shares = [getattr(each, "evaluation_share", None) for each in callbacks if hears([each], "on_evaluation_end")]
+    shares = [
+        getattr(each, "evaluation_share", None) for each in callbacks if any_implements([each], "on_evaluation_end")
+    ]
     return None if None in shares or not shares else max(share for share in shares if share is not None)
 
 
@@ -73,7 +75,7 @@ class Hooks:
             self.training.cannot_stop = "the stages of a pipeline cannot be evaluated before the end of the run"
             return
         self.training.request_stop = stop
-        self._snapshot = snapshot if hears(self.callbacks, "on_evaluation_end") else None
+        self._snapshot = snapshot if any_implements(self.callbacks, "on_evaluation_end") else None
 
     def __call__(self, report: Progress) -> None:
         call(self.callbacks, "on_update_end", self.training, report)
@@ -112,7 +114,7 @@ class Hooks:
 
     def notify_checkpoints(self) -> None:
         """Tell the callbacks of checkpoints that are complete since the last call."""
-        if not hears(self.callbacks, "on_checkpoint"):
+        if not any_implements(self.callbacks, "on_checkpoint"):
             return
         for updates in sorted(self._listed() - self._checkpoints):
             self._checkpoints.add(updates)

@@ -197,7 +197,7 @@ def _begin(request: Request) -> Run:
 
 def take_part(guest: Guest, runs: Path, callbacks: Sequence[Any] = ()) -> Run:
     """Train the part of a machine that has joined a run; its folder is made in `runs`, should this machine lead."""
-    spec, roster, parcel = guest.settle()
+    spec, roster, parcel = guest.enter()
     request = Request(
         spec.job, spec.plan, None, "cluster", runs, spec.limit, spec.deadline, spec.interval, callbacks=callbacks,
         node=roster, nodes=NodeOptions(backups=spec.backups), parcel=parcel,

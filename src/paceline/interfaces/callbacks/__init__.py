@@ -109,7 +109,7 @@ def check(callbacks: Sequence[Any]) -> None:
                 raise UsageError(f"callbacks: {type(callback).__name__}.{name} is no hook; {suggest(name, HOOKS)}")
 
 
-def hears(callbacks: Sequence[Any], hook: str) -> bool:
+def any_implements(callbacks: Sequence[Any], hook: str) -> bool:
     """Return whether any callback has a hook of its own of this name."""
     return any(_own(callback, hook) is not None for callback in callbacks)
 

@@ -143,18 +143,24 @@ def verify(
     """
     if (script is None) == (run is None or other is None) or (script is not None and run is not None):
         raise UsageError("give two runs, or a run and a job, or --script 'train.py'")
-    found: Verification | StepVerification
+    verification: Verification | StepVerification
     if script is not None:
         from paceline.interfaces.api.comparing.first_step import verify_script
 
-        found = verify_script(script, workers)
+        verification = verify_script(script, workers)
     else:
-        found = _compared(run, other, plan, data_dir, job_args)
+        verification = _compared(run, other, plan, data_dir, job_args)
     if json:
-        print_json(found.as_dict())
+        print_json(verification.as_dict())
     else:
-        console.print(str(found), style="green" if found.same else "red", soft_wrap=True, highlight=False, markup=False)
-    if not found.same:
+        console.print(
+            str(verification),
+            style="green" if verification.same else "red",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
+    if not verification.same:
         raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""The environment of a command: the variables that Paceline reads, and the launcher that is told of a failure."""
+"""The environment of a command: the variables that Paceline reads, and the report of a failure to the launcher."""
 
 from __future__ import annotations
 

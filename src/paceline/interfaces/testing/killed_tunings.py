@@ -175,11 +175,11 @@ def faults(folder: Path, search: str) -> list[str]:
 
 def _calm(search: str) -> list[Row]:
     """Return the rows of an undisturbed tuning."""
-    kept: list[Row] = []
+    written: list[Row] = []
 
     class Kept(Journal):
         def write(self, row: Row) -> None:
-            kept.append(row)
+            written.append(row)
 
     study = _opened(search, Kept(None))
     while (assignment := study.next()) is not None:
@@ -189,7 +189,7 @@ def _calm(search: str) -> list[Row]:
             if stopped:
                 break
         study.end(leg.trial, study.trials[leg.trial].value, stopped=stopped)
-    return kept
+    return written
 
 
 def _opened(search: str, journal: Journal) -> Study:

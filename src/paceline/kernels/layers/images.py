@@ -182,7 +182,7 @@ def upsampled(part: Any, site: CallSite) -> LayerSpec:
             f"{site.what}: there is a kernel with mode='nearest', of images; nn.ConvTranspose2d learns one"
         )
     if part.size is not None:
-        factors = [wanted / n for wanted, n in zip(pair(part.size, count), shape[1:], strict=True)]
+        factors = [size / n for size, n in zip(pair(part.size, count), shape[1:], strict=True)]
     else:
         factors = list(map(float, pair(part.scale_factor, count)))
     if any(factor != int(factor) or factor < 1 for factor in factors):
@@ -241,7 +241,7 @@ def convolution_function(args: list[Any], site: CallSite) -> LayerSpec | None:
     kwargs = {**dict(zip(words, args, strict=False)), **site.given}
     weight, bias, groups = kwargs.pop("weight", None), kwargs.pop("bias", None), kwargs.pop("groups", 1)
     if (
-        not all(isinstance(held, HeldTensor) and held.whole for held in (weight, bias) if held is not None)
+        not all(isinstance(tensor, HeldTensor) and tensor.whole for tensor in (weight, bias) if tensor is not None)
         or weight is None
     ):
         return None

@@ -130,14 +130,14 @@ def layer_norm_function(args: list[Any], site: CallSite) -> LayerSpec | None:
     words = ("input", "normalized_shape", "weight", *(("bias",) if centres else ()), "eps")
     kwargs = {**dict(zip(words, args, strict=False)), **site.given}
     names = {word: kwargs[word] for word in ("weight", "bias") if kwargs.get(word) is not None}
-    if not all(isinstance(held, HeldTensor) and held.whole for held in names.values()):
+    if not all(isinstance(parameter, HeldTensor) and parameter.whole for parameter in names.values()):
         return None
     dtype = names["weight"].tensor.dtype if names else torch.get_default_dtype()
     default = 1e-5 if centres else torch.finfo(dtype).eps
     kind: Any = nn.LayerNorm if centres else nn.RMSNorm
     part = kind(kwargs["normalized_shape"], eps=kwargs.get("eps") or default, elementwise_affine=False)
     name, shape, options, _ = recognise_layer_norm(part, site)
-    return name, shape, options, {word: held.name for word, held in names.items()}
+    return name, shape, options, {word: parameter.name for word, parameter in names.items()}
 
 
 def grouped(part: nn.GroupNorm, site: CallSite) -> LayerSpec:

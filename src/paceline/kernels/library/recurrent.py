@@ -38,13 +38,13 @@ class Lstm(nn.Module):
         threads_of(threads)
         refused = [
             what
-            for what, there in {
+            for what, is_set in {
                 "two directions": given.bidirectional,
                 "a projection": given.proj_size,
                 "dropout": given.dropout,
                 "no biases": not given.bias,
             }.items()
-            if there
+            if is_set
         ]
         if refused:
             raise JobError(f"an LSTM with {', '.join(refused)} is not for the wavefront; leave it to nn.LSTM")
@@ -96,9 +96,22 @@ class _Lstm(torch.autograd.Function):
 
 
 FIELDS = (
-    "in", "back", "bias_in", "bias_back", "bias", "gates", "cell", "out", "panels", "panels_back", "dgates", "dinput",
-    "din", "dback", "dbias",
-)  # fmt: skip
+    "in",
+    "back",
+    "bias_in",
+    "bias_back",
+    "bias",
+    "gates",
+    "cell",
+    "out",
+    "panels",
+    "panels_back",
+    "dgates",
+    "dinput",
+    "din",
+    "dback",
+    "dbias",
+)
 
 
 class Stack:

@@ -154,7 +154,7 @@ def algorithms(meter: Meter) -> None:
     for shape in SHAPES:
         chosen = choose(shape, threads=meter.cores).algorithm
         seconds = measured(shape, threads=meter.cores).seconds
-        gflops = {name: shape.flop / taken / 1e9 for name, taken in seconds.items()}
+        gflops = {name: shape.flop / elapsed / 1e9 for name, elapsed in seconds.items()}
         meter.found.shapes.append(Shaped(str(shape), chosen, seconds, _errors(shape, meter.cores), gflops))
         meter.say(f"{shape}: {chosen}, {seconds[chosen] * 1e6:.0f} us")
 

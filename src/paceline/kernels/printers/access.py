@@ -157,7 +157,7 @@ class Access:
         return bool(self._wide[0] and self.plan.at(ref).of(self._wide[0]))
 
     def token(self, numbers: str, lane: str) -> str:
-        """Which row of a table place q of the sample in a lane asks for."""
+        """The row of a table that place q of the sample in a lane asks for."""
         return f"(int64_t)lane({self.name(numbers)}[q], {lane})" if numbers else f"g.tokens[{lane}][q]"
 
     # --- expressions ---

@@ -167,7 +167,7 @@ class BlockNests:
         outer_loops = tuple(loop for loop in it.fixed() if loop.name not in moved)
         places = tuple(Loop(one.place, shape[one.dimension]) for one in gather_dims)
         index = {one.dimension: Index(((one.place, 1),)) for one in gather_dims}
-        target = Ref(it.target.buffer, tuple(index.get(d, known) for d, known in enumerate(it.target.index)))
+        target = Ref(it.target.buffer, tuple(index.get(d, each) for d, each in enumerate(it.target.index)))
         factors = " * ".join(self.access.place(ref) for ref in (it.left, it.right) if ref is not None)
         body = [line for one in gather_dims for line in one.lines()]
         body += [*(opening(loop) + " {" for loop in it.summed()), f"sum += {factors};"]

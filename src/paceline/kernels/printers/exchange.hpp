@@ -16,11 +16,11 @@ struct Piece {
     double weight; // of its samples in the batch
 };
 
-// A step of the table: whom to offer to (NOBODY) and what has changed of it, whom to take from and what, and where that goes.
+// A step of the table: whom to offer to (NO_WORKER) and what has changed of it, whom to take from and what, and where that goes.
 struct Move {
     int64_t to, first, last, from, start, stop, add, at;
 };
-enum { NOBODY = -1, ITSELF = -2 };
+enum { NO_WORKER = -1, ITSELF = -2 };
 
 struct Peer {
     int64_t* offered;       // how often this worker has offered to the peer
@@ -150,7 +150,7 @@ static bool exchange(Exchange& e, R* gradient, Note& note) {
             stream(e.vectors[turn] + move->first, e.own + move->first, move->last - move->first);
             offer(e.peers[move->to]);
         }
-        if (move->from == NOBODY) continue;
+        if (move->from == NO_WORKER) continue;
         if (move->from != ITSELF && !await(e, move->from, note.waited)) return false;
         combine(e.own, move->from == ITSELF ? e.own : e.peers[move->from].vectors[turn], *move);
     }

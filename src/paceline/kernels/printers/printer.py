@@ -28,7 +28,7 @@ from paceline.kernels.ir import (
     Transpose,
 )
 from paceline.kernels.memory import used_by
-from paceline.kernels.plan import Plan, Step, contractions
+from paceline.kernels.plan import KernelFunction, Plan, contractions
 from paceline.kernels.printers.access import Access, Lines, Threads, brackets, opening, written
 from paceline.kernels.printers.nests import Nests
 from paceline.names import comment
@@ -50,7 +50,7 @@ class Printer:
         for step in plan.steps():
             yield from self.function(step)
 
-    def function(self, step: Step) -> Lines:
+    def function(self, step: KernelFunction) -> Lines:
         """A step as a function."""
         yield f"// {comment(_described(step.statement))}"
         yield f"{self.threads.function} {step.name}(Group& g) {{"

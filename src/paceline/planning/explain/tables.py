@@ -8,7 +8,7 @@ from paceline.algorithms.collectives import Collective, Part, Step
 from paceline.algorithms.collectives.canonical import Canonical
 from paceline.algorithms.splits import WHOLE, Mesh, SplitNode
 from paceline.algorithms.splits.derivation import JOINT, PARAMETER, Program
-from paceline.algorithms.splits.derivation import Step as SplitStep
+from paceline.algorithms.splits.derivation import ProgramStep as SplitStep
 from paceline.algorithms.splits.recipes import example_program
 from paceline.algorithms.splits.ways import DISPATCH
 from paceline.errors import PlanError
@@ -171,10 +171,10 @@ class _Drawn:
             LETTERS[number % self.segments].upper() if held[number] == self.whole else LETTERS[number % self.segments]
             for number in range(part.first, part.stop)
         ]
-        name, made = "".join(letters) if len(letters) <= 4 else f"{letters[0]}..{letters[-1]}", held[part.first]
-        if not self.ranges or made == self.whole:
+        name, summands = "".join(letters) if len(letters) <= 4 else f"{letters[0]}..{letters[-1]}", held[part.first]
+        if not self.ranges or summands == self.whole:
             return name
-        return f"{name}{min(made)}-{max(made)}" if len(made) > 1 else f"{name}{min(made)}"
+        return f"{name}{min(summands)}-{max(summands)}" if len(summands) > 1 else f"{name}{min(summands)}"
 
 
 def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

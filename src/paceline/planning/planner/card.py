@@ -281,28 +281,45 @@ NEAR = 1 << 22  # bytes of one operation that are taken to lie in a core's cache
 SMALL, MIDDLE = 16, 64  # least dimensions of a matrix product, between buckets
 THIN = 8  # channels of a convolution below which vector units are not filled
 
-#: Figures of a step, each with a coefficient in seconds.
-FIGURES = (
-    "step", "call", "view", "matmul.call", "matmul.small", "matmul.middle", "matmul.large", "convolution.call",
-    "convolution.elements", "convolution.forward", "convolution.backward", "convolution.forward.thin",
-    "convolution.backward.thin", "recurrent.call", "recurrent.steps", "recurrent.cells", "recurrent.forward",
-    "recurrent.backward", "near", "far", "slow", "norm", "pool", "random", "gather",
-)  # fmt: skip
-
 #: Seconds of each figure on a usual core: what a fit falls back to where measurements do not tell figures apart.
 USUAL = {
-    "step": 5e-5, "call": 8e-6, "view": 1e-6, "matmul.call": 3e-6, "matmul.small": 2.4e-11, "matmul.middle": 1e-11,
-    "matmul.large": 6e-12, "convolution.call": 1e-4, "convolution.elements": 1e-9, "convolution.forward": 1.5e-11,
-    "convolution.backward": 1.5e-11, "convolution.forward.thin": 3e-11, "convolution.backward.thin": 3e-11,
-    "recurrent.call": 1.5e-4, "recurrent.steps": 4e-6, "recurrent.cells": 1e-9, "recurrent.forward": 2e-11,
-    "recurrent.backward": 2e-11, "near": 4e-11, "far": 8e-11, "slow": 1e-9, "norm": 1e-9, "pool": 1e-9,
-    "random": 4e-9, "gather": 1.5e-10,
-}  # fmt: skip
+    "step": 5e-5,
+    "call": 8e-6,
+    "view": 1e-6,
+    "matmul.call": 3e-6,
+    "matmul.small": 2.4e-11,
+    "matmul.middle": 1e-11,
+    "matmul.large": 6e-12,
+    "convolution.call": 1e-4,
+    "convolution.elements": 1e-9,
+    "convolution.forward": 1.5e-11,
+    "convolution.backward": 1.5e-11,
+    "convolution.forward.thin": 3e-11,
+    "convolution.backward.thin": 3e-11,
+    "recurrent.call": 1.5e-4,
+    "recurrent.steps": 4e-6,
+    "recurrent.cells": 1e-9,
+    "recurrent.forward": 2e-11,
+    "recurrent.backward": 2e-11,
+    "near": 4e-11,
+    "far": 8e-11,
+    "slow": 1e-9,
+    "norm": 1e-9,
+    "pool": 1e-9,
+    "random": 4e-9,
+    "gather": 1.5e-10,
+}
+#: Figures of a step, each with a coefficient in seconds.
+FIGURES = tuple(USUAL)
 
 #: Latency and bytes a second of exchanges between two workers on a usual machine.
 EXCHANGES = {
-    "meeting": (1e-5, 1e10), "push": (1e-5, 2e10), "ddp": (4e-4, 9e8), "stage": (6e-5, 7e8), "part": (2e-4, 1e10),
-}  # fmt: skip
+    "meeting": (1e-5, 1e10),
+    "push": (1e-5, 2e10),
+    "ddp": (4e-4, 9e8),
+    "stage": (6e-5, 7e8),
+    "part": (2e-4, 1e10),
+}
 
 
 @dataclass(frozen=True)

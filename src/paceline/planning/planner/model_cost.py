@@ -38,10 +38,32 @@ if TYPE_CHECKING:
 
 SMALL = 1 << 26  # bytes of the parameters of a model whose step is made with real tensors
 VIEWS = {
-    "view", "_unsafe_view", "t", "transpose", "permute", "expand", "select", "slice", "squeeze", "unsqueeze", "detach",
-    "alias", "as_strided", "split", "split_with_sizes", "unbind", "empty", "empty_like", "new_empty",
-    "new_empty_strided", "empty_strided", "reshape", "lift_fresh", "is_same_size", "unfold",
-}  # fmt: skip
+    "view",
+    "_unsafe_view",
+    "t",
+    "transpose",
+    "permute",
+    "expand",
+    "select",
+    "slice",
+    "squeeze",
+    "unsqueeze",
+    "detach",
+    "alias",
+    "as_strided",
+    "split",
+    "split_with_sizes",
+    "unbind",
+    "empty",
+    "empty_like",
+    "new_empty",
+    "new_empty_strided",
+    "empty_strided",
+    "reshape",
+    "lift_fresh",
+    "is_same_size",
+    "unfold",
+}
 MATMULS = {"mm", "addmm", "bmm", "baddbmm", "mv", "dot", "linear"}
 RANDOM = {"bernoulli_", "native_dropout", "rand_like", "randn_like", "uniform_", "normal_", "rrelu_with_noise"}
 SLOW = ("softmax", "exp", "tanh", "sigmoid", "gelu", "erf", "log", "sin", "cos", "pow", "sqrt", "silu", "elu", "mish")

@@ -143,7 +143,7 @@ class Space:
                 f"the space is {parameters!r:.60}; give a dictionary, as in "
                 "{'lr': paceline.Float(1e-3, 1.0, log=True)}"
             )
-        self.parameters = {str(name): _parameter(str(name), given) for name, given in parameters.items()}
+        self.parameters = {str(name): _parameter(str(name), domain) for name, domain in parameters.items()}
         self.constraints = list(constraints)
         before = list[str]()
         for name, parameter in self.parameters.items():
@@ -188,8 +188,8 @@ def exists(when: Condition, configuration: Configuration) -> bool:
     """Return whether a parameter with this condition exists in a configuration."""
     return all(
         parent in configuration
-        and configuration[parent] in (wanted if isinstance(wanted, list | tuple | set) else [wanted])
-        for parent, wanted in when.items()
+        and configuration[parent] in (values if isinstance(values, list | tuple | set) else [values])
+        for parent, values in when.items()
     )
 
 

@@ -192,8 +192,8 @@ def _asked(make: Callable[[Trial], Any], fixed: Configuration) -> Asked:
 def _join(parameters: Asked, parent: str, runs: dict[Any, Asked]) -> set[str]:
     """Add what is asked for under each value of a choice, with its condition; return names whose range changes."""
     changing = set()
-    for name in dict.fromkeys(name for asked in runs.values() for name in asked):
-        having = [value for value, asked in runs.items() if name in asked]
+    for name in dict.fromkeys(name for parameters in runs.values() for name in parameters):
+        having = [value for value, settings in runs.items() if name in settings]
         same = runs[having[0]][name]
         if any(runs[value][name] != same for value in having):
             changing.add(name)

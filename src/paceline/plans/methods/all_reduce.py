@@ -17,7 +17,7 @@ from paceline.algorithms.collectives.proof import prove
 from paceline.algorithms.collectives.rings import Ring
 from paceline.plans.methods import IN_STEP, Division, Method, Synchronous, Traits, computed
 from paceline.plans.methods.prediction import DOUBT, Estimate, Guess, Prices, Terms, error_of, meetings, sent
-from paceline.plans.methods.program import Gradient, Program, Step, Sum, Worker
+from paceline.plans.methods.program import Gradient, OptimizerStep, Program, Sum, Worker
 from paceline.plans.methods.views import FITTING, OWN_STEP, Summing, Timeline, Words
 
 
@@ -49,7 +49,7 @@ class AllReduce(Synchronous):
     def _update(self, update: int) -> Program:
         gradient = yield Gradient(update, version=update)
         total = yield Sum(update, gradient)
-        yield Step(update, update + 1, total)
+        yield OptimizerStep(update, update + 1, total)
 
     def canonical(self, chunks: int, sizes: tuple[int, ...]) -> AllReduce:
         return AllReduce(Canonical(self.collective, chunks, sizes))
@@ -93,7 +93,7 @@ class Alone(Synchronous):
 
     def _update(self, update: int, version: int) -> Program:
         gradient = yield Gradient(update, version, whole=True)
-        yield Step(update, version + 1, gradient)
+        yield OptimizerStep(update, version + 1, gradient)
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(chunks)

@@ -22,8 +22,8 @@ from paceline.plans.methods.program import (
     Exchange,
     Gradient,
     Offer,
+    OptimizerStep,
     Program,
-    Step,
     Worker,
 )
 from paceline.plans.methods.views import FITTING, OWN_STEP, WAITS, Mixing, Summing, Timeline, shortened
@@ -167,7 +167,7 @@ def _local_step(update: int, exchanges: _Exchanges | None = None) -> Program:
     gradient = yield Gradient(update, version=update)
     if exchanges is not None:
         yield from exchanges.make(update, exchanges.due(update))
-    yield Step(update, update + 1, gradient)
+    yield OptimizerStep(update, update + 1, gradient)
 
 
 class _Exchanges:

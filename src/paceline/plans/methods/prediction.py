@@ -101,8 +101,8 @@ class Estimate:
 
 def error_of(*parts: Guess) -> float:
     """Return the error of a sum, to which each part adds by its share."""
-    whole = sum(part.seconds for part in parts)
-    return math.sqrt(sum((part.error * part.seconds) ** 2 for part in parts)) / max(whole, 1e-12)
+    total = sum(part.seconds for part in parts)
+    return math.sqrt(sum((part.error * part.seconds) ** 2 for part in parts)) / max(total, 1e-12)
 
 
 class Share(NamedTuple):

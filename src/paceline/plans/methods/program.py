@@ -7,7 +7,7 @@ effect, and is sent the answer.
         for update in worker.updates():
             gradient = yield Gradient(update, version=update)
             total = yield Sum(update, gradient)
-            yield Step(update, update + 1, total)
+            yield OptimizerStep(update, update + 1, total)
 
 Each of these answers the effects, and so runs the same program:
 
@@ -49,7 +49,7 @@ class Sum(NamedTuple):
     gradient: Any
 
 
-class Step(NamedTuple):
+class OptimizerStep(NamedTuple):
     """Step this worker's parameters by a gradient, which makes the next version of them."""
 
     update: int
@@ -123,7 +123,7 @@ class Finish(NamedTuple):
 Effect = (
     Gradient
     | Sum
-    | Step
+    | OptimizerStep
     | Offer
     | Exchange
     | BeginExchange

@@ -20,7 +20,7 @@ from paceline.algorithms.splits.recipes import SplitRecipe
 from paceline.errors import PlanError
 from paceline.plans.methods import IN_STEP, Division, Method, Synchronous, Traits, computed
 from paceline.plans.methods.prediction import CROWDED_MESSAGE, Estimate, Guess, NotPredicted, Prices, Terms, error_of
-from paceline.plans.methods.program import Gradient, Program, Step, Sum, Worker
+from paceline.plans.methods.program import Gradient, OptimizerStep, Program, Sum, Worker
 from paceline.plans.methods.views import Operators, Parts
 
 DATA, INSIDE = "data", "inside"
@@ -69,7 +69,7 @@ class SplitLayers(Synchronous):
         gradient = yield Gradient(update, version=update)
         if self.data > 1:
             gradient = yield Sum(update, gradient)
-        yield Step(update, update + 1, gradient)
+        yield OptimizerStep(update, update + 1, gradient)
 
     def mesh(self, workers: int) -> Mesh:
         """Return the mesh of so many workers; raise `PlanError` if they do not fill it."""
@@ -100,8 +100,8 @@ class SplitLayers(Synchronous):
 
     def predict(self, prices: Prices) -> Estimate:
         samples = prices.samples(prices.workers if self.stage else self.data)
-        whole, u, share = prices.compute(samples), prices.update(), prices.share(samples)
-        c = Guess(whole.seconds * share.computed, max(whole.error, ERROR))
+        compute, u, share = prices.compute(samples), prices.update(), prices.share(samples)
+        c = Guess(compute.seconds * share.computed, max(compute.error, ERROR))
         u = Guess(u.seconds * share.held, u.error)
         message, segment, bandwidth = prices.link()
         exchange = message * share.messages + share.bytes / bandwidth

@@ -36,7 +36,7 @@ def examine(runs: Path) -> Iterator[Finding]:
 
 
 def network(found: list[Interface]) -> Finding:
-    """Which interfaces there are, and which one runs use."""
+    """The interfaces that there are, and which one runs use."""
     if not found:
         remedy = "connect a cable or a Wi-Fi; other machines cannot be reached, and runs on this one work"
         return Finding("network", Grade.NOTE, "only loopback is up", remedy)
@@ -70,8 +70,8 @@ def own_name(name: str) -> Finding:
 
 
 def _usual() -> str:
-    found = interfaces()
-    return found[0].host if found else "192.168.1.2"
+    networks = interfaces()
+    return networks[0].host if networks else "192.168.1.2"
 
 
 def port() -> Finding:
@@ -86,15 +86,15 @@ def port() -> Finding:
 
 def cores() -> Finding:
     """How many cores this process may use, and how many there are."""
-    usable, there = len(os.sched_getaffinity(0)), os.cpu_count() or 1
+    usable, total = len(os.sched_getaffinity(0)), os.cpu_count() or 1
     share = _quota()
-    text = f"{usable} of {there} cores may be used"
+    text = f"{usable} of {total} cores may be used"
     if (threads := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and 0 < int(threads) < usable:
         return Finding("cores", Grade.NOTE, f"{text}, and OMP_NUM_THREADS={threads}", "unset OMP_NUM_THREADS")
     if share is not None and share < usable:
         remedy = "give the container more (docker run --cpus), or start fewer workers"
         return Finding("cores", Grade.NOTE, f"{text}, for {share:.1f} seconds of each second", remedy)
-    if usable < there:
+    if usable < total:
         return Finding("cores", Grade.NOTE, text, "start the command without taskset, or give the job more cores")
     return Finding("cores", Grade.GOOD, text)
 
@@ -108,7 +108,7 @@ def _quota() -> float | None:
 
 
 def abilities() -> Finding:
-    """Which vector instructions this processor has."""
+    """The vector instructions that this processor has."""
     flags: set[str] = set()
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
@@ -124,15 +124,15 @@ def abilities() -> Finding:
 
 def versions() -> Finding:
     """The versions that all machines of a run must share."""
-    own = f"Python {platform.python_version()}, Paceline {__version__}"
+    installed = f"Python {platform.python_version()}, Paceline {__version__}"
     try:
-        return Finding("versions", Grade.GOOD, f"{own}, PyTorch {version('torch')}; all machines need the same")
+        return Finding("versions", Grade.GOOD, f"{installed}, PyTorch {version('torch')}; all machines need the same")
     except PackageNotFoundError:
-        return Finding("versions", Grade.FAULT, f"{own}, no PyTorch", "pip install 'paceline[train]'")
+        return Finding("versions", Grade.FAULT, f"{installed}, no PyTorch", "pip install 'paceline[train]'")
 
 
 def compiler() -> Finding:
-    """Which compiler there is for compute="fused"."""
+    """The compiler that there is for compute="fused"."""
     try:
         from paceline.kernels.build import compiler as best
 

@@ -30,7 +30,7 @@ SLOW, FAR = 12.5e6, 0.005  # bytes per second, and seconds there and back: of a 
 
 
 def answer(host: str, ready: Callable[[Address], None]) -> str:
-    """Answer one machine that asks, and return its address; `ready` is told where."""
+    """Answer one machine that asks, and return its address; `ready` gets the address to ask at."""
     try:
         listener = socket.create_server((host, PORT))
     except OSError as error:

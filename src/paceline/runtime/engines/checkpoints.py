@@ -240,7 +240,7 @@ def _read_distributed(folder: Path, record: CheckpointRecord) -> dict[str, Tenso
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    sizes = {name: tensor_slots(_shapes(held))[1] for name, held in record.where.items()}
+    sizes = {name: tensor_slots(_shapes(shapes))[1] for name, shapes in record.where.items()}
     state: dict[str, Any] = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
     # PyTorch 2.4 finds out on its own that there is only one process.
     alone = {"no_dist": True} if "no_dist" in signature(load).parameters else {}

@@ -5,7 +5,7 @@ gradients; parameters are of what made them. So equal symbols are equal paramete
 
     a worker yields      and goes on
     ──────────────       ───────────
-    Gradient, Step       at once, with a symbol; a step must be of the update's sum, and make the next version
+    Gradient, OptimizerStep       at once, with a symbol; a step must be of the update's sum, and make the next version
     Offer, Begin ...     at once; the others may have what it contributes from now on
     Sum, Exchange, ...   when all that it exchanges with have come to the same exchange; never, if one has died before
 
@@ -35,10 +35,10 @@ from paceline.plans.methods.program import (
     Gradient,
     Keep,
     Offer,
+    OptimizerStep,
     Product,
     Program,
     Recall,
-    Step,
     Sum,
     Worker,
     all_of,
@@ -77,7 +77,7 @@ class Client:
 
 
 @dataclass
-class _World:
+class _WorkersWorld:
     """The state of a small world."""
 
     workers: dict[int, Walker[Effect]]
@@ -90,16 +90,16 @@ class _World:
     dead: frozenset[int] = frozenset()
     fault: str | None = None
 
-    def copy(self) -> _World:
+    def copy(self) -> _WorkersWorld:
         offers, parameters = [dict(each) for each in self.offers], list(self.parameters)
-        return _World(dict(self.workers), parameters, list(self.steps), offers, list(self.at), self.dead)
+        return _WorkersWorld(dict(self.workers), parameters, list(self.steps), offers, list(self.at), self.dead)
 
 
 @dataclass
-class _Explorer(ProgramExplorer[_World, int]):
+class _WorkersExplorer(ProgramExplorer[_WorkersWorld, int]):
     """The moves and the invariants of the workers of one method."""
 
-    seen = (Offer, BeginExchange, EndExchange, Exchange, Sum, Product, Gather)
+    visible = (Offer, BeginExchange, EndExchange, Exchange, Sum, Product, Gather)
     method: Synchronous
     workers: int
     updates: int
@@ -110,11 +110,11 @@ class _Explorer(ProgramExplorer[_World, int]):
     #: By number of steps: the parameters that the first worker to make them had.
     agreed: dict[int, Symbol] = field(default_factory=dict)
 
-    def first(self) -> _World:
+    def first(self) -> _WorkersWorld:
         count = self.workers
         programs = {rank: Walker(partial(self.program, Client(rank, count, self.updates))) for rank in range(count)}
         parameters: list[tuple[Symbol, ...]] = [(0,) * self.fragments] * count
-        world = _World(programs, parameters, [0] * count, [{} for _ in range(count)], [None] * count)
+        world = _WorkersWorld(programs, parameters, [0] * count, [{} for _ in range(count)], [None] * count)
         for worker in range(count):
             self.arrive(world, worker)
         return world
@@ -123,7 +123,7 @@ class _Explorer(ProgramExplorer[_World, int]):
     def fragments(self) -> int:
         return 1 if self.method.streaming is None else self.method.streaming.fragments
 
-    def key(self, world: _World) -> Hashable:
+    def key(self, world: _WorkersWorld) -> Hashable:
         offers = tuple(tuple(each.items()) for each in world.offers)
         keys = tuple(worker.key() for worker in world.workers.values())
         return keys, world.dead, tuple(world.parameters), offers
@@ -131,11 +131,11 @@ class _Explorer(ProgramExplorer[_World, int]):
     def describe(self, effect: Effect) -> str:
         return describe(effect)
 
-    def go_on(self, world: _World, worker: int, effect: Effect) -> str:
+    def go_on(self, world: _WorkersWorld, worker: int, effect: Effect) -> str:
         world.workers[worker].send(self._answer(world, worker, effect))
         return describe(effect)
 
-    def fault_at_end(self, world: _World) -> str | None:
+    def fault_at_end(self, world: _WorkersWorld) -> str | None:
         if fault := self.stuck(world):
             return fault
         for worker, program in world.workers.items():
@@ -143,7 +143,7 @@ class _Explorer(ProgramExplorer[_World, int]):
                 return f"worker {worker} has finished after {world.steps[worker]} of {due} updates"
         return None if world.dead else self._apart(world)
 
-    def _apart(self, world: _World) -> str | None:
+    def _apart(self, world: _WorkersWorld) -> str | None:
         """Describe replicas that differ at the end, where they should not."""
         together = self.method.division(self.workers, 1).results == 1 and self.method.collective is not None
         if together and len(set(world.parameters)) > 1:
@@ -163,7 +163,7 @@ class _Explorer(ProgramExplorer[_World, int]):
         steps = self.method.collective.steps(worker, self.workers)
         return {step.receive.other for step in steps if step.receive is not None} | {worker}
 
-    def missing(self, world: _World, worker: int) -> set[int]:
+    def missing(self, world: _WorkersWorld, worker: int) -> set[int]:
         if (meeting := world.at[worker]) is None:
             return set()
         return {other for other in self._parties(worker) if meeting not in world.offers[other]}
@@ -174,7 +174,7 @@ class _Explorer(ProgramExplorer[_World, int]):
         """Return the number of what is made of these parts."""
         return self.symbols.setdefault(parts, len(self.symbols) + 1)
 
-    def arrive(self, world: _World, worker: int) -> None:
+    def arrive(self, world: _WorkersWorld, worker: int) -> None:
         effect, offers, mine = world.workers[worker].effect, world.offers[worker], world.parameters[worker]
         match effect:
             case Sum(update, gradient):
@@ -198,13 +198,13 @@ class _Explorer(ProgramExplorer[_World, int]):
     def _fragment(self, parameters: tuple[Symbol, ...], exchange: int) -> Symbol:
         return parameters[exchange % self.fragments]
 
-    def _answer(self, world: _World, worker: int, effect: Effect) -> Any:
+    def _answer(self, world: _WorkersWorld, worker: int, effect: Effect) -> Any:
         match effect:
             case Gradient(update, version, whole, _):
                 if version != world.steps[worker]:
                     world.fault = f"the gradient of update {update} is of version {version}, not {world.steps[worker]}"
                 return Gradients(update, -1 if whole else worker, world.parameters[worker])
-            case Step(update, version, gradient):
+            case OptimizerStep(update, version, gradient):
                 self._step(world, worker, update, version, gradient)
             case Offer(number) | BeginExchange(number):
                 if (meeting := Meeting("exchange", number)) in world.offers[worker]:
@@ -226,13 +226,13 @@ class _Explorer(ProgramExplorer[_World, int]):
                 return -1.0
         return None
 
-    def _offered(self, world: _World, worker: int) -> list[Symbol]:
+    def _offered(self, world: _WorkersWorld, worker: int) -> list[Symbol]:
         """Return what all that take part in a worker's exchange have contributed."""
         meeting = world.at[worker]
         assert meeting is not None
         return [world.offers[other][meeting] for other in sorted(self._parties(worker))]
 
-    def _mix(self, world: _World, worker: int, number: int, ahead: bool) -> None:
+    def _mix(self, world: _WorkersWorld, worker: int, number: int, ahead: bool) -> None:
         """Average a fragment, which may be ahead of what it has contributed to the exchange."""
         fragments = list(world.parameters[worker])
         mixed = self._symbol("mean", number, *self._offered(world, worker))
@@ -240,7 +240,7 @@ class _Explorer(ProgramExplorer[_World, int]):
         fragments[place] = self._symbol("ahead", mixed, fragments[place]) if ahead else mixed
         world.parameters[worker] = tuple(fragments)
 
-    def _sum(self, world: _World, worker: int, update: int) -> Symbol:
+    def _sum(self, world: _WorkersWorld, worker: int, update: int) -> Symbol:
         gradients = self._offered(world, worker)
         for each in gradients:
             assert isinstance(each, Gradients)
@@ -250,7 +250,7 @@ class _Explorer(ProgramExplorer[_World, int]):
                 world.fault = f"the sum of update {update} has gradients of different parameters"
         return self._symbol("sum", update, *gradients)
 
-    def _step(self, world: _World, worker: int, update: int, version: int, gradient: Symbol) -> None:
+    def _step(self, world: _WorkersWorld, worker: int, update: int, version: int, gradient: Symbol) -> None:
         if self.method.traits.agrees and isinstance(gradient, Gradients):
             world.fault = f"worker {worker} steps by its own gradient of update {update}, not by the sum"
         world.parameters[worker] = tuple(self._symbol("step", each, gradient) for each in world.parameters[worker])
@@ -260,7 +260,7 @@ class _Explorer(ProgramExplorer[_World, int]):
             if agreed != world.parameters[worker]:
                 world.fault = f"version {version} of worker {worker} is not that of the others"
 
-    def _count(self, world: _World, worker: int, update: int, version: int) -> None:
+    def _count(self, world: _WorkersWorld, worker: int, update: int, version: int) -> None:
         world.steps[worker] += 1
         if version != world.steps[worker]:
             world.fault = f"step {world.steps[worker]} of worker {worker} makes version {version}, at update {update}"
@@ -274,13 +274,13 @@ def explore_program(
     program: Callable[[Worker], Program] | None = None,
 ) -> Explored:
     """Explore every interleaving of the workers of a method, and return the shortest story of a fault, if any."""
-    return breadth_first(_Explorer(method, workers, updates, deaths, program or method.program))
+    return breadth_first(_WorkersExplorer(method, workers, updates, deaths, program or method.program))
 
 
 SAYINGS: Mapping[type, str] = {
     Gradient: "computes the gradient of update {0.update}",
     Sum: "the sum of update {0.update}",
-    Step: "makes version {0.version}",
+    OptimizerStep: "makes version {0.version}",
     Offer: "offers its replica for exchange {0.exchange}",
     Exchange: "exchange {0.exchange}, after update {0.update}",
     BeginExchange: "begins exchange {0.exchange}",

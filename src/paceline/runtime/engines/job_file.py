@@ -142,8 +142,8 @@ def own_files() -> dict[str, str]:
 
 def changed_files(record: RunRecord, but: str = "") -> list[str]:
     """Return the files that a run has loaded and that have another content now, without one that it does not need."""
-    files = ((Path(name), known) for name, known in record.files.items() if name != but)
-    return [str(file) for file, known in files if file.is_file() and sha256(file.read_bytes()).hexdigest() != known]
+    files = ((Path(name), digest) for name, digest in record.files.items() if name != but)
+    return [str(file) for file, digest in files if file.is_file() and sha256(file.read_bytes()).hexdigest() != digest]
 
 
 def warn_of_changes(record: RunRecord, but: str = "") -> None:

@@ -56,7 +56,7 @@ def check(job: Job, plan: Plan) -> None:
         "on_nan='skip'": job.on_nan == "skip",
     }
     if any(unsupported.values()):
-        words = ", ".join(word for word, there in unsupported.items() if there)
+        words = ", ".join(word for word, is_set in unsupported.items() if is_set)
         raise JobError(f"under mpiexec generated code makes the steps, and does not know {words}; leave mpiexec out")
 
 

@@ -95,7 +95,7 @@ def refuse_stages(
     if blueprint.predicts:
         check_momentum(optimizer)
     holdings, names = blueprint.holdings(module), trainable(module).keys()
-    if pipeline.spread.server is not None and not all(names & set(held) for held in holdings):
+    if pipeline.spread.server is not None and not all(names & set(stage) for stage in holdings):
         raise PlanError("a stage without parameters has nothing for a shard to hold; cut the model elsewhere (cuts=)")
 
 
@@ -145,7 +145,7 @@ def _unused(job: Job, plan: Plan) -> list[str]:
     if plan.traits.uses_optimizer:
         return []
     unused = {"optimizer": True, "lr_scheduler": job.lr_scheduler is not None}
-    names = ", ".join(f"{name}=" for name, given in unused.items() if given)
+    names = ", ".join(f"{name}=" for name, is_set in unused.items() if is_set)
     return [f"plan {plan.name} makes its own steps, and evaluates a batch several times; it does not use {names}"]
 
 

@@ -191,7 +191,7 @@ def translated(checkpoint: Checkpoint, before: Setup, after: Setup) -> Checkpoin
 
 def _gathered(checkpoint: Checkpoint, setup: Setup) -> WholeState:
     """Put the parts of all workers together."""
-    workers, whole = checkpoint.workers(), WholeState()
+    workers, model = checkpoint.workers(), WholeState()
     shapes = {name: tuple(t.shape) for name, t in (*setup.module.named_parameters(), *setup.module.named_buffers())}
     values: dict[str, dict[int, Tensor]] = {}
     by_place: dict[str, dict[str, dict[int, Tensor]]] = {}
@@ -206,17 +206,17 @@ def _gathered(checkpoint: Checkpoint, setup: Setup) -> WholeState:
             for key, tensor in memory.items():
                 by_place.setdefault(name, {}).setdefault(key, {}).setdefault(piece.place, tensor)
             if numbers := facts["optimizer"].get(str(number)):
-                whole.numbers[name] = numbers
-        if not whole.common.facts:
-            whole.common = WorkerState({k: t for k, t in of_stage.items() if k.startswith("setting.")}, facts)
+                model.numbers[name] = numbers
+        if not model.common.facts:
+            model.common = WorkerState({k: t for k, t in of_stage.items() if k.startswith("setting.")}, facts)
     for name, parts in values.items():
         stored, shape = stored_in(setup, name), shapes[name]
-        whole.values[name] = assembled([parts[place] for place in sorted(parts)], stored, shape)
+        model.values[name] = assembled([parts[place] for place in sorted(parts)], stored, shape)
         for key, mine in by_place.get(name, {}).items():
             each = [mine[place] for place in sorted(mine)]
             lies_so = all(mine[place].shape == parts[place].shape for place in mine)
-            whole.optimizer.setdefault(name, {})[key] = assembled(each, stored, shape) if lies_so else each[0].clone()
-    return whole
+            model.optimizer.setdefault(name, {})[key] = assembled(each, stored, shape) if lies_so else each[0].clone()
+    return model
 
 
 def _dealt(whole_state: WholeState, setup: Setup) -> dict[str, WorkerState]:

@@ -34,7 +34,7 @@ class Termination:
         return 128 + self.requested if self.requested else 0
 
     def exit_at_once(self) -> None:
-        """From now on exit at both signals: nothing has begun that has to be undone."""
+        """Exit at both signals from now on: nothing has begun that has to be undone."""
         for number, default in DEFAULTS.items():
             if signal.getsignal(number) == default:
                 signal.signal(number, _exit)

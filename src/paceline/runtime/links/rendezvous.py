@@ -128,7 +128,7 @@ class Rendezvous(NamedTuple):
             visitor.connect(place["listener"].encode())
         except OSError as error:
             return f"rank {self.rank} cannot connect to rank 0 ({error.strerror})"
-        if (user := _other_end(visitor)[1]) != os.geteuid():  # whoever can write to the store can name a listener
+        if (user := _other_end(visitor)[1]) != os.geteuid():  # a user who can write to the store can name a listener
             return f"rank {self.rank} finds a process of another user (uid {user}) in the place of rank 0"
         return refuse(place["said"])
 

@@ -260,7 +260,7 @@ class SharedMemoryLink:
         offered = shared.vectors[rank]
         self.vectors: Sequence[Tensor] = [torch.zeros_like(vector) for vector in offered] if copy else offered
         self._copy, self._bytes = copy, offered[0].element_size()
-        self._addresses = [(to.data_ptr(), own.data_ptr()) for to, own in zip(offered, self.vectors, strict=True)]
+        self._addresses = [(to.data_ptr(), source.data_ptr()) for to, source in zip(offered, self.vectors, strict=True)]
         self._doorbells, self._waiter, self._aborted = doorbells, waiter, shared.aborted
         self._flags = [doorbell.flag for doorbell in doorbells]
         self._offered = shared.counters[rank]
@@ -317,7 +317,7 @@ class SharedMemoryLink:
 
     @counts.setter
     def counts(self, counts: Sequence[tuple[int, int]]) -> None:
-        self._counts, self._taken = [offers for offers, _ in counts], [taken for _, taken in counts]
+        self._counts, self._taken = [offers for offers, _ in counts], [takes for _, takes in counts]
 
     def abort(self) -> None:
         """End every wait on this link, on all ranks: each raises `Cancelled`."""

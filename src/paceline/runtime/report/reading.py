@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from paceline.errors import RunFolderError
 from paceline.runtime.runs.comparison import ComparisonRecord, Range, Row, read_comparison
-from paceline.runtime.runs.live import Event, read_events, read_hang
+from paceline.runtime.runs.live import RunEvent, read_events, read_hang
 from paceline.runtime.runs.record import RunRecord, Status, read_record
 from paceline.runtime.runs.time_accounting import Time, spans, straggling
 from paceline.runtime.runs.trace import Trace
@@ -42,7 +42,7 @@ class Reading:
     trace: Trace
     timed: Timed | None  # None: the run is not part of a comparison
     missing: tuple[str, ...]  # what the folder lacks, in sentences
-    events: tuple[Event, ...] = ()  # of a run on a cluster
+    events: tuple[RunEvent, ...] = ()  # of a run on a cluster
     hang: str = ""  # what `paceline watch` found
     name: str = ""  # unique among the runs of a page
 

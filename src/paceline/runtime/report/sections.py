@@ -32,7 +32,7 @@ from paceline.runtime.report.formatting import count, duration, number, share, s
 from paceline.runtime.report.overview import colours_of, section
 from paceline.runtime.report.reading import Lane, Reading, RunStats
 from paceline.runtime.report.settings import notes
-from paceline.runtime.runs.live import Event, EventKind
+from paceline.runtime.runs.live import EventKind, RunEvent
 from paceline.runtime.runs.record import LayerRecord
 from paceline.runtime.runs.time_accounting import Time
 from paceline.runtime.runs.trace import Kind
@@ -143,7 +143,7 @@ TOLD = set(EventKind) - {EventKind.STARTED, EventKind.LEASING}
 ALWAYS = {EventKind.HUNG}
 
 
-def cluster_events(events: Sequence[Event]) -> str:
+def cluster_events(events: Sequence[RunEvent]) -> str:
     """What happened to the processes of a run after its servers first served, and which of them hung at any time."""
     begun = (n for n, event in enumerate(events) if event.kind in (EventKind.LEASING, EventKind.GROUP))
     start = next(begun, len(events)) + 1
@@ -155,7 +155,7 @@ def cluster_events(events: Sequence[Event]) -> str:
     return f"<table>{lines}</table>{more}" if lines else ""
 
 
-def _describe(event: Event) -> str:
+def _describe(event: RunEvent) -> str:
     """Describe an event in a line."""
     members = ", ".join(map(str, event.members))
     if event.kind in (EventKind.VIEW, EventKind.SERVING):

@@ -224,7 +224,7 @@ class ProcessKind(StrEnum):
 
 
 @dataclass(frozen=True)
-class Event:
+class RunEvent:
     """One event. -1 stands for a number that does not apply to its kind."""
 
     kind: EventKind
@@ -253,12 +253,12 @@ class EventLog:
     """Writes the events of a run into its folder, after those before it was resumed; without one it only keeps them."""
 
     def __init__(self, run: Path | None) -> None:
-        self.events: list[Event] = []
+        self.events: list[RunEvent] = []
         #: Called with every event that is added.
-        self.copy: Callable[[Event], None] = lambda event: None
+        self.copy: Callable[[RunEvent], None] = lambda event: None
         self._file: IO[str] | None = (run / EVENTS_FILE).open("a", buffering=1) if run else None
 
-    def add(self, event: Event) -> None:
+    def add(self, event: RunEvent) -> None:
         """Append an event."""
         self.events.append(event)
         self.copy(event)
@@ -271,11 +271,11 @@ class EventLog:
             self._file.close()
 
 
-def read_events(run: Path) -> list[Event]:
+def read_events(run: Path) -> list[RunEvent]:
     """Read the events of a run, up to the last whole line; none where the run was not on a cluster."""
     try:
         lines = (run / EVENTS_FILE).read_text(encoding="utf-8").split("\n")[:-1]
-        return [from_dict(Event, json.loads(line)) for line in lines]
+        return [from_dict(RunEvent, json.loads(line)) for line in lines]
     except FileNotFoundError:
         return []
     except ValueError as error:

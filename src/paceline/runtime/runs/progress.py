@@ -59,7 +59,7 @@ ProgressCallback = Callable[[Progress], None]
 
 
 class Follower(Protocol):
-    """What follows a run while it goes on: it is told of progress, reads snapshots, and may end the run."""
+    """What follows a run while it goes on: it gets the progress, reads snapshots, and may end the run."""
 
     def __call__(self, report: Progress) -> None:
         """Take a report, about ten times a second; what it raises ends the run."""

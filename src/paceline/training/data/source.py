@@ -240,7 +240,7 @@ class Reader:
             return self.source.batch(self.order.indices(chunk), chunk.epoch)
         if not self.repeats:
             return self._read(chunk)
-        if any(kept.update != chunk.update for kept in self._cached):
+        if any(cached.update != chunk.update for cached in self._cached):
             self._cached.clear()
         if chunk not in self._cached:
             self._cached[chunk] = self._read(chunk)

@@ -65,9 +65,22 @@ SECONDS = 0.02  # of each timing, of which the best of ROUNDS counts
 ROUNDS = 3
 #: Settings of a job that do not change how long an update takes.
 UNTIMED = (
-    "model", "data", "test", "metrics", "evaluate", "evaluate_every", "seed", "epochs", "name", "origin", "shuffle",
-    "compute", "device", "num_workers", "on_nan",
-)  # fmt: skip
+    "model",
+    "data",
+    "test",
+    "metrics",
+    "evaluate",
+    "evaluate_every",
+    "seed",
+    "epochs",
+    "name",
+    "origin",
+    "shuffle",
+    "compute",
+    "device",
+    "num_workers",
+    "on_nan",
+)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -168,7 +181,7 @@ class Measured:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Within the block no other process measures this job, and what others have measured before is known."""
+        """Measure alone: no other process measures this job in the block, and earlier measurements are known."""
         with ExitStack() as stack:
             with suppress(OSError):
                 lock = self._file.with_suffix(".lock")

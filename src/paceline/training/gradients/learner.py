@@ -15,7 +15,7 @@ from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.collectives import segment_cuts
-from paceline.algorithms.collectives.canonical import Run, join
+from paceline.algorithms.collectives.canonical import ChunkRange, join
 from paceline.algorithms.coordinators import GRADIENT, PARAMETERS, Algebra, Axpy, Coordinator, Copy, Dot
 from paceline.errors import NotFinite
 from paceline.training.data.source import Reader
@@ -65,7 +65,7 @@ class Learner:
         return self.accept(self.add_up(chunks, start), chunks, start)
 
     def _by_tree(self, chunks: list[Chunk], sums: PartialSums) -> GradientSum:
-        """Return the sums of subtrees; each chunk is computed and accepted by itself, as anyone else would."""
+        """Return the sums of subtrees; each chunk is computed and accepted alone, as another worker would."""
         start = self.buffers()
         sums.begin()
         for number, chunk in enumerate(chunks):
@@ -149,10 +149,10 @@ class PartialSums:
     """The sums of subtrees, from the first chunk of a worker to its last. Its vectors are used again in each update."""
 
     def __init__(self, layout: Layout, chunks: int, worker: int = 0, paces: int = 0) -> None:
-        """With `paces`, one for each worker, the seconds that this worker takes for a chunk are added with the rest."""
+        """Begin empty. With `paces`, one for each worker, this worker's seconds for a chunk are added with the rest."""
         self.layout, self.chunks, self._worker, self._paces = layout, chunks, worker, paces
         self._payloads: list[Payload] = []
-        self._trees: list[Run] = []
+        self._trees: list[ChunkRange] = []
         #: Of all chunks since `begin`.
         self._loss = self._weight = 0.0
         self._samples = self._parts = 0
@@ -171,7 +171,7 @@ class PartialSums:
         if not again:
             self._join()
             self._parts += bool(computed.samples)
-            self._trees.append(Run(part, part + 1))
+            self._trees.append(ChunkRange(part, part + 1))
         payload = self._payload(len(self._trees) - 1 + again)
         payload.write(computed)
         if again:
@@ -196,8 +196,8 @@ class PartialSums:
     def _join(self) -> None:
         """Add the last two subtrees up as long as they are the halves of one."""
         trees = self._trees
-        while len(trees) > 1 and (whole := join(trees[-2], trees[-1], self.chunks)):
-            trees[-2:] = [whole]
+        while len(trees) > 1 and (tree := join(trees[-2], trees[-1], self.chunks)):
+            trees[-2:] = [tree]
             self._payloads[len(trees) - 1].flat.add_(self._payloads[len(trees)].flat)
 
     def _payload(self, depth: int) -> Payload:

@@ -125,7 +125,7 @@ class Payload:
         gradients: list[Tensor | None] = list(self.gradients)
         # Where no worker has a gradient of a parameter it gets none, not zeros: weight decay or momentum would move it.
         if not all(present):
-            gradients = [g if given else None for g, given in zip(gradients, present, strict=True)]
+            gradients = [g if is_present else None for g, is_present in zip(gradients, present, strict=True)]
         return GradientSum(gradients, self.buffers, loss, weight, samples)
 
 

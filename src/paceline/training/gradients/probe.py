@@ -55,7 +55,7 @@ T = TypeVar("T")
 
 @contextlib.contextmanager
 def probing_once() -> Iterator[None]:
-    """Within the block, a job that is trained again is not probed again, unless its batches are divided otherwise."""
+    """Probe a job once within the block, unless its batches are divided otherwise."""
     token = _findings.set(findings if (findings := _findings.get()) is not None else {})
     try:
         yield

@@ -8,11 +8,35 @@ from typing import Any
 from paceline.errors import RunFailed
 
 #: Names of the figures of a run and of an evaluation, which the metrics lie beside.
-RESERVED = frozenset({
-    "plan", "engine", "workers", "updates", "samples", "seconds", "samples_per_second", "compute", "epochs",
-    "train_loss", "staleness", "not_finite", "bytes_sent", "wait_fraction", "stragglers", "advised_sizes", "idle",
-    "deaths", "peak_memory", "core_wait_fraction", "metrics", "run", "parameters_sha256", "test_loss", "test_accuracy",
-})  # fmt: skip
+RESERVED = frozenset(
+    {
+        "plan",
+        "engine",
+        "workers",
+        "updates",
+        "samples",
+        "seconds",
+        "samples_per_second",
+        "compute",
+        "epochs",
+        "train_loss",
+        "staleness",
+        "not_finite",
+        "bytes_sent",
+        "wait_fraction",
+        "stragglers",
+        "advised_sizes",
+        "idle",
+        "deaths",
+        "peak_memory",
+        "core_wait_fraction",
+        "metrics",
+        "run",
+        "parameters_sha256",
+        "test_loss",
+        "test_accuracy",
+    }
+)
 MOST = 100  # numbers of one metric; a confusion matrix of many classes is no figure of a run
 
 

@@ -103,7 +103,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
             return None
         if thing.requires_grad or not thing.is_contiguous():
             return None
-        place = next((n for n, known in enumerate(self.large) if known is thing), len(self.large))
+        place = next((n for n, other in enumerate(self.large) if other is thing), len(self.large))
         if place == len(self.large):
             self.large.append(thing)
         return place

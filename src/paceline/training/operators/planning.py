@@ -55,7 +55,7 @@ def rehearse(job: Job, module: nn.Module, chunk: Chunk, batch: Batch, recorder: 
             f"computed operator by operator, the gradient of the first instance differs from the model's own by "
             f"{gap:.1%}: something in forward() depends on more than its input and its operators"
         )
-    return max(sum(tensor.nbytes for tensor in made) for made in values)
+    return max(sum(tensor.nbytes for tensor in outputs) for outputs in values)
 
 
 def _forward(operators: HeldOperators, instance: Instance, chunk: Chunk) -> list[list[Tensor]]:
@@ -78,8 +78,8 @@ def _backward(operators: HeldOperators, instance: Instance, values: list[list[Te
             back[other][number] = [places.get(place) for place in range(max(places, default=-1) + 1)]
     return {
         name: gradient
-        for (_, operator), found in operators.sums.items()
-        for (name, _), gradient in zip(operators.own[operator], found, strict=True)
+        for (_, operator), gradients in operators.sums.items()
+        for (name, _), gradient in zip(operators.own[operator], gradients, strict=True)
     }
 
 

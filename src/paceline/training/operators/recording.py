@@ -151,9 +151,25 @@ READS = {
     "indices",
 }
 OPERATIONS = (
-    "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "matmul", "rmatmul", "pow", "rpow", "neg",
-    "getitem", "gt", "ge", "lt", "le",
-)  # fmt: skip
+    "add",
+    "radd",
+    "sub",
+    "rsub",
+    "mul",
+    "rmul",
+    "truediv",
+    "rtruediv",
+    "matmul",
+    "rmatmul",
+    "pow",
+    "rpow",
+    "neg",
+    "getitem",
+    "gt",
+    "ge",
+    "lt",
+    "le",
+)
 
 
 def _operation(name: str) -> Callable[..., Value]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.dataflow import FORWARD, GRADIENT, NO_OPERATOR, VALUE, Graph, Instances, Message, Work
-from paceline.algorithms.dataflow.holder import Outcome, Step
+from paceline.algorithms.dataflow.holder import OperatorUpdate, Outcome
 from paceline.errors import NotFinite
 from paceline.training.data.source import Reader
 from paceline.training.gradients.loss import loss_function
@@ -146,7 +146,7 @@ class OperatorWorker:
         weight, base = self.counted.get(operator, (0.0, read))
         self.counted[operator] = weight + self.weights[instance], min(base, read)
 
-    def update(self, step: Step, update: int) -> Applied:
+    def update(self, step: OperatorUpdate, update: int) -> Applied:
         """Make an update of an operator; the last batch in it is that of this update."""
         weight, base = self.counted.pop(step.operator)
         finite = self.held.step(step.operator, weight)

@@ -285,7 +285,7 @@ class RawReader:
         self.run("DROP TABLE reject_errors")
         self.run("DROP TABLE reject_scans")
         records = [record.lstrip("\r\n") for _, record, _ in refusals]  # a blank line may stand before it
-        starts = [start + len(whole) - len(record) for (start, whole, _), record in zip(refusals, records, strict=True)]
+        starts = [start + len(line) - len(record) for (start, line, _), record in zip(refusals, records, strict=True)]
         lines = lines_at(file.text, np.array(starts, np.int64))
         records = [record.rstrip("\r\n") for record in records]
         spans = [1 + record.count("\n") for record in records]

@@ -127,7 +127,7 @@ def _one_source_of_lines(recipe: Recipe) -> Csv | JsonLines | Lines:
     source = recipe.all_sources[0]
     if len(recipe.all_sources) != 1 or not isinstance(source, Csv | JsonLines | Lines):
         raise DataError("a stream is made of one source of lines: Csv, JsonLines or Lines")
-    if any(isinstance(made, Words) for made in recipe.columns.values()):
+    if any(isinstance(column, Words) for column in recipe.columns.values()):
         raise DataError("the words of a stream are not known beforehand; make numbers of them in SQL instead of Words")
     return source
 

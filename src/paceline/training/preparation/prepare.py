@@ -151,7 +151,9 @@ class _Preparation:
             worst = max(broken, key=lambda rule: broken[rule])
             rows = self.root / "unfinished" / "rejected.parquet"
             raise DataError(f"no row is left of {read}: most broke the rule {worst!r}; {rows} holds them")
-        words = {name: self.engine.words(name) for name, made in self.recipe.columns.items() if isinstance(made, Words)}
+        words = {
+            name: self.engine.words(name) for name, column in self.recipe.columns.items() if isinstance(column, Words)
+        }
         # 3. Deal: write the rows in the order of their places.
         encoder, splits = Encoder(self.recipe.columns, words), dict[str, Split]()
         columns: dict[str, Column] = {}
@@ -263,7 +265,7 @@ class Encoder:
 
     def described(self, schema: pa.Schema) -> dict[str, Column]:
         """Return what the rows of each column are, from the schema of the result; `transform` may add and omit some."""
-        outputs = {name: output_names(name, made) for name, made in self.columns.items()}
+        outputs = {name: output_names(name, column) for name, column in self.columns.items()}
         covered = {each for names in outputs.values() for each in names}
         present = {name: self.columns[name] for name, names in outputs.items() if set(names) <= set(schema.names)}
         columns = present | {name: name for name in schema.names if name not in covered}

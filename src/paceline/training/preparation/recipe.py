@@ -246,16 +246,18 @@ class Query:
     @property
     def outputs(self) -> list[str]:
         """The names of the columns in the result of `made`."""
-        return [name for each, made in self.recipe.columns.items() for name in output_names(each, made)]
+        return [name for each, column in self.recipe.columns.items() for name in output_names(each, column)]
 
     def made(self, raw: str) -> str:
         """Return a query for every row of `raw`: _file, _row, _rule, _record, _high, _low, _same and the columns."""
         quote = self.dialect.name
         checked = any(True for _ in self._rules())
         columns = [
-            f"{f'CASE WHEN _rule IS NULL THEN {given} END' if checked else given} AS {quote(name)}"
-            for each, made in self.recipe.columns.items()
-            for name, given in zip(output_names(each, made), map(self.dialect.given, expressions(made)), strict=True)
+            f"{f'CASE WHEN _rule IS NULL THEN {expression} END' if checked else expression} AS {quote(name)}"
+            for each, column in self.recipe.columns.items()
+            for name, expression in zip(
+                output_names(each, column), map(self.dialect.given, expressions(column)), strict=True
+            )
         ]
         outputs = [quote(name) for name in self.outputs]
         missing = " ".join(
@@ -302,7 +304,7 @@ class Query:
         """Each field with its type, whether its text was good, and the texts that identify the row."""
         items = ["_file", "_row"]
         given_names = [self.whole] if self.whole else [self.dialect.name(name) for name in self.names]
-        items += [f"r.{given} AS {read}" for given, read in zip(given_names, self._read(), strict=True)]
+        items += [f"r.{field} AS {read}" for field, read in zip(given_names, self._read(), strict=True)]
         if isinstance(self.recipe.all_sources[0], JsonLines):
             items.append("_object")
         for name in self.names:

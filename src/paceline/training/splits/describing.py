@@ -146,9 +146,26 @@ def _is_constant(node: fx.Node, results: dict[fx.Node, Any]) -> bool:
 Facts = dict[str, object]
 
 POINTWISE = {
-    nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Softplus, nn.Hardtanh, nn.Identity,
-    nn.ReLU6, nn.Hardswish, nn.Mish, nn.LogSigmoid, nn.Softsign, nn.SELU, nn.CELU, nn.Hardsigmoid, nn.Threshold,
-}  # fmt: skip
+    nn.ReLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.GELU,
+    nn.SiLU,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Softplus,
+    nn.Hardtanh,
+    nn.Identity,
+    nn.ReLU6,
+    nn.Hardswish,
+    nn.Mish,
+    nn.LogSigmoid,
+    nn.Softsign,
+    nn.SELU,
+    nn.CELU,
+    nn.Hardsigmoid,
+    nn.Threshold,
+}
 POOLING = {
     nn.MaxPool1d,
     nn.MaxPool2d,
@@ -189,9 +206,25 @@ RESHAPING: set[object] = {
     "unflatten",
 }
 ALONG: set[object] = {
-    F.softmax, F.log_softmax, torch.softmax, torch.log_softmax, torch.mean, torch.sum, torch.amax, torch.amin,
-    torch.logsumexp, torch.cumsum, "softmax", "log_softmax", "mean", "sum", "amax", "amin", "logsumexp", "cumsum",
-}  # fmt: skip
+    F.softmax,
+    F.log_softmax,
+    torch.softmax,
+    torch.log_softmax,
+    torch.mean,
+    torch.sum,
+    torch.amax,
+    torch.amin,
+    torch.logsumexp,
+    torch.cumsum,
+    "softmax",
+    "log_softmax",
+    "mean",
+    "sum",
+    "amax",
+    "amin",
+    "logsumexp",
+    "cumsum",
+}
 MATMUL: set[object] = {torch.matmul, torch.bmm, operator.matmul, "matmul", "bmm"}
 SIZES: set[object] = {"size", "dim", "numel", len}
 ARITHMETIC = {operator.add, operator.sub, operator.mul, operator.floordiv, operator.truediv, operator.getitem, getattr}

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.splits import PARTIAL, WHOLE, Box, Placement
-from paceline.algorithms.splits.derivation import PARAMETER, Program, Step
+from paceline.algorithms.splits.derivation import PARAMETER, Program, ProgramStep
 from paceline.algorithms.splits.placements import CUT, TRIM, AllToAll, Movement, intersection, volume
 from paceline.runtime.links import TURNS, Link, Span
 from paceline.training.gradients.payload import GradientSum
@@ -31,7 +31,7 @@ ALIGN = 64
 class Request(NamedTuple):
     """A movement that a worker's program has come to, with what the worker has of the value."""
 
-    step: Step
+    step: ProgramStep
     shape: tuple[int, ...]
     tensor: Tensor
     #: The shape of the whole value, where the movement's own is another view of it.
@@ -190,7 +190,7 @@ def move_together(requests: Sequence[Request]) -> list[Tensor]:
     return [shaped(t, target, request, place) for place, (t, request) in enumerate(zip(tensors, requests, strict=True))]
 
 
-def largest(steps: Sequence[Step], shapes: Mapping[str, tuple[int, ...]], workers: int, itemsize: int) -> int:
+def largest(steps: Sequence[ProgramStep], shapes: Mapping[str, tuple[int, ...]], workers: int, itemsize: int) -> int:
     """Return the most bytes that a worker's vector has to hold in any exchange of these steps."""
     return max(
         (
@@ -247,7 +247,7 @@ class Shares:
         dtype = torch.float64
         numbers = torch.tensor([computed.loss, computed.weight], dtype=dtype)
         totals = torch.cat([numbers, *(b.to(dtype).flatten() for b in buffers)])
-        step, shape = Step((), TOTALS, PARTIAL, WHOLE), tuple(totals.shape)
+        step, shape = ProgramStep((), TOTALS, PARTIAL, WHOLE), tuple(totals.shape)
         full = yield Request(step, shape, totals, shape)
         summed, start = [], 2
         for buffer in buffers:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.chance import mix
 from paceline.algorithms.splits import PARTIAL, WHOLE
-from paceline.algorithms.splits.derivation import PARAMETER, Program, Step
+from paceline.algorithms.splits.derivation import PARAMETER, Program, ProgramStep
 from paceline.errors import JobError
 from paceline.training.data.source import Reader
 from paceline.training.gradients.fused_replica import network
@@ -62,7 +62,7 @@ class SplitBlueprint:
         """Return the most bytes that a worker sends in one exchange: of a chunk, or of totals."""
         size = max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
         totals = {TOTALS: (2 + sum(prod(self.shapes[name]) for name in self.moving),)}
-        totals_bytes = largest([Step((), TOTALS, PARTIAL, WHOLE)], totals, self.program.workers, size)
+        totals_bytes = largest([ProgramStep((), TOTALS, PARTIAL, WHOLE)], totals, self.program.workers, size)
         return max(totals_bytes, *(largest_of(program, size) for program in self.programs.values()))
 
 

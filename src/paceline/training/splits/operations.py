@@ -151,7 +151,7 @@ def _block_product(op: Operation, args: Any, kwargs: Any) -> Tensor:
     product: Tensor = F.linear(x, module.weight)
     if before:
         product = before[0] + product
-    if module.bias is None or not any(held.role == "bias" for held in op.node.held):
+    if module.bias is None or not any(parameter.role == "bias" for parameter in op.node.held):
         return product
     assert op.node.shape is not None
     first, stop = op.layout.gives.box(op.node.shape, op.place)[-1]

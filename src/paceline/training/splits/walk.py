@@ -22,7 +22,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserv
 from torch.utils._pytree import tree_map
 
 from paceline.algorithms.splits import WHOLE, Layout, Placement, SplitNode, cannon, ways
-from paceline.algorithms.splits.derivation import JOINT, PARAMETER, Program, Step
+from paceline.algorithms.splits.derivation import JOINT, PARAMETER, Program, ProgramStep
 from paceline.training.gradients.loss import backward, backward_from
 from paceline.training.gradients.replica import Replica
 from paceline.training.jobs.job import Batch
@@ -115,7 +115,7 @@ class SplitModel:
                 self.shares.gathered[step.value, step.target] = moved
         return 0.0
 
-    def _shared_already(self, step: Step) -> bool:
+    def _shared_already(self, step: ProgramStep) -> bool:
         """Whether a movement is left out, since its result is known or it waits for the end of the update."""
         if self.shares is None or self.shares.stage == 3:
             return False
@@ -158,7 +158,7 @@ class ChunkWalk:
         steps = self.model.steps
         return next((number for number, step in enumerate(steps) if step.back or step.again), len(steps))
 
-    def _do(self, step: Step) -> Moves:
+    def _do(self, step: ProgramStep) -> Moves:
         if step.nodes:
             self._compute_back(step) if step.back else self._compute(step)
         elif step.again:
@@ -168,7 +168,7 @@ class ChunkWalk:
 
     # --- forward ----------------------------------------------------------------------------------------------------
 
-    def _compute(self, step: Step) -> None:
+    def _compute(self, step: ProgramStep) -> None:
         self.segment = self.segments[step.nodes] = Segment()
         with self.replica.precision():
             for name in step.nodes:
@@ -255,7 +255,7 @@ class ChunkWalk:
             for where, attribute, original in lent:
                 where[attribute] = original
 
-    def _move(self, step: Step) -> Moves:
+    def _move(self, step: ProgramStep) -> Moves:
         shares, key = self.model.shares, (step.value, step.target)
         if shares is not None and key in shares.gathered:
             self.has[key] = shares.gathered[key]
@@ -270,7 +270,7 @@ class ChunkWalk:
         if shares is not None and shares.stage < 3:
             shares.gathered[key] = moved
 
-    def _gather_again(self, step: Step) -> Moves:
+    def _gather_again(self, step: ProgramStep) -> Moves:
         """Gather a parameter into the memory that was dropped: autograd's views of it are valid again."""
         dropped = self.has[step.value, step.target]
         source = self._held(step.value, step.source)
@@ -287,7 +287,7 @@ class ChunkWalk:
 
     # --- backward ---------------------------------------------------------------------------------------------------
 
-    def _compute_back(self, step: Step) -> None:
+    def _compute_back(self, step: ProgramStep) -> None:
         """Compute back through a segment, and hand on the gradients of what it took."""
         self.segment = self.segments.pop(step.nodes)
         roots: list[Tensor] = []
@@ -316,7 +316,7 @@ class ChunkWalk:
         pairs = zip(before, gradients, strict=True)
         self.gradients[key] = [b if a is None else a if b is None else a + b for a, b in pairs]
 
-    def _move_back(self, step: Step) -> Moves:
+    def _move_back(self, step: ProgramStep) -> Moves:
         """Bring the gradient of a moved value back to where the value was made."""
         if step.value == JOINT:
             yield from self._move_joint(step)
@@ -341,7 +341,7 @@ class ChunkWalk:
         gradient = gradients[0] if gradients else None
         return torch.zeros_like(self.has[value, target]) if gradient is None else gradient
 
-    def _move_joint(self, step: Step) -> Moves:
+    def _move_joint(self, step: ProgramStep) -> Moves:
         """Sum the gradients of several parameters in one movement."""
         parts = [self._gradient(value, step.target).flatten() for value in step.joins]
         shape = self.program.shapes[JOINT]

@@ -131,7 +131,7 @@ def _quietly() -> Iterator[None]:
 def check_sizes(exported: ExportedGraph, tensors: Sequence[Tensor]) -> None:
     """Raise `JobError` for inputs of sizes for which the graph does not hold."""
     for tensor, fixed in zip(tensors, exported.sizes, strict=True):
-        if any(size not in (None, given) for size, given in zip(fixed, tensor.shape, strict=True)):
+        if any(size not in (None, actual) for size, actual in zip(fixed, tensor.shape, strict=True)):
             sizes = " x ".join("any" if size is None else str(size) for size in fixed)
             raise JobError(
                 f"the model's code depends on sizes, and was cut for inputs of {sizes}; some are "

@@ -16,7 +16,7 @@ import pytest
 from paceline.interfaces.testing.survival.faults import Fault, FaultKind, Injector, Picture, Times, times_of
 from paceline.interfaces.testing.survival.nodes import NodeProgram, Nodes, started
 from paceline.interfaces.testing.survival.proofs import applied_once, ended_well, left_behind, replayed
-from paceline.runtime.runs.live import Event, EventKind, Phase, ProcessKind, read_events, read_live
+from paceline.runtime.runs.live import EventKind, Phase, ProcessKind, RunEvent, read_events, read_live
 from paceline.runtime.runs.record import read_record
 from paceline.runtime.runs.trace import Kind, Trace
 
@@ -36,7 +36,7 @@ class Scene:
         return live is not None and live.phase is Phase.TRAINING
 
     @property
-    def events(self) -> list[Event]:
+    def events(self) -> list[RunEvent]:
         return read_events(self.ran.run) if self.ran.run is not None else []
 
     @property

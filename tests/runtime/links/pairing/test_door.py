@@ -15,7 +15,7 @@ import pytest
 from paceline.errors import MachineError, PeerLost, PeerRefused
 from paceline.runtime.links.pairing import door as door_module
 from paceline.runtime.links.pairing.code import GUESSES, LONG, WORDS, Code
-from paceline.runtime.links.pairing.door import FREE, LONGEST_PAUSE, REMEMBERED, Door, Refused, listen_anywhere
+from paceline.runtime.links.pairing.door import FREE, LONGEST_PAUSE, REMEMBERED, Door, RefusalCounts, listen_anywhere
 from paceline.runtime.links.pairing.exchange import Line, visit
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.tls import make_keys
@@ -154,7 +154,7 @@ def test_an_honest_machine_is_let_in_while_others_try_codes_at_full_speed(tmp_pa
 
 
 def test_a_machine_that_was_refused_waits_longer_each_time_and_others_do_not() -> None:
-    refused, now, looked_at = Refused(), 0.0, 0
+    refused, now, looked_at = RefusalCounts(), 0.0, 0
     while now < 600.0:
         assert not refused.wait(now, "192.168.1.9")
         refused.add(now, "192.168.1.66")

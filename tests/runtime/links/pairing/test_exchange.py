@@ -143,17 +143,17 @@ def test_codes_are_read_as_people_type_them() -> None:
 
 def test_a_code_bears_five_guesses_also_where_many_machines_guess_at_once() -> None:
     codes = Codes()
-    code, first = codes.current, codes.look_up(codes.current.number)
+    code, first = codes.current, codes.verdict(codes.current.number)
     assert first == (Verdict.RIGHT, code)
     assert [codes.judge(code, right=False) for _ in range(GUESSES)] == [Verdict.WRONG] * GUESSES
     assert codes.judge(code, right=True) is Verdict.WITHDRAWN, "it had begun before, and comes too late"
-    assert codes.look_up(code.number) == (Verdict.WITHDRAWN, None)
+    assert codes.verdict(code.number) == (Verdict.WITHDRAWN, None)
     long = codes.current
     assert long.words.count("-") == LONG - 1
     for _ in range(1000):
         assert codes.judge(long, right=False) is Verdict.WRONG
     assert codes.judge(long, right=True) is Verdict.RIGHT, "no number of guesses keeps others out"
-    codes.settle(joined=True)
+    codes.release(joined=True)
     assert codes.current.words.count("-") == LONG - 1
 
 
@@ -162,15 +162,15 @@ def test_of_two_machines_that_know_a_code_one_is_let_in() -> None:
     code = codes.current
     assert codes.judge(code, right=True) is Verdict.RIGHT
     assert codes.judge(code, right=True) is Verdict.BUSY
-    assert codes.look_up(code.number) == (Verdict.BUSY, None)
-    codes.settle(joined=False)
-    assert codes.look_up(code.number) == (Verdict.RIGHT, code)
+    assert codes.verdict(code.number) == (Verdict.BUSY, None)
+    codes.release(joined=False)
+    assert codes.verdict(code.number) == (Verdict.RIGHT, code)
 
 
 def test_a_machine_that_goes_before_it_is_answered_leaves_the_code_good() -> None:
     class Cut(Line):
         def send(self, content: bytes | memoryview) -> None:
-            if bytes(content) == bytes([Verdict.RIGHT]) and codes.look_up(CODE.number)[0] is Verdict.BUSY:
+            if bytes(content) == bytes([Verdict.RIGHT]) and codes.verdict(CODE.number)[0] is Verdict.BUSY:
                 raise PeerLost("bob", "takes no more")
             super().send(content)
 
@@ -187,7 +187,7 @@ def test_a_machine_that_goes_before_it_is_answered_leaves_the_code_good() -> Non
             verify(to_bob, codes, CERTIFICATE, "bob")
         to_bob._raw.close()
         thread.join(20)
-    assert codes.look_up(CODE.number) == (Verdict.RIGHT, CODE)
+    assert codes.verdict(CODE.number) == (Verdict.RIGHT, CODE)
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ class Holders:
             ends = self._ends.get(f"socket:[{inode}]")
             if ends and _sent(*ends[0]):
                 senders = {
-                    p for here, there in self._peers.items() if there == inode for p in self._holding_socket(here)
+                    p for local, remote in self._peers.items() if remote == inode for p in self._holding_socket(local)
                 }
                 for pid, _ in ends:
                     receivers[pid] |= senders
@@ -142,7 +142,7 @@ class Holders:
 
     def _targets(self, pid: int) -> list[str]:
         """Return what the descriptors of a process refer to, but for its three standard streams."""
-        return [target for target, held in self._ends.items() if any(p == pid and int(fd) > 2 for p, fd in held)]
+        return [target for target, holders in self._ends.items() if any(p == pid and int(fd) > 2 for p, fd in holders)]
 
     def of_pipe(self, target: str, to_write: bool) -> tuple[int, ...]:
         """Return the processes that can write to a pipe, or read from it, now or when they receive it."""
@@ -215,26 +215,26 @@ def file_of(pid: int, path: str) -> str:
 
 def _index(pid: int, fd: str) -> str:
     """Return the number of the terminal of which a descriptor is the master's end."""
-    return _told(pid, fd, "tty-index:")
+    return _descriptor_field(pid, fd, "tty-index:")
 
 
 def _event(pid: int, fd: str) -> str:
     """Return the number of an event; empty if the kernel does not say it."""
-    return _told(pid, fd, "eventfd-id:")
+    return _descriptor_field(pid, fd, "eventfd-id:")
 
 
 def _sent(pid: int, fd: str) -> bool:
     """Whether descriptors wait to be received from a socket, or from connections that it has to accept."""
-    return _told(pid, fd, "scm_fds:") not in ("", "0")
+    return _descriptor_field(pid, fd, "scm_fds:") not in ("", "0")
 
 
 def _mode(pid: int, fd: str) -> int:
     """Return how a descriptor was opened; for reading and writing if that cannot be known."""
-    flags = _told(pid, fd, "flags:")
+    flags = _descriptor_field(pid, fd, "flags:")
     return int(flags, 8) & os.O_ACCMODE if flags else _READ_WRITE
 
 
-def _told(pid: int, fd: str, name: str) -> str:
+def _descriptor_field(pid: int, fd: str, name: str) -> str:
     """Return what the kernel says of a descriptor; empty if it does not."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/fdinfo/{fd}").read_text(encoding="utf-8").splitlines():
@@ -320,8 +320,8 @@ def _tcp_peers() -> dict[int, int]:
                     by_ends[_plain(fields[1]), _plain(fields[2])] = int(fields[9])
                 elif fields[3] == _LISTENS:
                     listening[_plain(fields[1])] = int(fields[9])
-    peers = {inode: by_ends[there, here] for (here, there), inode in by_ends.items() if (there, here) in by_ends}
-    waiting = {inode: _listener(there, listening) for (_, there), inode in by_ends.items() if peers.get(inode) == 0}
+    peers = {inode: by_ends[remote, local] for (local, remote), inode in by_ends.items() if (remote, local) in by_ends}
+    waiting = {inode: _listener(remote, listening) for (_, remote), inode in by_ends.items() if peers.get(inode) == 0}
     return peers | waiting
 
 

@@ -26,12 +26,35 @@ from paceline.concurrency.watcher.samples import Frame, Process, Snapshot, Stack
 #: The virtual machine's own threads, as the kernel cuts their names. None of them ends a wait of the program's threads,
 #: but for a wait that a signal may end.
 _OWN = (
-    "VM Thread", "VM Periodic Tas", "VM Operation Di", "GC Thread#", "G1 ", "ParGC", "Shenandoah", "ZDriver",
-    "ZDirector", "ZStat", "ZWorker", "XDriver", "XDirector", "XWorker", "RuntimeWorker", "Reference Handl", "Finalizer",
+    "VM Thread",
+    "VM Periodic Tas",
+    "VM Operation Di",
+    "GC Thread#",
+    "G1 ",
+    "ParGC",
+    "Shenandoah",
+    "ZDriver",
+    "ZDirector",
+    "ZStat",
+    "ZWorker",
+    "XDriver",
+    "XDirector",
+    "XWorker",
+    "RuntimeWorker",
+    "Reference Handl",
+    "Finalizer",
     "Signal Dispatch",
-    "Service Thread", "Monitor Deflati", "C1 CompilerThre", "C2 CompilerThre", "Sweeper thread", "Common-Cleaner",
-    "Notification Th", "Attach Listener", "JFR ", "StringDedup",
-)  # fmt: skip
+    "Service Thread",
+    "Monitor Deflati",
+    "C1 CompilerThre",
+    "C2 CompilerThre",
+    "Sweeper thread",
+    "Common-Cleaner",
+    "Notification Th",
+    "Attach Listener",
+    "JFR ",
+    "StringDedup",
+)
 _TABLE, _STRIDE = "gHotSpotVMStructs", "gHotSpotVMStructEntryArrayStride"
 _COLUMNS = tuple(
     f"gHotSpotVMStructEntry{each}Offset" for each in ("TypeName", "FieldName", "TypeString", "Offset", "Address")
@@ -116,13 +139,28 @@ def _table(pid: int, _image: str) -> Mapping[str, _Field]:
     return fields
 
 
-_WANTED = frozenset({
-    ("ThreadsSMRSupport", "_java_thread_list"), ("ThreadsList", "_length"), ("ThreadsList", "_threads"),
-    ("OSThread", "_thread_id"), ("ObjectMonitor", "_owner"), ("ObjectMonitor", "_object"),
-    *((kind, name) for kind in ("Thread", "JavaThread") for name in (
-        "_osthread", "_threadObj", "_stack_base", "_stack_size", "_current_pending_monitor", "_current_waiting_monitor",
-    )),
-})  # fmt: skip
+_WANTED = frozenset(
+    {
+        ("ThreadsSMRSupport", "_java_thread_list"),
+        ("ThreadsList", "_length"),
+        ("ThreadsList", "_threads"),
+        ("OSThread", "_thread_id"),
+        ("ObjectMonitor", "_owner"),
+        ("ObjectMonitor", "_object"),
+        *(
+            (kind, name)
+            for kind in ("Thread", "JavaThread")
+            for name in (
+                "_osthread",
+                "_threadObj",
+                "_stack_base",
+                "_stack_size",
+                "_current_pending_monitor",
+                "_current_waiting_monitor",
+            )
+        ),
+    }
+)
 
 
 def _fields(memory: ProcessMemory, table: int, stride: int, columns: tuple[int, ...]) -> Iterator[tuple[str, _Field]]:
@@ -215,11 +253,12 @@ def with_java_stacks(snapshot: Snapshot, pids: Iterable[int]) -> Snapshot:
     """Return a snapshot with the stacks of virtual machines, and the threads that hold their library's locks."""
     machines = {pid: threads for pid in pids if is_java(pid) and (threads := parse(ask(pid)))}
     return replace(
-        snapshot, processes=tuple(_told(p, machines[p.pid]) if p.pid in machines else p for p in snapshot.processes)
+        snapshot,
+        processes=tuple(_with_owners(p, machines[p.pid]) if p.pid in machines else p for p in snapshot.processes),
     )
 
 
-def _told(process: Process, dump: list[JavaThread]) -> Process:
+def _with_owners(process: Process, dump: list[JavaThread]) -> Process:
     holders = {each: thread.tid for thread in dump for each in thread.holds}
     owners = {thread.tid: holders[thread.parks] for thread in dump if thread.parks in holders}
     threads = tuple(_owned(each, owners.get(each.tid, 0)) for each in process.threads)

@@ -15,7 +15,16 @@ from paceline.concurrency.watcher.polling import asked, tasks_of
 from paceline.concurrency.watcher.processes.holders import file_of
 from paceline.concurrency.watcher.processes.interpreter import Standing
 from paceline.concurrency.watcher.processes.java import is_own_thread
-from paceline.concurrency.watcher.samples import Counters, Frame, Pace, Process, ProcessWork, Snapshot, Thread, Wait
+from paceline.concurrency.watcher.samples import (
+    Counters,
+    Frame,
+    Pace,
+    Process,
+    ProcessWork,
+    Snapshot,
+    Thread,
+    ThreadWait,
+)
 from paceline.concurrency.watcher.waits import NO_END, Waits, children_of, parent_of, state_of, threads_of
 
 # The end of a pipe that does not come: a child has ended, but what it left in the background keeps the pipe open.
@@ -23,7 +32,7 @@ from paceline.concurrency.watcher.waits import NO_END, Waits, children_of, paren
 _CHANGES = "anon_inode:inotify"  # what one waits for that follows a file
 
 
-def kept_open(waits: Waits, pid: int, wait: Wait) -> Wait:
+def kept_open(waits: Waits, pid: int, wait: ThreadWait) -> ThreadWait:
     """Return a wait for the end of a pipe as one that nothing ends, if what keeps the pipe open is not meant to end.
 
     So after `subprocess.run("server &", shell=True, capture_output=True)`: the child has ended, and what it has started
@@ -51,7 +60,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _opened(pid: int) -> set[str]:
-    """Return what a process has open: others of `Wait.by` may only be about to receive the pipe."""
+    """Return what a process has open: others of `ThreadWait.by` may only be about to receive the pipe."""
     files: set[str] = set()
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):

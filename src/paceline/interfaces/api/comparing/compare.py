@@ -25,8 +25,8 @@ from paceline.interfaces.api.comparing.result import Case, Comparison, step, unm
 from paceline.interfaces.api.comparing.timing import (
     Entrant,
     Ratio,
-    Schedule,
     Timed,
+    TimingRounds,
     entrants_of,
     time_plans,
     train_by_all,
@@ -219,7 +219,7 @@ def _here(
     job: Job, alone: Job, plans: Sequence[Plan], seconds: float | None, place: Path | None, course: Course
 ) -> tuple[ComparisonRecord, list[Run]]:
     """Compare on the processes of this machine; `alone` is the job as one process computes it."""
-    schedule = Schedule.of(seconds)
+    schedule = TimingRounds.of(seconds)
     course.announce(len(plans), len(entrants_of(job, plans).entrants), schedule)
 
     def by(plan: Plan) -> Run:

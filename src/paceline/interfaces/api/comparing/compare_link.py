@@ -25,7 +25,7 @@ from paceline.algorithms.codecs.catalogue import most_gathered
 from paceline.errors import PlanError
 from paceline.interfaces.api.comparing.progress import Course
 from paceline.interfaces.api.comparing.result import Case, step, verdict
-from paceline.interfaces.api.comparing.timing import Ratio, Schedule, thread_counts, train_by_all
+from paceline.interfaces.api.comparing.timing import Ratio, TimingRounds, thread_counts, train_by_all
 from paceline.interfaces.api.planning.measuring import Measured, coding, measure_for
 from paceline.interfaces.api.train import train
 from paceline.planning.planner.cluster import COPIES, links_of
@@ -143,7 +143,7 @@ def simulate_plans(
     layout = set_up(job.untested(), make("sequential"), "virtual", 1).layout
     measured = Measurements(job, layout.bytes)
     pieces = list(dict.fromkeys([*singles, *(piece_of(job, plan) for plan in plans)]))
-    course.announce(len(plans), len(pieces), Schedule(ROUNDS, SECONDS))
+    course.announce(len(plans), len(pieces), TimingRounds(ROUNDS, SECONDS))
     measured.measure(pieces, course)
     dense = Payload.length(layout) * layout.bytes_per_number
     for name in dict.fromkeys(name for plan in plans for name in _codecs(plan)):

@@ -98,13 +98,13 @@ def _first_step(script: str, workers: int, folder: str, seconds: float) -> str:
 def differences(ranks: Sequence[Recorded]) -> Iterator[StepDifference]:
     """Yield what the processes do otherwise than one, in the order in which it happens: the first of each stage."""
     for kind, cause in (("parameters", "another seed, or no broadcast"), ("buffers", "no broadcast")):
-        if (found := _apart(ranks, kind)) is not None:
-            yield StepDifference("before", *found, f"has other values before the step: {cause}")
+        if (difference := _apart(ranks, kind)) is not None:
+            yield StepDifference("before", *difference, f"has other values before the step: {cause}")
     for name, kinds in ranks[0]["types"].items():
         others = tuple(n for n, rank in enumerate(ranks) if rank["types"].get(name) != kinds)
         if others:
-            told = " and ".join(dict.fromkeys(" or ".join(rank["types"].get(name, ["nothing"])) for rank in ranks))
-            yield StepDifference("output", name or "the model", others, f"returns {told}")
+            variants = " and ".join(dict.fromkeys(" or ".join(rank["types"].get(name, ["nothing"])) for rank in ranks))
+            yield StepDifference("output", name or "the model", others, f"returns {variants}")
             break
     if (gradient := _gradient(ranks)) is not None:
         yield gradient
@@ -115,8 +115,8 @@ def differences(ranks: Sequence[Recorded]) -> Iterator[StepDifference]:
                 others = tuple(n for n, each in enumerate(values) if each != value)
                 yield StepDifference("settings", f"group {number}, {key}", others, " and ".join(map(str, values)))
                 break
-    if (found := _apart(ranks, "after")) is not None:
-        yield StepDifference("after", *found, "has other values after the step")
+    if (difference := _apart(ranks, "after")) is not None:
+        yield StepDifference("after", *difference, "has other values after the step")
 
 
 def _apart(ranks: Sequence[Recorded], kind: str) -> tuple[str, tuple[int, ...]] | None:
@@ -137,21 +137,21 @@ def _gradient(ranks: Sequence[Recorded]) -> StepDifference | None:
     samples = torch.tensor([float(rank["samples"]) for rank in ranks])
     count = len(ranks)
     for name in ranks[0]["gradients"]:
-        applied, own = ([rank[kind].get(name) for rank in ranks] for kind in ("gradients", "local"))
-        if any(each is None for each in (*applied, *own)):
-            missing = tuple(n for n in range(count) if applied[n] is None or own[n] is None)
+        applied, local_gradients = ([rank[kind].get(name) for rank in ranks] for kind in ("gradients", "local"))
+        if any(each is None for each in (*applied, *local_gradients)):
+            missing = tuple(n for n in range(count) if applied[n] is None or local_gradients[n] is None)
             return StepDifference("gradient", name, missing, "has none, and elsewhere it has one")
-        mine = torch.stack([each.double() for each in own])
+        mine = torch.stack([each.double() for each in local_gradients])
         weights = (samples / samples.sum()).double().view(-1, *[1] * (mine.dim() - 1))
-        whole, plain = (mine * weights).sum(0), mine.mean(0)
-        wrong = tuple(n for n, each in enumerate(applied) if not _near(each, whole))
+        weighted, plain = (mine * weights).sum(0), mine.mean(0)
+        wrong = tuple(n for n, each in enumerate(applied) if not _near(each, weighted))
         if not wrong:
             continue
         first = applied[wrong[0]]
         if _near(first, plain):
             what = f"is the mean over processes, and not over samples: they have {samples.int().tolist()}"
         elif _near(first, mine[wrong[0]]):
-            what = "is the process's own: it was not summed with those of the others"
+            what = "is the process's local_gradients: it was not summed with those of the others"
         elif _near(first, mine.sum(0)):
             what = "is the sum over processes, and not the mean over samples"
         else:

@@ -41,7 +41,7 @@ LONGER = 4  # times that a round is made longer, at most
 WARM = 0.5  # share of a round's samples that must lie after its warm-up; with less, the next round is longer
 
 
-class Schedule(NamedTuple):
+class TimingRounds(NamedTuple):
     """How many rounds there are, and how many seconds each plan is timed in one of them.
 
     By default further rounds follow while the intervals are wide, whatever they say, up to `most` in all.
@@ -52,12 +52,12 @@ class Schedule(NamedTuple):
     most: int = 0
 
     @staticmethod
-    def of(seconds: float | None) -> Schedule:
+    def of(seconds: float | None) -> TimingRounds:
         """Divide the seconds of a plan over rounds: more rounds settle more than longer ones."""
         if seconds is None:
-            return Schedule(LEAST, SHORT, ENOUGH)
+            return TimingRounds(LEAST, SHORT, ENOUGH)
         rounds = min(MOST, max(LEAST, round(seconds / LONG)))
-        return Schedule(rounds, seconds / rounds)
+        return TimingRounds(rounds, seconds / rounds)
 
 
 @dataclass
@@ -245,7 +245,7 @@ def _beside_one(when: str, figures: list[tuple[float, str]]) -> str:
     return f"{when}, times as fast as one process: {', '.join(texts)}" if texts else ""
 
 
-def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: Schedule, course: Course) -> Timed:
+def time_plans(job: Job, plans: Sequence[Plan], runs: Sequence[Run], schedule: TimingRounds, course: Course) -> Timed:
     """Time plans, single processes and ceilings in interleaved rounds; `runs` are whole trainings by these plans.
 
     Ctrl-C ends it after the last whole round. If there is none, the speeds are those of the trainings.
@@ -287,7 +287,7 @@ def _entrant(job: Job, plan: Plan, run: Run | None) -> Entrant:
     return Entrant(str(plan), plan, job.with_(compute=run.record.compute) if run else job, run=run)
 
 
-def _time_round(timed: Timed, number: int, text: str, schedule: Schedule, course: Course) -> None:
+def _time_round(timed: Timed, number: int, text: str, schedule: TimingRounds, course: Course) -> None:
     """Time every entrant once; one that fails leaves, and the others go on."""
     for entrant in timed.entrants[:: -1 if number % 2 else 1]:
         course.begin(text, course.cost.start + schedule.seconds, entrant.name)

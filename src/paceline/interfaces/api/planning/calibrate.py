@@ -80,7 +80,7 @@ def measure_divided(card: Card, workers: int) -> tuple[ExchangeSeconds, ...]:
             except (PacelineError, NotPredicted):
                 continue  # the network has fewer parts than workers
             rows[kind].append(row)
-    return tuple(_fitted(kind, workers, found) for kind, found in rows.items() if found)
+    return tuple(_fitted(kind, workers, timings) for kind, timings in rows.items() if timings)
 
 
 def _fitted(kind: str, workers: int, rows: Sequence[NetworkTiming]) -> ExchangeSeconds:

@@ -131,7 +131,7 @@ def _attention(draw: _Draw) -> Job:
     return _job(model, torch.randn(batch, tokens, model.enter.in_features), draw, batch, "attention")
 
 
-class _Table(nn.Module):
+class _EmbeddingTable(nn.Module):
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
         self.table, self.head = nn.Embedding(rows, width), nn.Linear(width, 10)
@@ -144,7 +144,7 @@ class _Table(nn.Module):
 def _table(draw: _Draw) -> Job:
     batch, rows, width, each = draw.size(8, 512), draw.size(300, 60_000), draw.size(8, 64), draw.size(2, 24)
     x = torch.randint(rows, (batch, each), generator=torch.Generator().manual_seed(2))
-    return _job(_Table(rows, width), x, draw, batch, "table")
+    return _job(_EmbeddingTable(rows, width), x, draw, batch, "table")
 
 
 KINDS = (_dense, _convolutional, _dense, _attention, _convolutional, _recurrent, _table, _dense, _attention)

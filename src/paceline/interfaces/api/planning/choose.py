@@ -238,11 +238,19 @@ def planner_for(
 
 
 def choose(
-    job: Job, cluster: str | Path | None = None, goal: str = "time", *, level: str = "profiled",
-    learning: str = "same", workers: int | None = None, card: str | Path | Card | None = None,
-    prices: str | Path | None = None, link: str | None = None,
-    say: Say = to_stderr, command: str = "",
-) -> Choice:  # fmt: skip
+    job: Job,
+    cluster: str | Path | None = None,
+    goal: str = "time",
+    *,
+    level: str = "profiled",
+    learning: str = "same",
+    workers: int | None = None,
+    card: str | Path | Card | None = None,
+    prices: str | Path | None = None,
+    link: str | None = None,
+    say: Say = to_stderr,
+    command: str = "",
+) -> Choice:
     """Predict every plan for a job, and choose one.
 
     Args:

@@ -83,7 +83,7 @@ class NullStep:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedCase:
     """A case that a plan cannot train, and why."""
 
     case: str
@@ -98,7 +98,7 @@ class NullModel:
 
     cores: int
     steps: tuple[NullStep, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedCase, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """The figures as `--json` prints them."""
@@ -138,7 +138,7 @@ def bench(
     cores: int = 1,
 ) -> NullModel:
     """Measure null steps of these parts; plans alternate in `ROUNDS` rounds of so many seconds in all."""
-    steps, refused = list[NullStep](), list[Refused]()
+    steps, refused = list[NullStep](), list[RefusedCase]()
     for case in (name for name in CASES if name.split()[0] in parts):
         job = null_job(case)
         for count in workers:
@@ -153,7 +153,7 @@ def bench(
                     try:
                         runs[mode].append(measure_for(job, plans[mode], seconds / ROUNDS, guess, bool(runs[mode])))
                     except PacelineError as error:
-                        refused.append(Refused(case, mode, count, str(error).splitlines()[0]))
+                        refused.append(RefusedCase(case, mode, count, str(error).splitlines()[0]))
             steps += [_step(case, mode, plans[mode], each) for mode, each in runs.items() if each]
     return NullModel(cores, tuple(steps), tuple(refused))
 

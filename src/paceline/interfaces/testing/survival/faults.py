@@ -14,7 +14,7 @@ from functools import partial
 
 from paceline.interfaces.testing.survival.hosts import Host
 from paceline.interfaces.testing.survival.nodes import Nodes
-from paceline.runtime.runs.live import Event, EventKind, ProcessKind
+from paceline.runtime.runs.live import EventKind, ProcessKind, RunEvent
 from paceline.runtime.runs.schema import StrEnum
 
 
@@ -69,8 +69,8 @@ class Fault:
 class Picture:
     """The processes and the views of a run, as its events tell."""
 
-    def __init__(self, events: Sequence[Event]) -> None:
-        self.alive: dict[tuple[ProcessKind, int], Event] = {}
+    def __init__(self, events: Sequence[RunEvent]) -> None:
+        self.alive: dict[tuple[ProcessKind, int], RunEvent] = {}
         #: The servers of each shard, the primary first, of the view that was established last.
         self.views: dict[int, tuple[int, ...]] = {}
         #: The ranks of the last group.
@@ -92,11 +92,11 @@ class Picture:
         """The nodes that have processes."""
         return {event.rank for event in self.alive.values()}
 
-    def of(self, process: ProcessKind, number: int) -> list[Event]:
+    def of(self, process: ProcessKind, number: int) -> list[RunEvent]:
         """Return the process, if it is alive."""
         return [event for key, event in self.alive.items() if key == (process, number)]
 
-    def candidates(self, kind: FaultKind) -> list[tuple[Event, tuple[int, ...]]]:
+    def candidates(self, kind: FaultKind) -> list[tuple[RunEvent, tuple[int, ...]]]:
         """Return the processes that a fault of this kind may meet, with the shards that they hold."""
         what = kind.value.split()[1]
         if what in ("worker", "helper", "desk"):
@@ -113,8 +113,8 @@ class Picture:
             return []
         return [(self._agent(rank), self._shards_on(rank)) for rank in others]
 
-    def _agent(self, rank: int) -> Event:
-        return Event(EventKind.STARTED, 0.0, ProcessKind.AGENT, rank, rank)
+    def _agent(self, rank: int) -> RunEvent:
+        return RunEvent(EventKind.STARTED, 0.0, ProcessKind.AGENT, rank, rank)
 
     def _shards_on(self, rank: int) -> tuple[int, ...]:
         return tuple(
@@ -212,7 +212,7 @@ class Times:
     replaced: float | None = None
 
 
-def times_of(fault: Fault, events: Sequence[Event], copies: int) -> Times:
+def times_of(fault: Fault, events: Sequence[RunEvent], copies: int) -> Times:
     """Return the times of a fault."""
     later = [event for event in events if event.at >= fault.at]
     until = fault.at + fault.seconds + 1.0 if fault.seconds else math.inf  # what is noted later has another cause
@@ -234,7 +234,7 @@ def times_of(fault: Fault, events: Sequence[Event], copies: int) -> Times:
     return Times(noticed, served, replicated, _replaced(fault, later))
 
 
-def _replaced(fault: Fault, later: Sequence[Event]) -> float | None:
+def _replaced(fault: Fault, later: Sequence[RunEvent]) -> float | None:
     if fault.process is ProcessKind.DESK:
         return _first(fault, (e for e in later if e.kind is EventKind.LEASING and e.number > fault.number))
     grouped = _first(fault, (e for e in later if e.kind is EventKind.GROUP and fault.rank not in e.members))
@@ -243,11 +243,11 @@ def _replaced(fault: Fault, later: Sequence[Event]) -> float | None:
     return grouped
 
 
-def _starts(event: Event, fault: Fault) -> bool:
+def _starts(event: RunEvent, fault: Fault) -> bool:
     return (event.kind, event.process, event.rank) == (EventKind.STARTED, fault.process, fault.rank)
 
 
-def _concerns(event: Event, fault: Fault) -> bool:
+def _concerns(event: RunEvent, fault: Fault) -> bool:
     """Whether an event says that the process is gone; where nodes part, that a shard has other servers."""
     if fault.kind is FaultKind.PART_NODES:
         return event.kind is EventKind.VIEW
@@ -258,7 +258,7 @@ def _concerns(event: Event, fault: Fault) -> bool:
     return (event.process, event.number) == (fault.process, fault.number)
 
 
-def _first(fault: Fault, events: Iterable[Event]) -> float | None:
+def _first(fault: Fault, events: Iterable[RunEvent]) -> float | None:
     return min((event.at - fault.at for event in events), default=None)
 
 

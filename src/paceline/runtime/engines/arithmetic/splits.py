@@ -16,7 +16,7 @@ from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.collectives import Collective
 from paceline.algorithms.rules.gradients import Plain
 from paceline.errors import NotFinite
-from paceline.plans.methods.program import Step, Sum
+from paceline.plans.methods.program import OptimizerStep, Sum
 from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
 from paceline.runtime.engines.arithmetic.common import Snapshots, execute
 from paceline.runtime.engines.setup import Setup
@@ -53,7 +53,7 @@ class SplitArithmetic:
             optimizer = job.make_optimizer(part.replica.module, part.replica.parameters)
             self.stores.append(LocalStore(part.replica.parameters, optimizer, job.lr_scheduler, Plain()))
         self.sums = [ReplicaSums(part, method.collective, self.data) for part in self.parts]
-        self.answers: dict[type, Callable[..., Any]] = {Sum: self.sum, Step: self.step}
+        self.answers: dict[type, Callable[..., Any]] = {Sum: self.sum, OptimizerStep: self.step}
 
     def gradient(self, update: int, version: int, whole: bool = False, again: bool = False) -> list[GradientSum]:
         """Return what each place of each replica has of the gradient."""

@@ -28,9 +28,9 @@ from paceline.plans.methods.program import (
     Gradient,
     Keep,
     Offer,
+    OptimizerStep,
     Product,
     Recall,
-    Step,
     Sum,
 )
 from paceline.runtime.engines.arithmetic.common import CodedPayloads, Snapshots, execute, make_learner
@@ -118,7 +118,7 @@ class SharedParameters(Numbers):
         self.replica = SteppingReplica(self.learner, self.learner.replica.local_store(optimizer, Plain()))
         payloads = None if method.collective is None else payloads_of(setup, method.collective, self.learner)
         super().__init__(setup, [self.learner], payloads, epochs, self.values)
-        self.answers |= {Step: self.step}
+        self.answers |= {OptimizerStep: self.step}
 
     def step(self, update: int, version: int, gradients: list[GradientSum]) -> None:
         """Let the optimizer apply the whole batch's gradient."""
@@ -151,7 +151,7 @@ class AveragedReplicas(Numbers):
         #: The means of the exchange under way, by rank.
         self.means: dict[int, GradientSum] = {}
         self.answers |= {
-            Step: self.step,
+            OptimizerStep: self.step,
             Offer: lambda exchange: None,
             Exchange: self.exchange,
             BeginExchange: self.begin_exchange,

@@ -253,22 +253,22 @@ class Agent:
             self.to_head(message)
         elif isinstance(message, messages.Finished):
             self._finished = True
-            self._say(Finished(message.core_wait, message.peak_memory, self.arena.ended[0]))
+            self._send(Finished(message.core_wait, message.peak_memory, self.arena.ended[0]))
         elif isinstance(message, messages.StateLeft):
             self._send_states()
         elif isinstance(message, messages.Failed):
-            self._say(message)
+            self._send(message)
         elif isinstance(message, messages.Died):
             assert self.worker is not None
             ending = Ending.of(self.worker.process, self.oom_kills)
             self.worker, self.ending = None, f"died ({ending.how}) in update {self.arena.doing[0]}"
             again = self._server_config is not None and not self._finished and self._workers < ATTEMPTS
-            self._say(Ended(ending.how, ending.out_of_memory, self.arena.doing[0], again))
+            self._send(Ended(ending.how, ending.out_of_memory, self.arena.doing[0], again))
             if again:
                 self._last = None
                 self._start_worker()
 
-    def _say(self, message: Finished | Ended | messages.Failed) -> None:
+    def _send(self, message: Finished | Ended | messages.Failed) -> None:
         """Say how the worker has ended."""
         if not (isinstance(message, Ended) and self._finished):
             self._last = message

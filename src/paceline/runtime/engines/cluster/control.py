@@ -22,7 +22,7 @@ from paceline.runtime.engines.workers.messages import Failed, FailureReport
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.frame import FIRST_KIND
-from paceline.runtime.runs.live import Event, ProcessKind, ProcessRecord
+from paceline.runtime.runs.live import ProcessKind, ProcessRecord, RunEvent
 from paceline.runtime.runs.record import AttemptRecord, DeathRecord
 from paceline.runtime.runs.schema import from_dict, to_dict
 from paceline.training.parameters.worker_state import TensorSlot, WorkerState, tensor_slots, unpacked
@@ -312,7 +312,7 @@ class CopiedRows:
 class Noted:
     """An event that the head has recorded, for its deputy."""
 
-    event: Event
+    event: RunEvent
 
 
 @dataclass(frozen=True)
@@ -331,10 +331,41 @@ class Over:
 
 
 Message: TypeAlias = (
-    Register | Welcome | Refused | Clock | Reported | Regrouped | AbortFlag | Accuse | Release | Rows | Ended | Failed
-    | ServerFailed | Finished | Snapshot | Deliver | Result | Over | Serve | Spare | Began | Exited | State | Wanted
-    | Asked | Standing | Ballot | Accepted | Later | Resend | Resent | CopiedRows | Noted | DeskMoved
-)  # fmt: skip
+    Register
+    | Welcome
+    | Refused
+    | Clock
+    | Reported
+    | Regrouped
+    | AbortFlag
+    | Accuse
+    | Release
+    | Rows
+    | Ended
+    | Failed
+    | ServerFailed
+    | Finished
+    | Snapshot
+    | Deliver
+    | Result
+    | Over
+    | Serve
+    | Spare
+    | Began
+    | Exited
+    | State
+    | Wanted
+    | Asked
+    | Standing
+    | Ballot
+    | Accepted
+    | Later
+    | Resend
+    | Resent
+    | CopiedRows
+    | Noted
+    | DeskMoved
+)
 MESSAGES: tuple[type, ...] = get_args(Message)
 _KINDS = {message: FIRST_KIND + number for number, message in enumerate(MESSAGES)}
 

@@ -24,7 +24,7 @@ from time import perf_counter_ns as now
 
 from torch import Tensor
 
-from paceline.algorithms.cluster.group import AbortFlag, Accuse, Member, Regroup, Release, Report
+from paceline.algorithms.cluster.group import AbortFlag, Accuse, GroupMember, Regroup, Release, Report
 from paceline.algorithms.cluster.shares import Membership
 from paceline.algorithms.collectives import Collective
 from paceline.errors import PeerLost, RunFailed, WaitedTooLong
@@ -68,7 +68,7 @@ class Released:
 class GroupClient:
     """One worker's side of the group."""
 
-    def __init__(self, config: RankConfig, member: Member, pipe: Pipe, where: Callable[[], str]) -> None:
+    def __init__(self, config: RankConfig, member: GroupMember, pipe: Pipe, where: Callable[[], str]) -> None:
         self.config, self.member, self._pipe, self._where = config, member, pipe, where
         self.shares = Membership(config.parts, config.canonical)
         #: This rank's vectors, which outlast its links: the last sum lies in one of them.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.cluster import group
-from paceline.algorithms.cluster.group import Accuse, Excluded, Formed, Output, Regroup, Send
+from paceline.algorithms.cluster.group import Accuse, Excluded, Formed, Output, Regroup, SendToMember
 from paceline.errors import DeathWarning, RunFailed
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.checkpoint_manager import MARGIN, CheckpointManager
@@ -39,7 +39,7 @@ from paceline.runtime.engines.workers.messages import Failed
 from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.waiting import DELAYS
-from paceline.runtime.runs.live import Event, EventKind, ProcessKind
+from paceline.runtime.runs.live import EventKind, ProcessKind, RunEvent
 from paceline.runtime.runs.trace import Kind, Row
 from paceline.training.parameters.replicas import mean_of
 from paceline.training.parameters.worker_state import WorkerState
@@ -56,7 +56,7 @@ class GroupHead:
         to_rank: ToRank,
         patience: float,
         snapshots: SnapshotFile | None,
-        note: Callable[[Event], None],
+        note: Callable[[RunEvent], None],
         second_home: SecondHome,
         delay: Callable[[], float] = lambda: 0.0,
         succeeds: Succeeds | None = None,
@@ -167,7 +167,7 @@ class GroupHead:
                 self._formed(output)
             elif isinstance(output, Excluded):
                 self._excluded(output)
-            elif isinstance(output, Send):
+            elif isinstance(output, SendToMember):
                 message = output.message
                 if isinstance(message, Regroup):
                     addresses = tuple(self.addresses[rank] for rank in message.ranks)
@@ -181,7 +181,7 @@ class GroupHead:
         for epoch in sorted(self._earlier.keys() - self._recorded):
             observer.note(_rows_of(self._earlier[epoch], now()))
         self._recorded |= self._earlier.keys()
-        self.note(Event(EventKind.GROUP, time.time(), number=group.epoch, members=group.ranks))
+        self.note(RunEvent(EventKind.GROUP, time.time(), number=group.epoch, members=group.ranks))
         if not self.workers.training:
             self.workers.training_started()
         if self.checkpoints is not None:
@@ -192,7 +192,7 @@ class GroupHead:
     def _excluded(self, excluded: Excluded) -> None:
         """A rank is no longer part of the run: the others go on, or no one is left."""
         rank, alive = excluded.rank, self.machine.alive
-        self.note(Event(EventKind.LOST, time.time(), ProcessKind.WORKER, rank, rank, why=excluded.why))
+        self.note(RunEvent(EventKind.LOST, time.time(), ProcessKind.WORKER, rank, rank, why=excluded.why))
         self.workers.dead.add(rank)
         self.workers.finished.pop(rank, None)
         self.workers.died(rank, excluded.why)
@@ -225,7 +225,7 @@ def _rows_of(group: Regroup, at: int) -> list[Row]:
     """Return the rows of a group for the trace, one for each of its ranks."""
     pairs = zip(group.ranks, group.held, strict=True)
     return [
-        Row(Kind.REGROUP, rank, group.since, base=held, version=group.epoch, start=at, end=at) for rank, held in pairs
+        Row(Kind.REGROUP, rank, group.since, base=last, version=group.epoch, start=at, end=at) for rank, last in pairs
     ]
 
 
@@ -272,7 +272,7 @@ class GroupCheckpoints:
     def _checkpoint(self, update: int) -> Checkpoint:
         """Make a checkpoint, in which every worker of the plan has a state: one that is gone has another one's."""
         states = self._states[update]
-        self._states = {later: found for later, found in self._states.items() if later > update}
+        self._states = {later: state for later, state in self._states.items() if later > update}
         self._margin = MARGIN
         some = next(states[rank] for rank in sorted(states) if "values.0" in states[rank].tensors)
         missing = WorkerState() if self.setup.plan.traits.agrees else some.without("owed")

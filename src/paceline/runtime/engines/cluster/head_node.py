@@ -107,8 +107,8 @@ class HeadNode:
         self.workers = RemoteWorkers(self.life, nodes, self.manager, copy.numbered)
         if rank < self.workers.count:
             self.workers.agents[rank] = self.hub.me.peer.incarnation
-        known = copy.snapshots if successor else ()
-        self.second_home = SecondHome(self._to_rank, self.workers, self.processes.events, self.snapshots, known)
+        snapshots = copy.snapshots if successor else ()
+        self.second_home = SecondHome(self._to_rank, self.workers, self.processes.events, self.snapshots, snapshots)
         self._take_lead(backups)
         self.workers.processes_started(os.getpid())
         if (follower := self.life.follower) is not None:

@@ -147,8 +147,8 @@ class Leadership:
 def first_seat(part: NodePart, peers: dict[int, Peer], nodes: dict[int, Node], resumed: bool) -> Seat:
     """Return the seat of the first head, and tell all nodes of each other. Other ranks may come later."""
     me, rank = part.hub.me.peer, part.roster.rank
-    own = NodeFacts(rank, rank, part.hub.address, 0, me.incarnation, boot(), os.getpid())
-    everyone = tuple(sorted([own, *(facts_of(node, other, 0) for other, node in nodes.items())]))
+    facts = NodeFacts(rank, rank, part.hub.address, 0, me.incarnation, boot(), os.getpid())
+    everyone = tuple(sorted([facts, *(facts_of(node, other, 0) for other, node in nodes.items())]))
     standing = Standing(first_roll([each.rank for each in everyone]), everyone)
     patience, early = part.timing.silence * HEAD_PATIENCE, part.moves_early(resumed)
     seat = Seat(part.hub, rank, part.roster.nodes, standing, patience, early)

@@ -124,7 +124,7 @@ class OtherNode:
                 self.agent.poll()
             if self.interrupt.number and not self._notified and self._connected:
                 self._notified = True
-                # A machine that has joined by a code leaves; it ends nobody's run.
+                # A machine that has joined by a code leaves; it ends no other machine's run.
                 number = signal.SIGTERM if self.part.roster.open else self.interrupt.number
                 rendezvous.send(self.hub, self.head, Asked(number))
             events = self.hub.poll(POLL)
@@ -178,12 +178,12 @@ class OtherNode:
         if self.seat is None:
             if not isinstance(message, Standing) or peer != self.head:
                 return
-            own = message.facts(self.part.roster.rank)
-            if own is None or own.incarnation != self.hub.me.peer.incarnation:
+            facts = message.facts(self.part.roster.rank)
+            if facts is None or facts.incarnation != self.hub.me.peer.incarnation:
                 return  # it tells of the node that had this rank before
             patience, start = self.part.timing.silence * rendezvous.HEAD_PATIENCE, replace(message, roll=NO_ROLL)
             early = self.part.moves_early(resumed=self.welcome.state is not None)
-            self.seat = Seat(self.hub, own.number, self.part.roster.nodes, start, patience, early)
+            self.seat = Seat(self.hub, facts.number, self.part.roster.nodes, start, patience, early)
         self._act(self.seat.take(peer, message))
         self._show_head()
         if self.seat.is_head(peer) and peer != self.head:

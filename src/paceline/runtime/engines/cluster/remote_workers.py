@@ -15,7 +15,7 @@ from paceline.runtime.engines.cluster.control import Began, Exited, Finished, Ro
 from paceline.runtime.engines.cluster.rendezvous import Node, boot
 from paceline.runtime.engines.observer import Diagnosis, Observer
 from paceline.runtime.engines.outcome import Life
-from paceline.runtime.runs.live import Event, EventKind, EventLog, NodeProcess, ProcessKind, ProcessRecord, wall_time
+from paceline.runtime.runs.live import EventKind, EventLog, NodeProcess, ProcessKind, ProcessRecord, RunEvent, wall_time
 from paceline.runtime.runs.record import DeathRecord
 from paceline.runtime.runs.trace import DTYPE, Columns, Kind, Row, Trace
 
@@ -90,8 +90,8 @@ class RemoteWorkers:
         """Take rows that a worker has written, those that are not in the trace yet, and the update that it is in."""
         self.doing[rank] = max(self.doing[rank], message.doing)
         rows = np.frombuffer(content, DTYPE) if len(content) else np.empty(0, DTYPE)
-        known = self.numbered.known(Writer(rank, self.agents[rank]), message.first, len(rows))
-        self.put_rows(rows[known:], rank, self.ahead[rank])
+        repeated = self.numbered.known(Writer(rank, self.agents[rank]), message.first, len(rows))
+        self.put_rows(rows[repeated:], rank, self.ahead[rank])
 
     def put_rows(self, rows: Columns, rank: int = 0, ahead: int = 0) -> None:
         """Put rows into the trace, of a worker or the head's own, by a clock that this process's is ahead of."""
@@ -122,7 +122,7 @@ class RemoteWorkers:
 # What the head records of the processes of all nodes: live.json names those that run, events.jsonl what happened.
 
 #: Records an event.
-Note: TypeAlias = Callable[[Event], None]
+Note: TypeAlias = Callable[[RunEvent], None]
 
 
 class ProcessLog:
@@ -137,7 +137,7 @@ class ProcessLog:
         for rank, process in [(head, ProcessRecord.of(head_pid)), *((r, _agent(node)) for r, node in nodes.items())]:
             self.processes[ProcessKind.AGENT, rank] = NodeProcess(ProcessKind.AGENT, rank, rank, -1, process)
 
-    def note(self, event: Event) -> None:
+    def note(self, event: RunEvent) -> None:
         """Record an event."""
         self.events.add(event)
 
@@ -153,7 +153,7 @@ class ProcessLog:
         else:
             self.processes.pop((message.kind, message.number), None)
             kind, pid, shard = EventKind.ENDED, message.pid, -1
-        self.note(Event(kind, at, message.kind, rank, message.number, pid, shard))
+        self.note(RunEvent(kind, at, message.kind, rank, message.number, pid, shard))
 
     def node_joined(self, rank: int, node: Node) -> None:
         """Take note of a node that has come while the run goes on."""
@@ -168,7 +168,7 @@ class ProcessLog:
         """Take note that the agent of a node cannot be reached any longer."""
         for key in [key for key, process in self.processes.items() if process.rank == rank]:
             del self.processes[key]
-        self.note(Event(EventKind.LOST, time.time(), ProcessKind.AGENT, rank, rank, why=why))
+        self.note(RunEvent(EventKind.LOST, time.time(), ProcessKind.AGENT, rank, rank, why=why))
 
 
 def _agent(node: Node) -> ProcessRecord:

@@ -305,7 +305,7 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
                     if not places:
                         raise PeerLost(f"rank {roster.rank}", _unreached(roster, address, why))
                 case Gone(peer):  # a head that ends now belongs to the run before; this run's is about to come
-                    for address in [each for each, there in places.items() if there == peer]:
+                    for address in [each for each, node in places.items() if node == peer]:
                         hub.dial(address, max(1.0, end - time.monotonic()))
                 case Received(peer, kind, ints, body):
                     message, content = unpack(kind, ints, body)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from paceline.algorithms.cluster.succession import Accepted, Later, Message, Output, Roll, Send, Succession, Vote
+from paceline.algorithms.cluster.succession import Accepted, Later, Message, Output, Roll, SendToNode, Succession, Vote
 from paceline.runtime.engines.cluster.control import AGENT, Ballot, NodeFacts, Standing, pack
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.handshake import Peer
@@ -72,8 +72,8 @@ class Seat:
         if peer.role != AGENT:
             return []
         if (number := _sender(peer, message)) is not None:
-            known = self.standing.facts(peer.number)
-            if known is not None and number < known.number:
+            facts = self.standing.facts(peer.number)
+            if facts is not None and number < facts.number:
                 return []  # another node has its rank by now
             self.peers[peer.number] = peer
         before = self.machine.roll
@@ -131,20 +131,20 @@ class Seat:
 
     def perform(self, outputs: Sequence[Output]) -> list[Output]:
         """Send what the machine wants to be sent; return what is left to do."""
-        left: list[Output] = []
+        others: list[Output] = []
         if self.machine.leads:
             self.standing = replace(self.standing, roll=self.machine.roll)
         for output in outputs:
-            if not isinstance(output, Send):
-                left.append(output)
+            if not isinstance(output, SendToNode):
+                others.append(output)
             elif (peer := self._peer(output)) is not None:
                 self._post(peer, output.message)
             elif isinstance(output.message, Vote):
                 self._mail.setdefault(output.to, []).append(output.message)
                 self.hub.dial(self.facts(output.to).address, self.machine.patience / 2)
-        return left
+        return others
 
-    def _peer(self, output: Send) -> Peer | None:
+    def _peer(self, output: SendToNode) -> Peer | None:
         """Return the connected agent that a message is for; a vote is for the newest one of its rank."""
         peer = self.peers.get(output.to)
         if peer is None or peer not in self.hub.peers:

@@ -25,7 +25,7 @@ from paceline.runtime.engines.cluster.control import CopiedRows, Noted, Snapshot
 from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.link import raw
-from paceline.runtime.runs.live import Event, EventLog
+from paceline.runtime.runs.live import EventLog, RunEvent
 from paceline.runtime.runs.trace import DTYPE, Columns, Kind
 
 PAUSE = 0.2  # seconds between two messages with rows: each costs the head and the deputy more than its rows do
@@ -77,7 +77,7 @@ class SecondHome:
         if self._unsent and monotonic() - self._sent_at >= PAUSE:
             self._send_rows(self._unsent)
 
-    def event(self, event: Event) -> None:
+    def event(self, event: RunEvent) -> None:
         """Take an event."""
         if self.deputy is not None:
             self.to_rank(self.deputy, Noted(event))
@@ -122,7 +122,7 @@ class RunCopy:
 
     parts: list[Columns] = field(default_factory=list)
     numbered: NumberedRows = field(default_factory=NumberedRows)
-    events: list[Event] = field(default_factory=list)
+    events: list[RunEvent] = field(default_factory=list)
     #: The updates of the snapshots that its file has of other nodes.
     snapshots: list[int] = field(default_factory=list)
 

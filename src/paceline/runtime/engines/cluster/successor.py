@@ -93,12 +93,12 @@ def continue_records(
     workers.deaths = list(seat.standing.deaths)
     if seat.standing.origin is not None:
         workers.training_continues(seat.standing.origin - seat.ahead, rows, seat.standing.deaths)
-    known = {death.worker for death in seat.standing.deaths}
+    dead = {death.worker for death in seat.standing.deaths}
     if workers.setup.plan.method.server is None:  # whose workers are not replaced
-        workers.dead |= known
+        workers.dead |= dead
     for rank in sorted(set(range(workers.count)) - set(seat.ranks)):
         workers.dead.add(rank)
-        if rank not in known and seat.standing.facts(rank) is not None:
+        if rank not in dead and seat.standing.facts(rank) is not None:
             processes.node_lost(rank, "cannot be reached any longer")
             workers.died(rank, "is gone, which led the run")
 

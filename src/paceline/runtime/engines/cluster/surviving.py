@@ -105,7 +105,7 @@ class SurvivingGroup:
         if self.paces and isinstance(fitted, Canonical):
             group, (payloads,) = self.client.group, self.payloads
             assert group is not None
-            # Made anew for every group, so that its ranks have seen the same paces.
+            # Created for every group, so that its ranks have seen the same paces.
             return MeasuredSums(
                 fitted, group.ranks, lambda each: reduction_of(link, each, ranks, payloads), self.client.moved
             )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.cluster.group import Member
+from paceline.algorithms.cluster.group import GroupMember
 from paceline.errors.failure import Position
 from paceline.plans.plan import program_of
 from paceline.runtime.engines.cluster.group_client import GroupClient, RankConfig
@@ -52,7 +52,7 @@ class ClusterWorker:
         progress = start - 1
         if method.streaming is not None:
             progress = method.streaming.before(start, assignment.agenda.updates) - 1
-        self.client = GroupClient(config, Member(progress, repeats=sums, begun=start), pipe, self._where)
+        self.client = GroupClient(config, GroupMember(progress, repeats=sums, begun=start), pipe, self._where)
         self.group = SurvivingGroup(self.client, assignment.agenda, layout, assignment.plan)
         self.client.vectors = self.group.vectors
         resume = replace(

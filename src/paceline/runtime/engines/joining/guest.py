@@ -124,7 +124,7 @@ class Guest:
     folder: Path
     _stack: ExitStack
 
-    def settle(self) -> tuple[RunSpec, Roster, Parcel]:
+    def enter(self) -> tuple[RunSpec, Roster, Parcel]:
         """Make the folder of the job this process's; return the run, this machine's place in it, and what has come.
 
         The parcel is for machines that join here, should this one lead.

@@ -142,13 +142,13 @@ class OpenNodes:
         keys = self._roster.credentials.folder
         # At every address of this machine, unless only processes of this machine reach the head.
         host = head.host if head.host.startswith("127.") else ""
-        own = [] if host else interfaces()
+        networks = [] if host else interfaces()
         listener = listen_anywhere(Address(host, HEAD_PORT))
-        self._door = door = Door(listener, keys, self._receive, _say, [each.host for each in own])
-        places = [f"{each.host}, {each.kind}" for each in own] or [host]
+        self._door = door = Door(listener, keys, self._receive, _print, [each.host for each in networks])
+        places = [f"{each.host}, {each.kind}" for each in networks] or [host]
         port = door.address.port
-        _say(f"others may join: paceline join {door.code}")
-        _say(f"             or: paceline join {head.host}:{port} {door.code}      ({'; '.join(places)})")
+        _print(f"others may join: paceline join {door.code}")
+        _print(f"             or: paceline join {head.host}:{port} {door.code}      ({'; '.join(places)})")
         door.open()
 
     def poll(self) -> None:
@@ -219,5 +219,5 @@ def _reaches(host: str, port: int) -> bool:
     return True
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(visible(f"paceline: {line}"), file=sys.stderr, flush=True)

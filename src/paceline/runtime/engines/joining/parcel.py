@@ -220,8 +220,8 @@ def imported_packages(files: Iterable[Path]) -> list[Package]:
                 names |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 names.add(node.module.partition(".")[0])
-    known = packages_distributions()
-    return [_package(name, known) for name in sorted(names) if name in SAME or name in known]
+    distributions = packages_distributions()
+    return [_package(name, distributions) for name in sorted(names) if name in SAME or name in distributions]
 
 
 def _package(name: str, known: Mapping[str, list[str]]) -> Package:
@@ -245,9 +245,9 @@ def lacking(packages: Iterable[Package], needed_python: str, host: str) -> list[
         lines.append(f"Python {needed_python} is needed, as {host} has it, and this is Python {python()}")
     for each in packages:
         if importlib.util.find_spec(each.module) is None:
-            lines.append(f"{each.module} is not installed here: pip install {each}")
-        elif each.module in SAME and (here := _version(each.module, each.distribution)) != each.version:
-            lines.append(f"{each.module} is {here} here and {each.version} on {host}: pip install {each}")
+            lines.append(f"{each.module} is not installed local: pip install {each}")
+        elif each.module in SAME and (local := _version(each.module, each.distribution)) != each.version:
+            lines.append(f"{each.module} is {local} local and {each.version} on {host}: pip install {each}")
     return lines
 
 
@@ -255,5 +255,7 @@ def different(packages: Iterable[Package]) -> list[str]:
     """Return the packages that this machine has in another version, which may do."""
     pairs = ((each, _version(each.module, each.distribution)) for each in packages if each.module not in SAME)
     return [
-        f"{each.distribution} {here} (there {each.version})" for each, here in pairs if here not in ("", each.version)
+        f"{each.distribution} {installed} (there {each.version})"
+        for each, installed in pairs
+        if installed not in ("", each.version)
     ]

@@ -156,7 +156,7 @@ class PipelineReplayer:
     def next(self, shard: int, until: int) -> NextUpdate:
         pipeline, chunks = StagedPipeline(self.setup), self.setup.agenda.filled(until)
         last = (until, len(pipeline.stage_to_worker) - 1)
-        (sums,) = [made.sums for made in pipeline.replay(until + 1) if (made.update, made.stage) == last]
+        (sums,) = [step.sums for step in pipeline.replay(until + 1) if (step.update, step.stage) == last]
         return NextUpdate(chunks, pipeline.stage_to_worker[-1], sums.loss / sums.weight if sums.weight else math.nan)
 
     def values(self) -> list[torch.Tensor]:

@@ -31,7 +31,7 @@ from paceline.runtime.engines.setup import Setup
 from paceline.runtime.runs.trace import Columns, Kind
 
 
-def _due(line: Iterable[Step]) -> Iterator[Step]:
+def _due(line: Iterable[ReplayStep]) -> Iterator[ReplayStep]:
     """Yield the steps that a worker may do now: pushes to several shards, and pulls after them, wait for one another
     only at the same shard.
     """
@@ -134,7 +134,7 @@ class ServerReplayer:
     def values(self) -> list[torch.Tensor]:
         return self.sums.values()
 
-    def _perform(self, step: Step) -> Iterator[ReplayedVersion]:
+    def _perform(self, step: ReplayStep) -> Iterator[ReplayedVersion]:
         match step.command:
             case Join():
                 assert isinstance(self.sums, ServerArithmetic), "replicas that are pipelines are of one machine"
@@ -190,7 +190,7 @@ def _stuck(versions: list[int]) -> str:
 # make them again: the later row is valid.
 
 
-class Process(NamedTuple):
+class WorkerProcess(NamedTuple):
     """A process of a worker."""
 
     worker: int
@@ -198,8 +198,8 @@ class Process(NamedTuple):
     life: int
 
     @staticmethod
-    def of(row: Any) -> Process:
-        return Process(int(row["worker"]), int(row["value"]))
+    def of(row: Any) -> WorkerProcess:
+        return WorkerProcess(int(row["worker"]), int(row["value"]))
 
 
 @dataclass
@@ -217,7 +217,7 @@ class Computation:
 
 def computations(
     server: Server, rows: Columns, versions: Sequence[int], apart: bool
-) -> dict[Process, list[Computation]]:
+) -> dict[WorkerProcess, list[Computation]]:
     """Return what each process has computed, in its order, from where shards had these `versions`.
 
     `apart` is whether servers were processes of their own.
@@ -227,12 +227,12 @@ def computations(
     if server.gathers and apart:
         sizes = Counter(int(row["version"]) for row in pushes)
         pushes = [row for row in pushes if sizes[int(row["version"])] == server.gathers]
-    pulled: dict[tuple[Process, int, int], dict[int, int]] = defaultdict(dict)
+    pulled: dict[tuple[WorkerProcess, int, int], dict[int, int]] = defaultdict(dict)
     for row in rows[rows["kind"] == Kind.PULL]:
-        pulled[Process.of(row), int(row["update"]), int(row["start"])][int(row["shard"])] = int(row["base"])
-    by_process: dict[Process, dict[tuple[int, tuple[int, ...]], Computation]] = defaultdict(dict)
+        pulled[WorkerProcess.of(row), int(row["update"]), int(row["start"])][int(row["shard"])] = int(row["base"])
+    by_process: dict[WorkerProcess, dict[tuple[int, tuple[int, ...]], Computation]] = defaultdict(dict)
     for row in pushes:
-        process, batch, shard = Process.of(row), int(row["update"]), int(row["shard"])
+        process, batch, shard = WorkerProcess.of(row), int(row["update"]), int(row["shard"])
         bases = pulled.get((process, batch, int(row["start"])), {})
         # Pushes of one computation lack the same shards.
         each = by_process[process].setdefault(
@@ -243,7 +243,7 @@ def computations(
             each.bases[shard] = int(row["base"])
     for row in rows[rows["kind"] == Kind.DROP] if not server.gathers else ():  # a codec owes what it has not sent
         batch = int(row["update"])
-        by_process[Process.of(row)].setdefault((batch, ()), Computation(batch, int(row["end"]), {}))
+        by_process[WorkerProcess.of(row)].setdefault((batch, ()), Computation(batch, int(row["end"]), {}))
     for each in (each for mine in by_process.values() for each in mine.values()):
         if server.gathers or (apart and server.exchange is None):
             each.place = sum(each.bases.values())  # what a process holds only grows, and each push adds to it
@@ -268,7 +268,7 @@ def _place(each: Computation) -> tuple[int, int]:
 # The commands of workers, as their programs give them.
 
 
-class Step(NamedTuple):
+class ReplayStep(NamedTuple):
     """A command of a worker; `before` is the version that its shard has then."""
 
     command: Join | Pull | Compute | Push
@@ -280,9 +280,9 @@ class Step(NamedTuple):
         return self.command.shard if isinstance(self.command, Pull | Push) else -1
 
 
-def steps_of(program: Program, mine: Sequence[Computation]) -> Iterator[Step]:
+def steps_of(program: Program, mine: Sequence[Computation]) -> Iterator[ReplayStep]:
     """Run a worker's program over what one of its processes has computed, and yield what it does with shards."""
-    left, computation = iter(mine), Computation(-1, 0, {})
+    pending, computation = iter(mine), Computation(-1, 0, {})
     answer: Lease | None = None
     while True:
         try:
@@ -292,23 +292,23 @@ def steps_of(program: Program, mine: Sequence[Computation]) -> Iterator[Step]:
         answer = None
         match command:
             case Ask() | Finish():
-                if (following := next(left, None)) is not None:
+                if (following := next(pending, None)) is not None:
                     computation, answer = following, Lease(following.batch, False)
             case Compute(worker, lease):
                 answer = lease
-                yield from (Step(Pull(worker, shard), base) for shard, base in computation.bases.items())
-                yield Step(command)
+                yield from (ReplayStep(Pull(worker, shard), base) for shard, base in computation.bases.items())
+                yield ReplayStep(command)
             case Push() if command.shard in computation.versions:
-                yield Step(command, computation.versions[command.shard] - 1)
+                yield ReplayStep(command, computation.versions[command.shard] - 1)
             case Join():
-                yield Step(command)
+                yield ReplayStep(command)
 
 
 @dataclass
 class Recorded:
     """The steps of every worker in its own order."""
 
-    lines: list[list[Step]]
+    lines: list[list[ReplayStep]]
     #: The worker of each line. One whose processes overlapped has several.
     workers: list[int]
 
@@ -344,7 +344,7 @@ class Recorded:
         return min(map(_reached, shards.values()), default=0)
 
 
-def _follows(mine: Sequence[Computation], line: Sequence[Step]) -> bool:
+def _follows(mine: Sequence[Computation], line: Sequence[ReplayStep]) -> bool:
     """Whether a process has pulled nothing that is older than what another one has pushed."""
     pushed = {step.shard: step.before + 1 for step in line if isinstance(step.command, Push)}
     return all(base >= pushed.get(shard, 0) for each in mine for shard, base in each.bases.items())
@@ -368,7 +368,7 @@ class Order:
         #: Pushes that the next version of each shard has so far.
         self.pushed = Counter[int]()
 
-    def steps(self, stop: int | None = None) -> Iterator[Step]:
+    def steps(self, stop: int | None = None) -> Iterator[ReplayStep]:
         """Yield each step when it is due, until all shards have version `stop`: it is done before the next is due."""
         moved = True
         while moved:
@@ -380,17 +380,17 @@ class Order:
                     self._count(step)
                     yield step
 
-    def _ready(self, step: Step, stop: int | None) -> bool:
+    def _ready(self, step: ReplayStep, stop: int | None) -> bool:
         if step.shard < 0:
             return True
-        there = self.versions[step.shard] == step.before
+        current = self.versions[step.shard] == step.before
         if isinstance(step.command, Pull):
-            return there
+            return current
         reached = stop is not None and min(self.versions) >= stop
         # A version that gathers is not made before all that pull the one before have pushed, some of them twice.
-        return there and not reached and (self.gathers or not self.pulls[step.shard, step.before])
+        return current and not reached and (self.gathers or not self.pulls[step.shard, step.before])
 
-    def _count(self, step: Step) -> None:
+    def _count(self, step: ReplayStep) -> None:
         if isinstance(step.command, Pull):
             self.pulls[step.shard, step.before] -= 1
         elif isinstance(step.command, Push):

@@ -85,9 +85,13 @@ class Replay:
 
 @own_arguments()
 def replay(
-    run: Run | str | Path, until: str | int | None = None, *, data: Any = None, job: Job | None = None,
+    run: Run | str | Path,
+    until: str | int | None = None,
+    *,
+    data: Any = None,
+    job: Job | None = None,
     progress: ReplayProgress = lambda updates, last: None,
-) -> Replay:  # fmt: skip
+) -> Replay:
     """Run a recorded run again in one process, and compare it with the record.
 
     Args:

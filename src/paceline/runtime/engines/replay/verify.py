@@ -38,9 +38,19 @@ from paceline.training.parameters.layout import sha256
 #: Settings of a record that may explain a difference.
 SETTINGS = ("plan", "engine", "compute", "threads", "limit", "data_fingerprint", "initial_sha256")
 JOB_SETTINGS = (
-    "batch_size", "epochs", "accumulate_grad_batches", "seed", "precision", "device", "optimizer",
-    "gradient_clip_norm", "shuffle", "on_nan", "samples", "parameters",
-)  # fmt: skip
+    "batch_size",
+    "epochs",
+    "accumulate_grad_batches",
+    "seed",
+    "precision",
+    "device",
+    "optimizer",
+    "gradient_clip_norm",
+    "shuffle",
+    "on_nan",
+    "samples",
+    "parameters",
+)
 MACHINE = ("processor", "torch", "numpy", "paceline")
 
 
@@ -61,7 +71,7 @@ class Verification:
     same: bool
     #: The updates that were compared.
     updates: int
-    #: The update after which they first differ, counted from 0; -1: they differ before the first; None: nowhere.
+    #: The update after which they first differ, counted from 0; -1: before the first; None: they do not differ.
     update: int | None = None
     first: Element | None = None
     #: Of each tensor that differs after this update: how many numbers do, and by how much at most.
@@ -132,8 +142,12 @@ class _Side:
 
 @own_arguments()
 def verify(
-    run: Run | str | Path, other: Run | Job | str | Path, *, plan: str | Plan | None = None, data: Any = None,
-) -> Verification:  # fmt: skip
+    run: Run | str | Path,
+    other: Run | Job | str | Path,
+    *,
+    plan: str | Plan | None = None,
+    data: Any = None,
+) -> Verification:
     """Compare two trainings bit by bit, and name the first update, tensor and element at which they differ.
 
     Args:
@@ -183,14 +197,14 @@ def _compared(one: _Side, two: _Side) -> Verification:
     if one.setup.names != two.setup.names:
         only = sorted(set(one.setup.names) ^ set(two.setup.names)) or ["the order of parameters"]
         return Verification(False, 0, -1, notes=[f"they train other tensors: {', '.join(only[:8])}"])
-    found = _difference(one, two, 0, -1)
+    verification = _difference(one, two, 0, -1)
     updates = 0
     steps = zip(one.steps(), two.steps(), strict=False)
-    while found is None and next(steps, None) is not None:
+    while verification is None and next(steps, None) is not None:
         updates += 1
-        found = _difference(one, two, updates, updates - 1)
-    if found is not None:
-        return found
+        verification = _difference(one, two, updates, updates - 1)
+    if verification is not None:
+        return verification
     result = Verification(True, updates)
     if (ends := (one.replayer.last, two.replayer.last))[0] != ends[1]:
         result.same = False

@@ -198,7 +198,7 @@ class GatheringPort(RulePort):
         self.buffers.write(self.machine.slot(self.memory.integers.current, self.side.number), self.computed)
 
     def make(self, draft: State, version: int) -> None:
-        total = self.buffers.add_up([held.slot for held in self.machine.full_round(draft)])
+        total = self.buffers.add_up([push.slot for push in self.machine.full_round(draft)])
         self.apply(draft, version, GradientUpdate(self.side.learner.finalize(total, alone=True)))
 
     def worker_state(self) -> WorkerState:

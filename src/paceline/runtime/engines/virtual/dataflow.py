@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.algorithms.agenda import Agenda
 from paceline.algorithms.dataflow import FORWARD, VALUE, Graph, Instances, Message, Work, example_graph
-from paceline.algorithms.dataflow.holder import Holder, Outcome, Step
+from paceline.algorithms.dataflow.holder import Holder, OperatorUpdate, Outcome
 from paceline.algorithms.dataflow.worker import Client, Compute, Drain, Forget, Record, Send, Take, Update
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
@@ -50,7 +50,7 @@ class NoNumbers:
         last = work.call == len(calls) - 1 and work.what == FORWARD
         return Computed([(message, []) for message in outcome.sends], math.nan if last else None, -1.0)
 
-    def update(self, step: Step, update: int) -> Applied:
+    def update(self, step: OperatorUpdate, update: int) -> Applied:
         base = min(self.read.pop((instance, step.operator)) for instance in step.instances)
         self.versions[step.operator] = self.versions.get(step.operator, 0) + 1
         return Applied(step.operator, update, base, self.versions[step.operator], True)
@@ -63,10 +63,10 @@ def run_dataflow(
     plan: Plan, method: Dataflow, agenda: Agenda, world: World, size: int, sums: DataflowArithmetic | None, rows: Rows
 ) -> None:
     """Run a plan whose workers hold operators; `size`, that of all parameters, is not sent."""
-    _Run(plan, method, agenda, world, sums, rows).run()
+    _SimulatedRun(plan, method, agenda, world, sums, rows).run()
 
 
-class _Run:
+class _SimulatedRun:
     """One simulated run."""
 
     def __init__(
@@ -169,13 +169,13 @@ class _Run:
             self.rows.add(Row(Kind.COMPUTE, worker, *row))
         self._go_on(worker, None)
 
-    def _update(self, worker: int, step: Step, update: int) -> None:
+    def _update(self, worker: int, step: OperatorUpdate, update: int) -> None:
         start, applied = self.clock.now, self.numbers[worker].update(step, update)
         times = nanoseconds(start), nanoseconds(start + self.world.update)
         row = Row(Kind.APPLY, worker, applied.update, applied.operator, applied.base, applied.version, *times)
         self.rows.add(row)
 
-    def _drain(self, worker: int, steps: Sequence[Step], passed: int) -> None:
+    def _drain(self, worker: int, steps: Sequence[OperatorUpdate], passed: int) -> None:
         """Make the updates of what is left of a pass, and keep a snapshot when all workers have."""
         updates = self.instances.updates_until(passed + 1)
         for step in steps:

@@ -28,9 +28,9 @@ from paceline.plans.methods.program import (
     Gather,
     Gradient,
     Keep,
+    OptimizerStep,
     Product,
     Recall,
-    Step,
     Sum,
     all_of,
     run,
@@ -134,7 +134,7 @@ class Lockstep:
             **numbers.answers,
             Gradient: self.gradient,
             Sum: self.sum,
-            Step: self.step,
+            OptimizerStep: self.step,
             Exchange: self.exchange,
             BeginExchange: self.begin_exchange,
             EndExchange: self.end_exchange,
@@ -164,7 +164,7 @@ class Lockstep:
         return total
 
     def step(self, update: int, version: int, gradients: Any) -> None:
-        self.numbers.answers[Step](update, version, gradients)
+        self.numbers.answers[OptimizerStep](update, version, gradients)
         self._apply(update, version)
 
     def exchange(self, exchange: int, update: int) -> None:

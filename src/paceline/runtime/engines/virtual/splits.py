@@ -13,7 +13,7 @@ from paceline.algorithms.agenda import Agenda, Chunk
 from paceline.algorithms.splits.derivation import Program
 from paceline.errors import WorkerDied
 from paceline.errors.failure import Failure, Position
-from paceline.plans.methods.program import Gradient, Step, Sum, all_of, run
+from paceline.plans.methods.program import Gradient, OptimizerStep, Sum, all_of, run
 from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.arithmetic.splits import SplitArithmetic
@@ -55,7 +55,11 @@ class SplitTeam:
         #: When each worker is ready for what comes next, in seconds.
         self.ready = [0.0] * plan.workers
         self.workers, self.last = plan.workers, agenda.updates
-        self.answers: dict[type, Callable[..., Any]] = {Gradient: self.gradient, Sum: self.sum, Step: self.step}
+        self.answers: dict[type, Callable[..., Any]] = {
+            Gradient: self.gradient,
+            Sum: self.sum,
+            OptimizerStep: self.step,
+        }
 
     def updates(self, *, dealt: bool = False, until: Callable[[range], range] = all_of) -> Iterator[int]:
         yield from range(self.last)

@@ -256,8 +256,8 @@ def exchange_all(collective: Collective, arrived: Floats, size: float, world: Wo
 def _prepared(collective: Collective, workers: int) -> list[tuple[int, Indices, Indices, bool]]:
     """The rounds of a collective as arrays, and whether each goes around a ring."""
     return [
-        (made.steps, np.array(made.sources), np.array(made.sends), _is_ring(made))
-        for made in collective.rounds(workers)
+        (each.steps, np.array(each.sources), np.array(each.sends), _is_ring(each))
+        for each in collective.rounds(workers)
     ]
 
 

@@ -123,9 +123,20 @@ class ArenaShape:
             payload, fragments = max(Payload.room(part, lanes, paces) for part in each.each), len(each)
             frame = CodedFrame.largest(plan.codec, each) if plan.codec else 0
         return ArenaShape(
-            workers, layout, plan.results, server, desk, tuple(versions), pending_owners, clients, channels.mail,
-            payload, frame, fragments, channels.parts,
-        )  # fmt: skip
+            workers,
+            layout,
+            plan.results,
+            server,
+            desk,
+            tuple(versions),
+            pending_owners,
+            clients,
+            channels.mail,
+            payload,
+            frame,
+            fragments,
+            channels.parts,
+        )
 
     @property
     def vector(self) -> tuple[int, torch.dtype]:

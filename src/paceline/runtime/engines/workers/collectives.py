@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.algorithms.collectives import SIT_OUT, Collective, Part, Step, lane_stride, segment_cuts, span_of
 from paceline.algorithms.collectives.canonical import lanes_of
 from paceline.algorithms.collectives.whole_vectors import Neighbours
-from paceline.kernels.exchange import ITSELF, NOBODY
+from paceline.kernels.exchange import ITSELF, NO_WORKER
 from paceline.runtime.links import TURNS, Link, Span
 from paceline.training.gradients.encoder import GradientEncoder
 from paceline.training.gradients.message import GradientMessage, Segments, segments_of
@@ -110,7 +110,7 @@ class Reduction:
         moves, offered = [], set[int]()
         for step in self._steps:
             send, receive = step.send, step.receive
-            to, peer = send.other if send else NOBODY, receive.other if receive else NOBODY
+            to, peer = send.other if send else NO_WORKER, receive.other if receive else NO_WORKER
             peer = ITSELF if peer == self.link.rank else peer
             written = step.written if receive else None
             sent = range(send.first, send.stop) if send else range(0)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms.dataflow import Instances, Message, Work
-from paceline.algorithms.dataflow.holder import Holder, Outcome, Step
+from paceline.algorithms.dataflow.holder import Holder, OperatorUpdate, Outcome
 from paceline.algorithms.dataflow.worker import Client, Compute, Drain, Forget, Record, Send, Take, Update
 from paceline.errors import JobError
 from paceline.errors.failure import Position
@@ -134,11 +134,11 @@ class DataflowWorker(WorkerContext):
             row = (chunk.update, -1, -1, -1, moment, moment, 0, chunk.samples, 0, computed.loss)
             self.record(Kind.COMPUTE, *row, weight=computed.weight)
 
-    def update(self, step: Step, instance: int) -> None:
+    def update(self, step: OperatorUpdate, instance: int) -> None:
         start = now()
         self._applied(self.side.update(step, self.instances.chunk(instance).update), start)
 
-    def drain(self, steps: Sequence[Step], passed: int) -> None:
+    def drain(self, steps: Sequence[OperatorUpdate], passed: int) -> None:
         """Make the updates of what is left of a pass, and write this worker's part of a snapshot if one is due."""
         updates, start = self.instances.updates_until(passed + 1), now()
         for step in steps:

@@ -120,9 +120,9 @@ class FixedGroup:
             )
         if self.paces and isinstance(collective, Canonical):
             lanes = spare_lanes(collective.chunks)
-            own = payloads_of(link.vectors, shape.layout, lanes, paces=workers)
+            measured = payloads_of(link.vectors, shape.layout, lanes, paces=workers)
             return MeasuredSums(
-                collective, range(workers), lambda each: reduction_of(link, each, workers, own), self.shares.moved
+                collective, range(workers), lambda each: reduction_of(link, each, workers, measured), self.shares.moved
             )
         lanes = lanes_of(collective, workers)
         payloads = [payloads_of(link.vectors, layout, lanes) for layout in fragments.each]

@@ -151,10 +151,23 @@ class Assignment:
         """Return the assignment of a worker, whose job may have a part of the model."""
         data = None if isinstance(setup.source, TensorSource) else setup.job.data
         return Assignment(
-            number, job.with_(data=None, test=None), setup.plan, setup.agenda, setup.probe.moving, setup.placement,
-            data, len(setup.source), setup.initial_sha256, scratch, deadline, resume_point,
-            setup.blueprint, setup.split, setup.operators, setup.probe.some_unused,
-        )  # fmt: skip
+            number,
+            job.with_(data=None, test=None),
+            setup.plan,
+            setup.agenda,
+            setup.probe.moving,
+            setup.placement,
+            data,
+            len(setup.source),
+            setup.initial_sha256,
+            scratch,
+            deadline,
+            resume_point,
+            setup.blueprint,
+            setup.split,
+            setup.operators,
+            setup.probe.some_unused,
+        )
 
     def open_data(self, tensors: SharedTensors | None) -> Source:
         """Open the data: shared tensors, or what the assignment has. A stream's samples have been counted before."""

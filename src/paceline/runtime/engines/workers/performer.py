@@ -9,7 +9,7 @@ which update is next? ───────────▶ as many as possible i
                                    generated code; the last of them
 Gradient  ───────────────────────▶ which chunks, of which version  ─────▶ computes, or waits for the user's loop
 Sum, Exchange  ──────────────────▶ the collective, over the group's link
-Step  ───────────────────────────▶ the user's optimizer; a row
+OptimizerStep  ───────────────────────────▶ the user's optimizer; a row
 which update is next? ───────────▶ a snapshot, a checkpoint, if due
 """
 
@@ -37,9 +37,9 @@ from paceline.plans.methods.program import (
     Gradient,
     Keep,
     Offer,
+    OptimizerStep,
     Product,
     Recall,
-    Step,
     Sum,
     all_of,
 )
@@ -62,7 +62,7 @@ from paceline.training.parameters.replicas import AveragingReplica, SteppingRepl
 from paceline.training.parameters.worker_state import WorkerState, state_of_tensors
 
 #: Effects of an update that generated code has made already; exchanges only if they are part of its updates.
-GENERATED, EXCHANGED = (Gradient, Sum, Step), (Offer, Exchange)
+GENERATED, EXCHANGED = (Gradient, Sum, OptimizerStep), (Offer, Exchange)
 
 
 def walk_of(runner: PlanRunner, arena: Arena) -> Walk | None:
@@ -174,7 +174,7 @@ class SummingAnswers:
         # Generated code computes a whole batch in one piece.
         at_once = sums is not None or (runner.agenda.parts == 1 and not runner.plan.canonical)
         self.native = native_updates(runner, self.replica.store, sums) if at_once else None
-        self.answers: dict[type, Callable[..., Any]] = {Step: partial(runner.step, self.replica)}
+        self.answers: dict[type, Callable[..., Any]] = {OptimizerStep: partial(runner.step, self.replica)}
         if sums is not None:
             self.answers[Sum] = partial(self.sum, sums)
 
@@ -335,7 +335,7 @@ class AveragingAnswers:
         if not rule.mixes_first or rule.every == 1:
             self.native = native_updates(runner, store, self.means if rule.mixes_first else None)
         self.answers: dict[type, Callable[..., Any]] = {
-            Step: partial(runner.step, self.replica),
+            OptimizerStep: partial(runner.step, self.replica),
             Offer: self.offer,
             Exchange: self.exchange,
             BeginExchange: self.begin,

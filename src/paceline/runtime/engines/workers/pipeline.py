@@ -177,16 +177,16 @@ class PipelineWorker(WorkerContext):
     def agree(self, stage: int, micro: int) -> None:
         """Agree on the norm of the whole gradient: each worker sums all workers' parts in the same order."""
         self._begin(micro)
-        link, whole = self.numbers, Span(self.agreements % TURNS, 0, 1)
+        link, span = self.numbers, Span(self.agreements % TURNS, 0, 1)
         self.agreements += 1
-        link.vectors[whole.turn][0] = self.segment.squares()
+        link.vectors[span.turn][0] = self.segment.squares()
         others = [worker for worker in self.mesh.group(self.number, LAYERS) if worker != self.number]
         for other in others:
-            link.offer(other, whole)
+            link.offer(other, span)
         before = link.waited
-        found = {self.number: link.vectors[whole.turn]} | {other: link.take(other, whole) for other in others}
+        squares = {self.number: link.vectors[span.turn]} | {other: link.take(other, span) for other in others}
         self.waited += link.waited - before
-        self.segment.agree(sum(float(found[worker]) for worker in sorted(found)))
+        self.segment.agree(sum(float(squares[worker]) for worker in sorted(squares)))
 
     def compute(self, work: Work, message: Message | None) -> Message:
         """Compute a piece of work and write its row."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.splits import PARTIAL, WHOLE
-from paceline.algorithms.splits.derivation import Step
+from paceline.algorithms.splits.derivation import ProgramStep
 from paceline.errors.failure import Position
 from paceline.plans.methods.split_layers import INSIDE, SplitLayers
 from paceline.runtime.engines.workers.arena import Arena
@@ -48,7 +48,7 @@ class SplitWorker(PlanRunner):
         self.part.move = self.mover.move
         workers = len(self.mover.group)
         #: A sum of nothing, after which all workers of the group have come so far.
-        self.meeting = Request(Step((), "", PARTIAL, WHOLE), (workers,), torch.zeros(workers), (workers,))
+        self.meeting = Request(ProgramStep((), "", PARTIAL, WHOLE), (workers,), torch.zeros(workers), (workers,))
         replica, self.reader = self.part.replica, assignment.reader(source)
         layout = lay_out(replica.module, 1, assignment.moving)
         group = MeshGroup(number, method, mesh, assignment.agenda, arena.link(arena.payloads, number, waiter), layout)

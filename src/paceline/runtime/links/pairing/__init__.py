@@ -1,4 +1,4 @@
-"""Pairing: a machine that is told a short code becomes one of a run, without keys that were copied before.
+"""Pairing: a machine that gets a short code becomes one of a run, without keys that were copied before.
 
     code.py       codes such as 7-lantern-osprey, of the words in words.txt; how many guesses one bears
     exchange.py   messages between two machines, each within a deadline, by which both prove that they know a code

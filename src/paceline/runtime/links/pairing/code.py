@@ -80,8 +80,8 @@ class Codes:
         self.current, self._busy = make_code(()), False
         self._spent: dict[int, Verdict] = {}
 
-    def look_up(self, number: int) -> tuple[Verdict, Code | None]:
-        """Return what a stranger is told of a number, and its code if that is good."""
+    def verdict(self, number: int) -> tuple[Verdict, Code | None]:
+        """Return the verdict on the number of an unknown machine, and its code if that is good."""
         with self._lock:
             verdict = self._verdict(number)
             return verdict, self.current if verdict is Verdict.RIGHT else None
@@ -102,7 +102,7 @@ class Codes:
                 self._renew(Verdict.WITHDRAWN)
             return Verdict.WRONG
 
-    def settle(self, joined: bool) -> None:
+    def release(self, joined: bool) -> None:
         """Take note of whether the machine has joined that knew the code; if not, the code is good again."""
         with self._lock:
             self._busy = False

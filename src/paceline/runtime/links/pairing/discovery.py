@@ -66,21 +66,21 @@ def discover(number: int) -> Address:
         raise UsageError(
             f"finding a run by its code alone needs the package zeroconf (`pip install 'paceline[pair]'`); {GIVE}"
         )
-    found, there = threading.Event(), list[Address]()
+    done, addresses = threading.Event(), list[Address]()
 
     class Listener(zeroconf.ServiceListener):  # type: ignore[misc, name-defined]
         def add_service(self, running: Any, kind: str, name: str) -> None:
             if name.split(".")[0] == str(number) and (info := running.get_service_info(kind, name)):
-                there.extend(Address(host, info.port) for host in info.parsed_addresses())
-                found.set()
+                addresses.extend(Address(host, info.port) for host in info.parsed_addresses())
+                done.set()
 
         update_service = remove_service = lambda self, running, kind, name: None
 
     with closing(zeroconf.Zeroconf()) as running:
         zeroconf.ServiceBrowser(running, TYPE, Listener())
-        if not found.wait(SECONDS):
+        if not done.wait(SECONDS):
             raise UsageError(f"no machine of this network says that it has a code with the number {number}; {GIVE}")
-    return next((address for address in there[:-1] if _accepts(address)), there[-1])
+    return next((address for address in addresses[:-1] if _accepts(address)), addresses[-1])
 
 
 def _accepts(address: Address) -> bool:

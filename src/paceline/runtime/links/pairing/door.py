@@ -38,7 +38,7 @@ Receive = Callable[[Line, str], str]
 
 
 @dataclass
-class Refused:
+class RefusalCounts:
     """How often machines were refused, and until when each is not looked at; times are handed in. Threads share it."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -96,7 +96,7 @@ class Door:
         self._tls.minimum_version, self._tls.num_tickets = ssl.TLSVersion.TLSv1_3, 0
         self._tls.load_cert_chain(keys / CERTIFICATE, keys / KEY)
         self.codes = Codes()
-        self._refused = Refused()
+        self._refused = RefusalCounts()
         #: The connections that are looked at, one of a machine, the oldest first; used with `_refused` under the lock.
         self._visitors: dict[str, ssl.SSLSocket] = {}
         self._lock = threading.Lock()
@@ -192,7 +192,7 @@ class Door:
         except (ConnectionFailed, ValueError, TypeError) as error:  # it is gone, or says what makes no sense
             self._report(f"a machine did not join: {error}")
         finally:
-            self.codes.settle(bool(name))
+            self.codes.release(bool(name))
         if name and not self._closed.is_set():
             self._announcement.announce(self.code.number)
             self._report(f"{name} has joined; the next machine: paceline join {self.code}")

@@ -93,7 +93,7 @@ def verify(line: Line, codes: Codes, certificate: bytes, name: str) -> Code:
     """
     number = _number(line.receive_json())
     message = line.receive()
-    verdict, code = codes.look_up(number)
+    verdict, code = codes.verdict(number)
     line.send(bytes([verdict]))
     if code is None:
         raise PeerRefused(f"{name} gave code {number}-...: {verdict.name.lower().replace('_', ' ')}")
@@ -108,7 +108,7 @@ def verify(line: Line, codes: Codes, certificate: bytes, name: str) -> Code:
         line.send(bytes([verdict]))
         line.send(_proof(key, TRAINS))
     except PeerLost:
-        codes.settle(joined=False)
+        codes.release(joined=False)
         raise
     return code
 

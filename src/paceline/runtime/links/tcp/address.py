@@ -46,7 +46,7 @@ def is_loopback(host: str) -> bool:
 # The network interfaces of this machine, and which of them is used by default.
 
 SIOCGIFADDR, SIOCGIFFLAGS, IFF_UP = 0x8915, 0x8913, 1
-NOWHERE = ("192.0.2.1", 9)  # of no machine (RFC 5737); nothing is sent there
+NO_MACHINE = ("192.0.2.1", 9)  # of no machine (RFC 5737); nothing is sent there
 LOOPBACK_HOST = "127.0.0.1"
 
 
@@ -65,15 +65,15 @@ def interfaces(loopback: bool = False) -> list[Interface]:
     """Return the interfaces that are up, that of the default route first."""
     usual = usual_host()
     all_up = [each for _, name in socket.if_nameindex() if (each := _interface(name)) is not None]
-    wanted = [each for each in all_up if loopback or each.kind != "loopback"]
-    return sorted(wanted, key=lambda each: each.host != usual)
+    usable = [each for each in all_up if loopback or each.kind != "loopback"]
+    return sorted(usable, key=lambda each: each.host != usual)
 
 
 def usual_host() -> str:
     """Return the address from which this machine reaches others by default; loopback if it has no network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(NOWHERE)
+            probe.connect(NO_MACHINE)
             return str(probe.getsockname()[0])
         except OSError:
             pass  # no default route: a network of its own, as two machines and a cable have

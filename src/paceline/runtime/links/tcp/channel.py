@@ -23,7 +23,7 @@ from paceline.runtime.links.shared_memory import DIMENSIONS, NOTHING, TYPES
 from paceline.runtime.links.tcp.connection import Buffer, Connection, leave
 from paceline.runtime.links.tcp.frame import LEAVE, MESSAGE, TAKEN, Frame
 from paceline.runtime.links.tcp.link import raw
-from paceline.runtime.links.tcp.waiting import Pump, SocketWaiter, Wait
+from paceline.runtime.links.tcp.waiting import PeerWait, Pump, SocketWaiter
 
 if TYPE_CHECKING:
     from paceline.runtime.links import MessageChannel
@@ -238,7 +238,7 @@ class BlockingConnection:
         return PeerLost(self.connection.name, "has left, while something was expected of it", left=True)
 
     def _until_sent(self) -> None:
-        connection, wait = self.connection, Wait(self.waiter, self.connection)
+        connection, wait = self.connection, PeerWait(self.waiter, self.connection)
         try:
             while connection.wants_write:
                 listens = self._early is None
@@ -254,7 +254,7 @@ class BlockingConnection:
         self.waited += wait.nanoseconds
 
     def _until_received(self) -> Frame:
-        connection, wait = self.connection, Wait(self.waiter, self.connection)
+        connection, wait = self.connection, PeerWait(self.waiter, self.connection)
         try:
             while (frame := connection.next()) is None:
                 wait.poll(self._poller)

@@ -35,7 +35,7 @@ from paceline.runtime.links.tcp.waiting import DELAYS, GRACE, SECOND, TIMING, Pu
 __all__ = ["Arrived", "Event", "Gone", "Hub", "PeerPlace", "Received", "Unreached"]
 
 
-class _Member(NamedTuple):
+class _ConnectedPeer(NamedTuple):
     """A peer that is connected."""
 
     peer: Peer
@@ -91,10 +91,10 @@ class Hub:
         self._place, self._limits, self._timing, self._handed_over = place, limits, timing, frozenset(handed_over)
         self._pump, self._describe, self._rivals = pump, describe, frozenset(rivals)
         self._handshakes = PendingHandshakes(me, credentials, timing, report)
-        self._members: dict[Peer, _Member] = {}
+        self._members: dict[Peer, _ConnectedPeer] = {}
         #: The incarnation that is connected, by role and number.
         self._seats: dict[tuple[int, int], Peer] = {}
-        self._by_descriptor: dict[int, _Member | Candidate] = {}
+        self._by_descriptor: dict[int, _ConnectedPeer | Candidate] = {}
         #: Connections of peers that are handed over, until they are taken.
         self._ready: dict[Peer, Connection] = {}
         self._events: list[Event] = []
@@ -268,7 +268,7 @@ class Hub:
                 delay = self._pump.delay if self._pump is not None else 0
                 member.connection.beat(now, int(self._timing.heartbeat * SECOND), delay)
 
-    def _handle(self, owner: _Member | Candidate, events: int) -> None:
+    def _handle(self, owner: _ConnectedPeer | Candidate, events: int) -> None:
         if isinstance(owner, Candidate):
             if owner.fileno() >= 0:  # it may have been closed since the kernel reported it
                 self._advance(owner)
@@ -327,7 +327,7 @@ class Hub:
                 return
             if earlier is not None:
                 self._gone(self._members[earlier], "has connected again")
-            self._join(_Member(peer, connection), candidate.host)
+            self._join(_ConnectedPeer(peer, connection), candidate.host)
         self._events.append(Arrived(peer, candidate.dialled))
 
     def _before(self, peer: Peer) -> Peer | None:
@@ -336,7 +336,7 @@ class Hub:
             return peer if peer in self._members else None
         return self._seats.get(peer[:2])
 
-    def _join(self, member: _Member, host: str) -> None:
+    def _join(self, member: _ConnectedPeer, host: str) -> None:
         peer, place = member.peer, self._place
         where = None if place is None else lambda kind, ints, size: place(peer, kind, ints, size)
         member.connection.admit(f"{self._describe(peer)} at {host}", self._limits, where)
@@ -351,7 +351,7 @@ class Hub:
 
     # --- peers ---
 
-    def _serve(self, member: _Member) -> None:
+    def _serve(self, member: _ConnectedPeer) -> None:
         """Read what a peer has sent, but no more than its share."""
         peer, connection = member
         self._unread.discard(peer)
@@ -370,25 +370,25 @@ class Hub:
             if connection.unread:
                 self._unread.add(peer)
 
-    def _control(self, member: _Member, frame: Frame) -> None:
+    def _control(self, member: _ConnectedPeer, frame: Frame) -> None:
         if frame.kind != LEAVE:
             raise FrameError("kind", f"kind {frame.kind} is none for a peer that is connected")
         self._gone(member, "has left", left=True)
 
-    def _flush(self, member: _Member) -> None:
+    def _flush(self, member: _ConnectedPeer) -> None:
         with contextlib.suppress(PeerLost):  # reading says why
             member.connection.flush()
         self._watch(member)
 
-    def _watch(self, member: _Member) -> None:
+    def _watch(self, member: _ConnectedPeer) -> None:
         events = select.EPOLLIN | (select.EPOLLOUT if member.connection.wants_write else 0)
         self._epoll.modify(member.connection, events)
 
-    def _gone(self, member: _Member, why: str, left: bool = False, is_silent: bool = False) -> None:
+    def _gone(self, member: _ConnectedPeer, why: str, left: bool = False, is_silent: bool = False) -> None:
         self._forget(member).close()
         self._events.append(Gone(member.peer, why, left, is_silent))
 
-    def _forget(self, member: _Member) -> Connection:
+    def _forget(self, member: _ConnectedPeer) -> Connection:
         """Return the connection of a former peer."""
         peer, connection = member
         if self._pump is not None:

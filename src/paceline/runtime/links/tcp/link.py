@@ -26,7 +26,7 @@ from paceline.errors import PeerLost, ProtocolError, RunFailed
 from paceline.runtime.links import Span
 from paceline.runtime.links.tcp.connection import Connection, leave
 from paceline.runtime.links.tcp.frame import CALL_OFF, LEAVE, SPAN, Frame, Limits
-from paceline.runtime.links.tcp.waiting import Pump, SocketWaiter, Wait
+from paceline.runtime.links.tcp.waiting import PeerWait, Pump, SocketWaiter
 from paceline.runtime.links.waiting import Cancelled
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ SPANS = 4096  # of which views are kept
 FAREWELL = 0.2  # seconds that the closing of a link may take which was cancelled: the next group waits
 
 
-class _Source:
+class _Incoming:
     """What one peer sends: where it is received, and what has arrived before it was asked for."""
 
     def __init__(self, rank: int, connection: Connection, dtype: torch.dtype) -> None:
@@ -66,7 +66,9 @@ class _Source:
         if (buffer := self._buffers.get(key)) is None:
             if key[1] > (longest := self._longest.get(self._row, EMPTY)).numel():
                 longest = self._longest[self._row] = torch.empty(key[1], dtype=self._dtype)
-                self._buffers = {known: views for known, views in self._buffers.items() if known[0] != self._row}
+                self._buffers = {
+                    span_key: views for span_key, views in self._buffers.items() if span_key[0] != self._row
+                }
             if len(self._buffers) > SPANS:  # lengths that vary, as of coded gradients
                 self._buffers.clear()
             buffer = self._buffers[key] = longest[: key[1]], raw(longest[: key[1]])
@@ -137,7 +139,7 @@ class TcpLink:
         """
         self.rank, self.waited, self.vectors = rank, 0, vectors
         self._waiter, self._pump, self._connections = waiter, pump, dict(connections)
-        self._sources = {peer: _Source(peer, end, vectors[0].dtype) for peer, end in connections.items()}
+        self._sources = {peer: _Incoming(peer, end, vectors[0].dtype) for peer, end in connections.items()}
         self._by_descriptor = {source.connection.fileno(): source for source in self._sources.values()}
         self._pollers = {peer: self._poller(peer) for peer in connections}
         self._raws: dict[Span, memoryview] = {}
@@ -213,9 +215,9 @@ class TcpLink:
         seconds, last = (FAREWELL, CALL_OFF) if over else (self._waiter.deadline, LEAVE)
         leave(list(self._connections.values()), seconds, last)
 
-    def _wait(self, source: _Source) -> Frame:
+    def _wait(self, source: _Incoming) -> Frame:
         """Wait for a frame of one peer, and meanwhile notice when another one ends."""
-        wait, poller = Wait(self._waiter, source.connection), self._pollers[source.rank]
+        wait, poller = PeerWait(self._waiter, source.connection), self._pollers[source.rank]
         while (frame := source.connection.next()) is None:
             for descriptor, _ in wait.poll(poller):
                 other = self._by_descriptor.get(descriptor)
@@ -233,7 +235,7 @@ class TcpLink:
             poller.register(connection, select.POLLIN if peer == awaited else ENDED)
         return poller
 
-    def _watch_no_longer(self, source: _Source) -> None:
+    def _watch_no_longer(self, source: _Incoming) -> None:
         for poller in self._pollers.values():
             poller.unregister(source.connection)
 

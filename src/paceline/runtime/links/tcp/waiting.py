@@ -65,7 +65,7 @@ class SocketWaiter:
     silence: float = TIMING.silence  # seconds
 
 
-class Wait:
+class PeerWait:
     """One wait for something from one peer."""
 
     def __init__(self, waiter: SocketWaiter, connection: Connection) -> None:

@@ -1,7 +1,7 @@
 """A worker's side of the servers: it answers the commands of its program over sockets.
 
 Ask, Finish     a machine handles what arrives until it wants a batch computed (`algorithms.cluster.worker`)
-Compute         one vector for each shard
+ComputeGradient         one vector for each shard
 Push            the machine pushes all of them at once, and again what is not answered
 """
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from paceline.algorithms.cluster import messages
 from paceline.algorithms.cluster.messages import Message, Process, Pulled, Pushed, Role
-from paceline.algorithms.cluster.outputs import Adopt, Compute, Finished, Output, Timing
+from paceline.algorithms.cluster.outputs import Adopt, ComputeGradient, Finished, Output, Timing
 from paceline.algorithms.cluster.worker import Stage, WorkerMachine
 from paceline.algorithms.server.messages import Ask, Finish, Lease, Pull, Push
 from paceline.algorithms.server.worker import Client
@@ -185,7 +185,7 @@ class ServerClient:
         return self.side.body(message.shard) if isinstance(message, messages.Push) else ()
 
     def carry_out(self, output: Output, body: memoryview) -> None:
-        if isinstance(output, Compute):
+        if isinstance(output, ComputeGradient):
             self.batch = output.batch
         elif isinstance(output, Finished):
             self.finished = True

@@ -19,7 +19,7 @@ from paceline.runtime.engines.cluster.servers.loop import MachineLoop, Other, pe
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.hub import Hub, Received
-from paceline.runtime.runs.live import Event
+from paceline.runtime.runs.live import RunEvent
 from paceline.runtime.runs.schema import from_dict
 from paceline.runtime.runs.trace import Columns
 from paceline.training.parameters.layout import Layout
@@ -80,7 +80,7 @@ class Collector:
         desk: Address,
         timing: Timing,
         layout: Layout,
-        report: Callable[[Event], None],
+        report: Callable[[RunEvent], None],
         gathers: int = 0,
         joins: bool = False,
         term: int = 0,
@@ -215,7 +215,7 @@ class Collector:
             self.lost_shard = ints[3] if ints[3] != NONE else None
             self.drained = bool(ints[4])
         elif kind == Other.EVENT:
-            self.report(from_dict(Event, json.loads(bytes(body))))
+            self.report(from_dict(RunEvent, json.loads(bytes(body))))
         elif kind == Other.HISTORY:
             shard, view, version, since, size, mark, *above = ints
             rows = bytes(body[size:])

@@ -20,7 +20,7 @@ from paceline.runtime.engines.cluster.servers.loop import (
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.hub import Hub, Received
-from paceline.runtime.runs.live import Event, EventKind, ProcessKind
+from paceline.runtime.runs.live import EventKind, ProcessKind, RunEvent
 from paceline.runtime.runs.schema import to_dict
 
 PROGRESS_SECONDS = 0.1
@@ -42,7 +42,7 @@ class DeskProcess:
         #: When the head was told of the progress, and whether all leases were drained then.
         self._reported, self._drained = 0.0, False
         #: Events that no head has been told of yet.
-        self._unsent_events: list[Event] = []
+        self._unsent_events: list[RunEvent] = []
         #: The view of each shard that was established last, and whether the desk leases batches.
         self._served: dict[int, int] = {}
         self._leasing = False
@@ -112,9 +112,9 @@ class DeskProcess:
             self._broadcast_addresses()  # no one dials it any longer; if it is alive, it says again where it listens
         if process.role in KINDS:
             kind, nodes = KINDS[process.role], self.machine.slots
-            self._note(Event(EventKind.LOST, time(), kind, process.number % nodes, process.number, why=why))
+            self._note(RunEvent(EventKind.LOST, time(), kind, process.number % nodes, process.number, why=why))
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: RunEvent) -> None:
         """Tell the head of an event, as soon as it is connected."""
         if any(process_of(peer).role is Role.HEAD for peer in self.hub.peers):
             self._notify_heads(Other.EVENT, (), _packed(event))
@@ -128,9 +128,9 @@ class DeskProcess:
             if view.established and self._served.get(view.shard) != view.view.number:
                 self._served[view.shard] = view.view.number
                 shard, number, members = view.view
-                self._note(Event(EventKind.SERVING, time(), shard=shard, view=number, members=members))
+                self._note(RunEvent(EventKind.SERVING, time(), shard=shard, view=number, members=members))
         if machine.phase is Phase.SERVING and not self._leasing:
-            self._note(Event(EventKind.LEASING, time(), ProcessKind.DESK, number=machine.epoch))
+            self._note(RunEvent(EventKind.LEASING, time(), ProcessKind.DESK, number=machine.epoch))
         self._leasing = machine.phase is Phase.SERVING
 
     def _broadcast_addresses(self) -> None:
@@ -149,16 +149,16 @@ class DeskProcess:
                 self.hub.post(peer, kind, ints, [body])
 
 
-def _event(output: Changed | Again | Lost) -> Event:
+def _event(output: Changed | Again | Lost) -> RunEvent:
     """Return what the machine says as an event of the run."""
     if isinstance(output, Changed):
         shard, view, members, lossy = output
-        return Event(EventKind.VIEW, time(), shard=shard, view=view, members=members, lossy=lossy)
+        return RunEvent(EventKind.VIEW, time(), shard=shard, view=view, members=members, lossy=lossy)
     if isinstance(output, Again):
         shown = ", ".join(map(str, output.batches[:8])) + (", ..." if len(output.batches) > 8 else "")
-        return Event(EventKind.AGAIN, time(), why=f"batches {shown}")
-    return Event(EventKind.SHARD_LOST, time(), shard=output.shard)
+        return RunEvent(EventKind.AGAIN, time(), why=f"batches {shown}")
+    return RunEvent(EventKind.SHARD_LOST, time(), shard=output.shard)
 
 
-def _packed(event: Event) -> bytes:
+def _packed(event: RunEvent) -> bytes:
     return json.dumps(to_dict(event)).encode()

@@ -52,7 +52,7 @@ from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import listen
 from paceline.runtime.links.tcp.link import raw
-from paceline.runtime.runs.live import Event, EventKind, ProcessKind
+from paceline.runtime.runs.live import EventKind, ProcessKind, RunEvent
 from paceline.runtime.runs.trace import Columns, Kind, Row, Trace
 from paceline.training.parameters.layout import trainable
 from paceline.training.parameters.shard_version import ShardVersion, VersionShape
@@ -74,7 +74,7 @@ class ServerHead:
         snapshots: SnapshotFile | None,
         agent: Agent,
         backups: int,
-        note: Callable[[Event], None],
+        note: Callable[[RunEvent], None],
         replaces: bool,
         second_home: SecondHome,
         succeeds: Succeeds | None = None,
@@ -298,7 +298,7 @@ class ServerHead:
         flats = self.collector.values(READ_SECONDS)
         return [value.clone() for value in self.setup.layout.collect(flats, self.setup.names)]
 
-    def _event(self, event: Event) -> None:
+    def _event(self, event: RunEvent) -> None:
         """Record an event that the desk tells of, and report a change of the servers, after the first views."""
         self.note(event)
         if event.kind is EventKind.VIEW and event.shard not in self._viewed:
@@ -311,7 +311,7 @@ class ServerHead:
 
     def _desk_lost(self, why: str) -> None:
         """Replace a desk that does not answer, as its process is stopped; one that has ended is replaced already."""
-        self.note(Event(EventKind.LOST, time.time(), ProcessKind.DESK, 0, self._epoch, why=why))
+        self.note(RunEvent(EventKind.LOST, time.time(), ProcessKind.DESK, 0, self._epoch, why=why))
         if self._epoch == self.desk_supervisor.epoch:
             self.desk_supervisor.replace()
 
@@ -352,7 +352,7 @@ def block_of(setup: Setup) -> int:
     return max(1, min(BLOCK, setup.agenda.leases // (64 * workers), every // (8 * workers)))
 
 
-def _line(event: Event) -> str:
+def _line(event: RunEvent) -> str:
     """Return the line that reports an event of the servers; empty if none does."""
     if event.kind is EventKind.VIEW:
         primary, *backups = event.members
@@ -449,7 +449,7 @@ class ServerCheckpoints:
             holders[f"shard.{number}"] = ShardVersion(shape, content).worker_state()
         owed = self._owed.pop(updates, {})
         holders |= {f"worker.{rank}": state for rank, state in sorted(owed.items())}
-        self._owed = {later: found for later, found in self._owed.items() if later > updates}
+        self._owed = {later: state for later, state in self._owed.items() if later > updates}
         return self.manager.checkpoint(updates, holders, self._cut(cut), max(time.perf_counter_ns(), ended))
 
     def _cut(self, cut: ShardsCut) -> Cut:
@@ -474,7 +474,7 @@ def starts_of(setup: Setup, start: Checkpoint) -> dict[int, tuple[ShardStart, me
     assert start.cut is not None
     starts = {}
     for shard, (version, shape) in enumerate(zip(start.cut.versions, shapes_of(setup), strict=True)):
-        missing = {batch for batch, there in start.cut.under_way if shard not in there}
+        missing = {batch for batch, shards in start.cut.under_way if shard not in shards}
         applied = Applied(0, (batch for batch in range(start.cut.given_out) if batch not in missing))
         shard_version = ShardVersion(shape, torch.zeros(shape.size, dtype=torch.uint8))
         shard_version.restore(start.holders[f"shard.{shard}"])

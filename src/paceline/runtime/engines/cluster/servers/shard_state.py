@@ -122,7 +122,7 @@ class GradientVector:
         """Return what a server applies."""
         if all(self._given):
             return GradientUpdate(self.gradients, self.pulled)
-        gradients = [g if there else None for g, there in zip(self.gradients, self._given, strict=True)]
+        gradients = [g if is_present else None for g, is_present in zip(self.gradients, self._given, strict=True)]
         return GradientUpdate(gradients, self.pulled)
 
 

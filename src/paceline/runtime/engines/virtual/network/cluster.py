@@ -27,7 +27,7 @@ from paceline.algorithms.cluster.outputs import (
     Again,
     Apply,
     Changed,
-    Compute,
+    ComputeGradient,
     Finished,
     Forget,
     Lost,
@@ -201,7 +201,7 @@ class Cluster:
                 actor.shown[output.shard], taken = body
                 if taken and taken == (actor.process.number, actor.bases[output.shard]):
                     actor.owed = actor.owed_next
-            elif isinstance(output, Compute):
+            elif isinstance(output, ComputeGradient):
                 self.promises.computes(actor, output.batch)
                 actor.bases = tuple(actor.machine.base)
                 actor.owed_before = actor.owed

@@ -216,10 +216,24 @@ class Promises:
 # What happens in a history, apart from the chance of every message. Drawn from a seed, or written by hand.
 
 FAULTS = (
-    "kill worker", "pause worker", "kill server", "pause server", "kill machine", "pause machine", "pause several",
-    "kill desk", "replace desk", "pause desk", "cut", "deafen", "cut from desk", "part servers", "part worker", "join",
+    "kill worker",
+    "pause worker",
+    "kill server",
+    "pause server",
+    "kill machine",
+    "pause machine",
+    "pause several",
+    "kill desk",
+    "replace desk",
+    "pause desk",
+    "cut",
+    "deafen",
+    "cut from desk",
+    "part servers",
+    "part worker",
+    "join",
     "hint",
-)  # fmt: skip
+)
 BATCH_SECONDS = 0.4  # about what a worker needs for a batch
 GATES = (Asynchronous(), Asynchronous(), StaleSynchronous(0), StaleSynchronous(1), StaleSynchronous(3))
 

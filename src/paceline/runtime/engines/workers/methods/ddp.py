@@ -21,7 +21,7 @@ from paceline.training.gradients.replica import Replica
 from paceline.training.jobs.job import Batch
 
 
-class _Step(nn.Module):
+class _WrappedStep(nn.Module):
     """The job's step, which DistributedDataParallel wraps instead of the model: so it has the model as it is."""
 
     def __init__(self, replica: Replica) -> None:
@@ -81,7 +81,7 @@ def _train(runner: PlanRunner, reader: Reader, some_unused: bool) -> Distributed
     workers, replica, job, store = runner.plan.workers, runner.replica, runner.job, runner.local_store()
     state, pace = runner.resume(store), store.schedule
     _lay_out(replica.module)
-    wrapped = DistributedDataParallel(_Step(replica), find_unused_parameters=some_unused)
+    wrapped = DistributedDataParallel(_WrappedStep(replica), find_unused_parameters=some_unused)
     for update in runner.updates_ahead():
         runner.doing(update)
         start, losses, total = now(), 0.0, 0.0

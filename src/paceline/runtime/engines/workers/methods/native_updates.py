@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.agenda import Chunk
-from paceline.algorithms.collectives.canonical import Run, joins_of
+from paceline.algorithms.collectives.canonical import ChunkRange, joins_of
 from paceline.errors import NotFinite
 from paceline.kernels.exchange import MOVE, PEER, PIECE, Ended, GradientExchange, Waits, places_of
 from paceline.runtime.engines.workers.collectives import Means, NeighbourMixing, PayloadReduction
@@ -281,7 +281,7 @@ class NativeExchange:
     def begin(self, number: int, pieces: Sequence[Chunk], stop_on_nan: bool) -> None:
         """Let generated code go on from the collective of this number, with these chunks of every update."""
         exchange, self._first = self.exchange, number
-        run = Run(pieces[0].number, pieces[-1].number + 1)
+        run = ChunkRange(pieces[0].number, pieces[-1].number + 1)
         joins = joins_of(run, self._chunks) if self._chunks else [0]
         rows = [(c.samples, c.number, count, c.weight) for c, count in zip(pieces, joins, strict=True)]
         self._pieces = np.array(rows, PIECE)

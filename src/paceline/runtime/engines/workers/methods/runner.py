@@ -97,8 +97,8 @@ class PlanRunner(WorkerContext):
 
     def measure(self, gradients: Sequence[Tensor | None]) -> None:
         """Measure this worker from time to time; a worker with parts of layers does not know the gradient's norm."""
-        known = gradients if self.plan.traits.whole_model else []
-        self.meter.before_step(known, self.shared.doing[0])
+        measured = gradients if self.plan.traits.whole_model else []
+        self.meter.before_step(measured, self.shared.doing[0])
 
     def updates_ahead(self, first: int = 0, step: int = 1) -> range:
         """Return the updates that this worker has yet to make: from `first`, every `step`-th."""
