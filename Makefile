@@ -81,12 +81,13 @@ bench: $(VENV)/.ready         ## the measured claims, at full size (most of an h
 	$(BIN)/python benchmarks/checker/installed.py
 	$(BIN)/python benchmarks/checker/guided.py
 
-# What training needs, and in .ready what all tests and pages do.
+# What training needs, and in .ready what all tests and pages do. Python compiles a module when it is first imported: most
+# never are.
 $(VENV)/.train: EXTRAS := train
 $(VENV)/.ready: EXTRAS := train,dev
 $(VENV)/.train $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[$(EXTRAS)]'
 	touch $(VENV)/.train $@
 
 clean:

@@ -173,7 +173,7 @@ class Counter:
 
 def test_the_compiler_is_not_imported_to_switch_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     method: Any = Counter.add
-    optimizers._without_the_compiler(method)
+    optimizers.without_the_compiler(method)
     with monkeypatch.context() as patch:
         patch.delitem(sys.modules, "torch._dynamo")
         assert Counter().add(2, more=3) == 6

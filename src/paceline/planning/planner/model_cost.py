@@ -31,6 +31,7 @@ from paceline.training.data.opening import open_source
 from paceline.training.gradients.loss import loss_function
 from paceline.training.jobs.job import PRECISIONS, Job
 from paceline.training.parameters.layout import trainable
+from paceline.training.parameters.optimizers import bare_step, without_the_compiler
 from paceline.training.stages.memory_estimate import OPERATION, Live
 
 if TYPE_CHECKING:
@@ -196,11 +197,11 @@ def _recorded(
 
 def _step(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
     """Record an update by the optimizer, its second: the first one also makes its state."""
-    before = len(recorder.operations)
+    before, step = len(recorder.operations), bare_step(optimizer)
     recorder.phase = UPDATE
-    optimizer.step()
+    step()
     del recorder.operations[before:]
-    optimizer.step()
+    step()
 
 
 def _fake_module(job: Job, mode: FakeTensorMode) -> nn.Module:
@@ -266,6 +267,9 @@ class Recorder(TorchDispatchMode):
         paths = self.tracker.parents if self.tracker is not None else set()
         deepest = max((path for path in paths if path != "Global"), key=lambda path: path.count("."), default="")
         return deepest.partition(".")[2]
+
+
+without_the_compiler(Recorder.__torch_dispatch__)
 
 
 def _operation(func: Any, args: Any, kwargs: Mapping[str, Any], result: Any, phase: str, module: str) -> DispatchedCall:

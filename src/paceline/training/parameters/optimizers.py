@@ -20,13 +20,15 @@ Optimizer = torch.optim.Optimizer
 LRSchedule = Callable[[Optimizer], Any]
 
 
-def _without_the_compiler(method: Any) -> None:
-    """Let a method of optimizers that is kept out of compiled code run without importing the compiler of PyTorch.
+def without_the_compiler(method: Any) -> None:
+    """Let a method that PyTorch keeps out of compiled code run without importing its compiler.
 
     The import takes a second. It is made only to switch off a compiler that is under way, and none is before something
     else has imported it. PyTorch keeps what it calls instead of the method in `__dynamo_disable`.
     """
-    function = method.__wrapped__
+    function = getattr(method, "__wrapped__", None)
+    if function is None:  # older versions keep fewer methods out
+        return
 
     def call(*args: Any, **keywords: Any) -> Any:
         if "torch._dynamo" in sys.modules:
@@ -39,7 +41,7 @@ def _without_the_compiler(method: Any) -> None:
 
 for _method in vars(Optimizer).values():
     if getattr(getattr(_method, "__code__", None), "co_filename", "") == torch._compile.__file__:
-        _without_the_compiler(_method)
+        without_the_compiler(_method)
 #: The code of the functions that switch gradients on or off around a step of PyTorch's optimizers.
 _SWITCHES = _use_grad_for_differentiable(lambda: None).__code__
 #: Older versions of PyTorch create Adagrad's state in its constructor, newer ones in its first step.

@@ -24,7 +24,7 @@ from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.schedules import Back, Table, Weighed, peaks
 from paceline.training.data.source import Reader
 from paceline.training.jobs.job import Job
-from paceline.training.parameters.optimizers import bare_step, optimizer_over
+from paceline.training.parameters.optimizers import bare_step, optimizer_over, without_the_compiler
 from paceline.training.stages.cutting import Blueprint, skeleton
 from paceline.training.stages.segment import Segment
 from paceline.training.stages.stage import Stage, run_alone
@@ -150,6 +150,9 @@ class Live(TorchDispatchMode):
         self._counts = False
         yield
         self._counts = True
+
+
+without_the_compiler(Live.__torch_dispatch__)
 
 
 def resize(tensor: Tensor, size: int) -> None:
