@@ -190,7 +190,6 @@ def main() -> None:
     shown = [i for i in range(len(rows)) if bugs[i] >= UNLIKELY]
     figures = {
         "each tenth of the packages predicted by the others": judged(rows, scores),
-        "the same, by the rules' own confidence": judged(rows, [row["the rule's own confidence"] for row in inputs]),
         "last third, predicted by the other two": judged(held, [probability(weights, inputs[i]) for i in last]),
         "of those that are shown by default": judged([rows[i] for i in shown], [scores[i] for i in shown]),
         "bugs, above smells and false ones": auc([row["verdict"] == "bug" for row in rows], bugs),
@@ -215,7 +214,8 @@ def main() -> None:
 
 def shipped(weights: Row) -> Row:
     """The weights of what a finding may have, in the order of their names."""
-    own = (CHOSEN, UNKNOWN, OF_CORPUS)
+    own = {CHOSEN, UNKNOWN, OF_CORPUS}
+    own |= {name for name in weights if name.startswith("rule ") and name.removeprefix("rule ") not in RULES}
     return {name: round(float(value), 3) for name, value in sorted(weights.items()) if name not in own}
 
 

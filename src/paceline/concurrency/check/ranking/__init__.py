@@ -114,9 +114,6 @@ def features(finding: Finding) -> dict[str, float]:
         "always": 1.0,
         f"rule {finding.rule}": 1.0,
         f"family {finding.rule[:3]}": 1.0,
-        # a rule's forms differ by its confidence
-        f"form {finding.rule} {round(20 * finding.confidence) / 20:.2f}": 1.0,
-        "the rule's own confidence": finding.confidence,
         "steps": len(finding.story) / 4,
         "calls on the way": float(sum(" calls " in step.what for step in finding.story)),
         "distance of the lines": math.log1p(max(lines) - min(lines)) / 4,

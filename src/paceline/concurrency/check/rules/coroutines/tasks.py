@@ -59,6 +59,7 @@ def _left_running(fn: Function, facts: Facts) -> Iterator[Witness]:
         parts = [n for a in call.args for n in ast.walk(a)]
         parts += [n for p in parts if isinstance(p, ast.Name) and p.id in fn.bound for n in ast.walk(fn.bound[p.id])]
         name = next((n for n in opened if any(isinstance(p, ast.Name) and p.id == n for p in parts)), "")
+        # Where the exception ends the program, nothing uses what was closed.
         if several and name and block is not None and _is_survived(block, fn, facts):
             yield Witness(call, fn, "left-running", name=name, block=block)
             return

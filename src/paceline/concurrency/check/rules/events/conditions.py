@@ -88,6 +88,7 @@ def notify_one(facts: Facts) -> Iterator[Witness]:
     """Report functions that end something and notify one waiter, where the waiters are several."""
     for use in facts.uses(("notify",), CONDITIONS):
         fn, call = use.fn, use.call
+        # `notify(n)` says how many are to be woken.
         if call.args or call.keywords:
             continue
         flags = {dotted(t) for t, v in fn.assigns if isinstance(v, ast.Constant) and t.lineno <= call.lineno}

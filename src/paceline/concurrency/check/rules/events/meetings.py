@@ -173,6 +173,7 @@ def _barriers(fn: Function, facts: Facts) -> Iterator[Witness]:
     """The barriers at which a thread does not arrive once it has caught an exception."""
     meets = [use for use in facts.uses(("wait", "abort"), BARRIERS) if use.fn is fn]
     for barrier in dict.fromkeys(use.of for use in meets if short_name(use.call.func) == "wait"):
+        # A timeout breaks the barrier, which raises in all that wait at it.
         if any(short_name(c.func) == "wait" and has_timeout(c, "wait") for c in fn.calls):
             continue
         duty = Duty(fn, one_of(use.call for use in meets if use.of == barrier))

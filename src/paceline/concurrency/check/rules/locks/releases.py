@@ -32,6 +32,7 @@ def lock_leak(facts: Facts) -> Iterator[Witness]:
     """Report leaks of the walk, in functions that release the lock on another path."""
     for fn in facts.module.functions:
         yield from _entered(fn, facts)
+        # A function that is called so is meant to leave the lock to its caller.
         if fn.name.strip("_").lower().startswith(HANDS_ON) or fn.name.lower().endswith("lock"):
             continue
         walk = facts.walk(fn)
@@ -51,6 +52,7 @@ def lock_leak(facts: Facts) -> Iterator[Witness]:
             take = next((m for m, _ in walk.events if m.kind in kinds and m.line == leak.held.line), None)
             if not frees or take is None or _depends(take, frees):
                 continue
+            # A release in handlers alone undoes what failed: on success the caller is meant to hold the lock.
             in_handlers = all(enclosing(free.node, ast.ExceptHandler) is not None for free in frees)
             if in_handlers if leak.held.by_callee else _handed_on(lock, fn, facts):
                 continue
@@ -137,6 +139,7 @@ def _marks(fn: Function, facts: Facts) -> Iterator[Witness]:
         work = next((s for s in rest[:reset] if _may_fail(s)), None)
         check = _asked(mark, statement, fn, facts) if work is not None else None
         if work is not None and check is not None:
+            # Without tasks or a sign of threads nobody asks for the mark while it is set.
             if not fn.asynchronous and of_threads(fn.cls, facts) < IMPORTS:
                 continue
             yield _report_mark(fn, mark, statement, work, rest[reset], check)
@@ -269,6 +272,7 @@ def released_never_taken(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         yield from _given_up(fn, facts)
     for lock, (fn, effect) in frees.items():
+        # The lock of an object of this file may be taken by users of its class in other files.
         if lock in takes or ("." in lock and lock.rpartition(".")[0] in facts.module.classes):
             continue
         if any(c.args and text_of(a) == lock for c, _ in facts.module.calls for a in c.args):

@@ -53,6 +53,7 @@ def _tasks(fn: Function, facts: Facts) -> Iterator[Witness]:
 
 def _awaited_tasks(value: ast.expr, fn: Function, facts: Facts) -> Iterator[tuple[Function, ast.Call]]:
     """The coroutines that run in tasks for which an await waits, each with the call that makes it."""
+    # A task that was cancelled leaves its wait for the lock.
     if any(short_name(c.func) == "cancel" and c.lineno <= value.lineno for c in fn.calls):
         return
     if isinstance(value, ast.Call) and short_name(value.func) in GATHERS and keyword(value, "timeout") is None:
@@ -106,6 +107,7 @@ def _polls(fn: Function, facts: Facts) -> Iterator[Witness]:
         locks = facts.held_at(loop.body[0], fn) if sleeps and isinstance(loop, ast.While) else frozenset()
         if not locks or not isinstance(loop, ast.While) or fn.cls is None or not sleeps:
             continue
+        # A loop that releases the lock meanwhile lets the others change what it asks for.
         if any(m.kind == "free" and m.line >= loop.lineno for m in facts.walker.effects(fn)):
             continue
         attributes = {

@@ -237,6 +237,7 @@ def wait_for_the_dead(facts: Facts) -> Iterator[Witness]:
             shared |= {r.id: call for r in resources if r is not None and r.kind in ("ProcessEvent", "ProcessQueue")}
     for fn in facts.module.functions if shared else ():
         in_child = any(tag.startswith("process:") for tag in facts.reached.get(id(fn), ()))
+        # A function that looks after the child does not wait for a dead one for ever.
         if in_child or any(a.attr in LOOKS for a in fn.attributes):
             continue
         waits = [e for e in facts.walker.effects(fn) if e.kind == "wait" and not e.timeout and e.resource is not None]

@@ -116,6 +116,7 @@ def _in_turn(fn: Function) -> Iterator[Witness]:
 def _child(target: ast.expr, made: ast.Call, fn: Function, facts: Facts) -> Iterator[Witness]:
     """Report the waits for one child process."""
     name, local = dotted(target), isinstance(target, ast.Name)
+    # A child that is handed on may be read by the function that gets it.
     if not name or (local and any(_passed(a, name) for c in fn.calls for a in arguments_of(c))):
         return  # the function that it is passed to may read it
     functions = [fn] if local or fn.cls is None else list(fn.cls.methods.values())

@@ -56,6 +56,7 @@ def queues_in_a_circle(facts: Facts) -> Iterator[Witness]:
     for circle in shortest_circles(following):
         used = [edges[pair] for pair in pairwise([*circle, circle[0]])]
         queues = {put.queue.id for _, put, _ in used}
+        # Where every actor takes an item for each that it puts, no queue of the circle ever fills.
         if len(queues) == len(used) and any(_grows(actor, put) for actor, put, _ in used):
             yield _report_queues_in_a_circle(used)
 

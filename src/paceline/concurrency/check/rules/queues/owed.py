@@ -82,8 +82,9 @@ def _skipped(fn: Function, queue: str, join: ast.Call, facts: Facts) -> Iterator
         if short_name(getattr(effect.node, "func", effect.node)) == "task_done"
         or (effect.callee is not None and any(short_name(c.func) == "task_done" for c in effect.callee.calls))
     }
+    # The items are passed on, and marked where they arrive.
     if not marks:
-        return  # the items are passed on, and marked where they arrive
+        return
     duty = Duty(fn, lambda call: id(call) in marks)
     gets = duty.steps(lambda call: queue_of(call, ("get",), fn, facts) == queue and in_loop(call, fn))
     ways = sorted(duty.skipped_after(gets), key=lambda skipped: (skipped.raised, skipped.node.line))
