@@ -69,7 +69,7 @@ class Job(NamedTuple):
 
 def run_once(job: Job) -> Outcome:
     read, write = os.pipe()
-    pid = os.fork()  # paceline: ignore  # this process has one thread
+    pid = os.fork()  # this process has one thread
     if pid == 0:
         os.close(read)
         try:
