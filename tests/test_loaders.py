@@ -72,7 +72,7 @@ WRITTEN_BY = {
     "concurrency/explore/rewriting/importing.py:run_script:exec": USER,
     "concurrency/explore/interpose/processes.py:_get:pickle.loads": "what the explored program itself has put",
     "concurrency/explore/interpose/processes.py:recv:pickle.loads": "what the explored program itself has sent",
-    "concurrency/explore/interpose/processes.py:_sent:pickle.loads": "what the explored program itself has given to a manager",
+    "concurrency/explore/interpose/processes.py:_sent:pickle.loads": "what the explored program has given a manager",
     "concurrency/explore/ranks/mpi.py:_received:pickle.loads": "what a rank of the explored program has sent",
     "concurrency/explore/ranks/process_group.py:recv_anysource:recv": "a rank of this process, as a tensor",
     "concurrency/explore/session.py:explore:pickle.load": f"{PIPE}; it runs the program that the user names",
