@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from paceline.concurrency.check.syntax.declarations import Function
-from paceline.concurrency.check.syntax.graph import Graph, Node, expressions
+from paceline.concurrency.check.syntax.graph import Graph, Node, expressions, may_raise
 
 
 class Skipped(NamedTuple):
@@ -62,6 +62,14 @@ class Duty:
             elif met and node.kind == "raise" and id(node) in fails and id(node) not in goes_on:
                 yield Skipped(node, True)
             todo += [(after, id(node) in meets) for after in node.following()]
+
+    def failed_in(self, starts: list[Node], calls: list[ast.Call]) -> Iterator[Skipped]:
+        """The steps with one of these calls that raise while its arguments are computed: the duty is not met."""
+        risky = {id(call) for call in calls if any(may_raise(argument) for argument in call.args)}
+        again = self._leading_to(starts)
+        for node in self.steps(lambda call: id(call) in risky):
+            if node.raises is not None and id(node.raises) in again:
+                yield Skipped(node, True, True)
 
     def left_after(self, starts: list[Node], at_end: bool = False) -> Iterator[Skipped]:
         """The steps after one of these on which the function returns, or raises, without having met the duty.

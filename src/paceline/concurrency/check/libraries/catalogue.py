@@ -72,6 +72,8 @@ WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP"
 OF_RPC = ("torch.distributed.optim.DistributedOptimizer", "torch.distributed.autograd.")
 RETURNS_MODEL = {"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_"}
 # Collectives that are methods of an object with such a name, where its class is not known.
+_ENGINE = ("save_checkpoint", "load_checkpoint", "save_16bit_model", "backward", "step", "train_batch")
+_MODULE = ("all_gather", "log", "log_dict")
 OBJECT_COLLECTIVES: dict[str, tuple[str, ...]] = libraries.table("collectives by the name of the object")
 
 # Names that mean a collective whatever module they come from.

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.concurrency.check import libraries
-from paceline.concurrency.check.libraries.catalogue import RANK_WORDS
 from paceline.concurrency.check.rules.rule import Form, Rule, in_tuples
 from paceline.concurrency.check.rules.typestates import duties
 from paceline.concurrency.check.threads.sharing import THREAD_WORDS
@@ -48,7 +47,7 @@ class Family(NamedTuple):
 
 
 #: Words by which a row names a whole group of them.
-_GROUPS = {"<threads>": THREAD_WORDS, "<libraries>": libraries.threaded(), "<ranks>": RANK_WORDS}
+_GROUPS = {"<threads>": THREAD_WORDS, "<libraries>": libraries.threaded()}
 
 
 def _family(name: str) -> Family:

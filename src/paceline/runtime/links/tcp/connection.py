@@ -241,7 +241,9 @@ class Connection:
         try:
             count = self.stream.receive(target)
         except OSError as error:
-            raise self._lose(f"cannot be reached any longer ({error.strerror or error})") from error
+            raise self._lose(  # paceline: ignore[PC413]
+                f"cannot be reached any longer ({error.strerror or error})"
+            ) from error
         if count is None:
             return False
         if not count:

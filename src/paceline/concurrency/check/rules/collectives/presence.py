@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries.catalogue import WRAPPERS
-from paceline.concurrency.check.ranks.origins import DATA
+from paceline.concurrency.check.ranks.origins import DATA, SPREADS
 from paceline.concurrency.check.ranks.sequences import SKIPS
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
@@ -17,8 +17,10 @@ from paceline.concurrency.check.syntax.tree import (
     dotted,
     enclosing,
     is_constant,
+    is_within,
     keyword,
     last_line,
+    reads,
     short_name,
 )
 
@@ -135,6 +137,95 @@ def _also_otherwise(test: ast.If | ast.IfExp, call: ast.Call, fn: Function, fact
 def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str, what: str) -> Witness:
     reason = f"{what} for which `{ast.unparse(test.test)}` (line {test.lineno})"
     return Witness(call, fn, name=name, reason=reason, test=test)
+
+
+MESSAGES = {"Sendrecv", "sendrecv", "isend", "irecv", "Isend", "Irecv", "send", "recv", "Send", "Recv",
+            "batch_isend_irecv", "Sendrecv_replace", "Neighbor_alltoall", "neighbor_alltoall"}  # fmt: skip
+#: What makes one number of an array.
+REDUCES = {"max", "min", "norm", "sum", "mean", "amax", "amin", "vdot", "dot"}
+KEEPS = {"float", "sqrt", "item", "abs", "fabs", "detach", "cpu"}
+DEPTH = 3
+
+
+def converged_alone(facts: Facts) -> Iterator[Witness]:
+    """Report loops with messages to neighbours that end by a number that this rank alone has computed."""
+    for fn in facts.module.functions:
+        for loop in fn.loops:
+            if isinstance(loop, ast.comprehension):
+                continue
+            calls = [c for c in fn.calls if is_within(c, loop.body)] if _has_messages(facts) else []
+            message = next((c for c in calls if _exchanges(c, fn) or _leads_to_message(c, fn, facts)), None)
+            if message is None:
+                continue
+            for test in (loop, *(n for s in loop.body for n in ast.walk(s) if isinstance(n, ast.If))):
+                ends = isinstance(test, ast.While) or (
+                    isinstance(test, ast.If) and isinstance(test.body[-1], SKIPS[:1] + SKIPS[2:3])
+                )
+                if ends and (name := _own_number(test, loop, fn, facts)):  # type: ignore[arg-type]
+                    yield Witness(test, fn, name=name, message=message)
+                    break
+
+
+def _has_messages(facts: Facts) -> bool:
+    return any(origin.startswith(("mpi4py", "torch.distributed")) for origin in facts.module.imports.values())
+
+
+def _exchanges(call: ast.Call, fn: Function) -> bool:
+    """Whether a call exchanges a message with another rank."""
+    return short_name(call.func) in MESSAGES and isinstance(call.func, ast.Attribute)
+
+
+def _leads_to_message(call: ast.Call, fn: Function, facts: Facts) -> bool:
+    callee = facts.module.callee(call, fn)
+    return callee is not None and callee is not fn and any(facts.ways_to(callee, _exchanges, depth=2))
+
+
+def _own_number(test: ast.If | ast.While, loop: ast.AST, fn: Function, facts: Facts) -> str:
+    """The name that a test compares with a bound, if it is a number of this rank; empty otherwise."""
+    compare = test.test
+    if not isinstance(compare, ast.Compare) or not isinstance(compare.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
+        return ""
+    for side in (compare.left, compare.comparators[0]):
+        while isinstance(side, ast.Call) and short_name(side.func) in KEEPS:
+            side = side.args[0] if side.args else side.func.value  # type: ignore[attr-defined]
+        if isinstance(side, ast.Call) and isinstance(test, ast.While) and _of_array(side, fn, facts):
+            return ast.unparse(side)
+        if isinstance(side, ast.Name) and _computed(side.id, test, loop, fn, facts):
+            return side.id
+    return ""
+
+
+def _computed(name: str, test: ast.AST, loop: ast.AST, fn: Function, facts: Facts) -> bool:
+    """Whether a name is given a reduced array of this rank in a loop, and not reduced over the ranks since."""
+    limit = last_line(loop) if isinstance(test, ast.While) else test.lineno  # type: ignore[attr-defined]
+    values = [v for v in fn.values_of(name) if is_within(v, loop) and v.lineno <= limit]
+    if not values:
+        return False
+    value = max(values, key=lambda v: v.lineno)
+    later = (c for c in fn.calls if value.lineno <= c.lineno <= limit and any(reads(a, name) for a in c.args))
+    return not any(facts.module.varying.reduces(c, fn) for c in later) and _of_array(value, fn, facts)
+
+
+def _of_array(value: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> bool:
+    """Whether a value is one number made of an array, without a collective on the way."""
+    while isinstance(value, ast.Call) and short_name(value.func) in KEEPS and not isinstance(value.func, ast.Name):
+        value = value.args[0] if value.args else value.func.value  # type: ignore[attr-defined]
+    while isinstance(value, ast.Call) and short_name(value.func) in KEEPS and value.args:
+        value = value.args[0]
+    if not isinstance(value, ast.Call) or SPREADS.search(short_name(value.func)):
+        return False
+    callee = facts.module.callee(value, fn)
+    if callee is not None:
+        reduced = any(facts.module.varying.reduces(call, callee) for call in callee.calls)
+        returned = [r.value for r in callee.returns if r.value is not None]
+        return not reduced and depth < DEPTH and any(_returned(v, callee, facts, depth + 1) for v in returned)
+    return short_name(value.func) in REDUCES and isinstance(value.func, ast.Attribute)
+
+
+def _returned(value: ast.expr, fn: Function, facts: Facts, depth: int) -> bool:
+    if isinstance(value, ast.Name):
+        value = fn.bound.get(value.id, value)
+    return _of_array(value, fn, facts, depth)
 
 
 LAYERS = ("torch.nn.", "nn.")

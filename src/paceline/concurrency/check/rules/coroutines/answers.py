@@ -1,19 +1,28 @@
-"""Futures whose waiters get two answers."""
+"""Futures and queues whose waiters get no answer, or two."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.rules.rule import Witness
-from paceline.concurrency.check.summaries import Facts
-from paceline.concurrency.check.syntax.declarations import Function
+from paceline.concurrency.check.flow.effects import is_limited
+from paceline.concurrency.check.libraries.catalogue import PUTS
+from paceline.concurrency.check.rules.endings import ends_by
+from paceline.concurrency.check.rules.rule import Witness, queue_uses
+from paceline.concurrency.check.summaries import Facts, Wait
+from paceline.concurrency.check.syntax.declarations import Class, Function
+from paceline.concurrency.check.syntax.graph import catches_all
 from paceline.concurrency.check.syntax.tree import (
     dotted,
     enclosing,
+    is_constant,
     keyword,
+    on_different_branches,
+    parent,
     short_name,
 )
+from paceline.concurrency.check.threads.accesses import GROWS
+from paceline.concurrency.check.threads.roots import in_loop
 from paceline.concurrency.check.threads.shared_state import is_caught
 from paceline.concurrency.check.values.sources import TAKES, attribute_of, makes_future, parts
 
@@ -138,3 +147,180 @@ def _given_up(facts: Facts) -> bool:
     """Whether this file makes futures of a loop, and waits with a timeout or cancels anything."""
     called = {short_name(c.func) for c, _ in facts.module.calls}
     return bool(called & {"create_future", "Future"}) and bool(called & GIVES_UP)
+
+
+RECEIVES = ("data_received", "datagram_received")
+#: What a function may do with a container of futures without looking at those that are left.
+BY_KEY = {"get", "setdefault", "popleft", "append", "appendleft", "add", "remove", "discard"}
+
+
+def left_waiting(facts: Facts) -> Iterator[Witness]:
+    """Report containers of awaited futures of which only a loop that may end completes any."""
+    for cls in facts.module.classes.values():
+        methods = [fn for fn in facts.module.functions if fn.cls is cls and fn.self_name]
+        for attribute in cls.values:
+            waits = [wait for fn in methods if (wait := _kept_and_awaited(attribute, fn)) is not None]
+            if not waits or any(_sees_all(attribute, fn) for fn in methods):
+                continue
+            answers = [fn for fn in methods if any(_answers(c, attribute, fn) for c in fn.calls)]
+            ends = [end for fn in answers if (end := _ends(fn, cls, facts)) is not None]
+            if answers and len(ends) == len(answers):
+                (fn, at), waiter = ends[0], waits[0]
+                yield Witness(
+                    at,
+                    fn,
+                    cls=cls,
+                    attribute=attribute,
+                    waiter=waiter,
+                    wait_line=waiter[1].lineno,
+                    line=getattr(at, "lineno", fn.line),
+                )
+
+
+def _kept_and_awaited(attribute: str, fn: Function) -> tuple[Function, ast.Await] | None:
+    """Where a coroutine awaits, without a timeout, a future that it has put into an attribute of its object."""
+    container = f"{fn.self_name}.{attribute}"
+    futures = {dotted(t) for t, v in fn.assigns if makes_future(v)}
+    entries = {dotted(part) for t, v in fn.assigns if dotted(t) == f"{container}[]" for part in parts(v)}
+    entries |= {
+        dotted(part)
+        for call in fn.calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr in GROWS and dotted(call.func.value) == container
+        for argument in call.args
+        for part in parts(argument)
+    }
+    waits = (w for w in fn.awaits if dotted(w.value) in futures & entries - {""} and not is_limited(w))
+    return next(((fn, wait) for wait in waits), None)
+
+
+def _sees_all(attribute: str, fn: Function) -> bool:
+    """Whether a function does more with the container than to store and take single futures: it may fail the rest."""
+    for node in fn.attributes:
+        if node.attr != attribute or not isinstance(node.ctx, ast.Load):
+            continue
+        up = parent(node)
+        if isinstance(up, ast.Subscript) and up.value is node:
+            continue
+        call = parent(up) if isinstance(up, ast.Attribute) else None
+        is_method = isinstance(up, ast.Attribute) and isinstance(call, ast.Call) and call.func is up
+        if is_method and (up.attr in BY_KEY or (up.attr == "pop" and call.args)):  # type: ignore[union-attr]
+            assert call is not None
+            looped = enclosing(call, ast.While)
+            if isinstance(looped, ast.While) and any(dotted(n) == dotted(node) for n in ast.walk(looped.test)):
+                return True  # `while self.waiting: self.waiting.popleft()`
+            continue
+        if isinstance(up, ast.Compare) or (isinstance(up, ast.Call) and short_name(up.func) == "len"):
+            continue
+        if isinstance(up, ast.If | ast.UnaryOp):
+            continue
+        return True
+    return any(isinstance(n.ctx, ast.Store) and n.attr == attribute and fn.name != "__init__" for n in fn.attributes)
+
+
+def _answers(call: ast.Call, attribute: str, fn: Function) -> bool:
+    """Whether a call completes a future out of this container."""
+    named = isinstance(call.func, ast.Attribute) and call.func.attr == "set_result"
+    return named and attribute_of(call.func.value, fn) == attribute  # type: ignore[attr-defined]
+
+
+def _ends(fn: Function, cls: Class, facts: Facts) -> tuple[Function, ast.AST] | None:
+    """Where the loop in which a function answers may end, or what is called while a connection is open."""
+    if fn.name in RECEIVES and any(base.rpartition(".")[2].endswith("Protocol") for base in cls.bases):
+        return fn, fn.node
+    for caller, call in ((fn, None), *((c, e.effect.node) for c, e in facts.callers.get(id(fn), ()))):
+        sets = [c for c in caller.calls if short_name(c.func) == "set_result"] if call is None else [call]
+        for at in sets:
+            loop = enclosing(at, ast.While, ast.AsyncFor)
+            if not caller.asynchronous or not isinstance(loop, ast.While | ast.AsyncFor):
+                continue
+            leaves = (n for n in ast.walk(loop) if isinstance(n, ast.Break | ast.Return))
+            if (exit_node := next(leaves, None)) is not None:
+                return caller, exit_node
+            if isinstance(loop, ast.AsyncFor) or not _holds(loop):
+                return caller, loop
+    return None
+
+
+def _holds(loop: ast.While) -> bool:
+    """Whether a loop continues whatever is raised in it."""
+    tried = [s for s in loop.body if isinstance(s, ast.Try)]
+    return len(loop.body) == 1 and bool(tried) and any(catches_all(h) for h in tried[0].handlers)
+
+
+def mark_missing(facts: Facts) -> Iterator[Witness]:
+    """Report queues of tasks that end by a mark which no function puts, or which a stage does not pass on."""
+    for fn in (fn for fn in facts.module.functions if fn.asynchronous):
+        for queue, mark, get in ends_by(fn, facts):
+            filled = [put for put in queue_uses(facts, PUTS, queue) if put.call.args]
+            if not filled or not _is_awaited(fn, facts):
+                continue
+            marks = [put for put in filled if _may_be(put.call.args[0], mark, put.fn)]
+            others = [put for put in marks if put.fn is not fn]
+            mine = [put.call for put in filled if put.fn is fn]
+            if not marks:
+                yield Witness(filled[0].call, filled[0].fn, caller=fn, queue=queue, mark=mark, get=get)
+            elif fn.cls is None or not mine or not all(_is_for_the_next(call, mark) for call in mine):
+                continue
+            elif len(others) == 1 and not in_loop(others[0].call, others[0].fn):
+                yield Witness(get, fn, "kept", text=mark, queue=queue, put=mine[0], mark=others[0])
+
+
+def _is_awaited(fn: Function, facts: Facts) -> bool:
+    """Whether the end of a coroutine is waited for: it runs as a task that is not cancelled."""
+    roots = [root for root in facts.roots if root.function is fn and root.kind == "task"]
+    return bool(roots) and not any(short_name(c.func) == "cancel" for c, _ in facts.module.calls)
+
+
+def _may_be(value: ast.expr, mark: str, fn: Function) -> bool:
+    """Whether what is put may be the mark: itself, or a value that is not known."""
+    if ast.unparse(value) == mark:
+        return True
+    binding = fn.bound.get(value.id, value) if isinstance(value, ast.Name) else value
+    binding = binding.value if isinstance(binding, ast.Await) else binding
+    looped = isinstance(value, ast.Name) and value.id in fn.looped
+    if mark != "None":
+        return isinstance(value, ast.Name) and not looped and binding is value
+    plain = isinstance(binding, ast.Tuple | ast.List | ast.Dict | ast.JoinedStr | ast.BinOp | ast.Compare)
+    return not (plain or looped or (isinstance(binding, ast.Constant) and not is_constant(binding, None)))
+
+
+def _is_for_the_next(put: ast.Call, mark: str) -> bool:
+    """Whether a stage puts what it makes of an item into the queue of the next stage: `self.next.inbox`."""
+    owner = getattr(put.func, "value", put)
+    return (
+        ast.unparse(put.args[0]) != mark and isinstance(owner, ast.Attribute) and isinstance(owner.value, ast.Attribute)
+    )
+
+
+GETS = ("get", "wait")
+
+
+def own_answer(facts: Facts) -> Iterator[Witness]:
+    """Report loops that wait, on a way through calls, for what only they do themselves, in another turn."""
+    for fn in facts.module.functions:
+        for effect in facts.runs(fn) if any(not isinstance(loop, ast.comprehension) for loop in fn.loops) else ():
+            if effect.callee is None or enclosing(effect.node, ast.While, ast.AsyncFor, ast.For) is None:
+                continue
+            waits = ((wait, _does(wait, fn, facts)) for wait in facts.waits(effect.callee).values())
+            wait, does = next(((wait, does) for wait, does in waits if does), (None, []))
+            if wait is not None and any(_later(effect.node, each) for each in does):
+                yield Witness(effect.node, fn, wait=wait, does=does, steps=((fn, effect.node), *wait.steps))
+                return
+
+
+def _does(wait: Wait, fn: Function, facts: Facts) -> list[ast.Call]:
+    """The calls of a loop that do what is waited for; none where another function does it as well."""
+    resource = wait.effect.resource
+    method = short_name(getattr(wait.effect.node, "func", wait.effect.node))
+    if resource is None or not resource.sure or resource.one_of_several or method not in GETS:
+        return []
+    uses = facts.wakers(wait.effect)
+    return [use.call for use in uses] if all(use.fn is fn for use in uses) else []
+
+
+def _later(waits: ast.expr, does: ast.Call) -> bool:
+    """Whether a call does something only after another one returns, or in another turn of the loop."""
+    loop = enclosing(waits, ast.While, ast.AsyncFor, ast.For)
+    return loop is enclosing(does, ast.While, ast.AsyncFor, ast.For) and (
+        on_different_branches(waits, does) or waits.lineno < does.lineno
+    )

@@ -1,20 +1,29 @@
-"""Items of queues that are not marked as done."""
+"""Items of queues that are not marked as done, not answered, or without their result."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import partial
 
-from paceline.concurrency.check.flow.duties import Duty, Skipped
+from paceline.concurrency.check.flow.duties import Duty, Skipped, one_of
+from paceline.concurrency.check.flow.effects import has_timeout
+from paceline.concurrency.check.libraries.catalogue import EVENTS, PUTS
 from paceline.concurrency.check.rules.rule import Witness, queue_of, queue_uses
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
+    awaited,
+    dotted,
+    enclosing,
     following,
+    parent,
     short_name,
     statement_of,
+    user_of,
 )
 from paceline.concurrency.check.threads.roots import in_loop
+from paceline.concurrency.check.values.sources import makes_future
 
 
 def task_not_done(facts: Facts) -> Iterator[Witness]:
@@ -100,3 +109,150 @@ def _report_skipped(fn: Function, skipped: Skipped, queue: str, join: ast.Call) 
         how = "is not marked as done if this raises" + ("" if skipped.caught else ", which ends the worker")
         sure, continues = 0.6, "raises"
     return Witness(at, fn, "skipped", confidence=sure, queue=queue, how=how, join=join, line=line, continues=continues)
+
+
+TAKES = ("get", "get_nowait", "popleft", "pop", "recv")
+ANSWERS = ("set", "set_result")
+FAILS = ("set_exception", "cancel", "set_error", "fail", "abort")
+ASKS = ("done", "cancelled", "is_set")
+HANDS_ON = ("put", "put_nowait", "append", "appendleft", "submit", "add", "send")
+
+
+def unanswered(facts: Facts) -> Iterator[Witness]:
+    """Report worker loops in which a path does not answer the request that it took."""
+    waits = _waits(facts)
+    for fn in facts.module.functions if waits else ():
+        for take, names in _taken(fn):
+            answers = [c for c in fn.calls if c.lineno >= take.lineno and _answers(c, names)]
+            kind = waits.get(short_name(answers[0].func)) if answers else None
+            if kind is None or not _made_here(facts, short_name(answers[0].func)):
+                continue
+            duty = Duty(fn, partial(_meets, names=names))
+            starts = duty.steps(one_of([take]))
+            ways = sorted(duty.skipped_after(starts), key=lambda s: (s.raised, s.node.line))
+            for skipped in (ways or list(duty.failed_in(starts, answers)))[:1]:
+                yield _report(fn, take, answers[0], skipped, kind)
+
+
+def _waits(facts: Facts) -> dict[str, tuple[Function, ast.expr]]:
+    """How an answer is given -> where one is waited for without a timeout."""
+    waits: dict[str, tuple[Function, ast.expr]] = {}
+    for use in facts.uses(("wait",), EVENTS):
+        if not use.call.args and not has_timeout(use.call, "wait"):
+            waits.setdefault("set", (use.fn, use.call))
+    for fn in facts.module.functions:
+        results = [c for c in fn.calls if short_name(c.func) == "result" and not c.args and not c.keywords]
+        awaits = [w for w in fn.awaits if isinstance(w.value, ast.Name) and makes_future(fn.bound.get(w.value.id))]
+        for wait in (*results, *awaits):
+            waits.setdefault("set_result", (fn, wait))
+    return waits
+
+
+def _made_here(facts: Facts, answer: str) -> bool:
+    """Whether this file makes the event or future of a request, and passes it on, or a request brings its own."""
+    for fn in facts.module.functions:
+        for target, value in fn.assigns:
+            kind = facts.module.constructed_kind(value, fn) if isinstance(value, ast.Call) else None
+            if not (makes_future(value) if answer == "set_result" else kind in EVENTS):
+                continue
+            passed = any(dotted(n) == dotted(target) and _passed(n) for n in (*fn.names, *fn.attributes))
+            if passed or (isinstance(target, ast.Attribute) and fn.name == "__init__"):
+                return True
+    return False
+
+
+def _passed(node: ast.expr) -> bool:
+    """Whether this is an argument of a call, or a part of one."""
+    up = parent(node)
+    while isinstance(up, ast.Tuple | ast.List | ast.Dict | ast.keyword):
+        up = parent(up)
+    return isinstance(up, ast.Call) and up.func is not node
+
+
+def _taken(fn: Function) -> Iterator[tuple[ast.Call, set[str]]]:
+    """The calls in a loop that take a request out of a queue, and the names that it gets."""
+    for statement in {id(p): p for c in fn.calls if (p := _assignment(c)) is not None}.values():
+        value = awaited(statement.value)
+        target = statement.targets[0]
+        parts = target.elts if isinstance(target, ast.Tuple) else [target]
+        names = {part.id for part in parts if isinstance(part, ast.Name)}
+        if isinstance(value, ast.Call) and names and in_loop(value, fn):
+            yield value, names
+
+
+def _assignment(call: ast.Call) -> ast.Assign | None:
+    """The assignment of what a call takes out of a queue."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in TAKES or len(call.args) > 1:
+        return None
+    up = user_of(call)
+    return up if isinstance(up, ast.Assign) and up.value in (call, parent(call)) else None
+
+
+def _answers(call: ast.Call, names: set[str]) -> bool:
+    """Whether a call answers a request: `done.set()`, `request.future.set_result(x)`."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr not in ANSWERS:
+        return False
+    plain = call.func.attr != "set" or not call.args
+    return plain and dotted(call.func.value).partition(".")[0] in names
+
+
+def _meets(call: ast.Call, names: set[str]) -> bool:
+    """Whether a call answers a request, says that it failed, asks whether that is needed, or hands it on to others."""
+    if _answers(call, names):
+        return True
+    name = short_name(call.func)
+    if isinstance(call.func, ast.Attribute) and name in (*FAILS, *ASKS):
+        return dotted(call.func.value).partition(".")[0] in names
+    arguments = {dotted(a).partition(".")[0] for a in (*call.args, *(k.value for k in call.keywords))}
+    return bool(arguments & names) and (name in HANDS_ON or name.startswith(("_", "handle", "process", "on_")))
+
+
+def _report(
+    fn: Function, take: ast.Call, answer: ast.Call, skipped: Skipped, waiter: tuple[Function, ast.expr]
+) -> Witness:
+    line = skipped.node.line
+    how, continues = f"on the way over line {line}", "continues without an answer"
+    if skipped.raised:
+        how, continues = f"if line {line} raises", "raises, and does not answer"
+    return Witness(
+        answer, fn, how=how, continues=continues, take=take, waiter=waiter, wait_line=waiter[1].lineno, skipped=skipped
+    )
+
+
+def result_lost(facts: Facts) -> Iterator[Witness]:
+    """Report workers that continue without a result, where one for each job is waited for."""
+    for fn in facts.module.functions:
+        for jobs, results, get in _counted(fn, facts):
+            puts = [*queue_uses(facts, PUTS, results), *queue_uses(facts, PUTS, jobs)]
+            for worker in dict.fromkeys(put.fn for put in puts if put.of == results and put.fn is not fn):
+                takes = [
+                    t.call for t in queue_uses(facts, ("get",), jobs) if t.fn is worker and in_loop(t.call, worker)
+                ]
+                duty = Duty(worker, one_of(put.call for put in puts if put.fn is worker))
+                ways = duty.skipped_after(duty.steps(one_of(takes)))
+                lost = sorted((s for s in ways if not s.raised or s.caught), key=lambda s: (s.raised, s.node.line))
+                for way in lost[:1]:
+                    how = "if this raises, which is caught" if way.raised else "on the way that ends here"
+                    at = way.node.syntax or worker.node
+                    yield Witness(at, worker, results=results, how=how, caller=fn, get=get, skipped=way)
+
+
+def _counted(fn: Function, facts: Facts) -> Iterator[tuple[str, str, ast.Call]]:
+    """The queues of which a function fills one in a loop, and empties the other in a loop of as many turns."""
+    put, got = dict[str, str](), dict[str, tuple[str, ast.Call]]()
+    for call in fn.calls:
+        loop = enclosing(call, ast.For)
+        over = _over(loop.iter) if isinstance(loop, ast.For) else ""
+        if over and (queue := queue_of(call, PUTS, fn, facts)):
+            put.setdefault(queue, over)
+        elif over and (queue := queue_of(call, ("get",), fn, facts)) and not has_timeout(call, "get"):
+            got.setdefault(queue, (over, call))
+    for jobs, one in put.items():
+        yield from ((jobs, results, get) for results, (two, get) in got.items() if one == two and jobs != results)
+
+
+def _over(node: ast.expr) -> str:
+    """What a loop goes over: `items` of `enumerate(items)` and `range(len(items))`."""
+    while isinstance(node, ast.Call) and short_name(node.func) in ("enumerate", "range", "len") and len(node.args) == 1:
+        node = node.args[0]
+    return ast.unparse(node)

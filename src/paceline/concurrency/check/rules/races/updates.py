@@ -243,6 +243,9 @@ def _report(access: Access, guarded: Access | None, other: str = "") -> Witness:
     return Witness(access.node, access.fn, what=what, access=access, line=line, lock=lock, name=name)
 
 
+ADDS = ("append", "extend", "appendleft", "add", "update", "setdefault", "insert")
+
+
 def read_then_reset(facts: Facts) -> Iterator[Witness]:
     """Report functions that use a container as a whole and then empty it."""
     for accesses, cls in shared_things(facts):
