@@ -49,8 +49,8 @@ def functions(found: list[Finding]) -> list[list[str]]:
 
 
 def test_places_of_one_lock_are_one_finding() -> None:
-    (found,) = checked(of_class("Pool", "put", "get", "size")).findings
-    assert functions([found]) == [["Pool.put", "Pool.get", "Pool.size"]]
+    (found,) = checked(of_class("Pool", "push", "get", "size")).findings
+    assert functions([found]) == [["Pool.push", "Pool.get", "Pool.size"]]
     assert found.elsewhere == f"also at lines {', '.join(str(place.line) for place in found.further)}"
     assert len({place.fingerprint for place in found.places}) == 3
 
@@ -61,19 +61,19 @@ def test_other_locks_classes_and_locals_are_findings_of_their_own() -> None:
         FUNCTION.format(name=name, lock="lock").replace("(x):", "(x):\n    lock = x.lock") for name in "ab"
     )
     module = "lock_of_all = threading.Lock()\n" + "".join(FUNCTION.format(name=n, lock="lock_of_all") for n in "cd")
-    found = checked(module, of_class("Pool", "put", "get"), other, of_class("Store", "put"), same_name).findings
-    assert functions(found) == [["c", "d"], ["Pool.put", "Pool.get"], ["Pool.other"], ["Store.put"], ["a"], ["b"]]
+    found = checked(module, of_class("Pool", "push", "get"), other, of_class("Store", "push"), same_name).findings
+    assert functions(found) == [["c", "d"], ["Pool.push", "Pool.get"], ["Pool.other"], ["Store.push"], ["a"], ["b"]]
 
 
 def test_a_finding_of_another_file_is_another_one(here: Path) -> None:
     for name in ("a.py", "b.py"):
-        (here / name).write_text("import threading\n" + of_class("Pool", "put", "get"))
+        (here / name).write_text("import threading\n" + of_class("Pool", "push", "get"))
     found = check_paths([here], Options(cache=False)).findings
     assert [(f.path, len(f.further)) for f in found] == [("a.py", 1), ("b.py", 1)]
 
 
 def test_what_a_comment_or_a_baseline_says_of_one_place_holds_for_that_place(here: Path) -> None:
-    ignored = of_class("Pool", "put", mark="  # paceline: ignore[PC102]")
+    ignored = of_class("Pool", "push", mark="  # paceline: ignore[PC102]")
     rest = "".join(METHOD.format(name=name, lock="_lock", mark="") for name in ("get", "size"))
     (found,) = checked(ignored, rest).findings
     assert functions([found]) == [["Pool.get", "Pool.size"]]
@@ -94,7 +94,7 @@ def test_a_mistake_is_as_likely_as_its_likeliest_place() -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_format_names_the_further_places(form: str) -> None:
-    report = checked(of_class("Pool", "put", "get", "size"))
+    report = checked(of_class("Pool", "push", "get", "size"))
     told = FORMATS[form](report)
     (found,) = report.findings
     further = [place.line for place in found.further]
@@ -110,6 +110,6 @@ def test_every_format_names_the_further_places(form: str) -> None:
 
 
 def test_the_cache_keeps_what_a_finding_is_about(here: Path) -> None:
-    (here / "pool.py").write_text("import threading\n" + of_class("Pool", "put", "get"))
+    (here / "pool.py").write_text("import threading\n" + of_class("Pool", "push", "get"))
     first, second = (check_paths([here], Options()).findings for _ in range(2))
-    assert functions(first) == functions(second) == [["Pool.put", "Pool.get"]]
+    assert functions(first) == functions(second) == [["Pool.push", "Pool.get"]]
