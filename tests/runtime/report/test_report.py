@@ -379,7 +379,7 @@ def test_many_runs_can_be_filtered(runs: Path, tmp_path: Path) -> None:
         pytest.skip("there is no chromium on this machine to open the page with")
     readings = open_all([runs]) * 3
     typing = """<script>const field = document.querySelector(".filter input"); field.value = "ring WORKERS=3";
-        field.dispatchEvent(new RunEvent("input"));</script></body>"""
+        field.dispatchEvent(new Event("input"));</script></body>"""
     file = tmp_path / "report.html"
     text = re.sub('<meta http-equiv="Content-Security-Policy".*?>', "", page(readings))  # which forbids the typing
     file.write_text(text.replace("</body>", typing))

@@ -93,9 +93,9 @@ def parallel(axes: Sequence[Axis], rows: Sequence[tuple[list[Any], float, int]])
         lines += f'<path class="grid" d="M{place * gap:.0f} 0v{SIDE}"/>'
         offset = place / max(1, len(axes) - 1)
         moved = f"margin-top:{1.1 * (place % 2 and crowded)}em{at_edge * (axis is axes[-1])}"
-        words += f'<i class="x" style="offset:{offset:.1%};{moved}">{escape(axis.name)}</i>'
+        words += f'<i class="x" style="left:{offset:.1%};{moved}">{escape(axis.name)}</i>'
         for at, text in _apart(axis.marks, [HEIGHT] * len(axis.marks)):
-            words += f'<i style="offset:{offset:.1%};top:{1 - at:.1%}">{escape(text)}</i>'
+            words += f'<i style="left:{offset:.1%};top:{1 - at:.1%}">{escape(text)}</i>'
     return _figure("All parameters and the metric", lines, words, "\N{NO-BREAK SPACE}", "wide")
 
 

@@ -151,7 +151,7 @@ def _gradient(ranks: Sequence[Recorded]) -> StepDifference | None:
         if _near(first, plain):
             what = f"is the mean over processes, and not over samples: they have {samples.int().tolist()}"
         elif _near(first, mine[wrong[0]]):
-            what = "is the process's local_gradients: it was not summed with those of the others"
+            what = "is the process's own: it was not summed with those of the others"
         elif _near(first, mine.sum(0)):
             what = "is the sum over processes, and not the mean over samples"
         else:

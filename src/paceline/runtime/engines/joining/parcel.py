@@ -245,9 +245,9 @@ def lacking(packages: Iterable[Package], needed_python: str, host: str) -> list[
         lines.append(f"Python {needed_python} is needed, as {host} has it, and this is Python {python()}")
     for each in packages:
         if importlib.util.find_spec(each.module) is None:
-            lines.append(f"{each.module} is not installed local: pip install {each}")
+            lines.append(f"{each.module} is not installed here: pip install {each}")
         elif each.module in SAME and (local := _version(each.module, each.distribution)) != each.version:
-            lines.append(f"{each.module} is {local} local and {each.version} on {host}: pip install {each}")
+            lines.append(f"{each.module} is {local} here and {each.version} on {host}: pip install {each}")
     return lines
 
 
