@@ -23,7 +23,7 @@ from paceline.algorithms.cluster.messages import (
     Replicate,
     Replicated,
 )
-from paceline.algorithms.cluster.outputs import Again, Output, Send
+from paceline.algorithms.cluster.outputs import Adopt, Again, Output, Send
 from paceline.algorithms.cluster.shard import NEVER, ShardMachine
 from paceline.algorithms.cluster.views import EPOCH_BITS, ShardViews, Trust
 from paceline.algorithms.cluster.worker import Stage, WorkerMachine
@@ -266,7 +266,8 @@ class ForgetsItsBatch(WorkerMachine):
         if self.stage is Stage.PUSHING and any(v.number > self.views[v.shard].number for v in message.views):
             self.awaited.clear()
             self.acknowledged = {Acknowledged(view.shard, view.number) for view in message.views}
-            yield from self._exchanged(now, Pushed(0, self.shown[0], self.batch, self.base[0]))
+            outputs = self._exchanged(now, Pushed(0, self.shown[0], self.batch, self.base[0]))
+            yield from (each for each in outputs if not isinstance(each, Adopt))  # no answer has come
         yield from super()._new_views(now, message)
 
 

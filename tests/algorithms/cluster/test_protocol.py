@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from paceline.algorithms.cluster.messages import KINDS, Acknowledged, Start, View, Views, pack, unpack
-from paceline.algorithms.cluster.outputs import Apply
-from paceline.algorithms.server.gates import Backup
+from paceline.algorithms.cluster.desk import DeskMachine
+from paceline.algorithms.cluster.leases import DeskDuties
+from paceline.algorithms.cluster.messages import (
+    KINDS,
+    NONE,
+    Acknowledged,
+    Process,
+    Propose,
+    Release,
+    Role,
+    Start,
+    Status,
+    View,
+    Views,
+    pack,
+    unpack,
+)
+from paceline.algorithms.cluster.outputs import Apply, Output, Send, Timing
+from paceline.algorithms.server.gates import Asynchronous, Backup
 from paceline.errors import ProtocolError
 from paceline.runtime.engines.cluster.servers.history import by_rank
 from paceline.runtime.engines.virtual.network import History, Scenario, first_fault, replayed
@@ -117,6 +133,32 @@ def test_a_trace_that_does_not_tell_processes_of_a_rank_apart_is_found(monkeypat
     found = first_fault(range(SEEDS))
     assert found is not None
     assert "the replay" in found[1]
+
+
+def test_a_server_that_was_given_up_is_not_dismissed_as_soon_as_it_is_heard_of_again() -> None:
+    timing = Timing()
+    desk = DeskMachine(1, DeskDuties(2, 10, Asynchronous(), 2), timing, [(0, 1)])
+    views: dict[int, Propose] = {}
+    dismissed: list[float] = []
+
+    def take(now: float, outputs: list[Output]) -> None:
+        for message in (output.message for output in outputs if isinstance(output, Send)):
+            if isinstance(message, Propose):
+                views.update(dict.fromkeys(message.members, message))
+            elif isinstance(message, Release):
+                dismissed.append(now)
+
+    take(0.0, desk.start(0.0))
+    for beat in range(60):
+        now = timing.heartbeat * beat
+        for server in (0, 1) if beat < 10 or beat >= 40 else (0,):
+            view = views[server].view, views[server].members
+            status = Status(1, beat + 1, 0, *view, view[0], 0, 0, (), NONE, NONE)
+            take(now, desk.handle(now, Process(Role.SERVER, server), status))
+        take(now, desk.tick(now))
+    assert views[0].members == (0,)
+    assert dismissed
+    assert dismissed[0] >= timing.heartbeat * 40 + timing.silence
 
 
 def test_messages_come_back_from_their_integers() -> None:

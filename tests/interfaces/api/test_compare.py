@@ -146,7 +146,8 @@ def test_the_first_line_says_how_long_it_takes_and_a_bar_how_far_it_is(virtual: 
     )
     # Three trainings of 2.5 s; five rounds of one process, two plans, two ceilings, each of which takes 2.5 s.
     assert lines[0] == "about 70 s: 3 plans x 5 rounds, after a whole training by each"
-    assert lines[1].startswith("after 2 rounds, times as fast as one process: ring:workers=2 2.00")
+    assert lines[1].startswith("in the whole trainings, times as fast as one process: ")
+    assert lines[2].startswith("after 2 rounds, times as fast as one process: ring:workers=2 2.00")
     assert shares == sorted(shares)
     assert shares[0] == 0
     assert 0.9 < shares[-1] < 1

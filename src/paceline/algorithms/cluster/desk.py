@@ -13,6 +13,7 @@ The epoch fences earlier desks: servers and workers ignore messages of an epoch 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from enum import IntEnum
 from functools import partial
@@ -76,6 +77,8 @@ class DeskMachine:
         #: When each process was heard of last, and those whose connection ended since.
         self.heard: dict[Process, float] = {}
         self.gone: set[Process] = set()
+        #: Since when a process has been heard of again that was silent or gone.
+        self.back: dict[Process, float] = {}
         self.since = self.rebuilding_since = now
         self.expected = None if expected is None else frozenset(expected)
         self._duties = duties
@@ -99,6 +102,8 @@ class DeskMachine:
     def handle(self, now: float, sender: Process, message: Message) -> list[Output]:
         """Take a message, and return what to do."""
         self._notice_absence(now)
+        if sender in self.gone or not self._alive(now, sender):
+            self.back[sender] = now
         self.heard[sender] = now
         self.gone.discard(sender)
         outputs: list[Output] = []
@@ -120,6 +125,8 @@ class DeskMachine:
 
     def alive_sign(self, now: float, process: Process) -> None:
         """Take note that a process is alive, as its heartbeat says."""
+        if not self._alive(now, process):
+            self.back[process] = now
         self.heard[process] = now
 
     def tick(self, now: float) -> list[Output]:
@@ -139,7 +146,7 @@ class DeskMachine:
     def _notice_absence(self, now: float) -> None:
         """Count everyone's silence from now on if this desk was away, as when its machine slept."""
         if now - self._beat >= self.timing.silence:
-            self.heard = dict.fromkeys(self.heard, now)
+            self.heard, self.back = dict.fromkeys(self.heard, now), dict.fromkeys(self.heard, now)
             self.since = self._beat = now
             for view in self.views:
                 view.since = now
@@ -171,13 +178,19 @@ class DeskMachine:
             yield from self._examine_all(now)
 
     def _holder(self, now: float, server: int, status: Status) -> Iterator[Output]:
-        """Take note of what a server holds; one that the shard has gone on without is dismissed."""
+        """Take note of what a server holds; one that the shard has gone on without is dismissed.
+
+        But not as soon as it is heard of again: a desk that was cut off may have been replaced, without knowing it yet,
+        and what it calls left behind is what the next one continues from.
+        """
         views = self.views[status.shard]
         views.note(now, server, status)
         if self.phase == Phase.RECOVERING:
             return
         if server in views.view.members:
             yield from views.proposals(self.epoch, (server,) if status.view < views.view.number else ())
+        elif now - self.back.get(_server(server), -math.inf) < self.timing.silence:
+            return
         elif server != views.feeding and views.established:
             views.statuses.pop(server)
             yield Send(_server(server), Release(self.epoch, status.shard, status.view))
