@@ -157,7 +157,7 @@ def test_the_first_line_says_how_long_it_takes_and_a_bar_how_far_it_is(virtual: 
         lines[0] == "about 30 s, up to 66 s while rounds disagree: 3 plans x 5 rounds, after a whole training by each"
     )
     assert lines[1] == "training small by sequential ..."
-    assert len(lines) == 1 + 3 + 5 + 1, "a line for each training and each round, and one for the first two"
+    assert len(lines) == 1 + 3 + 1 + 5 + 1, "a line for each training and round, for all trainings, and for two rounds"
 
 
 def test_an_estimate_is_that_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
