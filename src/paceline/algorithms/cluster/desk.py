@@ -102,9 +102,7 @@ class DeskMachine:
     def handle(self, now: float, sender: Process, message: Message) -> list[Output]:
         """Take a message, and return what to do."""
         self._notice_absence(now)
-        if sender in self.gone or not self._alive(now, sender):
-            self.back[sender] = now
-        self.heard[sender] = now
+        self.alive_sign(now, sender)
         self.gone.discard(sender)
         outputs: list[Output] = []
         if isinstance(message, Status):

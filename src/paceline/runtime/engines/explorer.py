@@ -4,8 +4,9 @@ Numbers are symbols: a gradient is of a worker, an update and the parameters tha
 gradients; parameters are of what made them. So equal symbols are equal parameters, and tell what they were made of.
 
     a worker yields      and goes on
-    ──────────────       ───────────
-    Gradient, OptimizerStep       at once, with a symbol; a step must be of the update's sum, and make the next version
+    ───────────────      ───────────
+    Gradient             at once, with a symbol
+    OptimizerStep        at once; it must be of the update's sum, and make the next version
     Offer, Begin ...     at once; the others may have what it contributes from now on
     Sum, Exchange, ...   when all that it exchanges with have come to the same exchange; never, if one has died before
 

@@ -9,7 +9,7 @@ which update is next? ───────────▶ as many as possible i
                                    generated code; the last of them
 Gradient  ───────────────────────▶ which chunks, of which version  ─────▶ computes, or waits for the user's loop
 Sum, Exchange  ──────────────────▶ the collective, over the group's link
-OptimizerStep  ───────────────────────────▶ the user's optimizer; a row
+OptimizerStep  ──────────────────▶ the user's optimizer; a row
 which update is next? ───────────▶ a snapshot, a checkpoint, if due
 """
 

@@ -1,7 +1,7 @@
 """A worker's side of the servers: it answers the commands of its program over sockets.
 
 Ask, Finish     a machine handles what arrives until it wants a batch computed (`algorithms.cluster.worker`)
-ComputeGradient         one vector for each shard
+Compute         one vector for each shard
 Push            the machine pushes all of them at once, and again what is not answered
 """
 
