@@ -267,7 +267,7 @@ COMPILER = """#!/bin/sh
 case "$*" in
   *--version*) echo slow 1 ;;
   *try.cpp*) exit 1 ;;
-  *) sleep 400 & echo $! > STARTED.draft; mv STARTED.draft STARTED; wait ;;
+  *) touch $TMPDIR/own; sleep 400 & echo $! > STARTED.draft; mv STARTED.draft STARTED; wait ;;
 esac
 """
 
@@ -289,7 +289,7 @@ def test_a_text_that_several_need_at_once_is_compiled_once(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_no_compiler_outlives_the_process_that_waits_for_it(how: signal.Signals, tmp_path: Path) -> None:
+def test_no_compiler_and_none_of_its_files_outlives_its_process(how: signal.Signals, tmp_path: Path) -> None:
     """A compiler starts others, which no signal to it reaches."""
     slow, started = tmp_path / "slow", tmp_path / "started"
     slow.write_text(COMPILER.replace("STARTED", str(started)))
@@ -306,3 +306,8 @@ def test_no_compiler_outlives_the_process_that_waits_for_it(how: signal.Signals,
         process.send_signal(how)
     psutil.wait_procs([child], 300)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    # What a killed process leaves lies where the next compilation of the text removes it.
+    left = {str(file.parent.relative_to(tmp_path)) for file in tmp_path.rglob("own")}
+    assert all(place.startswith("cache/") for place in left)
+    assert bool(left) == (how is signal.SIGKILL)
+    assert not list(tmp_path.glob("paceline-*"))

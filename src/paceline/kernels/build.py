@@ -245,37 +245,53 @@ def library(text: str, extra: tuple[str, ...] = ()) -> tuple[ctypes.CDLL, Path, 
     toolchain, flags, file = _place_of(text, extra)
     if (functions := _loaded(file)) is not None:
         return functions, file, True
-    with _alone(file):
+    with _alone(file) as place:
         if (functions := _loaded(file)) is not None:
             return functions, file, True
-        file = _compile(toolchain, text, flags, file)
+        file = _compile(toolchain, text, flags, file, place)
     if (functions := _loaded(file)) is None:
         raise CannotCompile(f"{file} was changed while it was being loaded; compute='autograd' goes on without")
     return functions, file, False
 
 
 @contextlib.contextmanager
-def _alone(file: Path) -> Iterator[None]:
-    """Let one process at a time compile a text: all workers of a run need the same ones at the same moment.
+def _alone(file: Path) -> Iterator[Path]:
+    """Let one process at a time compile a text, and yield the folder in which it does.
 
-    The lock ends with its process. One that is stopped is not waited for longer than a compiler.
+    All workers of a run need the same texts at the same moment. The lock ends with its process; one that is stopped is
+    not waited for longer than a compiler. The folder lies beside the lock, so that what a killed process leaves there
+    is removed by the next, and not never, as it would be in /tmp.
     """
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # such as a cache that cannot be written
-            lock = file.with_name(f"{file.name[:2]}.lock")  # of a few texts, so that there are not more and more files
-            user_cache.append(lock, b"")
-            descriptor = stack.enter_context(user_cache.opened(lock, os.O_RDWR))
-            end = time.monotonic() + PATIENCE
-            while time.monotonic() < end:
-                with contextlib.suppress(BlockingIOError):
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                time.sleep(0.01)
-        yield
+        place = _locked_folder(file, stack)
+        yield place or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
 
 
-def _run(commands: Sequence[tuple[str, ...]]) -> str:
-    """Run compilers side by side; return what those say that fail. None outlives this process, however that ends."""
+def _locked_folder(file: Path, stack: contextlib.ExitStack) -> Path | None:
+    """Take the lock of a library, for as long as a stack is open; None without it, or in a cache not to be written."""
+    with contextlib.suppress(OSError):
+        lock = file.with_name(f"{file.name[:2]}.lock")  # of a few texts, so that there are not more and more files
+        user_cache.append(lock, b"")
+        descriptor = stack.enter_context(user_cache.opened(lock, os.O_RDWR))
+        end = time.monotonic() + PATIENCE
+        while time.monotonic() < end:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                place = lock.with_suffix(".draft")
+                stack.callback(shutil.rmtree, place, ignore_errors=True)
+                shutil.rmtree(place, ignore_errors=True)
+                place.mkdir(mode=0o700)
+                return place
+            time.sleep(0.01)
+    return None
+
+
+def _run(commands: Sequence[tuple[str, ...]], place: Path) -> str:
+    """Run compilers side by side; return what those say that fail. None outlives this process, however that ends.
+
+    What they write for themselves lies in the folder too, since one that is killed does not remove it.
+    """
+    environment = {**os.environ, "TMPDIR": str(place)}
     end, write_end = os.pipe()
     running = list[subprocess.Popen[str]]()
     try:
@@ -284,6 +300,7 @@ def _run(commands: Sequence[tuple[str, ...]]) -> str:
                 subprocess.Popen(
                     ("sh", "-c", ENDS_WITH_PARENT, "sh", *command),
                     stdin=end,
+                    env=environment,
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
                     text=True,
@@ -311,22 +328,21 @@ def compiling_seconds(text: str) -> float:
     return 0.25 + by_one / 2 if side_by_side else by_one
 
 
-def _compile(toolchain: Compiler, text: str, flags: tuple[str, ...], file: Path) -> Path:
-    """Compiles a text and keeps the library."""
-    with tempfile.TemporaryDirectory(prefix="paceline-") as place:
-        draft, binary = Path(place) / "text.cpp", Path(place) / "text.so"
-        draft.write_text(text, encoding="utf-8")
-        start = (*toolchain.command, *flags)
-        parts = [f"{place}/{number}.o" for number in range(2)] if text.startswith(TWO_PARTS) else []
-        halves = [(*start, f"-DPART={n}", "-c", str(draft), "-o", part) for n, part in enumerate(parts)]
-        try:
-            message = _run(halves) or _run([(*start, *(parts or [str(draft)]), "-o", str(binary))])
-        except subprocess.TimeoutExpired as error:
-            raise CannotCompile(f"{toolchain} needed more than {PATIENCE:.0f} s for one text") from error
-        if message:
-            raise CannotCompile(
-                f"{toolchain} refused the generated text; this is a fault of Paceline's, compute='autograd' goes on "
-                "without."
-                f"\n{message[:2000]}"
-            )
-        return keep(file, binary.read_bytes(), file.with_suffix(".cpp"), text)
+def _compile(toolchain: Compiler, text: str, flags: tuple[str, ...], file: Path, place: Path) -> Path:
+    """Compiles a text in a folder and keeps the library."""
+    draft, binary = place / "text.cpp", place / "text.so"
+    draft.write_text(text, encoding="utf-8")
+    start = (*toolchain.command, *flags)
+    parts = [f"{place}/{number}.o" for number in range(2)] if text.startswith(TWO_PARTS) else []
+    halves = [(*start, f"-DPART={n}", "-c", str(draft), "-o", part) for n, part in enumerate(parts)]
+    try:
+        message = _run(halves, place) or _run([(*start, *(parts or [str(draft)]), "-o", str(binary))], place)
+    except subprocess.TimeoutExpired as error:
+        raise CannotCompile(f"{toolchain} needed more than {PATIENCE:.0f} s for one text") from error
+    if message:
+        raise CannotCompile(
+            f"{toolchain} refused the generated text; this is a fault of Paceline's, compute='autograd' goes on "
+            "without."
+            f"\n{message[:2000]}"
+        )
+    return keep(file, binary.read_bytes(), file.with_suffix(".cpp"), text)
