@@ -94,6 +94,8 @@ PlanOption = Annotated[
 Plans = Annotated[
     str | None,
     typer.Option(
+        "--plans",
+        "--plan",
         help="Plans to compare, separated by commas.",
         show_default="sequential,ddp,ring,downpour, or with --link some with codecs",
     ),

@@ -273,11 +273,20 @@ def read_record(path: Path) -> RunRecord:
     try:
         record = read_as(RunRecord, path / "run.json")
     except (FileNotFoundError, NotADirectoryError):
-        raise RunFolderError(f"{path} is not a run's folder: it has no run.json") from None
+        raise RunFolderError(_no_run(path)) from None
     if record.plan == RunRecord.plan:
         raise RunFolderError(f"{path / 'run.json'} is damaged: it names no plan; give the folder of another run")
     precision = record.job.precision
     return record.with_(job=replace(record.job, precision=JOB_VALUES["precision"].get(precision or "", precision)))
+
+
+def _no_run(path: Path) -> str:
+    """Return what is said of a path that is no run's folder, with the newest runs in it if it holds some."""
+    if not path.exists():
+        return f"there is no folder {path}; `paceline runs` lists the runs here"
+    message = f"{path} is not a run's folder: it has no run.json"
+    runs = sorted((file.parent for file in path.glob("*/run.json")), key=lambda run: run.name)[-3:]
+    return f"{message}; give one in it, such as {', '.join(map(str, reversed(runs)))}" if runs else message
 
 
 # The machine that a run is made on, for its record.
