@@ -65,7 +65,7 @@ def join(
         joined = guest.visit_run(door, code, consents, progress, saying(quiet=False))
     runs = runs.absolute()
     with joined as guest_here:
-        console.print(f"joined the run of {guest_here.offer.host} as rank {guest_here.rank}; Ctrl-C leaves it")
+        console.print(f"joined the run of {guest_here.offer.host} as rank {guest_here.vacancy.rank}; Ctrl-C leaves it")
         from paceline.interfaces.api.train import take_part
         from paceline.interfaces.callbacks.progress_bar import ProgressBar
         from paceline.interfaces.cli.train import report

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.interfaces.testing.survival.faults import Picture
-from paceline.interfaces.testing.survival.nodes import NodeProgram, Nodes, started
+from paceline.interfaces.testing.survival.nodes import HELD_AFTER, NodeProgram, Nodes, started
 from paceline.interfaces.testing.survival.proofs import applied_once, left_behind, replayed
 from paceline.runtime.runs.live import EventKind, Phase, ProcessKind, read_events, read_live
 from paceline.runtime.runs.record import read_record
@@ -85,7 +85,7 @@ class Heads:
         assert record.status == "done"
         assert record.summary is not None
         assert record.summary.deaths == tuple(killed)
-        assert not (wrong := applied_once(run, BATCHES)), wrong
+        assert not (wrong := applied_once(run, self.ran.program.batches)), wrong
         assert not (wrong := replayed(run)), wrong
         assert not (wrong := left_behind(self.ran)), wrong
         assert Trace.open(run / "trace.arrow").of_kind(Kind.DEATH)["worker"].tolist() == killed
@@ -190,7 +190,8 @@ def test_two_heads_are_killed_one_after_another(tmp_path: Path, plan: str) -> No
 @pytest.mark.soak
 @pytest.mark.parametrize("plan", ["downpour:shards=2", "ring", "local_sgd:every=4"])
 def test_the_head_of_a_resumed_run_is_killed_and_the_next_rank_has_what_came_before(tmp_path: Path, plan: str) -> None:
-    program = NodeProgram(plan, 3, BATCHES, STEP, checkpoint_every=20)
+    # Three workers are held after so many passes in each life: more batches are left for the head that takes over.
+    program = NodeProgram(plan, 3, 2 * 3 * HELD_AFTER + BATCHES, STEP, checkpoint_every=20)
     with started(tmp_path, program, held=True) as (ran, _):
         before = Heads(ran)
         before.until(lambda: [c for c in before.runs[0].glob("checkpoints/*") if c.name.isdigit()], "a checkpoint")

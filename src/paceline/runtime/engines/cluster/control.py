@@ -51,6 +51,8 @@ class Register:
     process: int
     #: Where it listens for the others, should it lead; None if it never does.
     address: Address | None = None
+    #: The number of the offer by which it has its rank; 0: none.
+    offer: int = 0
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,9 @@ class Refused:
 
     why: str
     exit_code: int
-    #: The rank as which the node may come instead; -1: none.
+    #: The rank as which the node may come instead; -1: none. And the number of that offer.
     rank: int = -1
+    offer: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from paceline.algorithms.cluster.succession import Accepted, Later
+from paceline.algorithms.cluster.vacancies import NO_VACANCY, Vacancy
 from paceline.errors import RunFailed, UsageError
 from paceline.runtime.engines.checkpoint_manager import CheckpointManager
 from paceline.runtime.engines.checkpoints import resume_line
@@ -147,6 +148,8 @@ class HeadNode:
         rendezvous.gather(registry, part.deadline, managed.poll if managed else None)
         for rank, node in registry.nodes.items():
             self._welcome(rank, node)
+            if managed is not None:
+                managed.joined(rank)
         if managed is not None:
             managed.started()
         return registry
@@ -297,10 +300,12 @@ class HeadNode:
             rendezvous.send(self.hub, peer, Refused("the run continues with the nodes that it began with", 1))
             return
         if isinstance(message, Register):
-            first = self._peers.get(peer.number)
-            if first != peer and first in self.hub.peers:
-                instead = self.managed.assign_rank() if self.managed is not None else -1
-                rendezvous.send(self.hub, peer, Refused(rendezvous.second(peer.number), UsageError.exit_code, instead))
+            first, vacancy = self._peers.get(peer.number), Vacancy(peer.number, message.offer)
+            admitted = self.managed is None or self.managed.admits(vacancy)
+            if first != peer and (first in self.hub.peers or not admitted):
+                instead = self.managed.offer() if self.managed is not None else NO_VACANCY
+                why = rendezvous.second(peer.number)
+                rendezvous.send(self.hub, peer, Refused(why, UsageError.exit_code, *instead))
                 return
             self.registry.nodes.pop(peer.number, None)
         try:

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.algorithms.cluster.vacancies import Vacancy
 from paceline.plans.plan import program_of
 from paceline.runtime.engines.cluster.group_client import RankConfig
 from paceline.runtime.engines.cluster.roster import Roster
@@ -97,8 +98,11 @@ class ManagedNodes(Protocol):
     def started(self) -> None:
         """Take note that every node has come: from now on one that ends is replaced, or does not end the run."""
 
-    def assign_rank(self) -> int:
-        """Return a rank that no node has, for one whose own another node has by now; -1 if there is none."""
+    def offer(self) -> Vacancy:
+        """Return a rank that no node has, for one whose own another node has by now."""
+
+    def admits(self, vacancy: Vacancy) -> bool:
+        """Whether a node may have a rank, which was offered to no other."""
 
     def lost(self, rank: int) -> None:
         """Take note that the node of a rank cannot be reached any longer."""

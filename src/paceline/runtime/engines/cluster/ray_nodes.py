@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import Any
 
+from paceline.algorithms.cluster.vacancies import NO_VACANCY, Vacancy
 from paceline.errors import DeathWarning, JobWarning, RunFailed
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.cluster import engine
@@ -124,8 +125,11 @@ class RayNodes:
     def joined(self, rank: int) -> None:
         self._agents[rank].joined = True
 
-    def assign_rank(self) -> int:
-        return -1  # Ray gives each node its rank
+    def offer(self) -> Vacancy:
+        return NO_VACANCY  # Ray gives each node its rank
+
+    def admits(self, vacancy: Vacancy) -> bool:
+        return True
 
     def lost(self, rank: int) -> None:
         self._require_ray()

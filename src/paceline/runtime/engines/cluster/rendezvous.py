@@ -287,7 +287,7 @@ def register(hub: Hub, roster: Roster, terms: Terms, process: int, deadline: flo
     places: dict[Address, Peer | None] = dict.fromkeys((roster.head, *roster.others))
 
     def introduce(peer: Peer) -> None:
-        send(hub, peer, Register(terms, boot(), process, hub.address if roster.moves else None))
+        send(hub, peer, Register(terms, boot(), process, hub.address if roster.moves else None, roster.offer))
 
     while True:
         termination.check()
@@ -338,9 +338,8 @@ def _refused(
     (address,) = (each for each, there in places.items() if there == head)
     others = tuple(each for each in (roster.head, *roster.others) if each != address)
     why = f"rank {roster.rank} is another machine's by now, and this one comes as rank {message.rank}"
-    return Dismissed(
-        why, replace(roster, rank=message.rank, head_rank=head.number, head=address, others=others, store=None)
-    )
+    place = replace(roster, rank=message.rank, offer=message.offer, head_rank=head.number, head=address)
+    return Dismissed(why, replace(place, others=others, store=None))
 
 
 def _unreached(roster: Roster, address: Address, why: str) -> str:

@@ -84,6 +84,8 @@ class Roster:
     open: bool = False
     #: The nodes with which the run begins, where others come later; 0: all.
     begins_with: int = 0
+    #: The number of the offer by which a machine that joins has its rank; 0: none.
+    offer: int = 0
     #: Where other nodes listen, of a node that comes back: any of them says who leads by now.
     others: tuple[Address, ...] = ()
 

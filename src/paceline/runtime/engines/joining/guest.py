@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from paceline.algorithms.cluster.vacancies import NO_VACANCY, Vacancy
 from paceline.errors import MachineError, UsageError
 from paceline.runtime.engines.cluster.roster import Roster
 from paceline.runtime.engines.cluster.run_spec import RunSpec, with_keys
@@ -106,11 +107,11 @@ def visit_run(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paceline-")))
         with visit(door, code) as (line, reached):
             offer = _offer(line, consents, reached, report)
-            rank = int(line.receive_json()["rank"])
-            if rank < 0:
+            vacancy = Vacancy(**line.receive_json())
+            if vacancy == NO_VACANCY:
                 raise MachineError(f"all places of the run on {offer.host} are taken; --workers there gives more")
             job = receive_parcel(line, folder, progress)
-        guest = Guest(offer, rank, job, folder, stack.pop_all())
+        guest = Guest(offer, vacancy, job, folder, stack.pop_all())
     return closing(guest)
 
 
@@ -119,7 +120,7 @@ class Guest:
     """This machine as a node of a run that it has joined."""
 
     offer: Offer
-    rank: int
+    vacancy: Vacancy
     job: bytes
     folder: Path
     _stack: ExitStack
@@ -135,7 +136,8 @@ class Guest:
         from paceline.training.jobs.pickling import unpack_program
 
         spec: RunSpec = unpack_program(self.job)  # of the machine to which the person here has said yes
-        roster = replace(spec.roster, rank=self.rank, head=self.offer.head, head_rank=self.offer.head_rank)
+        roster = replace(spec.roster, rank=self.vacancy.rank, offer=self.vacancy.offer)
+        roster = replace(roster, head=self.offer.head, head_rank=self.offer.head_rank)
         files = {place: self.folder / place for place in self.offer.files}
         parcel = Parcel(files, list(self.offer.elsewhere), self.job)
         return spec, self._stack.enter_context(with_keys(roster, spec.keys)), parcel

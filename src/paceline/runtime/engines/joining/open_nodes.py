@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from paceline.algorithms.cluster.launchers import HEAD_PORT
+from paceline.algorithms.cluster.vacancies import NO_VACANCY, Vacancies, Vacancy
 from paceline.errors import MachineError, PeerLost
 from paceline.names import visible
 from paceline.plans.plan import Plan
@@ -97,21 +98,12 @@ def train(
         nodes.close()
 
 
-@dataclass
-class _Seat:
-    """A rank that was given to a machine."""
-
-    name: str
-    since: float
-    joined: bool = False
-
-
 class OpenNodes:
     """`node.ManagedNodes` that come by themselves."""
 
     def __init__(self, roster: Roster, parcel: Parcel, life: Life, seat: Seat | None) -> None:
         """`seat` is that of a machine that leads in the place of another one: who has joined that one belongs here."""
-        self._roster, self._parcel, self._deadline = roster, parcel, life.deadline
+        self._roster, self._parcel = roster, parcel
         #: Whether a node that is lost is replaced.
         self.replaces = bool(roster.begins_with)
         self._offer = {
@@ -125,18 +117,19 @@ class OpenNodes:
             "bytes": parcel.bytes,
         }
         self._lock = threading.Lock()
-        self._seats: dict[int, _Seat] = {}
-        if seat is not None:
+        if seat is None:
+            self._vacancies = Vacancies(roster.followers, life.deadline)
+        else:
             self._roster = replace(roster, head_rank=seat.machine.rank)
-            self._seats = {rank: _Seat("", 0.0, joined=True) for rank in seat.ranks}
-        #: The ranks that some machine has had.
-        self._known = {each.rank for each in seat.standing.nodes} if seat is not None else set[int]()
+            self._vacancies = Vacancies(self._roster.followers, life.deadline, seat.machine.term, seat.ranks)
+            self._vacancies.known |= {each.rank for each in seat.standing.nodes}
+        self._fixed = seat is not None and not self.replaces
         self._door: Door | None = None
 
     def start(self, head: Address) -> None:
         """Open the door, unless the group is fixed already."""
         self._roster = replace(self._roster, head=head)
-        if self._seats and not self.replaces:
+        if self._fixed:
             return
         assert isinstance(self._roster.credentials, MutualTls)
         keys = self._roster.credentials.folder
@@ -161,13 +154,19 @@ class OpenNodes:
 
     def lost(self, rank: int) -> None:
         with self._lock:
-            self._seats.pop(rank, None)
+            self._vacancies.lost(rank)
 
     def joined(self, rank: int) -> None:
         with self._lock:
-            seat = self._seats.get(rank) or _Seat("", 0.0)  # one that comes back had lost its own
-            self._seats[rank] = replace(seat, joined=True)
-            self._known.add(rank)
+            self._vacancies.joined(rank)
+
+    def offer(self) -> Vacancy:
+        with self._lock:
+            return self._vacancies.offer(time.monotonic())
+
+    def admits(self, vacancy: Vacancy) -> bool:
+        with self._lock:
+            return self._vacancies.admits(time.monotonic(), vacancy)
 
     def close(self) -> None:
         """Let no machine in any longer."""
@@ -185,29 +184,19 @@ class OpenNodes:
         answer = line.receive_json()
         if answer.get("answer") != "yes":
             raise PeerLost(name, f"said: {answer.get('why', 'nothing')}")
-        rank = self.assign_rank(name)
-        line.send_json({"rank": rank})
-        if rank < 0:
+        vacancy = self.offer()
+        line.send_json(vacancy._asdict())
+        if vacancy == NO_VACANCY:
             raise PeerLost(
                 name, f"has not joined, since all {self._roster.nodes} places are taken; --workers gives more"
             )
         try:
             self._parcel.send(line)
         except BaseException:
-            self.lost(rank)
+            with self._lock:
+                self._vacancies.withdraw(vacancy)
             raise
         return name
-
-    def assign_rank(self, name: str = "") -> int:
-        """Return a rank that no machine has; -1 if there is none. One that never came does not keep its rank."""
-        with self._lock:
-            now = time.monotonic()
-            for rank in sorted(self._roster.followers, key=self._known.__contains__):  # whose machines may come back
-                seat = self._seats.get(rank)
-                if seat is None or (not seat.joined and now - seat.since > self._deadline):
-                    self._seats[rank] = _Seat(name, now)
-                    return rank
-        return -1
 
 
 def _reaches(host: str, port: int) -> bool:

@@ -6,6 +6,7 @@ beyond the network that this machine is in. An answer proves nothing: the machin
 
 from __future__ import annotations
 
+import queue
 import socket
 import threading
 from collections.abc import Sequence
@@ -29,30 +30,39 @@ def _package() -> Any:
 
 
 class Announcement:
-    """Tells the networks of these addresses where the code with a number is used; nothing without zeroconf."""
+    """Tells the networks of these addresses where the code with a number is used; nothing without zeroconf.
+
+    One thread tells one thing after another: zeroconf that is closed while it tells something leaves tasks behind.
+    """
 
     def __init__(self, hosts: Sequence[str], port: int) -> None:
         self._hosts, self._port, self._package = hosts, port, _package()
-        self._running: Any = None
-        self._service: Any = None
+        #: The numbers to tell; None at the end.
+        self._numbers: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def open(self) -> None:
+        """Begin to tell what `announce` is given. The process ends only after `close`, and when all is told."""
+        if self._package is not None and self._hosts:
+            threading.Thread(target=self._run, name="paceline-announcement").start()
 
     def announce(self, number: int) -> None:
         """Tell another number from now on. Where that fails, the address has to be typed."""
-        if self._package is not None and self._hosts:
-            with suppress(Exception):  # zeroconf has many, and none of them may close the door
-                self._announce(number)
-
-    def _announce(self, number: int) -> None:
-        self._running = self._running or self._package.Zeroconf(interfaces=list(self._hosts))
-        if self._service is not None:
-            self._running.unregister_service(self._service)
-        addresses = [socket.inet_aton(host) for host in self._hosts]
-        self._service = self._package.ServiceInfo(TYPE, f"{number}.{TYPE}", self._port, addresses=addresses)
-        self._running.register_service(self._service, allow_name_change=True)
+        self._numbers.put(number)
 
     def close(self) -> None:
-        if self._running is not None:
-            self._running.close()
+        """Tell nothing any longer; what is being told is not waited for."""
+        self._numbers.put(None)
+
+    def _run(self) -> None:
+        with suppress(Exception), closing(self._package.Zeroconf(interfaces=list(self._hosts))) as running:
+            service = None
+            while (number := self._numbers.get()) is not None:
+                with suppress(Exception):  # zeroconf has many, and none of them may keep the next number back
+                    if service is not None:
+                        running.unregister_service(service)
+                    addresses = [socket.inet_aton(host) for host in self._hosts]
+                    service = self._package.ServiceInfo(TYPE, f"{number}.{TYPE}", self._port, addresses=addresses)
+                    running.register_service(service, allow_name_change=True)
 
 
 def discover(number: int) -> Address:

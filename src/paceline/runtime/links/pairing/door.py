@@ -110,6 +110,8 @@ class Door:
         return self.codes.current
 
     def open(self) -> None:
+        self._announcement.open()
+        self._announcement.announce(self.code.number)
         self._thread.start()
 
     def close(self) -> None:
@@ -126,7 +128,6 @@ class Door:
         self._announcement.close()
 
     def _run(self) -> None:
-        self._announcement.announce(self.code.number)
         pause = 0.0
         while not self._closed.wait(pause):
             try:
