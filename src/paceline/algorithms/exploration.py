@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ class Workers(World, Protocol[P]):
 V = TypeVar("V", bound=Workers[Any])
 
 
-class ProgramExplorer(Generic[V, P]):
+class ProgramExplorer(ABC, Generic[V, P]):
     """The moves of workers that run programs: each makes its next effect, or dies before it.
 
     A world is at its end when no worker can go on. There every worker has ended; or it waits, directly or through
@@ -111,21 +112,21 @@ class ProgramExplorer(Generic[V, P]):
     def name(self, place: P) -> str:
         return f"worker {place}"
 
+    @abstractmethod
     def describe(self, effect: Any) -> str:
         """Return an effect in words."""
-        raise NotImplementedError
 
+    @abstractmethod
     def missing(self, world: V, place: P) -> Collection[P]:
         """Return the workers that one waits for at its effect; none where it can go on."""
-        raise NotImplementedError
 
+    @abstractmethod
     def arrive(self, world: V, place: P) -> None:
         """Let the others have what a worker contributes to the effect that it has come to."""
-        raise NotImplementedError
 
+    @abstractmethod
     def go_on(self, world: V, place: P, effect: Any) -> str:
         """Answer an effect, so that the worker goes on to its next one; tell it."""
-        raise NotImplementedError
 
     def moves(self, world: V) -> Iterator[tuple[str, P]]:
         for place, worker in world.workers.items():

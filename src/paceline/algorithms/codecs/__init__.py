@@ -45,7 +45,7 @@ class Codec(Protocol):
     variable: ClassVar[bool] = False
     #: What a message leaves out is kept and added to the next gradient.
     feedback: ClassVar[bool] = True
-    #: A message is summed in two parts, one after the other: the second is written from the sum of the first.
+    #: Its messages are summed in two parts; see `TwoPartCodec`.
     in_two: ClassVar[bool] = False
     #: All workers draw the same random numbers in an update.
     shares_chance: ClassVar[bool] = False
@@ -66,18 +66,6 @@ class Codec(Protocol):
     def decode(self, fields: Fields, out: Tensor, chance: int) -> None:
         """Write the gradient of a message into `out`, a matrix as it was encoded."""
 
-    def begin(self, total: Tensor, fields: Fields, chance: int, memory: Tensor) -> None:
-        """Write the first field of a message that is summed in two; `total` stays as it is."""
-        raise NotImplementedError("its messages are summed at once")
-
-    def finish(self, total: Tensor, fields: Fields) -> None:
-        """Write the other field from the sum of the first ones, and leave in `total` what this worker leaves out."""
-        raise NotImplementedError("its messages are summed at once")
-
-    def remember(self, fields: Fields, memory: Tensor) -> None:
-        """Remember of the sum of all messages what the next one begins with."""
-        raise NotImplementedError("its messages are summed at once")
-
     def remembers(self, shape: Sequence[int]) -> tuple[int, ...]:
         """Return the shape of what each worker keeps of a tensor besides what is owed; () for nothing."""
         return ()
@@ -85,6 +73,24 @@ class Codec(Protocol):
     def refusal(self, fields: Fields, shape: Sequence[int]) -> str | None:
         """Return why these fields cannot be the message of a tensor of this shape, or None."""
         return None
+
+
+class TwoPartCodec(Codec):
+    """A codec whose messages are summed in two parts: the second is written from the sum of the first."""
+
+    in_two: ClassVar = True
+
+    @abstractmethod
+    def begin(self, total: Tensor, fields: Fields, chance: int, memory: Tensor) -> None:
+        """Write the first field; `total` stays as it is."""
+
+    @abstractmethod
+    def finish(self, total: Tensor, fields: Fields) -> None:
+        """Write the other field from the sum of the first ones, and leave in `total` what this worker leaves out."""
+
+    @abstractmethod
+    def remember(self, fields: Fields, memory: Tensor) -> None:
+        """Remember of the sum of all messages what the next one begins with."""
 
 
 def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from paceline.algorithms.codecs import OWN, Codec, Field, Fields, places_of, rows_and_columns, uniform
+from paceline.algorithms.codecs import OWN, Field, Fields, TwoPartCodec, places_of, rows_and_columns, uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,10 +28,9 @@ TINY = 1e-30  # the least squared length of a column that is not taken for zero
 
 
 @dataclass(frozen=True)
-class PowerSgd(Codec):
+class PowerSgd(TwoPartCodec):
     rank: int = 2
     adds: ClassVar = True
-    in_two: ClassVar = True
     shares_chance: ClassVar = True
 
     def fields(self, shape: Sequence[int]) -> tuple[Field, ...]:

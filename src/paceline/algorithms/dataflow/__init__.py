@@ -120,10 +120,6 @@ class Instances:
         epoch, within = divmod(update, self.agenda.updates_per_epoch)
         return epoch * len(self._places) + self._numbers[within, chunk]
 
-    def pass_of(self, instance: int) -> int:
-        """Return the pass that an instance belongs to."""
-        return instance // len(self._places)
-
     def updates_until(self, passed: int) -> int:
         """Return the updates that so many passes make."""
         return min(passed * self.agenda.updates_per_epoch, self.agenda.updates)

@@ -76,10 +76,10 @@ class StageWorld:
         return replace(self, **tables)
 
 
-class StageExplorer(ProgramExplorer[AnyWorld, Place]):
+class StageExplorer(ProgramExplorer[StageWorld, Place]):
     """The moves and the invariants of workers that keep step."""
 
-    visible: tuple[type, ...] = (Send, Receive, SumUp, Agree)
+    visible = (Send, Receive, SumUp, Agree)
 
     def __init__(
         self, clients: Sequence[StageClient], program: Callable[[Any], Program], deaths: int, slots: int
@@ -90,23 +90,22 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
         self.stage_to_worker, self.depth = layout.stage_to_worker, first.depth
         self.replicas = len(clients) // first.depth
 
-    def world(self) -> AnyWorld:
-        """Return the world before the first effect."""
-        return StageWorld(self.walkers())  # type: ignore[return-value]
-
     def walkers(self) -> dict[Place, Walker[Any]]:
         return {each.place: Walker(partial(self.program, each)) for each in self.clients}
 
-    def first(self) -> AnyWorld:
-        world = self.world()
+    def first(self) -> StageWorld:
+        return self.begun(StageWorld(self.walkers()))
+
+    def begun(self, world: AnyWorld) -> AnyWorld:
+        """Return the world where each worker has come to its first effect."""
         for place in world.workers:
             self.arrive(world, place)
         return world
 
-    def key(self, world: AnyWorld) -> Hashable:
+    def key(self, world: StageWorld) -> Hashable:
         return tuple(worker.key() for worker in world.workers.values()), world.dead
 
-    def fault_at_end(self, world: AnyWorld) -> str | None:
+    def fault_at_end(self, world: StageWorld) -> str | None:
         if fault := self.stuck(world):
             return fault
         if world.dead:
@@ -144,12 +143,12 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
 
     # ── what a worker waits for ──
 
-    def _meeting(self, world: AnyWorld, place: Place, effect: SumUp | Agree) -> Meeting:
+    def _meeting(self, world: StageWorld, place: Place, effect: SumUp | Agree) -> Meeting:
         """Return the sum that a worker is at; it has brought its part of it already."""
         kind, of = ("sum", effect.stage) if isinstance(effect, SumUp) else ("norm", place[0])
         return kind, of, sum(1 for who, (what, which, _) in world.offers if (who, what, which) == (place, kind, of)) - 1
 
-    def missing(self, world: AnyWorld, place: Place) -> list[Place]:
+    def missing(self, world: StageWorld, place: Place) -> list[Place]:
         replica = place[0]
         match effect := world.workers[place].effect:
             case Send(channel):
@@ -170,18 +169,18 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
 
     # ── what it is answered ──
 
-    def arrive(self, world: AnyWorld, place: Place) -> None:
+    def arrive(self, world: StageWorld, place: Place) -> None:
         effect = world.workers[place].effect
         if isinstance(effect, SumUp | Agree):
             kind, of, count = self._meeting(world, place, effect)
             part: Symbol = world.gradients.get((place, effect.stage), ()) if isinstance(effect, SumUp) else place
             world.offers[place, (kind, of, count + 1)] = part
 
-    def go_on(self, world: AnyWorld, place: Place, effect: Any) -> str:
-        world.workers[place].send(self._answer(world, place, effect))
+    def go_on(self, world: StageWorld, place: Place, effect: Any) -> str:
+        world.workers[place].send(self.answer(world, place, effect))
         return self.describe(effect)
 
-    def _answer(self, world: AnyWorld, place: Place, effect: Effect) -> Any:
+    def answer(self, world: StageWorld, place: Place, effect: Effect) -> Any:
         replica, _ = place
         match effect:
             case Send(channel, _, message):
@@ -198,7 +197,7 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
                 self._update(world, place, work)
         return None
 
-    def _compute(self, world: AnyWorld, place: Place, work: Work, message: Symbol) -> Symbol:
+    def _compute(self, world: StageWorld, place: Place, work: Work, message: Symbol) -> Symbol:
         stage, micro, what, _ = work
         step = 1 if what == FORWARD else -1
         if what != WEIGHTS and 0 <= stage - step < len(self.stage_to_worker):
@@ -212,14 +211,14 @@ class StageExplorer(ProgramExplorer[AnyWorld, Place]):
             world.gradients[place, stage] = (*mine, micro)
         return stage, micro, FORWARD if what == FORWARD else BACKWARD
 
-    def _sum_up(self, world: AnyWorld, place: Place, stage: int, effect: SumUp) -> None:
+    def _sum_up(self, world: StageWorld, place: Place, stage: int, effect: SumUp) -> None:
         meeting = self._meeting(world, place, effect)
         parts = [world.offers[each, meeting] for each in self._parties(place, effect)]
         if len(set(parts)) > 1 or not parts[0]:
             world.fault = f"{self.name(place)} sums up gradients of different micro-batches, or none: {parts}"
         world.sums[place, stage], world.gradients[place, stage] = (meeting, parts[0]), ()
 
-    def _update(self, world: AnyWorld, place: Place, work: Work) -> None:
+    def _update(self, world: StageWorld, place: Place, work: Work) -> None:
         versions = world.versions.get((place, work.stage), ())
         if (place, work.stage) not in world.sums:
             world.fault = f"{self.name(place)} makes an update of stage {work.stage} without a sum"
@@ -244,5 +243,4 @@ def explore_stages(
 ) -> Explored:
     """Explore every order of the workers of a pipeline, and return the shortest story of a fault, if there is one."""
     clients = clients_of(schedule, replicas, depth, counts, agrees)
-    explorer: StageExplorer[StageWorld] = StageExplorer(clients, program, deaths, schedule.layout(depth).slots)
-    return breadth_first(explorer)
+    return breadth_first(StageExplorer(clients, program, deaths, schedule.layout(depth).slots))

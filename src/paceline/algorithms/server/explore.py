@@ -200,6 +200,9 @@ class _ServerExplorer(ProgramExplorer[_ServerWorld, int]):
         world.workers[number] = self._worker(Client(number, self.shards, joins=True))
         return Scene(f"worker {number}", "joins in the place of the dead one")
 
+    def describe(self, effect: Command) -> str:
+        return describe(effect)
+
     def go_on(self, world: _ServerWorld, place: int, effect: Command) -> str:
         worker, servers = world.workers[place], world.servers
         action: Action = Noted()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.algorithms.exploration import Explored, breadth_first
+from paceline.algorithms.exploration import Explored, ProgramExplorer, breadth_first
 from paceline.algorithms.schedules import Schedule, Work
 from paceline.algorithms.schedules.clock import Place as At
 from paceline.algorithms.schedules.explore import StageClient, StageExplorer, StageWorld
@@ -53,7 +53,7 @@ class LeasedWorld(StageWorld):
         return replace(super().copy(), servers=self.servers.copy())
 
 
-class LeaseExplorer(StageExplorer[LeasedWorld]):
+class LeaseExplorer(ProgramExplorer[LeasedWorld, At]):
     """The moves and the invariants of workers whose replicas lease batches."""
 
     visible = (*StageExplorer.visible, Ask, Finish, Push, Assign, Count)
@@ -67,14 +67,23 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
         batches: int,
         gate: Gate,
     ) -> None:
-        super().__init__(clients, program, deaths, slots)
-        self.machine, self.shard = Desk(self.replicas, batches, gate), Shard(self.replicas)
+        #: What workers do that do not lease.
+        self.stages = stages = StageExplorer(clients, program, deaths, slots)
+        self.each, self.deaths = clients[0].counts[0], deaths
+        self.machine, self.shard = Desk(stages.replicas, batches, gate), Shard(stages.replicas)
 
-    def world(self) -> LeasedWorld:
-        return LeasedWorld(self.walkers(), servers=Servers.of(self.machine, self.shard, self.depth))
+    def first(self) -> LeasedWorld:
+        servers: Servers[At] = Servers.of(self.machine, self.shard, self.stages.depth)
+        return self.stages.begun(LeasedWorld(self.stages.walkers(), servers=servers))
 
     def key(self, world: LeasedWorld) -> Hashable:
-        return super().key(world), world.servers.key(), frozenset(world.gone), frozenset(world.assigned.items())
+        return self.stages.key(world), world.servers.key(), frozenset(world.gone), frozenset(world.assigned.items())
+
+    def name(self, place: At) -> str:
+        return self.stages.name(place)
+
+    def arrive(self, world: LeasedWorld, place: At) -> None:
+        self.stages.arrive(world, place)
 
     def describe(self, effect: Any) -> str:
         match effect:
@@ -88,7 +97,7 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
                 return f"{pushed} pushes of each worker"
             case Ask() | Finish() | Push():
                 return describe(effect)
-        return super().describe(effect)
+        return self.stages.describe(effect)
 
     def moves(self, world: LeasedWorld) -> Iterator[tuple[str, At]]:
         yield from (move for move in super().moves(world) if move[1][0] not in world.gone)
@@ -122,14 +131,15 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
                 count, _ = world.assigned.get(replica, (0, None))
                 return [] if count >= number else [(replica, 0)]
             case AwaitPushes(count):
-                group = ((replica, number) for number in range(self.depth))
+                group = ((replica, number) for number in range(self.stages.depth))
                 return [each for each in group if world.pushed.get(each, 0) < count]
-        return super().missing(world, place)
+        return self.stages.missing(world, place)
 
     def go_on(self, world: LeasedWorld, place: At, effect: Any) -> str:
-        if not isinstance(effect, Ask | Finish):
-            return super().go_on(world, place, effect)
-        world.servers.ask(world.workers[place], place, effect)
+        if isinstance(effect, Ask | Finish):
+            world.servers.ask(world.workers[place], place, effect)
+        else:
+            world.workers[place].send(self._answer(world, place, effect))
         return self.describe(effect)
 
     def _answer(self, world: LeasedWorld, place: At, effect: Any) -> Any:
@@ -150,10 +160,10 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
                 return None
             case Push():
                 return self._push(world, place, effect)
-        return super()._answer(world, place, effect)
+        return self.stages.answer(world, place, effect)
 
     def _push(self, world: LeasedWorld, place: At, push: Push) -> Any:
-        each, (_, lease) = self.clients[0].counts[0], world.assigned[place[0]]
+        each, (_, lease) = self.each, world.assigned[place[0]]
         gradient = world.gradients.pop((place, place[1]), ())
         if sorted(gradient) != list(range(push.batch * each, (push.batch + 1) * each)):
             world.fault = f"{self.name(place)} pushes micro-batches {gradient} as batch {push.batch}"

@@ -112,9 +112,12 @@ Run: TypeAlias = Any  # of the scheduler, which calls this module
 Task: TypeAlias = Any
 LONGEST = 16  # lines of a story
 WAITING = {
-    "takes": "waits for", "gets from": "waits for an item of", "puts into": "waits for room in",
-    "reads from": "waits for a message of", "writes into": "waits for room in",
-}  # fmt: skip
+    "takes": "waits for",
+    "gets from": "waits for an item of",
+    "puts into": "waits for room in",
+    "reads from": "waits for a message of",
+    "writes into": "waits for room in",
+}
 
 
 def circle_of(tasks: Sequence[Task], first: Task) -> list[Task]:

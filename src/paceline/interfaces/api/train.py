@@ -199,9 +199,19 @@ def take_part(guest: Guest, runs: Path, callbacks: Sequence[Any] = ()) -> Run:
     """Train the part of a machine that has joined a run; its folder is made in `runs`, should this machine lead."""
     spec, roster, parcel = guest.enter()
     request = Request(
-        spec.job, spec.plan, None, "cluster", runs, spec.limit, spec.deadline, spec.interval, callbacks=callbacks,
-        node=roster, nodes=NodeOptions(backups=spec.backups), parcel=parcel,
-    )  # fmt: skip
+        spec.job,
+        spec.plan,
+        None,
+        "cluster",
+        runs,
+        spec.limit,
+        spec.deadline,
+        spec.interval,
+        callbacks=callbacks,
+        node=roster,
+        nodes=NodeOptions(backups=spec.backups),
+        parcel=parcel,
+    )
     with _notes_of_rank_0(request):
         setup = set_up(spec.job, spec.plan, "cluster", spec.limit, tested=False, bounded=True)
     return _take_part(request, setup)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from paceline.algorithms.chance import mix
-from paceline.algorithms.codecs import Codec, Fields
+from paceline.algorithms.codecs import Codec, Fields, TwoPartCodec
 from paceline.algorithms.codecs.narrow import HIGHEST, LOWEST, Bfloat16, Half, Int8
 from paceline.algorithms.codecs.quantized import OneBit, Qsgd, Ternary
 from paceline.algorithms.codecs.sparse import Threshold, TopK
@@ -95,11 +95,13 @@ class GradientEncoder:
 
     def finish(self, shard: int, message: GradientMessage) -> None:
         """Write the second part of a message whose first one has been summed."""
+        assert isinstance(self.codec, TwoPartCodec)
         for place, fields in zip(message.shape.coded, message.fields, strict=True):
             self.codec.finish(matrix(self._left[self.numbers[shard][place]]), fields)
 
     def remember(self, shard: int, message: GradientMessage) -> None:
         """Remember of the sum of all messages what the next one begins with."""
+        assert isinstance(self.codec, TwoPartCodec)
         for place, fields in zip(message.shape.coded, message.fields, strict=True):
             self.codec.remember(fields, self._next[self.numbers[shard][place]]["remembered"])
 
@@ -138,7 +140,7 @@ class GradientEncoder:
         self._given[number] = good and bool(new)
         if not good:
             total = torch.zeros_like(total)
-        if begins and self.codec.in_two:
+        if begins and isinstance(self.codec, TwoPartCodec):
             assert remembered is not None
             self._left[number] = total
             self.codec.begin(matrix(total), fields, chance, remembered)

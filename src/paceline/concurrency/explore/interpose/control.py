@@ -18,10 +18,12 @@ from paceline.concurrency.explore.operation import Mode, Operation, Place, Touch
 from paceline.concurrency.explore.scheduler import Run, Task, real_monotonic, real_sleep
 
 #: Modules of the standard library that create threads and locks on behalf of the program.
-MODELLED = {
-    "queue", "logging", "logging.handlers", "sched", "socketserver", "concurrent.futures._base",
-    "concurrent.futures.thread", "asyncio.base_events", "multiprocessing.pool", "multiprocessing.dummy",
-}  # fmt: skip
+MODELLED = {"queue", "logging", "logging.handlers", "sched", "socketserver", "asyncio.base_events"} | {
+    "concurrent.futures._base",
+    "concurrent.futures.thread",
+    "multiprocessing.pool",
+    "multiprocessing.dummy",
+}
 SLOW = 0.1  # seconds for which a callback may block its loop, as asyncio has it
 _ASSIGNED = re.compile(r"^\s*([\w.\[\]'\"]+)\s*(?::[^=]+)?=[^=]")
 

@@ -41,17 +41,16 @@ def _common(kind: Any, base: Any = Shared) -> Any:
     return type(kind.__name__, (base, kind), {"real": staticmethod(_real[kind.__name__])})
 
 
-class Queue(Shared, locks.Queue):
+class PickledQueue(Shared, locks.Queue):
     """A queue of pickled items, which has the ends of its pipe as pools use them."""
 
-    real: Any = staticmethod(_real["Queue"])
-    all: list[Queue] = []  # noqa: RUF012
+    all: list[PickledQueue] = []  # noqa: RUF012
 
     def _init(self, maxsize: int) -> None:
         self.queue: deque[tuple[bytes, Context | None]] = deque()
         self._reader = self._writer = self._rlock = self
         self.send, self.recv, self.acquire = self.put, self.get, self.close
-        Queue.all.append(self)
+        PickledQueue.all.append(self)
 
     def _put(self, item: Any) -> None:
         self.queue.append((pickle.dumps(item), control.context()))
@@ -72,7 +71,7 @@ class Queue(Shared, locks.Queue):
     join_thread = close
 
     def cancel_join_thread(self) -> None:
-        Queue.all.remove(self)
+        PickledQueue.all.remove(self)
 
 
 class Connection(Shared):
@@ -150,11 +149,11 @@ def _pipe(duplex: bool = True) -> tuple[Any, Any]:
 
 def _wait(objects: Any, timeout: float | None = None, real: Any = connection.wait) -> Any:
     """Wait until one of several pipes, queues or ends of processes is ready."""
-    if not all(isinstance(each, Connection | Queue | Process) for each in objects):
+    if not all(isinstance(each, Connection | PickledQueue | Process) for each in objects):
         return real(objects, timeout)
 
     def ready() -> list[Any]:
-        return [each for each in objects if (each._qsize() if isinstance(each, Queue) else each.ready)]
+        return [each for each in objects if (each._qsize() if isinstance(each, PickledQueue) else each.ready)]
 
     step("waits for", "one of several pipes or processes", "ends", ready=lambda: bool(ready()), timeout=timeout)
     return ready()
@@ -173,11 +172,12 @@ class Value(Shared):
         return self._lock
 
 
+QUEUES = ("Queue", "SimpleQueue", "JoinableQueue")
 MADE = {
     **{each.__name__: _common(each, Shared if at > 3 else _Lock) for at, each in enumerate(locks.PRIMITIVES)},
-    **{name: type(name, (Queue,), {"real": staticmethod(_real[name])}) for name in ("SimpleQueue", "JoinableQueue")},
+    **{name: type(name, (PickledQueue,), {"real": staticmethod(_real[name])}) for name in QUEUES},
     "RawValue": type("RawValue", (Value,), {"real": staticmethod(_real["RawValue"])}),
-    **{each.__name__: each for each in (Queue, Value)},
+    "Value": Value,
 }
 
 
@@ -307,7 +307,7 @@ class Process(Shared):
         for task in run.tasks:
             if task.context is own and task is not me and not task.daemon:
                 threads.wait_for_end(task)
-        for each in [each for each in Queue.all if each.holds(own)]:
+        for each in [each for each in PickledQueue.all if each.holds(own)]:
             read: Callable[[], bool] = lambda each=each: not each.holds(own)  # type: ignore[misc]  # noqa: E731
             step("waits for a reader of", each.name, id(each), ready=read)
         self.exitcode = code

@@ -25,17 +25,27 @@ from paceline.concurrency.explore.ranks.member import Member
 ANY, IN_PLACE = -1, object()
 TYPES = ("BOOL", "BYTE", "CHAR", "INT", "LONG", "INT32_T", "INT64_T", "FLOAT", "DOUBLE")
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
-    "SUM": operator.add, "PROD": operator.mul, "BAND": operator.and_, "BOR": operator.or_,
-    "LAND": lambda one, other: one and other, "LOR": lambda one, other: one or other,
+    "SUM": operator.add,
+    "PROD": operator.mul,
+    "BAND": operator.and_,
+    "BOR": operator.or_,
+    "LAND": lambda one, other: one and other,
+    "LOR": lambda one, other: one or other,
     "MIN": lambda one, other: (torch.minimum if isinstance(one, torch.Tensor) else min)(one, other),
     "MAX": lambda one, other: (torch.maximum if isinstance(one, torch.Tensor) else max)(one, other),
-}  # fmt: skip
+}
 #: What each collective is called elsewhere, and what follows the data in a call.
 COLLECTIVES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "barrier": ("barrier", ()), "bcast": ("broadcast", ("root",)), "scatter": ("scatter", ("root",)),
-    "gather": ("gather", ("root",)), "allgather": ("all_gather", ()), "alltoall": ("all_to_all", ()),
-    "reduce": ("reduce", ("op", "root")), "allreduce": ("all_reduce", ("op",)), "scan": ("scan", ("op",)),
-}  # fmt: skip
+    "barrier": ("barrier", ()),
+    "bcast": ("broadcast", ("root",)),
+    "scatter": ("scatter", ("root",)),
+    "gather": ("gather", ("root",)),
+    "allgather": ("all_gather", ()),
+    "alltoall": ("all_to_all", ()),
+    "reduce": ("reduce", ("op", "root")),
+    "allreduce": ("all_reduce", ("op",)),
+    "scan": ("scan", ("op",)),
+}
 
 
 class Request:
@@ -79,9 +89,16 @@ class Comm:
         return getattr(self, begin)(*args, **settings).wait(status)
 
     def exchange(
-        self, begin: str, buf: Any, dest: int, sendtag: int = 0, recvbuf: Any = None, source: int = ANY,
-        recvtag: int = ANY, status: Any = None,
-    ) -> Any:  # fmt: skip
+        self,
+        begin: str,
+        buf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY,
+        recvtag: int = ANY,
+        status: Any = None,
+    ) -> Any:
         request = getattr(self, begin)(buf, dest, sendtag)
         value = self.irecv(recvbuf, source, recvtag).wait(status)
         request.wait()

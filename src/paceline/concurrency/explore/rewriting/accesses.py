@@ -25,12 +25,12 @@ from paceline.concurrency.explore.rewriting.points import READERS
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 #: Functions that access what their arguments say, and methods of containers: they announce that when they are called.
-INDIRECT = {
-    "getattr", "setattr", "delattr", "hasattr", "vars", "globals", "exec", "eval", "attrgetter", "itemgetter",
-    "getitem", "setitem", "delitem", "replace", "asdict", "astuple", "copy", "deepcopy", "heappush", "heappop",
-    "heapreplace", "heappushpop", "insort", "insort_left", "insort_right", "shuffle", "__getattribute__",
-    "__setattr__", "__delattr__", "__getitem__", "__setitem__", "__delitem__",
-}  # fmt: skip
+INDIRECT = (
+    {"getattr", "setattr", "delattr", "hasattr", "attrgetter", "__getattribute__", "__setattr__", "__delattr__"}
+    | {"getitem", "setitem", "delitem", "itemgetter", "__getitem__", "__setitem__", "__delitem__"}
+    | {"vars", "globals", "exec", "eval", "replace", "asdict", "astuple", "copy", "deepcopy", "shuffle"}
+    | {"heappush", "heappop", "heapreplace", "heappushpop", "insort", "insort_left", "insort_right"}
+)
 METHODS = {name for kind in (list, dict, set, deque, Counter) for name in dir(kind) if not name.startswith("__")}
 
 

@@ -23,15 +23,16 @@ Touches = tuple[Touch, ...]
 Where = tuple[Run, Task]
 CONTAINERS = (list, dict, set, collections.deque, bytearray)
 VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-READING = {
-    "get", "keys", "values", "items", "copy", "count", "index", "union", "intersection", "difference", "issubset",
-    "issuperset", "isdisjoint", "most_common", "elements",
-}  # fmt: skip
+READING = (
+    {"get", "keys", "values", "items", "copy", "count", "index", "most_common", "elements"}
+    | {"union", "intersection", "difference", "issubset", "issuperset", "isdisjoint"}  # of sets
+)
 #: Built-in functions that read all elements of their arguments.
-READERS = {
-    "len", "list", "tuple", "set", "frozenset", "dict", "sorted", "sum", "min", "max", "any", "all", "iter",
-    "enumerate", "reversed", "map", "filter", "zip", "str", "repr", "bool",
-}  # fmt: skip
+READERS = (
+    {"list", "tuple", "set", "frozenset", "dict", "str", "repr", "bool"}
+    | {"len", "sum", "min", "max", "any", "all", "sorted"}
+    | {"iter", "enumerate", "reversed", "map", "filter", "zip"}
+)
 ORDERED = {"list", "tuple", "iter", "enumerate", "map", "filter", "zip", "dict"}  # those whose results have an order
 #: Functions that access the attribute, or item, that their second argument names; some have underscores around.
 ATTRIBUTE, ITEM = {"getattr", "hasattr", "getattribute", "setattr", "delattr"}, {"getitem", "setitem", "delitem", "get"}

@@ -5,6 +5,7 @@ Everything here is written against `links.Link`, so that it works over any trans
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -36,9 +37,9 @@ class Means(Protocol):
 class Sums(Means, Protocol):
     """A collective that gives each worker the sum over all workers."""
 
+    @abstractmethod
     def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         """Run the collective of this number; return (the sum, nanoseconds waited, bytes sent)."""
-        ...
 
     def mean(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         total, waited, sent = self.all_reduce(number, computed)
