@@ -44,7 +44,10 @@ extern "C" int one_exchange(Exchange* e, R* gradient, Note* note) {
     int64_t sums = 0; double total = 0;
     return add_piece(*e, gradient, 0, sums, total, *note) && exchange(*e, gradient, *note);
 }
-extern "C" int one_mixture(Exchange* e, R* weights, Note* note) { return mix(*e, weights, *note); }
+extern "C" int one_mixture(Exchange* e, R* weights, Note* note) {
+    offer_weights(*e, weights);
+    return mix(*e, weights, *note);
+}
 """
 
 

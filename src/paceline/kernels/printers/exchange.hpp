@@ -161,23 +161,32 @@ static bool exchange(Exchange& e, R* gradient, Note& note) {
     return true;
 }
 
+// Lets the neighbours take this worker's weights. Its gradient does not change them, so they are offered before it is
+// computed: a worker that is a little slower in this update is not waited for.
+static void offer_weights(Exchange& e, const R* weights) {
+    write_vector(e, weights, e.own, 0, 1);
+    stream(e.vectors[e.number % 2], e.own, e.tail + e.parameters + 2);
+    for (const Move* move = e.moves; move < e.moves + e.steps; move++) offer(e.peers[move->to]);
+}
+
 // Mixes this worker's weights with those of its neighbours, with the same share of each; their gradients are not touched.
 // As in Python a product and its sum are rounded once: a replay by Python has the same bits.
 static bool mix(Exchange& e, R* weights, Note& note) {
     if (e.finite && !std::isfinite(note.loss)) return e.ended = NOT_FINITE, false;
-    const int64_t turn = e.number % 2, length = e.tail + e.parameters + 2;
-    const R share = R(e.share);
     note.waited = 0;
-    write_vector(e, weights, e.own, 0, 1);
-    stream(e.vectors[turn], e.own, length);
-    for (const Move* move = e.moves; move < e.moves + e.steps; move++) offer(e.peers[move->to]);
-    for (int64_t q = 0; q < length; q++) e.own[q] *= share;
-    for (const Move* move = e.moves; move < e.moves + e.steps; move++) {
+    for (const Move* move = e.moves; move < e.moves + e.steps; move++)
         if (!await(e, move->from, note.waited)) return false;
-        const R* __restrict theirs = e.peers[move->from].vectors[turn];
-        for (int64_t q = 0; q < length; q++) e.own[q] = std::fma(theirs[q], share, e.own[q]);
+    const R share = R(e.share);
+    for (const Move* move = e.moves; move < e.moves + e.steps; move++) {
+        const R* vector = e.peers[move->from].vectors[e.number % 2];
+        const R own = move == e.moves ? share : R(1); // of what is mixed so far
+        for (const Place* p = e.places; p < e.places + e.parameters; p++)
+            for (int64_t row = 0; row < p->rows; row++) {
+                const R* __restrict theirs = vector + p->to + row * p->width;
+                R* __restrict mine = weights + p->from + row * p->stride;
+                for (int64_t q = 0; q < p->width; q++) mine[q] = std::fma(theirs[q], share, mine[q] * own);
+            }
     }
-    read_vector(e, weights, e.own);
     note.mean = note.loss;
     note.summed = now();
     e.number++;

@@ -196,6 +196,7 @@ static void work_one_by_one(const Call& c) {
             }
             if (!exchange(e, (R*)c.gradients, *one.notes)) return;
         } else {
+            if (with) offer_weights(*with, (const R*)c.weights);
             *(Team*)c.team = Team{};
             work_together(one);
             if (with && !mix(*with, (R*)c.weights, *one.notes)) return;
