@@ -49,7 +49,7 @@ def witnesses_of(rule: Rule) -> Iterator[ast.Call]:
             todo += [node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)]
     for name in sorted(reached):
         calls = (node for node in ast.walk(defined[name]) if isinstance(node, ast.Call))
-        yield from (call for call in calls if getattr(call.func, "id", "") == "Witness")
+        yield from (call for call in calls if getattr(call.func, "id", "") in ("Witness", "not_atomic"))
 
 
 @each("code", RULES)
@@ -67,8 +67,12 @@ def test_the_sentences_of_a_rule_name_what_its_witnesses_carry(code: str) -> Non
     assert all(rule.forms[name].terms <= typestates.TERMS for name in by_solver)
     named: dict[str, set[str]] = {name: set() for name in by_solver}
     for call in witnesses_of(rule):
-        form = ast.literal_eval(call.args[2]) if len(call.args) > 2 else "found"
         terms = {keyword.arg or "" for keyword in call.keywords} - {"confidence", "story", "waits"}
+        if getattr(call.func, "id", "") == "not_atomic":  # of a region, in any form that names no more than this
+            terms |= {"region", "use"}
+            named.update((name, terms) for name, form in rule.forms.items() if form.terms - {"at", "fn"} <= terms)
+            continue
+        form = ast.literal_eval(call.args[2]) if len(call.args) > 2 else "found"
         assert form in rule.forms, f"line {call.lineno} finds {form!r}, for which {rule.name} has no sentences"
         needed = rule.forms[form].terms - {"at", "fn"}
         assert terms == needed, f"line {call.lineno} carries {sorted(terms)}, and the sentences name {sorted(needed)}"

@@ -19,6 +19,7 @@ from paceline.concurrency.check.reporting.findings import Finding, Step
 from paceline.concurrency.check.summaries import Facts, Use, call_steps
 from paceline.concurrency.check.syntax.declarations import Function, Resource
 from paceline.concurrency.check.syntax.tree import dotted, short_name
+from paceline.concurrency.check.threads.atomicity import Region
 from paceline.narrative import Wait
 
 
@@ -39,6 +40,11 @@ class Witness:
         self.at, self.fn, self.form = at, fn, form
         self.confidence, self.story, self.waits = confidence, story, waits
         self.terms = {"at": at, "fn": fn, **terms}
+
+
+def not_atomic(region: Region, form: str, **terms: Any) -> Witness:
+    """The use of a region that relies on a check which another thread or task can undo before."""
+    return Witness(region.use.node, region.use.fn, form, region=region, use=region.use, **terms)
 
 
 class Sentences(string.Formatter):

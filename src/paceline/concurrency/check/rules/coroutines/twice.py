@@ -6,8 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS
-from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.rules.rule import Witness, not_atomic
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
@@ -20,9 +19,9 @@ from paceline.concurrency.check.syntax.tree import (
     last_line,
     parent,
     short_name,
-    statement_of,
 )
 from paceline.concurrency.check.threads.accesses import Access
+from paceline.concurrency.check.threads.atomicity import Region, absent, is_locked, pause_in, violations
 from paceline.concurrency.check.threads.shared_state import (
     BEGINNINGS,
     accesses_of_class,
@@ -31,7 +30,7 @@ from paceline.concurrency.check.threads.shared_state import (
     shared_things,
     starts_or_ends,
 )
-from paceline.concurrency.check.threads.sharing import absent, filled_if_missing, line_of_check, several
+from paceline.concurrency.check.threads.sharing import several
 
 
 def lazy_across_await(facts: Facts) -> Iterator[Witness]:
@@ -40,13 +39,12 @@ def lazy_across_await(facts: Facts) -> Iterator[Witness]:
         if not fn.asynchronous or fn.name in ("__aenter__", "__aexit__"):
             continue
         for test in fn.tests:
-            if isinstance(test, ast.If) and not _locked(test, fn, facts):
+            if isinstance(test, ast.If) and not is_locked(test, fn, facts):
                 yield from _made_twice(test, fn, facts)
         yield from _ended_twice(fn, facts)
         yield from _taken_late(fn, facts)
     for accesses, _ in shared_things(facts):
-        yield from _entries(accesses, facts)
-        yield from _claims(accesses, facts)
+        yield from _keys(accesses, facts)
 
 
 def _made_twice(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
@@ -58,7 +56,7 @@ def _made_twice(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
         return
     assignment = next((s for s in test.body if isinstance(s, ast.Assign) and _stores(s, name)), None)
     inner = (s for s in _nested(test) if isinstance(s.value, ast.Await) and _stores(s, name))
-    assignment = assignment or next((s for s in inner if not _locked(s, fn, facts)), None)
+    assignment = assignment or next((s for s in inner if not is_locked(s, fn, facts)), None)
     value = assignment.value if assignment is not None else None
     if assignment is not None and isinstance(value, ast.Await):
         if facts.lets_others_run(value, fn):
@@ -72,23 +70,23 @@ def _made_twice(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witness]:
         yield from [Witness(assignment, fn, "flag", name=name, test=test)] if _waits(before, fn) else []
 
 
-def _claims(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
-    """`if key in self.busy: return`, an await, and then `self.busy.add(key)`: two tasks do the same work."""
-    for access in accesses:
-        fn, up = access.fn, parent(access.node)
-        if access.kind != "grow" or access.locks or not fn.asynchronous or _locked(access.node, fn, facts):
-            continue
-        call = parent(up) if isinstance(up, ast.Attribute) and up.attr in ("add", "append") else None
-        key = up.slice if isinstance(up, ast.Subscript) else None
-        key = call.args[0] if isinstance(call, ast.Call) and len(call.args) == 1 else key
-        line = line_of_check(access, key) if key is not None else 0
-        test = next((t for t in fn.tests if t.lineno == line and isinstance(t, ast.If)), None)
-        if test is None or not _gives_up(test, access) or _locked(test, fn, facts):
-            continue
-        first = test.lineno if access.line <= last_line(test) else last_line(test)
-        if any(first < a.lineno and last_line(a) < access.line and _on_the_way(a, access) for a in fn.awaits):
-            yield Witness(access.node, access.fn, "claim", access=access, test=test)
-            return
+def _keys(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
+    """A key that is stored only after an await, by two tasks that both found it missing: a claim, or an object."""
+
+    def preempts(region: Region, _: Access) -> bool:
+        return not any(is_locked(at, region.use.fn, facts) for at in (region.check, region.use.node))
+
+    reported = set()
+    for region, _ in violations("missing", accesses, facts, preempts):
+        use, assignment = region.use, enclosing(region.use.node, ast.Assign)
+        opened = isinstance(assignment, ast.Assign) and any(_opens(v) for v in _behind(assignment.value, use.fn))
+        if opened and "found" not in reported:
+            reported.add("found")
+            yield Witness(assignment, use.fn, name=f"an entry of {use.thing}", tested=region.line)  # type: ignore[arg-type]
+        claims = isinstance(region.check, ast.If) and pause_in(region) is not None and _gives_up(region.check, use)
+        if claims and use.fn.asynchronous and "claim" not in reported:
+            reported.add("claim")
+            yield not_atomic(region, "claim")
 
 
 def _gives_up(test: ast.If, access: Access) -> bool:
@@ -100,22 +98,13 @@ def _gives_up(test: ast.If, access: Access) -> bool:
     return not any(dotted(n) == name for s in test.body for n in ast.walk(s) if isinstance(n, ast.Attribute))
 
 
-def _on_the_way(pause: ast.AST, access: Access) -> bool:
-    """Whether an await is in a block around the change, so that the change comes after it."""
-    statement = statement_of(pause)
-    block, up = parent(statement) if statement is not None else None, parent(access.node)
-    while up is not None and up is not block:
-        up = parent(up)
-    return up is not None
-
-
 def _taken_late(fn: Function, facts: Facts) -> Iterator[Witness]:
     """`if seat.owner is not None: raise`, an await, and then `seat.owner = customer`, of an object that tasks share."""
     for test in fn.tests:
         if not isinstance(test, ast.If) or not isinstance(test.body[-1], ast.Raise | ast.Return) or test.orelse:
             continue
         attributes = {ast.unparse(n) for n in ast.walk(test.test) if isinstance(n, ast.Attribute | ast.Subscript)}
-        rest = following(test) if not _locked(test, fn, facts) else []
+        rest = following(test) if not is_locked(test, fn, facts) else []
         for index, statement in enumerate(rest):
             target = statement.targets[0] if isinstance(statement, ast.Assign) else test
             name = ast.unparse(target) if isinstance(target, ast.Attribute | ast.Subscript) else ""
@@ -155,7 +144,7 @@ def _ended_twice(fn: Function, facts: Facts) -> Iterator[Witness]:
         name = (
             absent(test.test) if isinstance(test, ast.If) and isinstance(test.body[-1], ast.Return | ast.Raise) else ""
         )
-        if not name.startswith(f"{fn.self_name}.") or not fn.self_name or _locked(test, fn, facts):
+        if not name.startswith(f"{fn.self_name}.") or not fn.self_name or is_locked(test, fn, facts):
             continue
         rest = following(test)
         ends = next((s for s in rest if isinstance(s, ast.Assign) and dotted(s.targets[0]) == name), None)
@@ -196,19 +185,6 @@ def _is_lock(context: ast.expr, fn: Function, facts: Facts) -> bool:
 def _checks(test: ast.If | ast.While, name: str) -> bool:
     """Whether a test asks for an attribute."""
     return any(dotted(n) == name for n in ast.walk(test.test) if isinstance(n, ast.Attribute))
-
-
-def _entries(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
-    """`if key not in d: d[key] = await connect(key)`: an entry of a dictionary that is an object of its own."""
-    for access, line in filled_if_missing(accesses):
-        assignment = enclosing(access.node, ast.Assign)
-        if _locked(access.node, access.fn, facts):
-            continue
-        entry = assignment.value if isinstance(assignment, ast.Assign) else None
-        values = _behind(entry, access.fn)
-        if isinstance(assignment, ast.Assign) and any(_opens(value) for value in values):
-            yield Witness(assignment, access.fn, confidence=0.6, name=f"an entry of {access.thing}", tested=line)
-            return
 
 
 def _behind(value: ast.expr | None, fn: Function) -> list[ast.expr]:
@@ -262,17 +238,6 @@ def _present(test: ast.expr) -> str:
 def _waits(statements: list[ast.stmt], fn: Function) -> bool:
     """Whether the function itself awaits in one of these statements, and not only one that it defines there."""
     return any(is_within(a, s) for s in statements for a in fn.awaits)
-
-
-def _locked(test: ast.AST, fn: Function, facts: Facts) -> bool:
-    """Whether the test is inside a lock."""
-    around = list(contexts_around(test))
-    if any("lock" in ast.unparse(context).lower() for context in around):
-        return True
-    entered = (facts.module.resource(context, fn) for context in around)
-    if any(lock is not None and (lock.kind in ASYNC_LOCKS or not lock.sure) for lock in entered):
-        return True
-    return bool(facts.held_at(test, fn))
 
 
 def filled_across_await(facts: Facts) -> Iterator[Witness]:

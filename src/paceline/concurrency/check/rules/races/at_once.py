@@ -20,6 +20,7 @@ from paceline.concurrency.check.syntax.tree import (
     short_name,
 )
 from paceline.concurrency.check.threads.accesses import Access
+from paceline.concurrency.check.threads.atomicity import LEAVES, absent, regions
 from paceline.concurrency.check.threads.shared_state import (
     BEGINNINGS,
     accesses_of_class,
@@ -27,19 +28,11 @@ from paceline.concurrency.check.threads.shared_state import (
     is_teardown,
     shared_things,
 )
-from paceline.concurrency.check.threads.sharing import (
-    absent,
-    checked,
-    line_of_check,
-    may_coincide,
-    may_overlap,
-    stored_if_missing,
-)
+from paceline.concurrency.check.threads.sharing import may_coincide, may_overlap
 from paceline.concurrency.check.values.calls import type_name
 
 #: What ends an object before another one takes its place.
 ENDS = ("cancel", "close", "stop", "terminate", "kill", "shutdown", "disconnect", "release")
-_LEAVES = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 
 
 def decided_twice(facts: Facts) -> Iterator[Witness]:
@@ -146,7 +139,7 @@ def _test(read: Access) -> ast.If | ast.While | None:
 
 def _branch(test: ast.If | ast.While) -> list[ast.stmt]:
     """The statements that run because of a test: its body, and what follows where the body leaves instead."""
-    leaves = isinstance(test, ast.If) and isinstance(test.body[-1], _LEAVES)
+    leaves = isinstance(test, ast.If) and isinstance(test.body[-1], LEAVES)
     return [*test.body, *test.orelse, *(following(test) if leaves else ())]
 
 
@@ -186,18 +179,11 @@ def _matters(test: ast.If | ast.While, read: Access, change: Access, branch: lis
         return False
     compared = any(isinstance(n, ast.Compare) for n in ast.walk(test.test))
     if change.kind in ("grow", "shrink"):
-        return compared and not (stored_if_missing(change) or checked(change) is not None or _by_key(change))
+        return compared and not any((*regions("found", [change]), *regions("missing", [change])))  # PC401
     if change.kind == "none" or _is_flag(change):
         works = [s for s in branch if any(isinstance(n, ast.Call) for n in ast.walk(s))]
         return bool(works) and _turns(test, change) and change.fn is read.fn
     return change.kind == "write" and compared
-
-
-def _by_key(change: Access) -> bool:
-    """Whether the test was for this one item, which PC401 reports."""
-    method = parent(change.node)
-    call = parent(method) if isinstance(method, ast.Attribute) else None
-    return isinstance(call, ast.Call) and len(call.args) == 1 and line_of_check(change, call.args[0]) > 0
 
 
 def _is_flag(change: Access) -> bool:
@@ -210,7 +196,7 @@ def _turns(test: ast.If | ast.While, change: Access) -> bool:
     up = parent(change.node)
     asked_for_none = absent(test.test) == dotted(change.node)
     value = up.value.value if isinstance(up, ast.Assign) and isinstance(up.value, ast.Constant) else None
-    first = isinstance(test, ast.If) and isinstance(test.body[-1], _LEAVES) and dotted(test.test) == dotted(change.node)
+    first = isinstance(test, ast.If) and isinstance(test.body[-1], LEAVES) and dotted(test.test) == dotted(change.node)
     return bool(value) and (asked_for_none or first)
 
 

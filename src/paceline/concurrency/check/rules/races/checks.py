@@ -7,31 +7,21 @@ import re
 from collections.abc import Iterator
 
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS, LOCKS
-from paceline.concurrency.check.rules.rule import Witness, resource_of
+from paceline.concurrency.check.rules.rule import Witness, not_atomic, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
-from paceline.concurrency.check.syntax.tree import dotted, enclosing, following, last_line, lines_of, parent, short_name
+from paceline.concurrency.check.syntax.tree import dotted, enclosing, following, parent, short_name
 from paceline.concurrency.check.threads.accesses import SHRINKS, Access
+from paceline.concurrency.check.threads.atomicity import Region, absent, makes_one, regions, violations
 from paceline.concurrency.check.threads.evidence import CLAIMS, IMPORTS, of_all_objects, of_threads
 from paceline.concurrency.check.threads.shared_state import (
     accesses_of_arguments,
     accesses_of_locals,
-    is_caught,
     is_shared,
     own_locks,
     shared_things,
 )
-from paceline.concurrency.check.threads.sharing import (
-    absent,
-    claimed_at_once,
-    emptied_at_once,
-    filled_if_missing,
-    filled_under_late_lock,
-    found_by,
-    may_coincide,
-    removed_at_once,
-    stored_if_missing,
-)
+from paceline.concurrency.check.threads.sharing import may_coincide
 
 
 def check_then_act(facts: Facts) -> Iterator[Witness]:
@@ -39,9 +29,9 @@ def check_then_act(facts: Facts) -> Iterator[Witness]:
     for accesses, cls in shared_things(facts):
         if cls is not None and is_shared(cls, facts):
             yield from _vanishes(accesses, facts)
-            yield from _removed(accesses, cls)
+            yield from _without_lock("found", "removed", accesses, cls, facts)
         if cls is None or is_shared(cls, facts):
-            yield from _filled(accesses, cls)
+            yield from _without_lock("missing", "filled", accesses, cls, facts)
         if sign := of_threads(cls, facts, accesses[0].line):
             yield from _at_once(accesses, sign, facts)
     for accesses in (*accesses_of_arguments(facts), *accesses_of_locals(facts)):
@@ -50,46 +40,31 @@ def check_then_act(facts: Facts) -> Iterator[Witness]:
 
 
 def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Witness]:
-    """Checks of a key and uses of it in functions that threads run at the same time."""
-    yield from _filled_twice(accesses, sign, facts)
-    for access, line in list(claimed_at_once(accesses, facts))[:1]:
-        yield Witness(access.node, access.fn, "claimed", access=access, line=line)
-    for access, loop in list(emptied_at_once(accesses, facts))[:1]:
-        yield Witness(access.node, access.fn, "last-item-taken", access=access, loop=loop)
-    yield from _removed_between(accesses, facts)
+    """Checks and uses in functions that threads run at the same time, one of each form."""
+
+    def preempts(region: Region, other: Access) -> bool:
+        meant = makes_one(region, facts) and _is_meant(region.use, sign, facts)
+        return meant or may_coincide(region.use, other, facts)
+
+    reported = set()
+    for established, form in (("missing", "claimed"), ("some", "last-item-taken"), ("found", "removed-between")):
+        for region, other in violations(established, accesses, facts, preempts):
+            kind = "filled-twice" if makes_one(region, facts) else form
+            if kind not in reported and (kind != "claimed" or _claims(region)):
+                reported.add(kind)
+                yield not_atomic(region, kind, other=other)
 
 
-def _filled_twice(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Witness]:
-    """A key that two threads find missing, and each store an object for."""
-    late = list(filled_under_late_lock(accesses, facts))
-    for access, line in [*filled_if_missing(accesses), *late][:1]:
-        together = may_coincide(access, access, facts)
-        least = IMPORTS if of_all_objects(access.fn) else CLAIMS
-        alone = facts.runs_on_own(access.fn) and (access.fn.name == "run" or access.fn.name.startswith("_"))
-        if not together and (sign < least or alone or access.fn.asynchronous or facts.guards(access.fn)):
-            continue
-        yield Witness(
-            access.node, access.fn, "filled-twice", confidence=0.6 if together else 0.55, access=access, line=line
-        )
+def _is_meant(use: Access, sign: float, facts: Facts) -> bool:
+    """Whether a function is meant for several threads, by the signs for its class."""
+    fn, least = use.fn, IMPORTS if of_all_objects(use.fn) else CLAIMS
+    alone = facts.runs_on_own(fn) and (fn.name == "run" or fn.name.startswith("_"))
+    return sign >= least and not alone and not fn.asynchronous and not facts.guards(fn) and not use.locks
 
 
-def _removed_between(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
-    """A key that another thread removes after it was found."""
-    for access, check, other in list(removed_at_once(accesses, facts))[:1]:
-        action, what = found_by(access, check)
-        action += f" of {access.thing}" * isinstance(check, ast.For)
-        sure = 0.6 if facts.threads_of(other.fn) else 0.5
-        yield Witness(
-            access.node,
-            access.fn,
-            "removed-between",
-            confidence=sure,
-            what=what,
-            other=other,
-            check=check,
-            action=action,
-            access=access,
-        )
+def _claims(region: Region) -> bool:
+    """Whether an item is added to a set or a list, without any lock: under a late one, PC411 reports it."""
+    return isinstance(parent(region.use.node), ast.Attribute) and not region.use.locks
 
 
 def _locked(facts: Facts) -> Iterator[Witness]:
@@ -104,119 +79,39 @@ def _locked(facts: Facts) -> Iterator[Witness]:
                     yield Witness(effect.node, fn, "locked", lock=lock, test=test, effect=effect)
 
 
-def _filled(accesses: list[Access], cls: Class | None) -> Iterator[Witness]:
-    """`if key not in d: d[key] = ...` without the lock under which others change it."""
-    guarded = [a for a in accesses if a.changes and a.locks]
-    if not guarded:
-        return
-    common = own_locks(frozenset.intersection(*(a.locks for a in guarded)), cls)
-    for access in accesses:
-        test = enclosing(access.node, ast.If)
-        if access.kind == "grow" and not access.locks and common and test is not None and stored_if_missing(access):
-            line = getattr(test, "lineno", 0)
-            yield Witness(access.node, access.fn, "filled", access=access, line=line, common=common, guarded=guarded)
+def _without_lock(
+    established: str, form: str, accesses: list[Access], cls: Class | None, facts: Facts
+) -> Iterator[Witness]:
+    """A check and a use without the lock that all other changes of such a kind hold."""
+    kinds = ("shrink",) if established == "found" else ("write", "none", "update", "grow", "shrink")
+    changes = [a for a in accesses if a.kind in kinds and a.locks]
+    guard = own_locks(frozenset.intersection(*(a.locks for a in changes)), cls) if changes else []
+    for region in regions(established, accesses) if guard else ():
+        if not region.use.locks & {*guard} and all(a.fn is not region.use.fn for a in changes):
+            yield not_atomic(region, form, lock=guard[0], other=changes[0])
             return
 
 
 def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """`if x: x.use()` while another thread may set `x` to None."""
-    resets = [a for a in accesses if a.kind == "none" and "fork" not in a.fn.name]
-    if not resets:
-        return
-    reported: set[bool] = set()  # at most one report inside threads and one outside
-    for access in accesses:
-        test = _test(access.node)
-        if test is None or access.changes or bool(facts.threads_of(access.fn)) in reported:
-            continue
-        use = next((a for a in accesses if a.fn is access.fn and a is not access and _used_in(a, test)), None)
-        if use is None or is_caught(use.node, "AttributeError", "TypeError"):
-            continue
-        other = next(
-            (a for a in resets if _concurrent(a.fn, access.fn, facts) and not a.locks & access.locks & use.locks), None
-        )
-        if other is not None:
-            reported.add(bool(facts.threads_of(access.fn)))
-            yield Witness(use.node, access.fn, "vanishes", access=access, other=other, use=use)
 
+    def preempts(region: Region, other: Access) -> bool:
+        return _concurrent(other.fn, region.use.fn, facts)
 
-def _test(node: ast.AST) -> ast.If | None:
-    """The `if` that tests whether this is truthy or not None."""
-    at: ast.AST | None = node
-    while at is not None and not isinstance(at, ast.stmt):
-        up = parent(at)
-        if isinstance(up, ast.Compare) and not any(isinstance(op, ast.Is | ast.IsNot) for op in up.ops):
-            return None
-        if isinstance(up, ast.Attribute | ast.Call | ast.Subscript):
-            return None
-        if isinstance(up, ast.If) and up.test is at:
-            return up
-        at = up
-    return None
-
-
-def _used_in(access: Access, test: ast.If) -> bool:
-    """`x.something` or `x[...]` on the branch where the check succeeded."""
-    if not isinstance(parent(access.node), ast.Attribute | ast.Subscript) or (
-        access.changes and access.kind in ("write", "none")
-    ):
-        return False
-    body = test.body
-    negative = isinstance(test.test, ast.UnaryOp) or any(
-        isinstance(n, ast.Is) for c in ast.walk(test.test) if isinstance(c, ast.Compare) for n in c.ops
-    )
-    if negative:
-        if test.orelse:
-            body = test.orelse
-        elif isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue):
-            return access.line > last_line(test)
-        else:
-            return False
-    return access.line in lines_of(body)
+    reported = set()  # at most one report inside threads and one outside
+    for region, other in violations("present", accesses, facts, preempts):
+        inside = bool(facts.threads_of(region.use.fn))
+        if inside not in reported:
+            reported.add(inside)
+            yield not_atomic(region, "vanishes", other=other)
 
 
 def _concurrent(one: Function, two: Function, facts: Facts) -> bool:
     """Whether two functions may run at the same time: they do not run in the same threads only."""
-    if one is two:
+    if one is two or "fork" in one.name:
         return False
     first, second = facts.threads_of(one), facts.threads_of(two)
     return bool(first) != bool(second) or bool(first and second and first != second)
-
-
-def _removed(accesses: list[Access], cls: Class) -> Iterator[Witness]:
-    """An item that is read without the lock under which items are removed."""
-    removals = [a for a in accesses if a.kind == "shrink" and a.locks]
-    if any(a.kind == "grow" and not a.locks for a in accesses):
-        return  # _filled reports that
-    if not removals or any(a.kind == "shrink" and not a.locks for a in accesses):
-        return
-    guard = frozenset(own_locks(frozenset.intersection(*(a.locks for a in removals)), cls))
-    reported: set[int] = set()
-    for access in accesses:
-        if access.kind != "item" or access.locks & guard or not guard or id(access.fn) in reported:
-            continue
-        if is_caught(access.node, "KeyError", "IndexError", "LookupError"):
-            continue
-        subscript = parent(access.node)
-        assert isinstance(subscript, ast.Subscript)
-        if isinstance(subscript.slice, ast.Constant | ast.Slice) or any(r.fn is access.fn for r in removals):
-            continue
-        if not _looked_up(subscript, access):
-            continue
-        reported.add(id(access.fn))
-        lock = min(guard)
-        removal = removals[0]
-        yield Witness(access.node, access.fn, "removed", access=access, lock=lock, removal=removal)
-
-
-def _looked_up(subscript: ast.Subscript, access: Access) -> bool:
-    """Whether a test before this line mentions the same key."""
-    key = ast.unparse(subscript.slice)
-    for test in access.fn.tests:
-        if test.lineno <= access.line and any(
-            isinstance(n, ast.Call | ast.Compare) and key in ast.unparse(n) for n in ast.walk(test.test)
-        ):
-            return True
-    return False
 
 
 _ASKS_FOR_FILES = {"exists", "isfile", "isdir", "is_file", "is_dir"}

@@ -20,9 +20,10 @@ from paceline.concurrency.check.syntax.tree import (
     parent,
     short_name,
 )
+from paceline.concurrency.check.threads.atomicity import absent, present
 from paceline.concurrency.check.threads.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_shared, is_teardown, starts_or_ends
-from paceline.concurrency.check.threads.sharing import absent, may_overlap, present
+from paceline.concurrency.check.threads.sharing import may_overlap
 
 
 class Act(NamedTuple):

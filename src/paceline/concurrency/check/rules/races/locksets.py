@@ -12,6 +12,7 @@ from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.tree import dotted, enclosing, parent, short_name
 from paceline.concurrency.check.threads.accesses import GROWS, SHRINKS, VIEWS, Access
+from paceline.concurrency.check.threads.atomicity import regions
 from paceline.concurrency.check.threads.evidence import owns_lock
 from paceline.concurrency.check.threads.shared_state import (
     BEGINNINGS,
@@ -19,7 +20,7 @@ from paceline.concurrency.check.threads.shared_state import (
     accesses_of_globals,
     own_locks,
 )
-from paceline.concurrency.check.threads.sharing import filled_if_missing, may_be_alone, stored_if_missing
+from paceline.concurrency.check.threads.sharing import may_be_alone
 from paceline.concurrency.check.values.sources import parts
 
 
@@ -74,8 +75,7 @@ def _later(use: ast.Name, name: ast.Name) -> bool:
 def _forgotten_lock_changes(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterator[Witness]:
     if not any(a.locks for a in accesses):
         return
-    filled = {id(a.node) for a, _ in filled_if_missing(accesses)}  # reported as PC401
-    filled |= {id(a.node) for a in accesses if a.kind == "grow" and not a.locks and stored_if_missing(a)}
+    filled = {id(r.use.node) for r in regions("missing", accesses) if not r.use.locks}  # reported as PC401
     changes = [a for a in accesses if a.kind in ("grow", "shrink") and id(a.node) not in filled]
     witness = _bare(changes, cls, facts)
     if witness is None and (decided := _decided_under_lock(accesses)):

@@ -11,6 +11,7 @@ from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.tree import dotted, enclosing, last_line, parent, short_name
 from paceline.concurrency.check.threads.accesses import Access
+from paceline.concurrency.check.threads.atomicity import absent, makes_one, regions
 from paceline.concurrency.check.threads.evidence import OWNS_LOCK, OWNS_OTHER, claims_safety, of_threads, owns_lock
 from paceline.concurrency.check.threads.shared_state import (
     BEGINNINGS,
@@ -21,7 +22,7 @@ from paceline.concurrency.check.threads.shared_state import (
     makes_empty,
     shared_things,
 )
-from paceline.concurrency.check.threads.sharing import absent, filled_at_once, line_of_check, of_class
+from paceline.concurrency.check.threads.sharing import of_class
 from paceline.concurrency.check.values.calls import type_name
 
 
@@ -83,7 +84,7 @@ def _changed(fn: Function) -> Iterator[ast.expr]:
             continue
         before = [fn.bound[n.id] for n in ast.walk(value) if isinstance(n, ast.Name) and n.id in fn.bound]
         access = Access(text, "grow", target.value, fn, frozenset())
-        missing = isinstance(target, ast.Subscript) and line_of_check(access, target.slice)
+        missing = isinstance(target, ast.Subscript) and any(regions("missing", [access]))
         if missing or any(dotted(n) == text for part in (value, *before) for n in ast.walk(part)):
             yield target
 
@@ -174,7 +175,7 @@ def _global(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     inside = [a for a in accesses if a.changes and facts.threads_of(a.fn)]
     if not inside:
         return
-    filled = {id(access.node) for access, _ in filled_at_once(accesses, facts)}  # reported as PC401
+    filled = {id(r.use.node) for r in regions("missing", accesses) if makes_one(r, facts)}  # reported as PC401
     for access in inside:
         if access.locks or id(access.node) in filled or _on_first_use(access):
             continue
