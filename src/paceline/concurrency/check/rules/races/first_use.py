@@ -22,7 +22,7 @@ from paceline.concurrency.check.syntax.tree import (
 )
 from paceline.concurrency.check.threads.atomicity import absent, present
 from paceline.concurrency.check.threads.evidence import IMPORTS, OWNS_OTHER, of_all_objects, of_threads, owns_lock
-from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_shared, is_teardown, starts_or_ends
+from paceline.concurrency.check.threads.shared_state import BEGINNINGS, is_teardown, starts_or_ends
 from paceline.concurrency.check.threads.sharing import may_overlap
 
 
@@ -38,7 +38,7 @@ class Act(NamedTuple):
 
 def lazy_start(facts: Facts) -> Iterator[Witness]:
     """Report tests of existence, outside a lock, that guard a creation or a start."""
-    acts = (_starts, _single, _made_at_once, _flagged, _own_lock, _signalled_by_thread, _event_as_lock)
+    acts = (_starts, _made_at_once, _flagged, _own_lock, _signalled_by_thread, _event_as_lock)
     for fn in facts.module.functions:
         if (fn.name in BEGINNINGS and fn.name != "__new__") or fn is facts.module.top:
             continue
@@ -94,22 +94,6 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Act | None:
     calls = (s.value for s in test.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call))
     start = next((c for c in calls if dotted(c.func) == f"{fn.self_name}.start"), None)
     return Act(start, "the thread is started on first use", f"{fn.cls.name}.start", 0.65) if start else None
-
-
-def _single(test: ast.If, fn: Function, facts: Facts) -> Act | None:
-    """A thread of an object that has a lock, started on first use without it."""
-    name = absent(test.test)
-    if not name or fn.cls is None or not name.startswith(fn.self_name + ".") or starts_or_ends(fn):
-        return None
-    if not is_shared(fn.cls, facts) or (fn.name.startswith("_") and facts.guards(fn)):
-        return None
-    values = (facts.module.constructed(*pair) for pairs in fn.cls.values.values() for pair in pairs)
-    if not any(value is not None and value[0] in ("Lock", "RLock") for value in values):
-        return None
-    constructions = ((s, facts.module.constructed(s.value, fn)) for s in _assigned(name, test))
-    thread = next((s for s, value in constructions if value is not None and value[0] == "Thread"), None)
-    what = f"{name} is created and started on first use, without the object's lock"
-    return Act(thread, what, name, 0.65) if thread else None
 
 
 def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Act | None:
