@@ -71,7 +71,7 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
         self.machine, self.shard = Desk(self.replicas, batches, gate), Shard(self.replicas)
 
     def world(self) -> LeasedWorld:
-        return LeasedWorld(self.walkers(), servers=Servers.of(self.machine, self.shard, self.depth))
+        return LeasedWorld(self.walkers(), servers=Servers.of(self.machine, self.shard, self.width))
 
     def key(self, world: LeasedWorld) -> Hashable:
         return super().key(world), world.servers.key(), frozenset(world.gone), frozenset(world.assigned.items())
@@ -122,7 +122,7 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
                 count, _ = world.assigned.get(replica, (0, None))
                 return [] if count >= number else [(replica, 0)]
             case AwaitPushes(count):
-                group = ((replica, number) for number in range(self.depth))
+                group = ((replica, number) for number in range(self.width))
                 return [each for each in group if world.pushed.get(each, 0) < count]
         return super().missing(world, place)
 
@@ -154,7 +154,7 @@ class LeaseExplorer(StageExplorer[LeasedWorld]):
 
     def _push(self, world: LeasedWorld, place: At, push: Push) -> Any:
         each, (_, lease) = self.clients[0].counts[0], world.assigned[place[0]]
-        gradient = world.gradients.pop((place, place[1]), ())
+        gradient = world.gradients.pop((place, place[1] // self.inside), ())
         if sorted(gradient) != list(range(push.batch * each, (push.batch + 1) * each)):
             world.fault = f"{self.name(place)} pushes micro-batches {gradient} as batch {push.batch}"
         elif lease is None or lease.batch != push.batch or push.worker != place[0] or push.shard != place[1]:
@@ -171,9 +171,10 @@ def explore_replicas(
     batches: int = 3,
     deaths: int = 1,
     gate: Gate | None = None,
+    inside: int = 1,
 ) -> Explored:
     """Explore every order of replicas that lease, and return the shortest story of a fault, if there is one."""
-    places = [(replica, worker) for replica in range(replicas) for worker in range(depth)]
-    clients = [LeasingClient(place, depth, schedule, (micro_batches,)) for place in places]
+    places = [(replica, worker) for replica in range(replicas) for worker in range(depth * inside)]
+    clients = [LeasingClient(place, depth, schedule, (micro_batches,), inside=inside) for place in places]
     slots = schedule.layout(depth).slots
     return breadth_first(LeaseExplorer(clients, program, deaths, slots, batches, gate or Asynchronous()))
