@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.errors import PacelineDeprecationWarning
+from paceline.errors import PacelineDeprecationWarning, UsageError
 from paceline.errors.renames import JOB_FIELDS, JOB_VALUES, RENAMED_ARGUMENTS, accepts_old_names, gathers_arguments
 from paceline.interfaces.testing.jobs import JOBS
 from paceline.runtime.engines.cluster import NodeOptions
@@ -85,6 +85,14 @@ def test_fields_of_an_object_are_taken_as_arguments_and_one_of_the_two_is_enough
     assert train("ring") == ("ring", None)
     with pytest.raises(TypeError, match="got keys= and nodes=, which has it"):
         train("ring", nodes=NodeOptions(), keys="keys")  # type: ignore[call-arg]
+
+
+def test_tune_takes_its_old_arguments() -> None:
+    with (
+        pytest.warns(PacelineDeprecationWarning, match=r"address= of tune\(\) is called nodes=NodeOptions\(address=\)"),
+        pytest.raises(UsageError, match="needs engine='ray'"),
+    ):
+        paceline.tune(objective=lambda trial: 0.0, space={"lr": [0.1]}, folder=None, address="auto")  # type: ignore[call-arg]
 
 
 def test_train_takes_its_old_arguments() -> None:

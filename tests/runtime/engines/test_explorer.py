@@ -6,6 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from paceline.algorithms.exploration import Explored
+from paceline.algorithms.splits.derivation import ProgramStep
+from paceline.algorithms.splits.movements import movements_of_update
+from paceline.algorithms.splits.recipes import Tensor, example_program
 from paceline.interfaces.testing.conformance import PLANS
 from paceline.plans.methods import Synchronous
 from paceline.plans.methods.program import (
@@ -144,7 +148,7 @@ def goes_on_after_the_last_exchange(worker: Worker) -> Program:
         (LOCAL, takes_what_nobody_began, "waits for ever at the end of exchange 0, after update 0: it needs worker 0"),
         (LOCAL, offers_twice, "offers its replica twice for exchange 0"),
         (LOCAL, swaps_two_exchanges, "waits for ever at exchange"),
-        (LOCAL, goes_on_after_the_last_exchange, "the replicas of workers 0 to 1 differ at the end"),
+        (LOCAL, goes_on_after_the_last_exchange, "the replicas of workers 0, 1 differ at the end"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
@@ -152,3 +156,46 @@ def test_a_fault_is_told(method: Synchronous, program: Callable[[Worker], Progra
     found = explore_program(method, 2, updates=3, deaths=1, program=program)
     assert found.story is not None
     assert says in found.story, found.story
+
+
+# --- workers with parts of layers, by the movements of a small net ----------------------------------------------------
+
+SPLIT = Plan.parse("tensor:data=2", 4)
+
+
+def lines() -> dict[int, list[ProgramStep]]:
+    """Return the movements of each worker in an update."""
+    steps = list(movements_of_update(example_program(Tensor(), 2)))
+    return {worker: list(steps) for worker in range(4)}
+
+
+def explored(line: dict[int, list[ProgramStep]], program: Callable[[Worker], Program] | None = None) -> Explored:
+    method = SPLIT.method
+    assert isinstance(method, Synchronous)
+    return explore_program(method, 4, updates=1, program=program, movements=lambda worker, update: line[worker])
+
+
+def test_workers_with_parts_of_layers_wait_for_none_but_the_dead() -> None:
+    found = explored(lines())
+    assert found.good, found.story
+    assert found.states > 500
+
+
+def test_a_swapped_movement_is_told() -> None:
+    line = lines()
+    line[1] = line[1][::-1]
+    assert "and others of its group to another movement" in str(explored(line).story)
+
+
+def test_a_movement_that_one_worker_leaves_out_is_told() -> None:
+    line = lines()
+    del line[3][-1]
+    assert "waits for ever at" in str(explored(line).story)
+
+
+def test_replicas_of_parts_that_do_not_sum_are_told() -> None:
+    def program(worker: Worker) -> Program:
+        gradient = yield Gradient(0, 0)
+        yield OptimizerStep(0, 1, gradient)
+
+    assert "the replicas of workers 0, 2 differ at the end" in str(explored(lines(), program).story)

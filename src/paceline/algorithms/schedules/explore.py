@@ -2,7 +2,8 @@
 
 A message is a symbol of the work that has made it, and a gradient one of the micro-batches that it is of. So a world
 tells when a worker computes from another message than its own, sums up two different gradients, or makes an update of
-half a sum.
+half a sum. Where several workers share the layers of a stage, each has its own line of messages, and what they move
+between them is an effect, too.
 
 Replicas that lease their batches from a server are explored with their desk (`algorithms.server.explore_replicas`).
 """
@@ -18,9 +19,10 @@ from paceline.algorithms.exploration import Explored, ProgramExplorer, Walker, b
 from paceline.algorithms.schedules import BACKWARD, FORWARD, WEIGHTS, Schedule, Work, table_of
 from paceline.algorithms.schedules.clock import Place
 from paceline.algorithms.schedules.worker import Agree, Channel, Compute, Effect, Program, Receive, Send, SumUp, Update
+from paceline.algorithms.splits.movements import Move
 
 Symbol = Hashable
-Meeting = tuple[str, int, int]  # which sum, of which stage or replica, and which one after another
+Meeting = tuple[str, int, int]  # which sum or movement, of which stage or replica, and which one after another
 
 
 @dataclass
@@ -32,6 +34,8 @@ class StageClient:
     schedule: Schedule
     counts: Sequence[int]
     agrees: bool = False
+    #: Workers that share the layers of a stage; they are neighbours.
+    inside: int = 1
 
     def lines(self) -> Iterator[Iterable[Work]]:
         span = self.schedule.span or len(self.counts)
@@ -40,7 +44,7 @@ class StageClient:
 
     def line_of(self, counts: Sequence[int], micros: int, versions: int) -> Sequence[Work]:
         """Return its line of one table, after so many micro-batches and versions."""
-        mine, depth, agrees = self.place[1], self.depth, self.agrees
+        mine, depth, agrees = self.place[1] // self.inside, self.depth, self.agrees
         return _line(self.schedule, mine, depth, tuple(counts), agrees, micros, versions)  # type: ignore[arg-type]  # frozen
 
 
@@ -79,7 +83,7 @@ class StageWorld:
 class StageExplorer(ProgramExplorer[StageWorld, Place]):
     """The moves and the invariants of workers that keep step."""
 
-    visible = (Send, Receive, SumUp, Agree)
+    visible = (Send, Receive, SumUp, Agree, Move)
 
     def __init__(
         self, clients: Sequence[StageClient], program: Callable[[Any], Program], deaths: int, slots: int
@@ -87,8 +91,10 @@ class StageExplorer(ProgramExplorer[StageWorld, Place]):
         self.clients, self.program, self.deaths, self.slots = clients, program, deaths, slots
         first = clients[0]
         layout = first.schedule.layout(first.depth)
-        self.stage_to_worker, self.depth = layout.stage_to_worker, first.depth
-        self.replicas = len(clients) // first.depth
+        self.stage_to_worker, self.inside = layout.stage_to_worker, first.inside
+        #: The workers of a replica.
+        self.width = first.depth * first.inside
+        self.replicas = len(clients) // self.width
 
     def walkers(self) -> dict[Place, Walker[Any]]:
         return {each.place: Walker(partial(self.program, each)) for each in self.clients}
@@ -113,7 +119,7 @@ class StageExplorer(ProgramExplorer[StageWorld, Place]):
         if unread := [channel for (_, channel), messages in world.in_flight.items() if messages]:
             return f"a message from stage {unread[0][0]} to {unread[0][1]} is left"
         due = len(self.clients[0].counts)
-        stages = [(at, stage) for at in world.workers for stage, w in enumerate(self.stage_to_worker) if w == at[1]]
+        stages = [(at, stage) for at in world.workers for stage in self._stages(at)]
         for place, stage in stages:
             versions = world.versions.get((place, stage), ())
             if len(versions) != due:
@@ -123,7 +129,7 @@ class StageExplorer(ProgramExplorer[StageWorld, Place]):
         return None
 
     def name(self, place: Place) -> str:
-        return f"worker {place[0] * self.depth + place[1]}"
+        return f"worker {place[0] * self.width + place[1]}"
 
     def describe(self, effect: Any) -> str:
         match effect:
@@ -139,56 +145,86 @@ class StageExplorer(ProgramExplorer[StageWorld, Place]):
                 return "the norm of the gradient"
             case Update(work):
                 return f"makes version {work.version} of stage {work.stage}"
+            case Move(step):
+                return str(step)
         raise AssertionError(effect)
 
     # ── what a worker waits for ──
 
-    def _meeting(self, world: StageWorld, place: Place, effect: SumUp | Agree) -> Meeting:
-        """Return the sum that a worker is at; it has brought its part of it already."""
-        kind, of = ("sum", effect.stage) if isinstance(effect, SumUp) else ("norm", place[0])
+    def _stages(self, place: Place) -> list[int]:
+        return [stage for stage, layer in enumerate(self.stage_to_worker) if layer == place[1] // self.inside]
+
+    def _line(self, place: Place) -> int:
+        """Return the number of the line of stages that a worker exchanges messages in."""
+        return place[0] * self.inside + place[1] % self.inside
+
+    def _at(self, place: Place, stage: int) -> Place:
+        """Return the worker of a stage in the line of this one."""
+        return place[0], self.stage_to_worker[stage] * self.inside + place[1] % self.inside
+
+    def _meeting(self, world: StageWorld, place: Place, effect: SumUp | Agree | Move) -> Meeting:
+        """Return the sum or movement that a worker is at; it has brought its part of it already."""
+        match effect:
+            case SumUp(stage):
+                kind, of = "sum", stage
+            case Agree():
+                kind, of = "norm", self._line(place)
+            case Move():
+                kind, of = "movement", place[1] // self.inside
         return kind, of, sum(1 for who, (what, which, _) in world.offers if (who, what, which) == (place, kind, of)) - 1
 
     def missing(self, world: StageWorld, place: Place) -> list[Place]:
-        replica = place[0]
         match effect := world.workers[place].effect:
             case Send(channel):
-                full = len(world.in_flight.get((replica, channel), ())) >= self.slots
-                return [(replica, self.stage_to_worker[channel[1]])] if full else []
+                full = len(world.in_flight.get((self._line(place), channel), ())) >= self.slots
+                return [self._at(place, channel[1])] if full else []
             case Receive(channel):
-                messages = world.in_flight.get((replica, channel))
-                return [] if messages else [(replica, self.stage_to_worker[channel[0]])]
-            case SumUp() | Agree():
+                messages = world.in_flight.get((self._line(place), channel))
+                return [] if messages else [self._at(place, channel[0])]
+            case SumUp() | Agree() | Move():
                 meeting = self._meeting(world, place, effect)
                 return [each for each in self._parties(place, effect) if (each, meeting) not in world.offers]
         return []
 
-    def _parties(self, place: Place, effect: SumUp | Agree) -> list[Place]:
-        if isinstance(effect, SumUp):
-            return [(replica, place[1]) for replica in range(self.replicas)]
-        return [(place[0], worker) for worker in range(self.depth)]
+    def _parties(self, place: Place, effect: SumUp | Agree | Move) -> list[Place]:
+        replica, number = place
+        match effect:
+            case SumUp():
+                return [(each, number) for each in range(self.replicas)]
+            case Agree():
+                return [(replica, worker) for worker in range(number % self.inside, self.width, self.inside)]
+            case Move():
+                first = number - number % self.inside
+                return [(replica, worker) for worker in range(first, first + self.inside)]
 
     # ── what it is answered ──
 
     def arrive(self, world: StageWorld, place: Place) -> None:
         effect = world.workers[place].effect
-        if isinstance(effect, SumUp | Agree):
+        if isinstance(effect, SumUp | Agree | Move):
             kind, of, count = self._meeting(world, place, effect)
-            part: Symbol = world.gradients.get((place, effect.stage), ()) if isinstance(effect, SumUp) else place
+            part: Symbol = effect.step if isinstance(effect, Move) else place
+            if isinstance(effect, SumUp):
+                part = world.gradients.get((place, effect.stage), ())
             world.offers[place, (kind, of, count + 1)] = part
 
     def go_on(self, world: StageWorld, place: Place, effect: Any) -> str:
         world.workers[place].send(self.answer(world, place, effect))
         return self.describe(effect)
 
-    def answer(self, world: StageWorld, place: Place, effect: Effect) -> Any:
-        replica, _ = place
+    def answer(self, world: StageWorld, place: Place, effect: Effect | Move) -> Any:
+        line = self._line(place)
         match effect:
             case Send(channel, _, message):
-                world.in_flight[replica, channel] = (*world.in_flight.get((replica, channel), ()), message)
+                world.in_flight[line, channel] = (*world.in_flight.get((line, channel), ()), message)
             case Receive(channel):
-                message, *rest = world.in_flight[replica, channel]
-                world.in_flight[replica, channel] = tuple(rest)
+                message, *rest = world.in_flight[line, channel]
+                world.in_flight[line, channel] = tuple(rest)
                 return message
+            case Move(step):
+                meeting = self._meeting(world, place, effect)
+                if {world.offers[each, meeting] for each in self._parties(place, effect)} != {step}:
+                    world.fault = f"{self.name(place)} comes to: {step}, and others of its stage to another movement"
             case Compute(work, message):
                 return self._compute(world, place, work, message)
             case SumUp(stage):
@@ -227,11 +263,6 @@ class StageExplorer(ProgramExplorer[StageWorld, Place]):
         world.versions[place, work.stage] = (*versions, world.sums.pop((place, work.stage), None))
 
 
-def clients_of(schedule: Schedule, replicas: int, depth: int, counts: Sequence[int], agrees: bool) -> list[StageClient]:
-    """Return the workers of all replicas, for updates of so many micro-batches of each replica."""
-    return [StageClient((r, w), depth, schedule, counts, agrees) for r in range(replicas) for w in range(depth)]
-
-
 def explore_stages(
     program: Callable[[Any], Program],
     schedule: Schedule,
@@ -240,7 +271,12 @@ def explore_stages(
     counts: Sequence[int] = (2, 2),
     agrees: bool = False,
     deaths: int = 1,
+    inside: int = 1,
 ) -> Explored:
-    """Explore every order of the workers of a pipeline, and return the shortest story of a fault, if there is one."""
-    clients = clients_of(schedule, replicas, depth, counts, agrees)
+    """Explore every order of the workers of a pipeline, and return the shortest story of a fault, if there is one.
+
+    The updates are of so many micro-batches of each replica.
+    """
+    places = [(replica, worker) for replica in range(replicas) for worker in range(depth * inside)]
+    clients = [StageClient(place, depth, schedule, counts, agrees, inside) for place in places]
     return breadth_first(StageExplorer(clients, program, deaths, schedule.layout(depth).slots))

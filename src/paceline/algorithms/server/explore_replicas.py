@@ -73,7 +73,7 @@ class LeaseExplorer(ProgramExplorer[LeasedWorld, At]):
         self.machine, self.shard = Desk(stages.replicas, batches, gate), Shard(stages.replicas)
 
     def first(self) -> LeasedWorld:
-        servers: Servers[At] = Servers.of(self.machine, self.shard, self.stages.depth)
+        servers: Servers[At] = Servers.of(self.machine, self.shard, self.stages.width)
         return self.stages.begun(LeasedWorld(self.stages.walkers(), servers=servers))
 
     def key(self, world: LeasedWorld) -> Hashable:
@@ -131,7 +131,7 @@ class LeaseExplorer(ProgramExplorer[LeasedWorld, At]):
                 count, _ = world.assigned.get(replica, (0, None))
                 return [] if count >= number else [(replica, 0)]
             case AwaitPushes(count):
-                group = ((replica, number) for number in range(self.stages.depth))
+                group = ((replica, number) for number in range(self.stages.width))
                 return [each for each in group if world.pushed.get(each, 0) < count]
         return self.stages.missing(world, place)
 
@@ -164,7 +164,7 @@ class LeaseExplorer(ProgramExplorer[LeasedWorld, At]):
 
     def _push(self, world: LeasedWorld, place: At, push: Push) -> Any:
         each, (_, lease) = self.each, world.assigned[place[0]]
-        gradient = world.gradients.pop((place, place[1]), ())
+        gradient = world.gradients.pop((place, place[1] // self.stages.inside), ())
         if sorted(gradient) != list(range(push.batch * each, (push.batch + 1) * each)):
             world.fault = f"{self.name(place)} pushes micro-batches {gradient} as batch {push.batch}"
         elif lease is None or lease.batch != push.batch or push.worker != place[0] or push.shard != place[1]:
@@ -181,9 +181,10 @@ def explore_replicas(
     batches: int = 3,
     deaths: int = 1,
     gate: Gate | None = None,
+    inside: int = 1,
 ) -> Explored:
     """Explore every order of replicas that lease, and return the shortest story of a fault, if there is one."""
-    places = [(replica, worker) for replica in range(replicas) for worker in range(depth)]
-    clients = [LeasingClient(place, depth, schedule, (micro_batches,)) for place in places]
+    places = [(replica, worker) for replica in range(replicas) for worker in range(depth * inside)]
+    clients = [LeasingClient(place, depth, schedule, (micro_batches,), inside=inside) for place in places]
     slots = schedule.layout(depth).slots
     return breadth_first(LeaseExplorer(clients, program, deaths, slots, batches, gate or Asynchronous()))

@@ -127,13 +127,14 @@ def tune(
     from paceline.interfaces.api.tuning.ranks import engine_of
     from paceline.interfaces.api.tuning.tune import tune_from_files
     from paceline.interfaces.cli.tuning import TuningDisplay, show_tuning
+    from paceline.runtime.engines.cluster import NodeOptions
 
     with closing(TuningDisplay(quiet)) as display:
         tuning = tune_from_files(
             job, space, search, data_dir=data_dir, job_args=job_args, n_trials=n_trials, executor=executor,
             workers=workers, metric=metric, mode=mode, max_t=max_t, steps_per_epoch=steps_per_epoch, plan=plan,
             seed=seed, seconds=seconds, timeout=timeout, resume=resume, folder=runs, progress=display,
-            engine=engine or engine_of(), address=address, keys=keys, trusted_network=trusted_network, storage=storage,
+            engine=engine or engine_of(), nodes=NodeOptions(keys, trusted_network, address=address), storage=storage,
         )  # fmt: skip
     if tuning.rank:
         return  # rank 0 says what was found

@@ -3,7 +3,8 @@
 a collective    its table: no worker waits for ever, no segment is read while it is changed, the sum is complete
 a pipeline      its timetable: messages, versions of weights, updates, within the bounds of the real buffers; and its
                 workers in every interleaving of a small world, with a death at every point
-split layers    their program: movements meet, summands are summed once, gradients come back once
+split layers    their program: movements meet, summands are summed once, gradients come back once; and their workers
+                in every interleaving of a small world, with a death at every point
 operators       every order in which the messages of a small world can arrive, with a death at every point
 a coordinator   the table by which its workers add vectors up; its commands are rehearsed
 a gate          every interleaving of a small world, with a death at every point
@@ -25,22 +26,26 @@ from paceline.algorithms.collectives.canonical import Canonical
 from paceline.algorithms.collectives.proof import has_its_rounds, prove, prove_mixing
 from paceline.algorithms.collectives.whole_vectors import Neighbours
 from paceline.algorithms.coordinators import Coordinator, rehearse
-from paceline.algorithms.dataflow import example_graph
-from paceline.algorithms.dataflow.proof import explore as explore_messages
-from paceline.algorithms.schedules.explore import explore_stages
 from paceline.algorithms.schedules.proof import prove_table
-from paceline.algorithms.server.explore import explore
-from paceline.algorithms.server.explore_replicas import explore_replicas
 from paceline.algorithms.server.gates import Gate
 from paceline.algorithms.splits.proof import prove_program
 from paceline.algorithms.splits.recipes import example_program
 from paceline.errors import PlanError
+from paceline.planning.explain.small_worlds import (
+    SmallWorld,
+    gathered,
+    many,
+    walk_in_step,
+    walk_operators,
+    walk_parts,
+    walk_served,
+    walk_stages,
+)
 from paceline.plans.methods import Server
 from paceline.plans.methods.pipeline import LAYERS
 from paceline.plans.methods.split_layers import DATA, INSIDE
 from paceline.plans.methods.views import Mixing, Operators, Parts, Served, Stages, Summing, Words
-from paceline.plans.plan import Plan, make_again, program_of, server_of
-from paceline.runtime.engines.explorer import explore_program
+from paceline.plans.plan import Plan, server_of
 from paceline.runtime.engines.virtual.network import History, Scenario, first_fault
 
 if TYPE_CHECKING:
@@ -52,8 +57,6 @@ NO_CIRCLE = "no waiting circle: every offer has its taker in the same step"
 REHEARSED = 8  # updates
 MOST_PROVED = 128  # workers of a table, which take seconds
 ENDLESS = 50  # updates of a pipeline that is never flushed: what follows repeats itself
-INSTANCES = 3  # trees of a world whose messages are walked in a second
-MOST_WORKERS, BATCHES, MOST_SHARDS, UPDATES = 3, 3, 2, 3  # of a world that is walked whole in seconds
 
 
 @dataclass(frozen=True)
@@ -113,8 +116,8 @@ def _pipeline(plan: Plan, stages: Stages) -> Proved:
         return Proved(str(plan), False, str(wrong).splitlines())
     updates = f"{len(counts)} updates" if len(counts) > 1 else "an update"
     says = [
-        f"{_many(table.stages, 'stage')} at {_many(table.workers, 'worker')}: {proof.works} pieces of work and "
-        f"{_many(proof.messages, 'message')} make {updates} of {micro_batches} "
+        f"{many(table.stages, 'stage')} at {many(table.workers, 'worker')}: {proof.works} pieces of work and "
+        f"{many(proof.messages, 'message')} make {updates} of {micro_batches} "
         f"micro-batch{'es' * (micro_batches > 1)}{' each' * (len(counts) > 1)}",
         f"no circle of waits, with {table.slots} slots for messages between two stages each way; none is left unread",
         "every micro-batch goes once forward and once backward through every stage, on what its neighbours made of it",
@@ -126,38 +129,25 @@ def _pipeline(plan: Plan, stages: Stages) -> Proved:
         f"versions of weights held, per stage: {', '.join(map(str, proof.versions))}",
         f"staleness: at most {proof.staleness}",
     ]
-    walked = _stages(plan, stages)
-    says += [*walked.says, *_on_mesh(stages)]
+    world = walk_stages(stages)
+    if world is None:
+        says.append("its workers are too many to be walked in every interleaving")
+    else:
+        says += _walked("its workers", world, "none computes from another message than its own")
+    says += _on_mesh(stages)
     figures = {"workers": plan.workers, "stages": table.stages, "ticks": proof.ticks, "messages": proof.messages}
     more = {"staleness": proof.staleness, "bubble": proof.bubble}
-    return Proved(str(plan), walked.holds, says, {**figures, **more, **walked.figures})
+    states = {} if world is None else {"states": world.explored.states}
+    return Proved(str(plan), world is None or world.explored.good, says, {**figures, **more, **states})
 
 
-def _stages(plan: Plan, stages: Stages) -> Proved:
-    """Explore the workers of a small pipeline with this schedule; with replicas, if the plan has some."""
-    schedule, workers, data = stages.schedule, stages.mesh.size(LAYERS), stages.mesh.size(DATA)
-    together = 1 if stages.gate is not None else min(2, data)
-    depth = max(2, min(workers, MOST_WORKERS)) if together == 1 else 2
-    counts = (1,) * UPDATES if not schedule.span else (2,) if together > 1 else (2, 2)
-    if {*schedule.layout(depth).stage_to_worker} != {*range(depth)}:  # it says itself who holds what
-        depth, counts = workers, (stages.micro_batches,) * schedule.span
-    if depth > MOST_WORKERS:
-        return Proved(str(plan), True, [f"its {depth} workers are too many to be walked in every interleaving"])
-    if stages.gate is not None:
-        replicas = min(2, data)
-        walk = explore_replicas(stages.leasing_program, schedule, replicas, depth, deaths=replicas - 1, batches=2)
-        world = f"{_many(replicas, 'replica')} of {_many(depth, 'worker')}, 2 batches"
-    else:
-        walk = explore_stages(stages.program, schedule, together, depth, counts)
-        world = f"{_many(together * depth, 'worker')}, {_many(len(counts), 'update')} of {counts[0]} micro-batches"
-    says = [
-        f"its workers in every interleaving of a small world ({world}, a death at any point): {walk.states:,} states"
-    ]
+def _walked(what: str, world: SmallWorld, promise: str) -> list[str]:
+    """Say what a small world was, and what was found in it."""
+    size, walk = f"{world.size}, a death at any point", world.explored
+    says = [f"{what} in every interleaving of a small world ({size}): {walk.states:,} states"]
     if walk.story is not None:
-        says += walk.story.splitlines()
-    else:
-        says.append("no worker waits but for a dead one, and none computes from another message than its own")
-    return Proved(str(plan), walk.good, says, {"states": walk.states})
+        return says + walk.story.splitlines()
+    return [*says, f"no worker waits but for a dead one, and {promise}"]
 
 
 def _on_mesh(stages: Stages) -> list[str]:
@@ -169,8 +159,7 @@ def _on_mesh(stages: Stages) -> list[str]:
         proof = prove_program(example_program(stages.recipe, inside))
         says += [
             f"the {inside} workers of a stage have one line of work, so they come to the same movements in the "
-            f"same order: {_many(proof.movements, 'movement')} for a small net; a model's are proved before it starts",
-            "no worker chooses what it does next: the walk in which they go forward together is one of all, and ends",
+            f"same order: {many(proof.movements, 'movement')} for a small net; a model's are proved before it starts",
         ]
     if stages.gate is not None:
         says.append("a replica is one worker of desk and shards: no batch is with two at once, or twice in a shard")
@@ -189,10 +178,10 @@ def _split(plan: Plan, parts: Parts) -> Proved:
     except PlanError as wrong:
         return Proved(str(plan), False, str(wrong).splitlines())
     says = [
-        f"a small net of {_many(len({n.layer for n in program.nodes.values() if n.layer}), 'layer')}, over "
-        f"{_many(program.workers, 'worker')}: "
-        f"{_many(proof.operations, 'operation')}, {_many(proof.movements, 'movement')} in "
-        f"{_many(proof.exchanges, 'exchange')}",
+        f"a small net of {many(len({n.layer for n in program.nodes.values() if n.layer}), 'layer')}, over "
+        f"{many(program.workers, 'worker')}: "
+        f"{many(proof.operations, 'operation')}, {many(proof.movements, 'movement')} in "
+        f"{many(proof.exchanges, 'exchange')}",
         "no circle of waits: all workers come to the same movements in the same order",
         "no summand is used as if it were the sum, and no part as if it were the whole",
         "every gradient comes back once, to the whole parameter or to its own part",
@@ -200,34 +189,31 @@ def _split(plan: Plan, parts: Parts) -> Proved:
     ]
     if parts.replicas > 1:
         says.append(f"the all-reduce between {parts.replicas} replicas is proved as ring's")
+    world = walk_parts(plan, parts)
+    says += _walked("its workers", world, "all of a group come to the same movements")
     figures = {"workers": plan.workers, "movements": proof.movements, "exchanges": proof.exchanges}
-    return Proved(str(plan), True, [*says, "the program of a model itself is proved before it starts"], figures)
+    figures["states"] = world.explored.states
+    says.append("the program of a model itself is proved before it starts")
+    return Proved(str(plan), world.explored.good, says, figures)
 
 
 def _dataflow(plan: Plan, operators: Operators) -> Proved:
     """Explore a small world of operators."""
-    workers, active = min(plan.workers, MOST_WORKERS), min(operators.active, INSTANCES - 1)
-    every = min(operators.every, INSTANCES - 1)
-    program = operators.program
-    walk = explore_messages(example_graph, workers, INSTANCES, active, every, deaths=1, program=program)
+    world = walk_operators(plan, operators)
+    walk = world.explored
     says = [
-        f"every order in which messages can arrive in a small world ({_many(workers, 'worker')}, {INSTANCES} trees, "
-        f"{active} under way, updates of {_many(every, 'tree')}, a death at any point): {walk.states:,} states, "
-        f"{walk.moves:,} moves"
+        f"every order in which messages can arrive in a small world ({world.size}, a death at any point): "
+        f"{walk.states:,} states, {walk.moves:,} moves"
     ]
-    figures = {"workers": workers, "states": walk.states, "moves": walk.moves}
+    figures = {"workers": plan.workers, "states": walk.states, "moves": walk.moves}
     if walk.story is not None:
         return Proved(str(plan), False, [*says, *walk.story.splitlines()], figures)
     says += [
         "no worker waits for ever, and no message is left: a worker whose messages find no room continues with others",
-        f"never more than {active} under way; every call is computed once forward, then once backward",
+        "never more than those under way; every call is computed once forward, then once backward",
         "every operator makes an update of each instance's gradients once, when all of them are there",
     ]
     return Proved(str(plan), True, says, figures)
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 def _collective(plan: Plan, summing: Summing) -> Proved:
@@ -247,11 +233,15 @@ def _collective(plan: Plan, summing: Summing) -> Proved:
         for link in LINKS
     )
     says.append(f"its closed form {'is' if equal else 'IS NOT'} the table's time, over {len(LINKS)} kinds of link")
-    rounds, program = has_its_rounds(collective, workers), _program(plan)
+    rounds, world = has_its_rounds(collective, workers), walk_in_step(plan)
     rehearsed = [] if summing.coordinator is None else _rehearsed(summing.coordinator)
-    says += [_rounds(rounds), *program.says, *rehearsed, *summing.open]
-    figures = {"workers": workers, "steps": steps, **program.figures}
-    return Proved(str(plan), equal and rounds and bool(program.holds), says, figures)
+    says += [_rounds(rounds), *_in_step(world), *rehearsed, *summing.open]
+    figures = {"workers": workers, "steps": steps, "states": world.explored.states, "moves": world.explored.moves}
+    return Proved(str(plan), equal and rounds and world.explored.good, says, figures)
+
+
+def _in_step(world: SmallWorld) -> list[str]:
+    return _walked("the program of its workers", world, "no step is made of half an exchange")
 
 
 def _ends(collective: Collective, workers: int) -> str:
@@ -261,20 +251,6 @@ def _ends(collective: Collective, workers: int) -> str:
             "worker ends with the sum of the whole tree"
         )
     return f"every worker ends with one contribution of each of the {workers}"
-
-
-def _program(plan: Plan) -> Proved:
-    """Explore the program of workers that keep step."""
-    method, workers = program_of(plan), min(plan.workers, MOST_WORKERS)
-    updates = UPDATES if method.coordinator is None else 1  # which takes many exchanges
-    walk = explore_program(method, workers, updates)
-    world = f"{_many(workers, 'worker')}, {_many(updates, 'update')}, a death at any point"
-    says = [f"the program of its workers in every interleaving of a small world ({world}): {walk.states:,} states"]
-    if walk.story is not None:
-        says += walk.story.splitlines()
-    else:
-        says.append("no worker waits but for a dead one, and no step is made of half an exchange")
-    return Proved(str(plan), walk.good, says, {"states": walk.states, "moves": walk.moves})
 
 
 def _rounds(equal: bool) -> str:
@@ -301,10 +277,10 @@ def _mixing(plan: Plan, collective: Neighbours) -> Proved:
         "every worker mixes what it was sent, by weights that leave the mean of all where it is",
         "what one worker says reaches every other in the end",
         _rounds(rounds := has_its_rounds(collective, workers)),
-        *(program := _program(plan)).says,
+        *_in_step(world := walk_in_step(plan)),
     ]
-    figures = {"workers": workers, "steps": steps, **program.figures}
-    return Proved(str(plan), rounds and bool(program.holds), says, figures)
+    figures = {"workers": workers, "steps": steps, "states": world.explored.states, "moves": world.explored.moves}
+    return Proved(str(plan), rounds and world.explored.good, says, figures)
 
 
 class _WatchedGate:
@@ -323,27 +299,17 @@ class _WatchedGate:
 
 def _gate(plan: Plan) -> Proved:
     """Explore a small world under the gate of a server."""
-    server, gathers = server_of(plan), _gathered(plan)
-    workers, shards = min(plan.workers, MOST_WORKERS), min(plan.shards, MOST_SHARDS)
-    if gathers:  # all the backups, and one more at least
-        workers = min(plan.workers, max(MOST_WORKERS, plan.workers - gathers + 1))
-        plan = make_again(plan, workers)
-        server, gathers = server_of(plan), _gathered(plan)
-    batches, deaths, watched = 2 * gathers or BATCHES, int(workers > 1), _WatchedGate(server.gate)
-    walk = explore(workers, batches, shards, deaths, watched, gathers=gathers)
-    world = f"{workers} workers, {batches} batches, {shards} shard{'s' * (shards > 1)}, up to {deaths} death"
-    figures = {"workers": workers, "states": walk.states, "moves": walk.moves, "closed": watched.closed}
-    says = [f"every interleaving of a small world ({world}): {walk.states:,} states, {walk.moves:,} moves"]
+    watched = _WatchedGate(server_of(plan).gate)
+    world = walk_served(plan, watched)
+    walk = world.explored
+    figures = {"workers": plan.workers, "states": walk.states, "moves": walk.moves, "closed": watched.closed}
+    size = f"{world.size}, a death at any point"
+    says = [f"every interleaving of a small world ({size}): {walk.states:,} states, {walk.moves:,} moves"]
     if walk.story is not None:
         return Proved(str(plan), False, [*says, *walk.story.splitlines()], figures)
     says += ["no worker waits for ever, whichever dies at any point", "no batch is with two living workers at once"]
     closed = f"was found closed {watched.closed:,} times" if watched.closed else "never closed in so small a world"
-    return Proved(str(plan), True, [*says, *_kept_by(server, gathers), f"the gate {closed}"], figures)
-
-
-def _gathered(plan: Plan) -> int:
-    """Return the number of gradients that a shard gathers for a version; 0 if it applies each push at once."""
-    return plan.division.shares if plan.traits.gathers else 0
+    return Proved(str(plan), True, [*says, *_kept_by(server_of(plan), gathered(plan)), f"the gate {closed}"], figures)
 
 
 def _kept_by(server: Server, gathers: int) -> list[str]:
@@ -352,7 +318,7 @@ def _kept_by(server: Server, gathers: int) -> list[str]:
         return ["without locks there is no more to prove: the result of two writers at once is not determined"]
     once = "every shard takes every batch exactly once, also that of a worker that died between two pushes"
     if gathers:
-        versions = f"every version is made of {_many(gathers, 'gradient')}, computed from the version before"
+        versions = f"every version is made of {many(gathers, 'gradient')}, computed from the version before"
         return [versions, once]
     return [once, "the staleness of all pushes sums to what their order says"]
 
@@ -401,7 +367,7 @@ def prove_cluster(
         exploration = explore_cluster(cluster, classes)
         worlds, moves = worlds + exploration.worlds, moves + exploration.moves
         figures = {"machines": machines, "states": worlds, "moves": moves}
-        size = f"{_many(cluster.shards, 'shard')} with {_many(cluster.backups, 'backup')}"
+        size = f"{many(cluster.shards, 'shard')} with {many(cluster.backups, 'backup')}"
         says.append(
             f"every interleaving of {cluster.workers} workers, {size} and {cluster.batches} batches, in which {what}: "
             f"{exploration.worlds:,} states, {exploration.moves:,} moves"

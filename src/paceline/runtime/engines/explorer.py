@@ -9,21 +9,26 @@ gradients; parameters are of what made them. So equal symbols are equal paramete
     OptimizerStep        at once; it must be of the update's sum, and make the next version
     Offer, Begin ...     at once; the others may have what it contributes from now on
     Sum, Exchange, ...   when all that it exchanges with have come to the same exchange; never, if one has died before
+    Move                 when all that compute the gradient together have come to the same movement
 
 A world is at its end when no worker can go on. There every worker has made every update, and replicas that agree hold
 one symbol; or it waits, directly or through others, for a worker that has died, and no worker used half of an exchange.
-Methods with a server are explored with their desk and their shards, by `algorithms.server.explore`. Of workers that
-compute a gradient together, with parts of layers, the movements are proved instead, by `algorithms.splits.proof`.
+Methods with a server are explored with their desk and their shards, by `algorithms.server.explore`. Where workers with
+parts of layers compute a gradient together, its movements are effects, too; that they move what they should is proved
+by `algorithms.splits.proof`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from paceline.algorithms.exploration import Explored, ProgramExplorer, Walker, breadth_first
+from paceline.algorithms.splits import Mesh
+from paceline.algorithms.splits.derivation import ProgramStep
+from paceline.algorithms.splits.movements import Move, moving
 from paceline.plans.methods import Synchronous
 from paceline.plans.methods.program import (
     BeginExchange,
@@ -44,8 +49,11 @@ from paceline.plans.methods.program import (
     Worker,
     all_of,
 )
+from paceline.plans.methods.split_layers import DATA, INSIDE
 
 Symbol = Hashable
+#: Returns the movements of a worker's gradient of an update.
+Movements = Callable[[int, int], Iterable[ProgramStep]]
 
 
 class Gradients(NamedTuple):
@@ -100,25 +108,38 @@ class _WorkersWorld:
 class _WorkersExplorer(ProgramExplorer[_WorkersWorld, int]):
     """The moves and the invariants of the workers of one method."""
 
-    visible = (Offer, BeginExchange, EndExchange, Exchange, Sum, Product, Gather)
+    visible = (Offer, BeginExchange, EndExchange, Exchange, Sum, Product, Gather, Move)
     method: Synchronous
     workers: int
     updates: int
     deaths: int
     #: The program of a worker: the method's own, or one with a fault.
     program: Callable[[Worker], Program]
+    #: What moves between the workers that compute a gradient together.
+    movements: Movements
     symbols: dict[Symbol, int] = field(default_factory=dict)
     #: By number of steps: the parameters that the first worker to make them had.
     agreed: dict[int, Symbol] = field(default_factory=dict)
+    mesh: Mesh = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.mesh = self.method.mesh(self.workers)
 
     def first(self) -> _WorkersWorld:
         count = self.workers
-        programs = {rank: Walker(partial(self.program, Client(rank, count, self.updates))) for rank in range(count)}
-        parameters: list[tuple[Symbol, ...]] = [(0,) * self.fragments] * count
+        programs = {rank: Walker[Any](partial(self._start, Client(rank, count, self.updates))) for rank in range(count)}
+        parts = [self.mesh.coordinate(rank, INSIDE) for rank in range(count)]
+        parameters: list[tuple[Symbol, ...]] = [(part,) * self.fragments for part in parts]
         world = _WorkersWorld(programs, parameters, [0] * count, [{} for _ in range(count)], [None] * count)
         for worker in range(count):
             self.arrive(world, worker)
         return world
+
+    def _start(self, client: Client) -> Generator[Any, Any, None]:
+        def movements(effect: Effect) -> Iterable[ProgramStep]:
+            return self.movements(client.rank, effect.update) if isinstance(effect, Gradient) else ()
+
+        return moving(self.program(client), movements)
 
     @property
     def fragments(self) -> int:
@@ -147,8 +168,9 @@ class _WorkersExplorer(ProgramExplorer[_WorkersWorld, int]):
     def _apart(self, world: _WorkersWorld) -> str | None:
         """Describe replicas that differ at the end, where they should not."""
         together = self.method.division(self.workers, 1).results == 1 and self.method.collective is not None
-        if together and len(set(world.parameters)) > 1:
-            return f"the replicas of workers 0 to {self.workers - 1} differ at the end"
+        for group in self.mesh.groups(DATA) if together else ():
+            if len({world.parameters[worker] for worker in group}) > 1:
+                return f"the replicas of workers {', '.join(map(str, group))} differ at the end"
         return None
 
     def _updates(self, worker: int) -> Iterator[int]:
@@ -156,18 +178,20 @@ class _WorkersExplorer(ProgramExplorer[_WorkersWorld, int]):
 
     # ── what a worker waits for ──
 
-    def _parties(self, worker: int) -> set[int]:
+    def _parties(self, worker: int, meeting: Meeting) -> set[int]:
         """Return the workers that an exchange of this one is made of, itself among them."""
+        if meeting.kind == "movement":
+            return set(self.mesh.group(worker, INSIDE))
         assert self.method.collective is not None
         if self.method.division(self.workers, 1).results == 1:
-            return set(range(self.workers))
+            return set(self.mesh.group(worker, DATA))
         steps = self.method.collective.steps(worker, self.workers)
         return {step.receive.other for step in steps if step.receive is not None} | {worker}
 
     def missing(self, world: _WorkersWorld, worker: int) -> set[int]:
         if (meeting := world.at[worker]) is None:
             return set()
-        return {other for other in self._parties(worker) if meeting not in world.offers[other]}
+        return {other for other in self._parties(worker, meeting) if meeting not in world.offers[other]}
 
     # ── what it is answered ──
 
@@ -184,6 +208,8 @@ class _WorkersExplorer(ProgramExplorer[_WorkersWorld, int]):
                 world.at[worker] = self._offer(offers, "product", update, mine)
             case Gather(update):
                 world.at[worker] = self._offer(offers, "whole", update, mine)
+            case Move(step):
+                world.at[worker] = self._offer(offers, "movement", 0, self._symbol("movement", step))
             case Exchange(number) | EndExchange(number):
                 world.at[worker] = meeting = Meeting("exchange", number)
                 if isinstance(effect, Exchange):
@@ -213,6 +239,9 @@ class _WorkersExplorer(ProgramExplorer[_WorkersWorld, int]):
                 world.offers[worker][meeting] = self._fragment(world.parameters[worker], number)
             case Sum(update):
                 return self._sum(world, worker, update)
+            case Move(step):
+                if len(set(self._offered(world, worker))) > 1:
+                    world.fault = f"worker {worker} comes to: {step}, and others of its group to another movement"
             case Exchange(number) | EndExchange(number):
                 self._mix(world, worker, number, ahead=isinstance(effect, EndExchange))
             case Gather():
@@ -231,7 +260,7 @@ class _WorkersExplorer(ProgramExplorer[_WorkersWorld, int]):
         """Return what all that take part in a worker's exchange have contributed."""
         meeting = world.at[worker]
         assert meeting is not None
-        return [world.offers[other][meeting] for other in sorted(self._parties(worker))]
+        return [world.offers[other][meeting] for other in sorted(self._parties(worker, meeting))]
 
     def _mix(self, world: _WorkersWorld, worker: int, number: int, ahead: bool) -> None:
         """Average a fragment, which may be ahead of what it has contributed to the exchange."""
@@ -273,9 +302,10 @@ def explore_program(
     updates: int = 3,
     deaths: int = 1,
     program: Callable[[Worker], Program] | None = None,
+    movements: Movements = lambda worker, update: (),
 ) -> Explored:
     """Explore every interleaving of the workers of a method, and return the shortest story of a fault, if any."""
-    return breadth_first(_WorkersExplorer(method, workers, updates, deaths, program or method.program))
+    return breadth_first(_WorkersExplorer(method, workers, updates, deaths, program or method.program, movements))
 
 
 SAYINGS: Mapping[type, str] = {
@@ -292,8 +322,9 @@ SAYINGS: Mapping[type, str] = {
     Change: "changes its slice",
     Gather: "the whole parameters of update {0.update}",
     Finish: "finishes update {0.update}",
+    Move: "{0.step}",
 }
 
 
-def describe(effect: Effect) -> str:
+def describe(effect: Effect | Move) -> str:
     return SAYINGS[type(effect)].format(effect)

@@ -17,8 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from paceline.algorithms.splits import PARTIAL, WHOLE, Box, Placement
-from paceline.algorithms.splits.derivation import PARAMETER, Program, ProgramStep
+from paceline.algorithms.splits import Box, Placement
+from paceline.algorithms.splits.derivation import Program, ProgramStep
+from paceline.algorithms.splits.movements import ADD_TOTALS, scattered_at_end
 from paceline.algorithms.splits.placements import CUT, TRIM, AllToAll, Movement, intersection, volume
 from paceline.runtime.links import TURNS, Link, Span
 from paceline.training.gradients.payload import GradientSum
@@ -212,7 +213,6 @@ def largest(steps: Sequence[ProgramStep], shapes: Mapping[str, tuple[int, ...]],
 # 3        for each layer, forward and back, then gone    scattered in every backward
 
 Key = tuple[str, Placement]
-TOTALS = "totals"  # the value in which loss, weight and moving buffers of all workers are added up
 
 
 @dataclass
@@ -235,20 +235,19 @@ class Shares:
     ) -> Generator[Request, Tensor, GradientSum]:
         """End an update: scatter what was kept, and add up what payloads carry besides gradients."""
         self.gathered.clear()
-        moves = [step for step in program.forward if step.value in program.needs and step.value.startswith(PARAMETER)]
-        for move in moves if self.stage == 1 else []:
+        for move in scattered_at_end(program) if self.stage == 1 else []:
             shape = program.shapes[move.value]
             gradient = self.unscattered.pop(move.value, None)
             full = torch.zeros(shape, dtype=named[move.value].dtype) if gradient is None else gradient
-            back = yield Request(move._replace(back=True), shape, full.contiguous(), shape)
+            back = yield Request(move, shape, full.contiguous(), shape)
             named[move.value].grad = back.reshape(named[move.value].shape).clone()
         gradients = replica.take() if self.stage == 1 else computed.gradients
         buffers = computed.buffers or [torch.zeros_like(b) for b in replica.moving]
         dtype = torch.float64
         numbers = torch.tensor([computed.loss, computed.weight], dtype=dtype)
         totals = torch.cat([numbers, *(b.to(dtype).flatten() for b in buffers)])
-        step, shape = ProgramStep((), TOTALS, PARTIAL, WHOLE), tuple(totals.shape)
-        full = yield Request(step, shape, totals, shape)
+        shape = tuple(totals.shape)
+        full = yield Request(ADD_TOTALS, shape, totals, shape)
         summed, start = [], 2
         for buffer in buffers:
             model_dtype = replica.parameters[0].dtype

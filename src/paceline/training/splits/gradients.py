@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from paceline.algorithms.agenda import Chunk
 from paceline.algorithms.chance import mix
-from paceline.algorithms.splits import PARTIAL, WHOLE
-from paceline.algorithms.splits.derivation import PARAMETER, Program, ProgramStep
+from paceline.algorithms.splits.derivation import PARAMETER, Program
+from paceline.algorithms.splits.movements import ADD_TOTALS, TOTALS
 from paceline.errors import JobError
 from paceline.training.data.source import Reader
 from paceline.training.gradients.fused_replica import network
@@ -24,7 +24,7 @@ from paceline.training.gradients.payload import GradientSum
 from paceline.training.gradients.replica import Replica, take_gradients
 from paceline.training.jobs.job import Batch, Job
 from paceline.training.parameters.layout import Layout
-from paceline.training.splits.exchanging import TOTALS, Request, Shares, largest
+from paceline.training.splits.exchanging import Request, Shares, largest
 from paceline.training.splits.slicing import Stored, outline, stored_by
 from paceline.training.splits.walk import SplitModel, Walk, add_gradient
 from paceline.training.stages.exporting import ExportedGraph
@@ -62,7 +62,7 @@ class SplitBlueprint:
         """Return the most bytes that a worker sends in one exchange: of a chunk, or of totals."""
         size = max(layout.bytes_per_number, 8)  # whole numbers may be larger than the model's own
         totals = {TOTALS: (2 + sum(prod(self.shapes[name]) for name in self.moving),)}
-        totals_bytes = largest([ProgramStep((), TOTALS, PARTIAL, WHOLE)], totals, self.program.workers, size)
+        totals_bytes = largest([ADD_TOTALS], totals, self.program.workers, size)
         return max(totals_bytes, *(largest_of(program, size) for program in self.programs.values()))
 
 

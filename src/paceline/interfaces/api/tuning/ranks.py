@@ -16,7 +16,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from paceline.planning.tuner.trials.peers import RankInfo, serve
 from paceline.planning.tuner.trials.processes import Processes
 from paceline.runtime.engines import cluster
 from paceline.runtime.engines.cluster.ray_session import package, session
-from paceline.runtime.engines.cluster.roster import Roster
+from paceline.runtime.engines.cluster.roster import NodeOptions, Roster
 from paceline.runtime.engines.cluster.run_spec import make_run_keys, with_keys
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork
@@ -105,9 +105,7 @@ class Where:
     """Where the caller wants trials to be run."""
 
     engine: str = "local"
-    address: str | None = None
-    keys: str | Path | None = None
-    trusted_network: bool = False
+    nodes: NodeOptions = field(default_factory=NodeOptions)
     workers: int | None = None
 
     def check(self, executor: str) -> None:
@@ -118,8 +116,10 @@ class Where:
                 f"executor={executor!r} runs in one process, and engine={self.engine!r} has several: take "
                 "'processes' or 'distributed'"
             )
-        if self.address is not None and self.engine != "ray":
+        if self.nodes.address is not None and self.engine != "ray":
             raise UsageError("an address is that of a Ray cluster, so it needs engine='ray'")
+        if self.nodes.joinable:
+            raise UsageError("machines join a training by its code, and no tuning; leave joinable= out")
 
 
 def engine_of(environ: Mapping[str, str] = os.environ) -> str:
@@ -137,7 +137,7 @@ def meet(where: Where, folder: str | Path | None, name: str, tune: Tune) -> Any:
     if where.engine == "local":
         return tune(None, None)
     if where.engine == "ray":
-        return on_ray(where.address, where.trusted_network, where.workers, lambda rank: tune(rank, None))
+        return on_ray(where.nodes.address, where.nodes.trusted_network, where.workers, lambda rank: tune(rank, None))
     if cluster.nodes() < 2 and os.environ.get(TASK):
         if folder is None:
             raise TuningError("the tasks of an array meet in the tuning's folder: give one")
@@ -146,7 +146,7 @@ def meet(where: Where, folder: str | Path | None, name: str, tune: Tune) -> Any:
         raise UsageError(
             "engine='cluster' needs several ranks: start them by torchrun, srun or mpiexec, or as an array of Slurm"
         )
-    roster = cluster.roster(keys=where.keys, trusted_network=where.trusted_network)
+    roster = cluster.roster(keys=where.nodes.keys, trusted_network=where.nodes.trusted_network)
     if not roster.leads:
         roster = roster.located(PATIENCE)
     rank_info = RankInfo(
@@ -169,7 +169,7 @@ def _in_array(where: Where, runs: Path, name: str, tune: Tune) -> Any:
     array, task = os.environ.get(ARRAY, "0"), int(os.environ[TASK])
     folder = runs / file_name(f"tune-{name}-array-{array}")
     folder.mkdir(parents=True, exist_ok=True)
-    credentials = cluster.credentials(os.environ, where.keys, where.trusted_network)
+    credentials = cluster.credentials(os.environ, where.nodes.keys, where.nodes.trusted_network)
     meeting = sha256(f"array {array}".encode()).digest()[:RUN_BYTES]
     end = time.monotonic() + PATIENCE
     with open(folder / LOCK, "w", encoding="utf-8") as lock:

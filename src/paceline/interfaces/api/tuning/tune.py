@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.errors import JobError, TuningError, plain, whole
 from paceline.errors.arguments import check_arguments
-from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
+from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names, gathers_arguments
 from paceline.interfaces.api.tuning.ranks import Where, local_ranks, meet
 from paceline.interfaces.api.tuning.setup import (
     PlannedObjective,
@@ -41,6 +41,7 @@ from paceline.planning.tuner.trials import Objective, Terms, drive
 from paceline.planning.tuner.trials.choice import ExecutorOptions, choose
 from paceline.planning.tuner.trials.peers import RankInfo, serve
 from paceline.planning.tuner.varied import write_best
+from paceline.runtime.engines.cluster import NodeOptions
 from paceline.runtime.runs.schema import write_json
 from paceline.training.data.opening import open_source
 from paceline.training.gradients.fused_replica import check_fusible
@@ -52,6 +53,7 @@ PATIENCE = 120.0  # seconds in which rank 0 has to be reached
 MAX_T = 1  # steps of an objective, if nothing else is said
 
 
+@gathers_arguments("nodes", NodeOptions)
 @accepts_old_names(RENAMED_ARGUMENTS["tune"])
 @own_arguments()
 def tune(
@@ -62,8 +64,7 @@ def tune(
     executor: str = "auto", plan: str | None = None, seed: int = 0, seconds: float | None = None,
     timeout: float | None = None, folder: str | Path | None = "runs", resume: str | Path | None = None,
     data_dir: str | None = None, space_file: Path | None = None, progress: Callable[[Study], None] | None = None,
-    engine: str = "local", address: str | None = None, keys: str | Path | None = None, trusted_network: bool = False,
-    storage: Any = None, job_args: str | None = None,
+    engine: str = "local", nodes: NodeOptions | None = None, storage: Any = None, job_args: str | None = None,
 ) -> Tuning:  # fmt: skip
     """Train a job with many configurations and return the best one.
 
@@ -94,9 +95,7 @@ def tune(
         progress: A function that is called with the study whenever trials have ended.
         engine: `"local"`: this machine; `"cluster"`: the ranks that torchrun, srun or mpiexec started, or the tasks of
             an array of Slurm, each of which calls this function; `"ray"`: tasks of Ray.
-        address: The Ray cluster, `HOST:PORT` or `"auto"`. Default: one is started on this machine for the tuning.
-        keys: The folder of keys with which ranks on several machines authenticate each other (`paceline keys`).
-        trusted_network: Authenticate ranks by `PACELINE_TOKEN`, without encryption.
+        nodes: How ranks on several machines authenticate each other, and which Ray cluster runs trials (`NodeOptions`).
         storage: A storage of Optuna, such as `"sqlite:///tuning.db"`. Trials are written to its study of the job's
             name; samplers of Optuna also learn from what others wrote there.
         job_args: The arguments, as in a shell, that a job's Python file has as `sys.argv[1:]`.
@@ -110,7 +109,7 @@ def tune(
         steps_per_epoch, executor, plan, seed, seconds, timeout, folder, resume, data_dir, space_file, progress,
         storage, job_args,
     )  # fmt: skip
-    where = Where(engine, address, keys, trusted_network, request.workers)
+    where = Where(engine, nodes or NodeOptions(), request.workers)
     where.check(executor)
     tuning: Tuning = meet(where, folder, request.name, lambda rank, ids: _tune(replace(request, rank_info=rank), ids))
     return tuning
