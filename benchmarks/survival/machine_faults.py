@@ -69,7 +69,7 @@ PLANS = (
 MACHINES, PLACES = 10, 5  # hosts of a run; machines that may take part at the same time
 PATIENCE = 90.0  # seconds that a machine may take on a busy host to join, to lead, or to compute again
 BORNE = 5.0  # seconds of silence after which another machine may lead, or not
-LIMIT = 240.0  # seconds from the end of the faults to the end of every process
+LIMIT = 240.0  # seconds without a further update, from the end of the faults to the end of every process
 
 #: What may happen to a machine, and for how many seconds; 0: for ever.
 FOR_EVER = (("kill", 0.0), ("power", 0.0))
@@ -332,8 +332,11 @@ class OpenRun:
         """Let the run end, and return what is wrong with it."""
         (self.folder / "hold").unlink()
         end = time.monotonic() + LIMIT
-        for machine in self.machines:
-            machine.process.join(max(0.0, end - time.monotonic()))
+        updates = self.updates
+        while not self.over and time.monotonic() < end:
+            time.sleep(0.2)
+            if self.updates != updates:
+                updates, end = self.updates, time.monotonic() + LIMIT
         wrong = [each for machine in self.machines if (each := machine.wrong_end())]
         runs = [file.parent for file in self.folder.glob("*/runs/*/run.json")]
         ended = [run for run in runs if read_record(run).status == "done"]
