@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 import paceline as pl
+from paceline.runtime.runs.record import this_machine
 from paceline.runtime.runs.trace import Kind
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -136,7 +137,8 @@ def bits(jobs: list[str], engines: list[str]) -> bool:
         except Exception as error:  # a failed run is a row, and no end of the others
             result = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
         with ROWS.open("a") as file:
-            file.write(json.dumps({"job": job, "engine": engine, "plan": plan, **result}) + "\n")
+            row = {"processor": this_machine().processor, "job": job, "engine": engine, "plan": plan, **result}
+            file.write(json.dumps(row) + "\n")
 
     for job in jobs:
         rng = random.Random(job)
@@ -156,8 +158,10 @@ def bits(jobs: list[str], engines: list[str]) -> bool:
 
 
 def _rows() -> dict[tuple[str, str, str], dict[str, Any]]:
-    lines = ROWS.read_text().splitlines() if ROWS.exists() else []
-    return {(row["job"], row["engine"], row["plan"]): row for row in map(json.loads, lines)}
+    """Return the rows of this processor: another one has other bits."""
+    rows = map(json.loads, ROWS.read_text().splitlines() if ROWS.exists() else [])
+    here = this_machine().processor
+    return {(row["job"], row["engine"], row["plan"]): row for row in rows if row["processor"] == here}
 
 
 def _summary() -> bool:
