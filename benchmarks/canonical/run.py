@@ -222,7 +222,7 @@ def speed(rounds: int, updates: int) -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(4000, 784, generator=generator), torch.randint(10, (4000,), generator=generator)
     figures = []
-    for hidden, size in ((64, "55 thousand"), (580, "796 thousand")):
+    for hidden, size, fewer in ((64, "55 thousand", 1), (680, "1 million", 8), (2950, "11 million", 80)):
         for compute in ("autograd", "fused"):
             job = pl.Job(
                 model=partial(network, hidden), data=(x, y), loss=nn.CrossEntropyLoss(), batch_size=200, epochs=1000,
@@ -231,7 +231,7 @@ def speed(rounds: int, updates: int) -> None:
             seconds: dict[str, list[float]] = defaultdict(list)
             for _ in range(rounds):
                 for plan in ("ring", "ring:canonical=2", "ring:canonical=8"):
-                    seconds[plan].append(_seconds(job, plan, updates if hidden == 64 else updates // 6))
+                    seconds[plan].append(_seconds(job, plan, updates // fewer, min(50, updates // fewer)))
             base = seconds["ring"]
             for plan, each in seconds.items():
                 ratios = sorted(a / b for a, b in zip(base, each, strict=True))
@@ -247,15 +247,15 @@ def speed(rounds: int, updates: int) -> None:
     write({"rows": figures}, "speed.json")
 
 
-def _seconds(job: pl.Job, plan: str, updates: int) -> float:
-    """Seconds of CPU of an update, of both workers: the slope between a short and a long training."""
+def _seconds(job: pl.Job, plan: str, updates: int, before: int) -> float:
+    """Seconds of CPU of an update, of both workers: the slope between a training and one of so many updates more."""
 
     def used(count: int) -> float:
-        before = _of_workers()
+        start = _of_workers()
         pl.train(job, plan, workers=2, folder=None, max_updates=count)
-        return _of_workers() - before
+        return _of_workers() - start
 
-    return (used(updates + 50) - used(50)) / updates
+    return (used(before + updates) - used(before)) / updates
 
 
 def _of_workers() -> float:
