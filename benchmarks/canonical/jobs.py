@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import paceline as pl
 
 SAMPLES = 125  # an epoch's last batch has 5 samples: fewer than there are chunks
+DEATHS = (12, 16, 22)  # the chunks that a worker computes before it dies
 ADAM = partial(torch.optim.Adam, lr=0.01)
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -45,6 +46,10 @@ class Lstm(nn.Module):
         return scores
 
 
+PERIOD = 10_000  # microseconds, of a quota
+FIRST_SAMPLE = tensors(784)[0][0]
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(12, 32), nn.Tanh(), nn.Dropout(0.2), nn.Linear(32, 5))
 
@@ -55,45 +60,59 @@ def cnn() -> nn.Module:
     )
 
 
+def wide() -> nn.Module:
+    return nn.Sequential(nn.Linear(784, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 5))
+
+
 class Mortal:
-    """Leaves batches as they are, or flips half of them. The first worker that finds the file `die` dies."""
+    """Leaves batches as they are, or flips half of them.
+
+    The first worker that computes its twelfth chunk, and finds the file `die-12`, dies.
+    """
 
     def __init__(self, folder: str = "", flips: bool = False) -> None:
         self.folder, self.flips, self.chunks, self.parent = folder, flips, 0, os.getpid()
 
     def __call__(self, batch: Any) -> Any:
         self.chunks += 1
-        if self.folder and self.chunks == 12 and os.getpid() != self.parent:
+        if self.folder and self.chunks in DEATHS and os.getpid() != self.parent:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.folder, "die"))
+                os.unlink(os.path.join(self.folder, f"die-{self.chunks}"))
                 os.kill(os.getpid(), signal.SIGKILL)
         x, y = batch
         return (torch.where(torch.rand(len(x), 1, 1, 1) < 0.5, x.flip(3), x) if self.flips else x), y
 
 
 class Pace:
-    """Takes so many milliseconds for a chunk, and the last worker that was started several times as many."""
+    """Gives the workers of a job with `shuffle=False` these shares of a core, by quotas of the group `folder`.
 
-    def __init__(self, folder: str, milliseconds: float, times: float) -> None:
-        self.folder, self.milliseconds, self.times, self.parent = folder, milliseconds, times, os.getpid()
-        self.factor = 0.0
+    The first worker has the first chunk of a batch: it is told by the data's first sample.
+    """
+
+    def __init__(self, folder: Path, quotas: tuple[float, float]) -> None:
+        self.folder, self.quotas, self.parent = folder, quotas, os.getpid()
+        self.pending = True
 
     def __call__(self, batch: Any) -> Any:
-        if os.getpid() == self.parent:
-            return batch
-        if not self.factor:
-            mine = os.getpid()
-            open(os.path.join(self.folder, str(mine)), "x").close()
-            while len(pids := os.listdir(self.folder)) < 2:
-                time.sleep(0.001)
-            self.factor = self.times if mine == max(map(int, pids)) else 1.0
-        time.sleep(self.milliseconds * self.factor / 1000)
+        if self.pending and os.getpid() != self.parent:
+            self.pending = False
+            worker = int(not torch.equal(batch[0][0], FIRST_SAMPLE))
+            group = self.folder / str(worker)
+            group.mkdir(exist_ok=True)
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD))
+            (group / "cpu.cfs_quota_us").write_text(str(round(PERIOD * self.quotas[worker])))
+            (group / "cgroup.procs").write_text(str(os.getpid()))
         return batch
 
 
 def job(model: Any, *shape: int, **rest: Any) -> pl.Job:
-    given = {"loss": nn.CrossEntropyLoss(), "optimizer": SGD, "device": "cpu"}
-    return pl.Job(model=model, data=tensors(*shape), batch_size=20, epochs=2, seed=5, **{**given, **rest})
+    given = {"loss": nn.CrossEntropyLoss(), "optimizer": SGD, "device": "cpu", "batch_size": 20, "epochs": 2}
+    return pl.Job(model=model, data=tensors(*shape), seed=5, **{**given, **rest})
+
+
+def wide_job(updates: int, transform: Pace | None = None) -> pl.Job:
+    """Return a job of one batch an epoch, always in the same order."""
+    return job(wide, 784, batch_size=SAMPLES, shuffle=False, epochs=updates, batch_transform=transform)
 
 
 JOBS = {

@@ -8,6 +8,7 @@ python benchmarks/canonical/run.py shares
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -16,9 +17,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
@@ -28,30 +29,37 @@ import torch
 from torch import nn
 
 import paceline as pl
+from paceline.runtime.runs.record import this_machine
 from paceline.runtime.runs.trace import Kind
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1]))
 from harness import write
-from jobs import JOBS, Pace
+from jobs import DEATHS, JOBS, SAMPLES, Pace, wide_job
 
 HERE = Path(__file__).parent
 CHUNKS = 8
 ROUTES = ("ring", "tree", "halving_doubling", "central")
 ENGINES = ("virtual", "local", "cluster", "resumed")
+QUOTA = 0.6  # of a core, of the worker that is not slowed
+ROWS = HERE / "runs.jsonl"  # a row for each run of `bits`, which goes on where it was stopped; delete it to begin anew
+RESUMED = ((2, 3), (3, 1), (4, 7), (1, 5), (5, 2))  # workers before and after
+REFUSED = [
+    "a node joins a running training: synchronous plans on a cluster go on with those that live; a run is resumed with "
+    "more workers instead",
+    "a worker dies on one machine: the run ends and is resumed",
+]
 
 
 def plans(engine: str, rng: random.Random) -> list[str]:
     """The plans that an engine trains each job by, besides the oracle."""
     if engine == "virtual":
-        found = [f"{routes}:workers={workers}" for routes in ROUTES for workers in (1, 2, 3, 4, 5, 7)]
-        found += [f"hierarchical:workers={workers}" for workers in (4, 6)]
-        return found + [f"{routes}:sizes={shares(workers, rng)}" for routes in ROUTES for workers in (2, 3, 5)]
-    return [
-        *(f"ring:workers={workers}" for workers in (1, 2, 3, 4, 5, 7)),
-        f"ring:sizes={shares(2, rng)}", f"ring:sizes={shares(3, rng)}",
-        "tree:workers=3", "halving_doubling:workers=4",
-    ]  # fmt: skip
+        equal = [f"{routes}:workers={workers}" for routes in ROUTES for workers in (1, 2, 3, 4, 5, 7)]
+        equal += [f"hierarchical:workers={workers}" for workers in (4, 6)]
+        return equal + [f"{r}:sizes={shares(n, rng)}" for r in (*ROUTES, "ring", "tree") for n in (2, 3, 4, 5, 7)]
+    equal = [f"ring:workers={workers}" for workers in (1, 2, 3, 4, 5, 7)]
+    equal += [f"{routes}:workers={workers}" for routes in ("tree", "halving_doubling") for workers in (3, 4)]
+    return equal + [f"ring:sizes={shares(workers, rng)}" for workers in (2, 3, 4, 5, 7)]
 
 
 def shares(workers: int, rng: random.Random) -> str:
@@ -63,13 +71,13 @@ def in_this_process(job: str, plan: str, engine: str) -> dict[str, Any]:
     return {"sha": run.summary()["parameters_sha256"]}
 
 
-def on_a_cluster(jobs: list[str], plan: str, nodes: int, dies: bool) -> dict[str, dict[str, Any]]:
-    """What the nodes have trained, by job; with `dies` one of their workers dies in the first."""
+def on_a_cluster(jobs: list[str], plan: str, nodes: int, deaths: int) -> dict[str, dict[str, Any]]:
+    """What the nodes have trained, by job; so many of their workers die in the first."""
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
         head = f"127.0.0.1:{server.getsockname()[1]}"
         server.close()
-        if dies:
-            (Path(folder) / "die").touch()
+        for chunks in DEATHS[:deaths]:
+            (Path(folder) / f"die-{chunks}").touch()
         command = [sys.executable, str(HERE / "node.py"), f"{plan},canonical={CHUNKS}", folder, *jobs]
         shared = {**os.environ, "PACELINE_NODES": str(nodes), "PACELINE_HEAD": head}
         running = [
@@ -88,16 +96,26 @@ def on_a_cluster(jobs: list[str], plan: str, nodes: int, dies: bool) -> dict[str
     found = {}
     for job in jobs:
         each = [rank[job] for rank in told if job in rank]
-        deaths = max((result["deaths"] for result in each), default=-1)  # the first node knows of all
-        same = len({result["sha"] for result in each}) == 1 and deaths == int(dies)
+        died = max((result["deaths"] for result in each), default=-1)  # the first node knows of all
+        same = len({result["sha"] for result in each}) == 1 and died == deaths
         found[job] = {"sha": each[0]["sha"]} if same else {"failed": f"{each or error}"}
     return found
+
+
+def clusters(jobs: list[str]) -> list[tuple[list[str], str, int, int]]:
+    """Return what is trained on clusters: the jobs, the plan, the nodes and the deaths."""
+    mortal = [job for job in jobs if job != "fused"]  # which has no transform in which a worker dies
+    cases = [([job], "ring:workers=4", 4, len(DEATHS)) for job in mortal]
+    cases += [([job], "ring:workers=3", 3, 1) for job in mortal]
+    plans = [("ring:workers=2", 2), ("ring:workers=3", 3), ("tree:workers=4", 4), ("halving_doubling:workers=4", 4)]
+    plans += [(f"ring:sizes={shares(nodes, random.Random(nodes))}", nodes) for nodes in (2, 3, 4)]
+    return [*cases, *((jobs, plan, nodes, 0) for plan, nodes in plans)]
 
 
 def resumed(job: str, workers: int, after: int) -> dict[str, Any]:
     """Train until a worker dies, and go on with another number of workers."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "die").touch()
+        (Path(folder) / f"die-{DEATHS[0]}").touch()
         plan, runs = f"ring:workers={workers},canonical={CHUNKS}", Path(folder) / "runs"
         try:
             pl.train(JOBS[job](folder), plan, checkpoint_every=1, folder=runs)
@@ -108,66 +126,91 @@ def resumed(job: str, workers: int, after: int) -> dict[str, Any]:
 
 
 def bits(jobs: list[str], engines: list[str]) -> bool:
-    found: dict[str, Counter[str]] = defaultdict(Counter)
-    counts, refused, rng, start = Counter[str](), list[str](), random.Random(1), time.monotonic()
+    """Train what `runs.jsonl` has no row of yet, and write what all rows say."""
+    known = _rows()
 
-    def trained(job: str, engine: str, what: str, result: dict[str, Any]) -> None:
-        counts[engine] += 1
-        found[job][result.get("sha", "failed")] += 1
-        if "failed" in result:
-            refused.append(f"{job}, {engine}, {what}: {result['failed']}")
+    def trained(job: str, engine: str, plan: str, train: Callable[[], dict[str, Any]]) -> None:
+        if (job, engine, plan) in known:
+            return
+        try:
+            result = train()
+        except Exception as error:  # a failed run is a row, and no end of the others
+            result = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+        with ROWS.open("a") as file:
+            row = {"processor": this_machine().processor, "job": job, "engine": engine, "plan": plan, **result}
+            file.write(json.dumps(row) + "\n")
 
     for job in jobs:
-        trained(job, "oracle", "", in_this_process(job, "sequential:threads=1", "virtual"))
+        rng = random.Random(job)
+        trained(job, "oracle", "sequential", partial(in_this_process, job, "sequential:threads=1", "virtual"))
         for engine in ("virtual", "local"):
-            for plan in plans(engine, rng) if engine in engines else ():
-                trained(job, engine, plan, in_this_process(job, plan, engine))
-        for workers, after in ((2, 3), (3, 1), (4, 7)) if "resumed" in engines and job != "fused" else ():
-            trained(job, "resumed", f"{workers} then {after}", resumed(job, workers, after))
-        print(f"{job:12} {dict(found[job])}", flush=True)
-    mortal = [job for job in jobs if job != "fused"]  # which has no transform in which a worker dies
-    cases = [
-        (jobs, "ring:workers=2", 2, False),
-        (jobs, "ring:sizes=1+2+1", 3, False),
-        (jobs, "tree:workers=4", 4, False),
-    ]
-    cases += [([job], "ring:workers=3", 3, True) for job in mortal]
-    cases += [(["mlp"], "halving_doubling:workers=4", 4, True)]
-    for names, plan, nodes, dies in cases if "cluster" in engines else ():
-        for job, result in on_a_cluster(names, plan, nodes, dies).items():
-            trained(job, "cluster", f"{plan}{', one dies' * dies}", result)
-        print(f"cluster {plan} {dies}", flush=True)
-    same = all(len(each) == 1 and "failed" not in each for each in found.values())
-    figures = {"one_result_per_job": same, "runs": counts.total(), "by_engine": dict(counts), "refused": refused}
-    figures |= {"bits": {job: dict(each) for job, each in found.items()}, "seconds": round(time.monotonic() - start)}
-    write(figures, f"{'cluster' if engines == ['cluster'] else 'result'}.json")
-    print(f"{counts.total()} runs, {'one result per job' if same else 'RESULTS DIFFER'}")
-    print("\n".join(refused))
+            for plan in dict.fromkeys(plans(engine, rng)) if engine in engines else ():
+                trained(job, engine, plan, partial(in_this_process, job, plan, engine))
+        for workers, after in RESUMED if "resumed" in engines and job != "fused" else ():
+            trained(job, "resumed", f"{workers} then {after}", partial(resumed, job, workers, after))
+    for names, plan, nodes, deaths in clusters(jobs) if "cluster" in engines else ():
+        told = f"{plan}, {deaths} deaths"
+        missing = [job for job in names if (job, "cluster", told) not in known]
+        results = on_a_cluster(missing, plan, nodes, deaths) if missing else {}
+        for job, result in results.items():
+            trained(job, "cluster", told, partial(dict, result))
+    return _summary()
+
+
+def _rows() -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Return the rows of this processor: another one has other bits."""
+    rows = map(json.loads, ROWS.read_text().splitlines() if ROWS.exists() else [])
+    here = this_machine().processor
+    return {(row["job"], row["engine"], row["plan"]): row for row in rows if row["processor"] == here}
+
+
+def _summary() -> bool:
+    """Write how many runs there are, and which results each job has."""
+    rows, results = [*_rows().values()], defaultdict[str, Counter[str]](Counter)
+    for row in rows:
+        results[row["job"]][row.get("sha", "failed")] += 1
+    failed = [f"{row['job']}, {row['engine']}, {row['plan']}: {row['failed']}" for row in rows if "failed" in row]
+    same = not failed and all(len(each) == 1 for each in results.values())
+    figures = {"one_result_per_job": same, "runs": len(rows), "by_engine": dict(Counter(r["engine"] for r in rows))}
+    figures |= {"refused": REFUSED, "failed": failed, "bits": {job: dict(each) for job, each in results.items()}}
+    write(figures, "result.json")
+    print(f"{len(rows)} runs, {'one result per job' if same else 'RESULTS DIFFER'}")
+    print("\n".join(failed))
     return same
 
 
 def moved(updates: int) -> None:
-    """Samples per second of two workers of which one is slower: with equal, the best fixed, and measured shares."""
+    """Samples per second of two workers, the second with less of a core: with equal, fixed, and measured shares."""
     rows = []
-    for times, fixed in ((2.0, ("2+1",)), (5.0, ("5+1",))):
-        row: dict[str, Any] = {"slower": times}
-        for name, options in (("equal", ("1+1",)), ("fixed", fixed), ("measured", ("measured",))):
-            speeds = []
-            for sizes in options:
-                with tempfile.TemporaryDirectory() as folder:
-                    job = JOBS["mlp"]().with_(batch_transform=Pace(folder, 15.0, times), epochs=updates // 7 + 1)
-                    plan = f"ring:sizes={sizes},canonical={CHUNKS}"
-                    run = pl.train(job, plan, folder=None, max_updates=updates)
-                    same = pl.train(job.with_(batch_transform=None), plan, folder=None, max_updates=updates)
-                    ends = run.trace.of_kind(Kind.APPLY)
-                    ends = ends[ends["worker"] == 0]["end"]
-                    speeds.append(20e9 * (len(ends) - 11) / float(ends[-1] - ends[10]))
-                    row[f"{name} bits"] = run.summary()["parameters_sha256"] == same.summary()["parameters_sha256"]
-            row[name] = round(max(speeds), 1)
-        row["of_fixed"] = round(row["measured"] / row["fixed"], 3)
-        rows.append(row)
-        print(row, flush=True)
+    with quotas() as folder:
+        for times, fixed in ((2.0, "2+1"), (5.0, "5+1")):
+            row: dict[str, Any] = {"slower": times}
+            for name, sizes in (("equal", "1+1"), ("fixed", fixed), ("measured", "measured")):
+                plan = f"ring:sizes={sizes},canonical={CHUNKS}"
+                paced = wide_job(updates, Pace(folder, (QUOTA, QUOTA / times)))
+                run = pl.train(paced, plan, folder=None, max_updates=updates)
+                same = pl.train(wide_job(updates), plan, folder=None, max_updates=updates)
+                ends = run.trace.of_kind(Kind.APPLY)
+                ends = ends[ends["worker"] == 0]["end"]
+                row[f"{name} bits"] = run.summary()["parameters_sha256"] == same.summary()["parameters_sha256"]
+                row[name] = round(SAMPLES * 1e9 * (len(ends) - 11) / float(ends[-1] - ends[10]), 1)
+            row["of_fixed"] = round(row["measured"] / row["fixed"], 3)
+            rows.append(row)
+            print(row, flush=True)
     write({"rows": rows}, "shares.json")
+
+
+@contextlib.contextmanager
+def quotas() -> Iterator[Path]:
+    """Make a group of processes whose subgroups have quotas of the CPU; this needs cgroups v1, and root."""
+    folder = Path(f"/sys/fs/cgroup/cpu/canonical-{os.getpid()}")
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        for group in (*folder.iterdir(), folder):
+            if group.is_dir():
+                group.rmdir()
 
 
 def network(hidden: int) -> nn.Module:
@@ -179,7 +222,7 @@ def speed(rounds: int, updates: int) -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(4000, 784, generator=generator), torch.randint(10, (4000,), generator=generator)
     figures = []
-    for hidden, size in ((64, "55 thousand"), (580, "796 thousand")):
+    for hidden, size, fewer in ((64, "55 thousand", 1), (680, "1 million", 8), (2950, "11 million", 80)):
         for compute in ("autograd", "fused"):
             job = pl.Job(
                 model=partial(network, hidden), data=(x, y), loss=nn.CrossEntropyLoss(), batch_size=200, epochs=1000,
@@ -188,7 +231,7 @@ def speed(rounds: int, updates: int) -> None:
             seconds: dict[str, list[float]] = defaultdict(list)
             for _ in range(rounds):
                 for plan in ("ring", "ring:canonical=2", "ring:canonical=8"):
-                    seconds[plan].append(_seconds(job, plan, updates if hidden == 64 else updates // 6))
+                    seconds[plan].append(_seconds(job, plan, updates // fewer, min(50, updates // fewer)))
             base = seconds["ring"]
             for plan, each in seconds.items():
                 ratios = sorted(a / b for a, b in zip(base, each, strict=True))
@@ -204,15 +247,15 @@ def speed(rounds: int, updates: int) -> None:
     write({"rows": figures}, "speed.json")
 
 
-def _seconds(job: pl.Job, plan: str, updates: int) -> float:
-    """Seconds of CPU of an update, of both workers: the slope between a short and a long training."""
+def _seconds(job: pl.Job, plan: str, updates: int, before: int) -> float:
+    """Seconds of CPU of an update, of both workers: the slope between a training and one of so many updates more."""
 
     def used(count: int) -> float:
-        before = _of_workers()
+        start = _of_workers()
         pl.train(job, plan, workers=2, folder=None, max_updates=count)
-        return _of_workers() - before
+        return _of_workers() - start
 
-    return (used(updates + 50) - used(50)) / updates
+    return (used(before + updates) - used(before)) / updates
 
 
 def _of_workers() -> float:

@@ -296,7 +296,8 @@ def test_what_cannot_be_is_refused_before_anything_is_shared(tmp_path: Path) -> 
         with pl.parallel(module, optimizer, plan):
             raise AssertionError("it was let in")
 
-    for plan in ("ddp", "sandblaster", "backup", "parallel_sgd:mode=map_reduce", "ring:sizes=1", "downpour:chunks=2"):
+    elsewhere = ("ddp", "sandblaster", "backup", "parallel_sgd:mode=map_reduce")
+    for plan in (*elsewhere, "ring:sizes=1", "ring:canonical=2", "downpour:chunks=2"):
         with pytest.raises(PlanError, match=plan.partition(":")[0]):
             enter(plan)
     with pytest.raises(PlanError, match="did you mean 'downpour'"):

@@ -66,6 +66,9 @@ class Learner:
 
     def _by_tree(self, chunks: list[Chunk], sums: PartialSums) -> GradientSum:
         """Return the sums of subtrees; each chunk is computed and accepted alone, as another worker would."""
+        if len(chunks) == 1 and sums.takes_leaves:
+            start = self.buffers() if self.replica.job.on_nan == "skip" else []
+            return self.accept(self.add_up([chunk for chunk in chunks if chunk.samples], start), chunks, start)
         start = self.buffers()
         sums.begin()
         for number, chunk in enumerate(chunks):
@@ -157,6 +160,9 @@ class PartialSums:
         self._loss = self._weight = 0.0
         self._samples = self._parts = 0
         self._start = 0.0
+        #: Whether a worker's only chunk is exchanged as it was computed: its sum, if there are others to add and none
+        #: that is timed.
+        self.takes_leaves = chunks > 1 and not paces
 
     def begin(self) -> None:
         """Forget all chunks."""

@@ -6,6 +6,9 @@ import json
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
+import torch
+from torch.nn import functional
+
 from paceline.runtime.engines.record import first_record
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.runs.record import JobRecord
@@ -31,6 +34,8 @@ class Terms:
     tensors_sha256: str
     #: Of the parameters before the first update. A node that has others takes those of rank 0.
     initial_sha256: str
+    #: Of what `arithmetic_sha256` computes, where all machines have to compute the same bits.
+    arithmetic: str
 
     @staticmethod
     def of(setup: Setup, nodes: int) -> Terms:
@@ -51,6 +56,7 @@ class Terms:
             record.data_fingerprint,
             sha256(repr(tensors).encode()).hexdigest(),
             record.initial_sha256,
+            arithmetic_sha256() if setup.plan.canonical else "",
         )
 
     @property
@@ -59,11 +65,29 @@ class Terms:
         return sha256(json.dumps(to_dict(self), sort_keys=True, default=str).encode()).digest()
 
 
+def arithmetic_sha256() -> str:
+    """Return the SHA-256 of some products, convolutions and functions, whose bits depend on processor and libraries."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight, images, kernels = (
+        torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+        for shape in ((37, 67), (67, 41), (2, 3, 11, 11), (5, 3, 3, 3))
+    )
+    computed = [x @ weight, functional.conv2d(images, kernels), x.exp(), x.tanh(), x.softmax(1), x.sum(0)]
+    return sha256(b"".join(each.numpy().tobytes() for each in computed)).hexdigest()
+
+
 #: What is said of fields whose values say nothing to a reader.
 WORDS = {
     "data_fingerprint": "other data than rank 0 (random ones need a fixed seed)",
     "tensors_sha256": "another model than rank 0",
+    "arithmetic": "other bits than rank 0 in the same products and functions, so canonical= cannot keep its promise",
     "nodes": "another number of nodes than rank 0",
+}
+
+#: What to do about them; of all others, to start the nodes alike.
+ADVICE = {
+    "arithmetic": "set ATEN_CPU_CAPABILITY=avx2, ONEDNN_MAX_CPU_ISA=AVX2 and MKL_CBWR=COMPATIBLE on all nodes, or "
+    "train without canonical="
 }
 
 
@@ -74,5 +98,6 @@ def difference(head: Terms, other: Terms, rank: int) -> str:
     for key, value in ours.items():
         if theirs[key] != value:
             what = WORDS.get(key, f"{key}={theirs[key]}, and rank 0 has {key}={value}")
-            return f"rank {rank} has {what}: start all nodes with the same command and the same files"
+            advice = ADVICE.get(key, "start all nodes with the same command and the same files")
+            return f"rank {rank} has {what}: {advice}"
     return ""

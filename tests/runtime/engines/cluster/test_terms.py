@@ -1,0 +1,27 @@
+"""Nodes compare what they would train before the first update."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import paceline as pl
+from paceline.interfaces.testing.jobs import JOBS
+from paceline.runtime.engines.cluster.terms import Terms, arithmetic_sha256, difference
+from paceline.runtime.engines.setup import set_up
+
+
+def terms(plan: str) -> Terms:
+    return Terms.of(set_up(JOBS["mlp"](), pl.Plan.parse(plan), "cluster", 1), 2)
+
+
+def test_a_node_with_other_arithmetic_is_refused_under_a_canonical_sum() -> None:
+    head = terms("ring:workers=2,canonical=4")
+    assert head.arithmetic == arithmetic_sha256()
+    assert not difference(head, terms("ring:workers=2,canonical=4"), 1)
+    told = difference(head, replace(head, arithmetic="0" * 64), 1)
+    assert told.startswith("rank 1 has other bits than rank 0")
+    assert told.endswith("MKL_CBWR=COMPATIBLE on all nodes, or train without canonical=")
+
+
+def test_without_it_arithmetic_may_differ() -> None:
+    assert not terms("ring:workers=2").arithmetic
