@@ -82,6 +82,14 @@ def _digits_drawn_once() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _collected_once() -> Iterator[None]:
+    """Whatever a module's tests leave in caches stays: the collection that follows a run need not look at it again."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _no_test_depends_on_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch trains where a test does not say how gradients are computed, so that no clock chooses what it runs."""

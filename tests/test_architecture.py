@@ -12,6 +12,8 @@ from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).parents[1] / "src" / "paceline"
 PACKAGE, OURS = "paceline", "paceline."
 
@@ -213,6 +215,14 @@ def _trees() -> dict[str, ast.Module]:
         return {name: ast.parse(file.read_text()) for name, file in FILES.items()}
     finally:
         gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _trees_end_with_these_tests() -> Iterator[None]:
+    """Or every later collection of garbage in this process would look at two million nodes, for two seconds."""
+    yield
+    _imports.cache_clear()
+    _trees.cache_clear()
 
 
 @dataclass(frozen=True)
