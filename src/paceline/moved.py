@@ -39,6 +39,7 @@ _JOINED = {
     "plans.methods.split_layers": "dataflow",
     "plans.plan": "sizes",
     "plans.recipe": "codecs",
+    "runtime.engines.cluster.ray_nodes": "ray_actors",
 }
 MOVED = {
     "core": "algorithms",

@@ -6,13 +6,11 @@ values of which others. Every instance may have another graph: a tree LSTM calls
     embed ──▶ leaf ──▶ branch ──▶ branch ──▶ head ──▶ loss        values go forward, one message each
           ◀──      ◀──        ◀──        ◀──      ◀──             gradients come back the same way
 
-An operator computes whenever a message is there; it never waits for the other operators, nor for other instances. Two
-machines decide everything that does not depend on numbers, and a program asks them:
+An operator computes whenever a message is there; it never waits for the other operators, nor for other instances:
 
-    worker.py      the program of a worker, as effects
-    admission.py   how many instances are under way
-    holder.py      what a worker does next, what it sends, and when an operator makes an update
-    proof.py       every order in which messages of a small world can arrive
+    worker.py    the program of a worker, as effects, and how many instances are under way
+    holder.py    what a worker does next, what it sends, and when an operator makes an update
+    proof.py     every order in which messages of a small world can arrive
 """
 
 from __future__ import annotations

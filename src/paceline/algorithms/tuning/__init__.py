@@ -3,8 +3,8 @@
 Losses are told in the order in which they arrived, and chance comes in as a seed, so a machine that is told the same
 again decides the same again: this is how a journal is replayed.
 
-    samplers    grid, random, sobol
-    schedulers  fifo, successive_halving, asha, hyperband, median_stopping, pbt
+    samplers    grid, random and sobol, in this file
+    schedulers  fifo, successive_halving, asha, hyperband, median_stopping; pbt is a file of its own
 """
 
 from __future__ import annotations

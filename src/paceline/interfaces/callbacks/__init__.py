@@ -6,10 +6,9 @@ A callback is any object with some of the hooks of `Callback`. All hooks run in 
 in a worker. What a hook raises ends the run. With callbacks that have `on_evaluation_end` the test data are evaluated
 while workers train, which takes time of a core; without, after the training.
 
-    early_stopping     EarlyStopping
-    best_checkpoint    BestCheckpoint
-    progress_bar       ProgressBar
-    loggers            csv, tensorboard, wandb and mlflow: the names for `loggers=`
+    watching        EarlyStopping, BestCheckpoint
+    progress_bar    ProgressBar
+    loggers         csv, tensorboard, wandb and mlflow: the names for `loggers=`
 """
 
 from __future__ import annotations

@@ -14,15 +14,13 @@ The way of an all_reduce; the numbers stand as [1] ... [6] at the lines that do 
 The modules:
 
     group           the process group: a thin method per operation of torch.distributed
-    calls           what was called, packed into one integer; its description; where the user called it
-    vectors         a tensor as a vector of its numbers
-    group_memory    the shared memory of a group: which rank arrived in which round with which call, and all slots
-    collectives     the arithmetic over slots
+    group_memory    the shared memory of a group: which rank arrived in which round with which call, and all slots; a
+                    call as one integer, and where the user called it
+    collectives     the arithmetic over slots, and a tensor as a vector of its numbers
     point_to_point  send and receive
     work            the handles of what is under way
-    progress        all that is under way in a group, and who drives it
-    background      a thread that drives what no thread waits for
-    diagnostics     the messages of what went wrong
+    progress        all that is under way in a group; who drives it, a thread where no other waits for it; the messages
+                    of what went wrong
     fallback        what gloo and NCCL do in this backend's place
 
 Where paceline is installed, PyTorch itself calls `register` when it is imported, so a script needs no import of ours.

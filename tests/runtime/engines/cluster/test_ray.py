@@ -22,8 +22,7 @@ import torch
 import paceline as pl
 from paceline.errors import DeathWarning, MachineError, PlanError, RunFailed, RunStopped, SecurityError, UsageError
 from paceline.runtime.engines.cluster import ray_session
-from paceline.runtime.engines.cluster.ray_actors import answers, has_ended
-from paceline.runtime.engines.cluster.ray_nodes import alternating
+from paceline.runtime.engines.cluster.ray_nodes import alternating, answers, has_ended
 from paceline.runtime.engines.ray_actor import Machine
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.runs.trace import Kind

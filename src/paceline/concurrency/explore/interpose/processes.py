@@ -173,7 +173,7 @@ class Value(Shared):
 
 
 QUEUES = ("Queue", "SimpleQueue", "JoinableQueue")
-MADE = {
+MADE: dict[str, Any] = {
     **{each.__name__: _common(each, Shared if at > 3 else _Lock) for at, each in enumerate(locks.PRIMITIVES)},
     **{name: type(name, (PickledQueue,), {"real": staticmethod(_real[name])}) for name in QUEUES},
     "RawValue": type("RawValue", (Value,), {"real": staticmethod(_real["RawValue"])}),

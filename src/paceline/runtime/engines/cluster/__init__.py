@@ -13,8 +13,8 @@
     worker.py          a worker and its process: the replica and the walks of the local engine
     servers/           plans with servers: the desk, shard servers, their workers
     run_spec.py        what a node gets from the head where no launcher has given it the job
-    ray_nodes.py       the roster `ray`; ray_actors.py starts and ends its actors, in which ray_agent.py runs;
-                       ray_session.py and ray_watch.py, the connection to Ray
+    ray_nodes.py       the roster `ray`, which starts and ends the actors in which ray_agent.py runs; ray_session.py
+                       and ray_watch.py, the connection to Ray
 
 docs/internals/cluster.md has the design.
 """

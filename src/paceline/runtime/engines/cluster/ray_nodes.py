@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import socket
+import threading
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import Any
@@ -27,18 +29,18 @@ from paceline.algorithms.cluster.vacancies import NO_VACANCY, Vacancy
 from paceline.errors import DeathWarning, JobWarning, RunFailed
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.cluster import engine
-from paceline.runtime.engines.cluster.ray_actors import RayActor, RayActors, answers, has_ended
 from paceline.runtime.engines.cluster.ray_agent import AgentEnd, How
 from paceline.runtime.engines.cluster.ray_session import PATIENCE, RaySession, package, session
 from paceline.runtime.engines.cluster.roster import NodeOptions, Roster
 from paceline.runtime.engines.cluster.run_spec import RunSpec, make_run_keys, with_keys
 from paceline.runtime.engines.outcome import Life, Outcome
-from paceline.runtime.engines.ray_actor import Machine
+from paceline.runtime.engines.ray_actor import Machine, RayAgent
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, TrustedNetwork
 from paceline.runtime.links.tcp.handshake import RUN_BYTES
 
+ANSWER = 0.3  # seconds in which a machine that is well accepts a connection
 LOOK = 0.5  # seconds between two looks at the actors
 #: Seconds without the head of Ray after which a run ends. Ray would end its processes after 60.
 HEAD_PATIENCE = 20.0
@@ -258,3 +260,78 @@ def _first(error: BaseException) -> str:
 def _cpus(plan: Plan) -> int:
     """Return the CPUs of an agent: for its worker, and helpers that compute chunks beside it."""
     return plan.threads * plan.chunks
+
+
+# --- The actors in which agents run: they are started on machines that answer, and ended -----------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class RayActor:
+    """An actor that was started, here or not yet."""
+
+    handle: Any
+    #: What it will say of its machine.
+    where: Any
+
+    @property
+    def machine(self) -> Machine | None:
+        """Its machine, if it has said it."""
+        ray = package()
+        try:
+            ready, _ = ray.wait([self.where], timeout=0)
+            return ray.get(self.where) if ready else None
+        except ray.exceptions.RayError:
+            return None  # it has ended before
+
+
+class RayActors:
+    """Starts and ends actors, each with so many CPUs and GPUs."""
+
+    def __init__(self, cpus: int, gpus: int) -> None:
+        self._needs = {"num_cpus": cpus, "num_gpus": gpus}
+        self._all: list[Any] = []
+
+    def start(self, avoid: Collection[Machine] = ()) -> RayActor:
+        """Start an actor on none of these machines.
+
+        Ray places actors on a machine that has ended until it notices, after some 15 seconds, and they wait there.
+        """
+        names = ", ".join(machine.name for machine in avoid)
+        labels = {"label_selector": {"ray.io/node-id": f"!in({names})"}} if avoid else {}
+        options = {**self._needs, **labels, "scheduling_strategy": "SPREAD", "max_restarts": 0}
+        handle = package().remote(RayAgent).options(**options).remote()
+        self._all.append(handle)
+        return RayActor(handle, handle.machine.remote())
+
+    def end(self, actors: Sequence[RayActor] | None = None) -> threading.Thread:
+        """End these actors, or all of them, in a thread, since Ray may wait for a machine that has ended."""
+        handles = [each.handle for each in actors] if actors is not None else list(self._all)
+        thread = threading.Thread(target=_kill, args=(handles,), name="paceline-ray-kill", daemon=True)
+        thread.start()
+        return thread
+
+
+def _kill(handles: Sequence[Any]) -> None:
+    for handle in handles:
+        with contextlib.suppress(Exception):
+            package().kill(handle, no_restart=True)
+
+
+def has_ended(machine: Machine) -> bool:
+    """Whether nothing listens any longer where the raylet of a machine did."""
+    try:
+        socket.create_connection((machine.host, machine.port), ANSWER).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False  # it may only be slow
+    return False
+
+
+def answers(machine: Machine) -> bool:
+    """Whether the raylet of a machine accepts a connection."""
+    try:
+        socket.create_connection((machine.host, machine.port), ANSWER).close()
+    except OSError:
+        return False
+    return True
