@@ -13,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from paceline.concurrency.check.engine import check_text
 from paceline.concurrency.check.options import choose_files
 from paceline.concurrency.check.reporting.findings import Finding, Proof
 from paceline.concurrency.explore.finding import relative
@@ -33,6 +34,14 @@ def prove(findings: list[Finding], seconds: float) -> None:
         for each in of_file:
             each.proof = each.proof or _unconfirmed(each, runs)
     findings.sort(key=lambda each: each.proof is None or each.proof.verdict != "confirmed")
+
+
+def suspected_lines(file: Path) -> frozenset[tuple[str, int]]:
+    """Return the lines of the findings in a script, and in what it imports from its folder."""
+    names = _imported(_parsed(file))
+    files = [file, *(each for each in file.parent.glob("*.py") if each.stem in names)]
+    findings = (each for path in files for each in check_text(str(path), path.read_text("utf-8", "replace")))
+    return frozenset().union(*(_suspect(each).target for each in findings))
 
 
 def _explored(findings: Sequence[Finding], drivers: Sequence[Target], seconds: float) -> list[Answer]:

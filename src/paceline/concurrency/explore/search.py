@@ -20,7 +20,7 @@ from paceline.concurrency.explore.report import Report, Schedule
 from paceline.concurrency.explore.rewriting import importing
 from paceline.concurrency.explore.session import Settings, Target
 from paceline.concurrency.explore.strategies import Chance, RandomWalk, Replay, Strategy, Switch
-from paceline.concurrency.explore.strategies.directed import DirectedRun
+from paceline.concurrency.explore.strategies.directed import DirectedRun, Targets
 from paceline.concurrency.explore.strategies.dpor import Dpor
 from paceline.concurrency.explore.strategies.pos import PosRun
 
@@ -46,6 +46,7 @@ class Explorer:
         command += [str(target), *(["--", *target.arguments] if target.arguments else [])]
         self._report = Report(str(target), shlex.join(command))
         self._plain = Outcome()
+        self._targets = Targets(settings.suspected)
 
     def explore(self) -> Report:
         """Search for schedules in which something goes wrong."""
@@ -137,11 +138,11 @@ class Explorer:
         ]
 
     def _drawn(self, name: str, seed: int) -> Strategy:
-        """Begin the run of a seed: directed at what the checker suspects, else at lines at which threads conflict."""
+        """Begin the run of a seed: directed at what must be confirmed, else at lines at which threads conflict."""
         if name != "directed":
             return PosRun(seed) if name == "pos" else RandomWalk(seed)
-        targets = [each.target for each in self._settings.suspects] or sorted(self._report.targets, key=sorted)
-        return DirectedRun(seed, targets[seed % len(targets)] if targets else frozenset())
+        targets = {each.target for each in self._settings.suspects} or self._report.targets
+        return DirectedRun(seed, self._targets.choose(targets, seed))
 
     def _judge(self, outcome: Outcome, name: str) -> None:
         """Add what has gone wrong in a run to the report, if it is new and does so again."""

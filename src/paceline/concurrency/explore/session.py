@@ -44,6 +44,7 @@ class Settings:
     drill: str = ""  # one fault on one rank
     first: bool = False  # end the search with the first finding
     suspects: tuple[Suspect, ...] = ()  # of the checker, each looked for until it is confirmed
+    suspected: frozenset[tuple[str, int]] = frozenset()  # lines, at which the search begins
     late: float = 0.03  # for which a thread that can run may wait for its turn, in virtual seconds
     steps: int = 20_000  # after which a run is given up
     passes: int = 0  # of a thread over a line, after which few are steps; 0 where all are

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -116,6 +117,7 @@ def explore(
     repeated. A finding shows the order, with as few switches as it needs, and a token that replays it. Exits with 0
     when nothing was found, 1 when something was, 2 when the program could not be explored.
     """
+    from paceline.concurrency.explore.alarms import suspected_lines
     from paceline.concurrency.explore.session import Session, Settings
 
     settings = Settings(
@@ -133,8 +135,11 @@ def explore(
         drills=drills_of(drill or (), ranks),
         scope=tuple(scope or ()),
     )
+    where = parse_target(target, tuple(arguments or ()))
     with Session() as session:
-        answer = session.explore(parse_target(target, tuple(arguments or ())), settings)
+        if Path(where.file).is_file():
+            settings = replace(settings, suspected=suspected_lines(Path(where.file)))
+        answer = session.explore(where, settings)
     if json or form.value == "json":
         print_json(answer.report)
     elif form.value in ("sarif", "html"):

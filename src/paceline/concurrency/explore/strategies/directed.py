@@ -5,11 +5,13 @@ threads may execute conflicting operations. A thread that comes to one of them i
 a line of the target with a conflicting operation; then chance decides which of the two is first. Where only postponed
 threads are left, or one has waited long, one of them continues.
 
-The lines come from what `paceline check` suspects, else from the conflicts that earlier runs have come across.
+The lines are those of the findings that are to be confirmed, else of the conflicts that earlier runs have come across,
+in an order that is learned (`Targets`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from itertools import combinations
 from random import Random
@@ -18,6 +20,7 @@ from paceline.concurrency.explore.operation import Operation, Option, Place
 from paceline.concurrency.explore.strategies import Decision, Executed, split
 
 Target = frozenset[tuple[str, int]]  # files and lines
+SUSPICION = 3  # as how many findings a line under suspicion counts before the first run
 SITES = 16  # accesses of one location that are paired
 SWITCH, IMPATIENCE = 0.1, 0.02  # how likely a thread is interrupted elsewhere, and a postponed one continues, at a step
 
@@ -36,6 +39,27 @@ def targets(run: Iterable[Executed]) -> set[Target]:
         for ((thread, place), operation), ((other, other_place), other_operation) in pairs
         if thread != other and operation.conflicts(other_operation)
     }
+
+
+class Targets:
+    """Chooses targets by Thompson sampling (Biometrika 25, 1933): those first of which `paceline check` suspects lines.
+
+    Each run of a target that leaves the search unfinished makes it less likely to be the next one.
+    """
+
+    def __init__(self, suspected: Target) -> None:
+        self._suspected, self._runs = suspected, Counter[Target]()
+
+    def choose(self, targets: Iterable[Target], seed: int) -> Target:
+        """Return the target of the run of a seed; an empty one if there is none yet."""
+        chance = Random(seed)
+
+        def odds(target: Target) -> float:
+            return chance.betavariate(1 + SUSPICION * len(target & self._suspected), 1 + self._runs[target])
+
+        chosen = max(sorted(targets, key=sorted), key=odds, default=frozenset())
+        self._runs[chosen] += 1
+        return chosen
 
 
 class DirectedRun:
