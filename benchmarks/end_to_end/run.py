@@ -28,7 +28,6 @@ import paceline as pl
 from paceline.errors import JobWarning
 from paceline.kernels import fuse
 from paceline.kernels.measure.networks import NETWORKS, RATE, Network, best_pytorch
-from paceline.plans.methods.all_reduce import AllReduce
 from paceline.plans.plan import Plan
 from paceline.runtime.runs.trace import Kind, Trace
 
@@ -38,7 +37,8 @@ from harness import into_page, median, read, seconds, table, write  # noqa: E402
 
 SGD = partial(torch.optim.SGD, lr=RATE)
 CEILING = "ceiling:workers=2"
-PLANS = ["sequential", CEILING, "ring:workers=2", "downpour:workers=2", "hogwild:workers=2"]
+PAIRS = ("ring", "downpour", "hogwild", "ssp", "gossip", "local_sgd", "diloco")
+PLANS = ["sequential", CEILING, *(f"{name}:workers=2" for name in PAIRS), "backup:workers=2,backups=0"]
 
 
 class Kernels:
@@ -64,8 +64,7 @@ class Command:
 
     def __init__(self, network: Network, plan: str, compute: str) -> None:
         self.network, self.plan, self.compute = network, Plan.parse(plan), compute
-        together = self.plan.workers if isinstance(self.plan.method, AllReduce) else 1
-        self.batch = network.batch * together  # so that each worker computes batches of the network's own size
+        self.batch = network.batch * self.plan.parts  # so that each worker computes batches of the network's own size
         #: Microseconds of the median step of the last training.
         self.step = 0.0
         self.seconds(1)  # compiles, and loads what all trainings need

@@ -6,8 +6,11 @@ import atexit
 import os
 import sys
 import threading
+from collections.abc import MutableMapping
 
 from paceline.runtime.engines.signals import termination
+
+SPINS = 5000  # about 0.1 ms: longer than threads of one operation wait for one another where nothing else runs
 
 
 def run() -> None:
@@ -17,6 +20,7 @@ def run() -> None:
     with 130, also while it is imported.
     """
     termination.exit_at_once()
+    limit_spinning(os.environ)
     from paceline.algorithms.cluster.launchers import from_mpiexec
     from paceline.interfaces.cli import main
 
@@ -38,6 +42,16 @@ def run() -> None:
     except (OSError, ValueError):
         sys.exit(code)  # Python says so at its end
     os._exit(code or 0)
+
+
+def limit_spinning(environment: MutableMapping[str, str]) -> None:
+    """Let PyTorch's threads sleep after they have waited for one another for a moment, unless the user says otherwise.
+
+    GNU's OpenMP reads it when it is loaded, and would spin for milliseconds, on a core that the thread which is waited
+    for may need: beside other programs a step of two threads then takes many times as long as a step of one.
+    """
+    if "OMP_WAIT_POLICY" not in environment:
+        environment.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.__main__ import SPINS, limit_spinning
 from paceline.errors import UsageError
 from paceline.interfaces.cli.environment import VARIABLES, check_environment
 from tests.interfaces.cli.conftest import Command
@@ -61,3 +62,10 @@ def test_right_variables_and_those_of_other_programs_pass(tmp_path: Path) -> Non
     check_environment({"PACELINE_PORT_443_TCP": "1", "PACELINE_SERVICE_HOST": "10.0.0.1", "PACELINE_STAND_IN": "x"})
     with pytest.raises(UsageError, match="it is PACELINE_KEYS"):
         check_environment({"PACELINE_KEY": str(tmp_path)})
+
+
+@pytest.mark.parametrize("chosen", [{}, {"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "active"}])
+def test_a_command_limits_spinning_unless_its_user_chose(chosen: dict[str, str]) -> None:
+    environment = dict(chosen)
+    limit_spinning(environment)
+    assert environment == (chosen or {"GOMP_SPINCOUNT": str(SPINS)})
