@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from paceline.algorithms.agenda import Agenda
 from paceline.algorithms.dataflow import example_graph
@@ -27,7 +27,6 @@ from paceline.algorithms.server.gates import Gate
 from paceline.algorithms.splits.derivation import Program, ProgramStep
 from paceline.algorithms.splits.movements import movements_of_chunk, movements_of_update, moving
 from paceline.algorithms.splits.recipes import example_program
-from paceline.plans.methods import Synchronous
 from paceline.plans.methods.pipeline import LAYERS
 from paceline.plans.methods.split_layers import DATA, INSIDE, SplitLayers
 from paceline.plans.methods.views import Operators, Parts, Served, Stages
@@ -57,7 +56,7 @@ def walk_plan(plan: Plan) -> SmallWorld | None:
             return walk_operators(plan, operators)
         case Parts() as parts:
             return walk_parts(plan, parts)
-    return walk_in_step(plan) if isinstance(plan.method, Synchronous) else None
+    return walk_in_step(plan) if plan.traits.traced else None  # PyTorch's own code yields no effects
 
 
 def walk_in_step(plan: Plan) -> SmallWorld:
@@ -69,8 +68,7 @@ def walk_in_step(plan: Plan) -> SmallWorld:
 
 def walk_parts(plan: Plan, parts: Parts) -> SmallWorld:
     """Walk workers with parts of layers, by the movements of a small net; in the second update some are idle."""
-    method = plan.method
-    assert isinstance(method, SplitLayers)  # a typed view: no other method claims parts
+    method = cast(SplitLayers, plan.method)  # no other method claims parts
     data = min(method.data, 2)
     inside = min(parts.inside, MOST_PARTED // data)
     method, workers = replace(method, data=data), data * inside
