@@ -55,7 +55,7 @@ def serve(desk: Address, codec: str, told: str) -> None:
     Path(told).write_text(str(port.getsockname()[1]))
     ShardProcess(
         ShardMachine(0, TIMING, 0),
-        lambda place: Hub(Identity(peer_of(SERVER), RUN, JOB), LOOPBACK, port, place=place, tell=lambda text: None),
+        lambda place: Hub(Identity(peer_of(SERVER), RUN, JOB), LOOPBACK, port, place=place, report=lambda text: None),
         desk, "127.0.0.1", maker(small_job(*SIZE), codec), 1,
     ).run()  # fmt: skip
 

@@ -38,7 +38,7 @@ context = get_context("fork")
 
 def serve(pipe: Pipe) -> None:
     told: list[str] = []
-    hub = Hub(Identity(SERVER, RUN, JOB), LOOPBACK, listen(Address("127.0.0.1", 0), LOOPBACK), tell=told.append)
+    hub = Hub(Identity(SERVER, RUN, JOB), LOOPBACK, listen(Address("127.0.0.1", 0), LOOPBACK), report=told.append)
     pipe.send(hub.address)
     arrived = lost = 0
     while True:

@@ -225,7 +225,12 @@ def test_survivors_of_a_plan_in_step_go_on(cluster: ray_session.RaySession, tmp_
 def test_functions_of_the_program_and_keys_travel(cluster: ray_session.RaySession, tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
-    lambdas = pl.Job(model=lambda: torch.nn.Linear(3, 1), data=(x, x[:, :1]), loss=lambda a, b: ((a - b) ** 2).mean())
+    lambdas = pl.Job(
+        model=lambda: torch.nn.Linear(3, 1),
+        data=(x, x[:, :1]),
+        loss=lambda a, b: ((a - b) ** 2).mean(),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    )
     run = pl.train(lambdas, "ring", workers=2, engine="ray", nodes=AUTO, folder=None, timeout=DEADLINE)
     local = pl.train(lambdas, "ring", workers=2, folder=None)
     assert run.summary()["parameters_sha256"] == local.summary()["parameters_sha256"]

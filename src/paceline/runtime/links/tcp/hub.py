@@ -83,7 +83,7 @@ class Hub:
                 place: both are connected, and the owner of the hub decides.
             pump: a thread that sends while this one computes; without it heartbeats go out in `poll` alone.
             describe: what a peer is called in messages.
-            tell: where refused connections are reported.
+            report: where refused connections are reported.
         """
         self.me, self._credentials, self._listener = me, credentials, listener
         if listener is not None:
