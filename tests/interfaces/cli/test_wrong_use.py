@@ -33,7 +33,7 @@ def _leaves_nothing_behind(_own_temporary_folder: None) -> Iterator[None]:
         (["train", "broken.py"], "line 2"),
         (["train", "--resume", "runs/x", "--seed", "1"], "--seed changes a job, but no JOB is given"),
         (["replay", "."], "no run.json"),
-        (["replay", "nowhere"], "not a run's folder"),
+        (["replay", "nowhere"], "there is no folder nowhere"),
         (["report", "."], "contains no run folder"),
         (["report", ".", "--format", "htm"], "did you mean 'html'"),
         (["draw", "rign"], "did you mean 'ring'"),
