@@ -74,7 +74,7 @@ class Context:
 
 
 def _modules() -> dict[str, Any]:
-    return {name: module for name, module in sys.modules.items() if MARK in getattr(module, "__dict__", {})}
+    return {name: module for name, module in list(sys.modules.items()) if MARK in getattr(module, "__dict__", {})}
 
 
 def _contents() -> Iterator[tuple[Any, dict[str, Any]]]:
