@@ -49,8 +49,8 @@ def run() -> None:
 def limit_spinning(environment: MutableMapping[str, str]) -> None:
     """Let PyTorch's threads sleep after they have waited for one another for a moment, unless the user says otherwise.
 
-    GNU's OpenMP reads it when it is loaded, and would spin for many milliseconds, on a core that the thread which is waited
-    for may need: beside other programs a step of two threads then takes many times as long as a step of one.
+    GNU's OpenMP reads it when it is loaded, and would spin for many milliseconds, on a core that the awaited thread may
+    need: beside other programs a step of two threads then takes many times as long as a step of one.
     """
     if "OMP_WAIT_POLICY" not in environment:
         environment.setdefault("GOMP_SPINCOUNT", str(SPINS))
