@@ -172,6 +172,29 @@ FAMILIAR_OPTIONS = {
     "--num-workers": "give --workers for processes that train, or num_workers= in the job for those that load samples",
 }
 
+#: Commands that other programs have, or that people try first, and those that are meant.
+FAMILIAR_COMMANDS = {
+    "analyze": "paceline check PATH",
+    "benchmark": "paceline compare JOB",
+    "dashboard": "paceline report --live RUN",
+    "debug": "paceline watch -- COMMAND",
+    "fit": "paceline train JOB",
+    "fuzz": "paceline explore FILE",
+    "launch": "paceline train JOB",
+    "lint": "paceline check PATH",
+    "list": "paceline runs",
+    "ls": "paceline runs",
+    "monitor": "paceline watch -- COMMAND, or paceline report --live RUN",
+    "optimize": "paceline tune JOB",
+    "plan": "paceline choose JOB, or paceline plans for a list of plans",
+    "resume": "paceline train --resume RUN",
+    "run": "paceline train JOB",
+    "search": "paceline tune JOB",
+    "start": "paceline train JOB",
+    "sweep": "paceline tune JOB",
+    "ui": "paceline report --live RUN",
+}
+
 
 def suggest(given: object, allowed: Iterable[str]) -> str:
     """Return the end of a message about an unknown word: the nearest allowed one, then all of them."""

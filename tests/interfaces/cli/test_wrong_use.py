@@ -57,6 +57,8 @@ def _leaves_nothing_behind(_own_temporary_folder: None) -> Iterator[None]:
         (["emit", "kubernetes", "job.py", "--plan", "gpipe"], "does not run on a cluster"),
         (["emit", "docker", "../job.py"], "lies outside the folder"),
         (["fly"], "No such command"),
+        (["run", "digits"], "that is paceline train JOB"),
+        (["job.py"], "paceline train job.py"),
     ],
     ids=lambda part: " ".join(part) if isinstance(part, list) else "",
 )

@@ -15,6 +15,7 @@ from rich.segment import Segment
 from typer.core import TyperCommand, TyperGroup
 
 from paceline.errors import UsageError
+from paceline.errors.renames import FAMILIAR_COMMANDS
 from paceline.names import visible
 from paceline.runtime.runs.schema import strict
 
@@ -113,6 +114,14 @@ class Group(TyperGroup):
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _without_types_of_flags(super().get_params(ctx))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if ctx.parent is None and name not in self.commands and (familiar := FAMILIAR_COMMANDS.get(name)):
+            raise UsageError(f"no such command {name!r}: that is {familiar}")
+        if name not in self.commands and name.endswith((".py", ".toml")):
+            raise UsageError(f"no such command {name!r}: to train it, paceline train {name}; to compare plans, compare")
+        return super().resolve_command(ctx, args)
 
 
 def filled(text: str) -> str:
