@@ -256,10 +256,11 @@ def _gradient(replica: Replica, source: Source, order: Order, chunks: list[Chunk
 
 
 def _gap(one: list[Tensor | None], other: list[Tensor | None]) -> float:
-    pairs = [(a.double(), b.double()) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
-    size = _norm([a for a, _ in pairs])
-    return _norm([a - b for a, b in pairs]) / size if size > 0 else 0.0
+    """Return how far two gradients lie apart, relative to the first; a tensor at a time, since they may be large."""
+    pairs = [(a, b) for a, b in zip(one, other, strict=True) if a is not None and b is not None]
+    size = math.hypot(*(_norm(a) for a, _ in pairs))
+    return math.hypot(*(_norm(a - b) for a, b in pairs)) / size if size > 0 else 0.0
 
 
-def _norm(tensors: list[Tensor]) -> float:
-    return math.sqrt(sum(float(numbers(t).square().sum()) for t in tensors))
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(numbers(tensor).double()))

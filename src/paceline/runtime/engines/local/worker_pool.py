@@ -73,14 +73,15 @@ class WorkerPool:
         self.workers, self.begin = setup.plan.workers, life.begin
         self.arena = Arena.create(_shape(setup, self.begin))
         self.waiter = Waiter(-1, None, lambda: False, deadline, lambda: "after a death")
-        self.processes: list[BaseProcess] = []
+        self.processes = processes = list[BaseProcess]()
         self.pipes: list[Connection] = []
         #: Workers that have finished, and workers whose process died; all others still run.
         self.finished: set[int] = set()
         self.dead: set[int] = set()
         self.observer = Observer(life, self.arena, self.finished, self.dead)
+        # It refers to the list and not to this pool: within a cycle the arena would stay until a collection of garbage.
         self.diagnosis = Diagnosis(
-            self.arena.doing, lambda number: process_state(self.processes[number]), setup.source, deadline
+            self.arena.doing, lambda number: process_state(processes[number]), setup.source, deadline
         )
         self.stillness = Stillness(deadline)
         self.oom_kills = oom_kills()  # before the run
