@@ -265,8 +265,7 @@ def _ends_one(fn: Function) -> bool:
 
 
 #: Parameters that say how to end, rather than what.
-_HOW = ("timeout", "wait", "sig", "frame", "exc", "err", "tb", "trace", "reason", "code", "status", "force", "arg",
-        "ev", "value", "type", "cls", "val", "future", "ctx", "context", "request")  # fmt: skip
+_HOW = libraries.words("words of parameters that say how to end something")
 
 
 def is_caught(node: ast.AST, *names: str) -> bool:

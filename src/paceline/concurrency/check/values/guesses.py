@@ -35,18 +35,7 @@ _KNOWN = (
 )
 _WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
 #: What objects of libraries, and of many classes, have as well.
-COMMON = {
-    *(name for cls in _KNOWN for name in dir(cls)),
-    "acquire", "release", "locked", "reset", "execute", "fetch", "request", "post", "delete", "head", "options", "id",
-    "key", "value", "data", "path", "size", "state", "status", "config", "args", "stop", "begin", "end", "init",
-    "setup", "process", "handle", "save", "load", "check", "call", "main", "lock", "logger", "log", "info", "debug",
-    "warning", "error", "critical", "device", "shape", "dtype", "call_soon", "call_later", "call_soon_threadsafe",
-    "run_until_complete", "run_in_executor", "create_task", "start_soon", "run_forever", "wait_closed",
-    "add_signal_handler", "state_dict", "load_state_dict", "zero_grad", "set_epoch", "save_checkpoint",
-    "load_checkpoint", "train_batch", "save_pretrained", "from_pretrained", "training_step", "validation_step",
-    "send_json", "send_text", "send_bytes", "receive_text", "receive_json", "all_reduce", "all_gather", "all_to_all",
-    "add_scalar", "set_description", "raise_for_status", "process_request", "handle_request", "get_logger",
-}  # fmt: skip
+COMMON = {name for cls in _KNOWN for name in dir(cls)} | libraries.names("attributes that many classes have")
 
 
 class ByUse:

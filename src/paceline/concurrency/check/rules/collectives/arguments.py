@@ -175,8 +175,7 @@ def shape_mismatch(facts: Facts) -> Iterator[Witness]:
 
 
 GATHERS = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}
-KEEPS = {"to", "cuda", "cpu", "float", "long", "int", "half", "double", "contiguous", "detach", "clone", "view",
-         "squeeze", "unsqueeze", "numpy", "type"}  # fmt: skip
+KEEPS = libraries.names("methods that keep the elements of a tensor")
 JOINS = libraries.names("functions that make a tensor of parts")
 FILLED = {"randn", "rand", "zeros", "ones", "empty", "full", "arange"}
 

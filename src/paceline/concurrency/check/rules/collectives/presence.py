@@ -139,8 +139,7 @@ def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str, w
     return Witness(call, fn, name=name, reason=reason, test=test)
 
 
-MESSAGES = {"Sendrecv", "sendrecv", "isend", "irecv", "Isend", "Irecv", "send", "recv", "Send", "Recv",
-            "batch_isend_irecv", "Sendrecv_replace", "Neighbor_alltoall", "neighbor_alltoall"}  # fmt: skip
+MESSAGES = libraries.names("calls that send or receive")
 #: What makes one number of an array.
 REDUCES = {"max", "min", "norm", "sum", "mean", "amax", "amin", "vdot", "dot"}
 KEEPS = {"float", "sqrt", "item", "abs", "fabs", "detach", "cpu"}

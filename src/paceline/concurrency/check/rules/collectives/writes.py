@@ -23,8 +23,7 @@ from paceline.concurrency.check.syntax.tree import (
 from paceline.concurrency.check.values.calls import is_own_file
 
 MAKES = libraries.words("functions that make files")
-USES = ("load", "open", "exists", "isfile", "isdir", "is_file", "is_dir", "listdir", "iterdir", "glob", "rglob",
-        "getsize", "read", "read_text", "read_bytes", "memmap", "from_pretrained", "chdir")  # fmt: skip
+USES = libraries.words("functions that read files")
 WAITS = ("barrier", "wait_for_everyone", "synchronize", "rendezvous", "wait", "sync", "join")
 MODES = ("w", "a", "x")
 

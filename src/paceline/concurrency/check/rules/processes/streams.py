@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
@@ -14,8 +15,7 @@ from paceline.concurrency.check.threads.roots import FORKS, on_child_side
 
 READS = ("recv", "read", "readline")
 #: What takes what was read as it is, and raises nothing where it is empty.
-HARMLESS = {"decode", "encode", "strip", "rstrip", "lstrip", "append", "extend", "write", "print", "endswith",
-            "startswith", "find", "join", "str", "bytes", "bytearray", "debug", "info", "lower", "upper"}  # fmt: skip
+HARMLESS = libraries.names("functions that may be given no bytes")
 
 
 def end_of_stream(facts: Facts) -> Iterator[Witness]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
@@ -188,8 +189,7 @@ def _creates(value: ast.expr, fn: Function) -> bool:
     return name.strip("_")[:1].isupper() or name.strip("_").startswith(_MAKERS)
 
 
-WORDS = ("init", "ready", "done", "loaded", "setup", "set_up", "attempted", "started", "checked", "created", "cached",
-         "registered", "configured", "patched", "complete", "populated", "imported", "finalized")  # fmt: skip
+WORDS = libraries.words("words of attributes that say that something was done")
 
 
 def flag_before_work(facts: Facts) -> Iterator[Witness]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
@@ -26,8 +27,7 @@ from paceline.concurrency.check.threads.sharing import comes_after, may_be_alone
 #: Functions that make a task of a coroutine.
 TASKS = ("create_task", "ensure_future", "run_coroutine_threadsafe")
 #: Methods that end an object, which then calls back the object that keeps it.
-ENDS = ("close", "kill", "stop", "disconnect", "terminate", "shutdown", "abort", "destroy", "unsubscribe", "throw",
-        "set_exception", "add_exception", "set_result", "fail", "errback", "callback")  # fmt: skip
+ENDS = libraries.words("methods that end an object, which then calls back")
 
 
 def unguarded_iteration(facts: Facts) -> Iterator[Witness]:

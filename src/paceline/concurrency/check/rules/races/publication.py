@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries.catalogue import PUTS, THREAD_EVENTS
 from paceline.concurrency.check.rules.rule import Witness, queue_of
 from paceline.concurrency.check.summaries import Facts, Use
@@ -190,8 +191,7 @@ def _assigned_late(sets: Use, wait: Use) -> Iterator[tuple[ast.expr, tuple[Funct
 
 # Entries that are stored only after what looks them up was sent or started.
 
-SENDS = ("send", "request", "publish", "submit", "write", "transmit", "dispatch", "emit", "post", "enqueue", "start",
-         "spawn", "worker", "call_async", "put")  # fmt: skip
+SENDS = libraries.words("methods that send or start")
 MESSAGES = ("send", "sendall", "sendto", "send_message", "send_request", "publish", "execute_command", "transmit")
 TAKES = ("pop", "remove", "discard", "get")
 ONES = ("start", "spawn", "worker", "put", "write", "post", "emit")
