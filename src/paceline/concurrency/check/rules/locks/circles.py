@@ -185,7 +185,6 @@ def callback_under_lock(facts: Facts) -> Iterator[Witness]:
             if effect.callee is None:
                 yield from _added(effect, locks, fn, facts)
             what = _callback(effect, fn, facts) or _known_callback(effect, locks, fn, facts)
-            # it.
             first = next((h for h in locks if h.resource.non_reentrant or what == "the callbacks of a future"), None)
             if not what or first is None or first.resource.id in reported:
                 continue
