@@ -164,7 +164,6 @@ def _findings(facts: Facts, text: str, rules: Iterable[Rule]) -> list[Finding]:
 def _garbage_collected_once() -> Iterator[None]:
     """Collect a syntax tree, whose nodes know their parents, once it is done with; before, nothing could be freed."""
     enabled = gc.isenabled()
-    # A tree of a large file has millions of objects, all alive: each full collection would visit them for nothing.
     gc.disable()
     try:
         yield
