@@ -137,12 +137,14 @@ def set_up(
     first epoch has at most as many samples as there are in `limit` updates, so that it may be endless.
     """
     termination.check()  # a job can lose an interrupt
+    # What the probe and the rehearsals change in the user's objects must not reach the training.
     users_job, job = job, with_state_of(job if tested else job.untested(), job)
     if engine == "local":
         require_store_order("the local engine")
         _refuse_crowd(plan)
         with nameless_main():
             prepare()  # it loads its modules while the job is probed
+    # Generated code is for the processor unless a GPU is named; `auto` would otherwise take one where there is one.
     if job.compute == "fused" and job.device == "auto":
         job = job.with_(device="cpu")
     placement = place(job, plan, together=engine != "local")
@@ -150,6 +152,7 @@ def set_up(
     most = limit * job.batch_size * job.accumulate_grad_batches if limit and bounded else None
     source = open_source(job.data, job.seed, most=most)
     refuse_data(job, plan, source)
+    # The source says itself which samples a batch has.
     if source.arranged:
         job = job.with_(shuffle=False)
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
@@ -160,6 +163,7 @@ def set_up(
     agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, limit)
     choice = None
     if job.compute == "auto":
+        # Timing draws random numbers, which the rest of the program would miss.
         with threads(plan.threads), users_code("the first batch", hint=hint), torch.random.fork_rng(devices=[]):
             batches = agenda.updates * job.accumulate_grad_batches
             choice = choose(job, module, source, batches, _refused(plan, engine, placement))
@@ -174,9 +178,11 @@ def set_up(
     job = _by_epochs(job, plan, optimizer, agenda, engine)
     with threads(plan.threads):
         figures = rehearse(job, module, test, placement.devices[0]) if test is not None and engine != "replay" else ()
+    # Only the probe tells which buffers move; and a plan has no more shards than the layout has found parameters for.
     layout = lay_out(module, plan.shards, probed.moving)
     plan = plan.fitted(len(layout.shards))
     plan.check_fragments(len(trainable(module)))
+    # Before the model is divided, which takes longer: a table that would deadlock is refused at once.
     plan.method.prove(plan.workers)
     parts = divided(Draft(job, plan, module, optimizer, source, agenda, probed, layout))
     if parts.blueprint is not None:
@@ -302,6 +308,7 @@ class Placement:
         if self.on_device:
             return _replica_on(device, job, module, moving)
         host = list(trainable(module).values())
+        # The module of the host keeps its parameters in shared memory, where the others read them.
         device_replica = _replica_on(device, job, copy.deepcopy(module), moving)
         return Replica(job, module, moving, gradients=DeviceGradients(host, device_replica))
 
@@ -342,6 +349,7 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
     one_each = len(set(devices)) == plan.workers > 1
     if kind == "native":
         return Placement(devices, True, "nccl" if one_each else "gloo")
+    # NCCL sums in an order of its own and sends whole gradients, so neither a codec nor a canonical order goes with it.
     if kind == "summed" and one_each and plan.codec is None and not plan.canonical:
         return Placement(devices, True, "nccl")
     return Placement(devices, on_device=kind == "alone")
