@@ -374,7 +374,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
     def _fallback_for(self, why: Unsupported, operation: str) -> Any:
         """Return a group of another backend. All ranks come here in the same operation, and so create it together."""
         if why.device not in self._fallbacks:
-            # In a round of its own: a rank that calls something else is named here, before the other backend waits for it.
+            # In a round of its own: a rank that calls something else is named here, before the other backend waits.
             self._do(pack(group_memory.CHANGE), [], collectives.barrier(pack(group_memory.CHANGE))).wait()
             if why.device == "cpu":
                 if self._memory.rank == 0:
