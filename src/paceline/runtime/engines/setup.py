@@ -144,7 +144,6 @@ def set_up(
         _refuse_crowd(plan)
         with nameless_main():
             prepare()  # it loads its modules while the job is probed
-    # Generated code is for the processor unless a GPU is named; `auto` would otherwise take one where there is one.
     if job.compute == "fused" and job.device == "auto":
         job = job.with_(device="cpu")
     placement = place(job, plan, together=engine != "local")
@@ -152,7 +151,6 @@ def set_up(
     most = limit * job.batch_size * job.accumulate_grad_batches if limit and bounded else None
     source = open_source(job.data, job.seed, most=most)
     refuse_data(job, plan, source)
-    # The source says itself which samples a batch has.
     if source.arranged:
         job = job.with_(shuffle=False)
     test = open_source(job.test, job.seed, "test") if job.test is not None else None
@@ -163,7 +161,6 @@ def set_up(
     agenda = plan.agenda(len(source), job.batch_size, job.epochs, job.accumulate_grad_batches, limit)
     choice = None
     if job.compute == "auto":
-        # Timing draws random numbers, which the rest of the program would miss.
         with threads(plan.threads), users_code("the first batch", hint=hint), torch.random.fork_rng(devices=[]):
             batches = agenda.updates * job.accumulate_grad_batches
             choice = choose(job, module, source, batches, _refused(plan, engine, placement))
@@ -178,7 +175,6 @@ def set_up(
     job = _by_epochs(job, plan, optimizer, agenda, engine)
     with threads(plan.threads):
         figures = rehearse(job, module, test, placement.devices[0]) if test is not None and engine != "replay" else ()
-    # Only the probe tells which buffers move; and a plan has no more shards than the layout has found parameters for.
     layout = lay_out(module, plan.shards, probed.moving)
     plan = plan.fitted(len(layout.shards))
     plan.check_fragments(len(trainable(module)))
