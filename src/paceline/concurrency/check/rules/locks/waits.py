@@ -29,7 +29,6 @@ def wait_under_lock(facts: Facts) -> Iterator[Witness]:
             for wait, steps in _waits(effect, fn, facts):
                 for first in locks_held:
                     lock = first.resource.id
-                    # A condition releases its own lock while it waits.
                     if lock in reported or (wait.resource is not None and wait.resource.id == lock):
                         continue
                     way = _needed(wait, lock, fn, steps[-1][0], facts)
@@ -125,7 +124,6 @@ def _polls(fn: Function, facts: Facts) -> Iterator[Witness]:
 def _waits(effect: Effect, fn: Function, facts: Facts) -> Iterator[tuple[Effect, Steps]]:
     """The waits without a timeout that a call leads to."""
     if effect.kind in ("wait", "pause"):
-        # A wait that gives up ends by itself.
         if not effect.timeout:
             yield effect, ((fn, effect.node),)
     elif effect.callee is not None and runs_now(effect):
@@ -149,7 +147,6 @@ def _shuts_down(call: ast.expr) -> bool:
     """Whether this is `shutdown(wait=True)`."""
     if not isinstance(call, ast.Call) or short_name(call.func) != "shutdown":
         return False
-    # Of an object that is not known, only the argument says that it is an executor.
     wait = keyword(call, "wait", 0)
     return wait is not None and not is_constant(wait, False)
 
@@ -174,7 +171,6 @@ def _needed(wait: Effect, lock: str, fn: Function, waiter: Function, facts: Fact
         mine = next((h for event in events for h in event.held if h.resource.id == lock), None)
         if mine is not None:
             return use.fn.qualname, ((use.fn, _at(mine, use.call)),)
-        # Who notifies a condition holds its lock by then: what it took before is another question (`_called_under`).
         take = facts.takes(use.fn).get(lock) if kind != "Condition" else None
         if take is not None and _takes_first(lock, use, facts):
             return use.fn.qualname, take.steps

@@ -45,7 +45,6 @@ def queues_in_a_circle(facts: Facts) -> Iterator[Witness]:
     for actor in actors:
         for put in (u for u in actor.uses if u.puts and u.queue.bounded):
             for other in (o for o in actors if any(not u.puts and u.queue.id == put.queue.id for u in o.uses)):
-                # A worker that puts back at most what it has taken finds room for it.
                 if other is actor and (not _grows(actor, put) or _of_another(put, actor)):
                     continue
                 got = next(u for u in other.uses if not u.puts and u.queue.id == put.queue.id)
@@ -218,7 +217,6 @@ def _started_after(fill: ast.Call, fn: Function, takes: list[Use], facts: Facts)
         last = last_line(fn.node) or max((r.line for r in roots), default=0)
         callers = facts.callers.get(id(take.fn), ())
         is_called = any(isinstance(parent(event.effect.node), ast.Await) for _, event in callers)
-        # A taker that something else starts may run already.
         if not roots or is_called or any(not fn.line <= r.line <= last for r in roots):
             return None
         starts = [

@@ -29,7 +29,6 @@ FORCES = ("terminate", "kill", "cancel_join_thread")
 def joined_early(facts: Facts) -> Iterator[Witness]:
     """Report joins before what ends the thread, and joins of threads that may wait for room in a queue."""
     for pool in facts.uses(("join",), ("Pool",)):
-        # `Pool.join` raises where neither was called before; a call anywhere may be before.
         if not facts.uses(("close", "terminate"), of=pool.of):
             yield Witness(pool.call, pool.fn, "open")
     for fn in facts.module.functions:
@@ -39,7 +38,6 @@ def joined_early(facts: Facts) -> Iterator[Witness]:
             if thread is None:
                 continue
             register = _only_at_exit(fn, facts)
-            # In a loop the signal that comes after the join is before the next one.
             signal = thread.late_signal() if not in_loop(join, fn) else None
             if register is not None and not _is_daemon(thread) and thread.is_signalled:
                 yield Witness(register, fn, "exit", runs=thread.runs, join=join)
@@ -145,7 +143,6 @@ def _full(thread: Ending, facts: Facts) -> tuple[ast.Call, str] | None:
     runs = thread.runs
     parameters = [p for p in runs.parameters if runs.cls is None or p != runs.self_name]
     arguments = dict(zip(parameters, start_arguments(thread.construction, thread.maker), strict=False))
-    # The child then ends without waiting until its items are read.
     if any(short_name(c.func) == "cancel_join_thread" for c in runs.calls):
         return None
     for call in runs.calls:
@@ -155,7 +152,6 @@ def _full(thread: Ending, facts: Facts) -> tuple[ast.Call, str] | None:
             if queue is None or queue.one_of_several or has_timeout(call, "put"):
                 continue
             readers = [use.fn for use in facts.uses(READS, of=queue.id)]
-            # A queue of processes is full when its pipe is, whatever bound it has.
             fills = queue.kind == "ProcessQueue" or (queue.bounded and queue.kind == "Queue")
             if fills and readers and not any(map(facts.runs_beside, readers)):
                 return call, queue.id
@@ -212,7 +208,6 @@ def joins_itself(facts: Facts) -> Iterator[Witness]:
                 if ended is not None and ended.kind == "Executor" and ended.id == pool.id and not _asks(wait):  # type: ignore[union-attr]
                     yield Witness(node, where, target=task, wait=wait)
     for root in facts.roots:
-        # Of several threads one may join another.
         if root.kind != "thread" or root.several:
             continue
         for wait in facts.waits(root.function).values():
@@ -246,7 +241,6 @@ def _tasks_joining_themselves(facts: Facts) -> Iterator[Witness]:
         for attribute, values in cls.values.items():
             runs = [run for value, fn in values if (run := _run_by(value, fn, facts)) is not None]
             others = [v for v, _ in values if isinstance(v, ast.Call)]
-            # An attribute that may hold another task is not known to hold this one.
             if len({id(fn) for fn in runs}) != 1 or len(others) != len(runs):
                 continue
             for steps in _awaiting(runs[0], attribute, (), facts, set()):
