@@ -136,7 +136,6 @@ class Ending:
 
     def _in_queue(self, loop: ast.While) -> tuple[ast.Call, str] | None:
         """A `get` to which no end mark is put before the join, and its queue."""
-        # Whatever is put, the thread wakes up and asks for its flag.
         if any(short_name(c.func) in PUTS and c.lineno < self.line for c in self.fn.calls):
             return None
         for effect in self.facts.walker.effects(self.runs):
@@ -150,7 +149,6 @@ class Ending:
     def _in_socket(self, loop: ast.While) -> tuple[ast.Call, str] | None:
         """An `accept()` on a socket without a timeout that is not closed before the join, or a read of a pipe."""
         done = {short_name(n.func) for n in self.done if isinstance(n, ast.Call)}
-        # With a limit anywhere in the file the socket is taken to have one: it may be set where it was made.
         if any(short_name(c.func) in LIMITS for c, _ in self.facts.module.calls) or not done.isdisjoint(WAKES):
             return None
         for call in (c for c in self.runs.calls if is_within(c, loop)):

@@ -39,7 +39,6 @@ def both_send_first(facts: Facts) -> Iterator[Witness]:
             if one and two and _kind(one[0]) == _kind(two[0]) and any(_kind(c) != _kind(one[0]) for c in one + two):
                 yield _report_both_send_first(fn, one[0], two[0])
         alone = [c for c in messages if not facts.sequences.tests_around(c, fn)]
-        # What every rank runs is wrong only if each of them has a partner that runs the same line, as in a ring.
         first = alone[0] if alone else None
         if first is not None and any(_kind(c) != _kind(first) for c in alone) and _neighbour(first, fn, facts):
             yield _report_both_send_first(fn, first, first)
@@ -106,7 +105,6 @@ def message_without_partner(facts: Facts) -> Iterator[Witness]:
     functions = [fn for fn in module.functions if any(is_message(call, module) for call in fn.calls)]
     if not functions:
         return
-    # Each fault is reported once: what `both-send-first` has found is left out here.
     lines = {call.lineno for found in both_send_first(facts) for call in found.terms["both"]}
     settled: set[int] = set()
     exchanges = Exchanges(module, facts.sequences)
@@ -155,10 +153,8 @@ def _played(fn: Function, size: int, facts: Facts, exchanges: Exchanges) -> tupl
         return None
     traces, asks = followed
     kinds = {op.kind for trace in traces for op in trace}
-    # A program of one kind only has its other half elsewhere.
     if not {"send", "receive"} <= kinds:
         return None
-    # A send may return before its message is received; whether it does depends on the library and the size.
     if always := World(traces, buffered=True).stuck():
         return always, ""
     if late := World(traces, buffered=False).stuck():
@@ -176,7 +172,6 @@ def _followed(
         trace = Trace(facts.module, facts.sequences, exchanges, rank, size, chosen)
         try:
             trace.run(fn, {})
-        # Nothing is reported of a program that cannot be followed on every rank.
         except (Undecided, Impossible, RecursionError):
             return None
         traces.append(trace.operations)
@@ -255,7 +250,6 @@ def _used_early(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.AST, in
         if not last < node.lineno < min(reads) or dotted(node) != buffer or on_different_branches(call, node):
             continue
         if isinstance(node.ctx, ast.Store):
-            # From here on the name stands for another tensor.
             return None if not isinstance(parent(node), ast.AugAssign) else (node, min(reads))
         if (_changes(node) if sends else _reads(node)) and not _in_message(node, fn, facts):
             return node, min(reads)
