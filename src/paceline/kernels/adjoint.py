@@ -74,6 +74,7 @@ class Adjoint:
 
     def _follow(self, statements: list[Statement] | tuple[Statement, ...]) -> None:
         """Collects the buffers that depend on what is trained; in a sequence also by way of an earlier step."""
+        # In a sequence a step reads what the step before has written further down, so once through is not enough.
         before = -1
         while before != len(self.moved):
             before = len(self.moved)
@@ -121,6 +122,7 @@ class Adjoint:
         base = self.program.base(target.buffer)
         fresh = base not in self.written
         self.written.add(base)
+        # Within a sequence each step adds to what later steps left; weights sum over the samples of the batch.
         if self.around or self.program.buffers[base].kind is Kind.GRADIENT:
             return True
         if fresh and covers(target, loops, self.program.shape(target.buffer)):
@@ -190,6 +192,7 @@ class Adjoint:
         """The gradient that a leaf gets; loops that the leaf does not name are summed over."""
         target = self._gradient(leaf)
         add = self._adds(target, loops)
+        # An `Apply` writes one place for each turn of its loops: sums over loops or samples are contractions.
         if self.program.buffers[target.buffer].kind is Kind.GRADIENT or self._own(leaf) != {lo.name for lo in loops}:
             return Contract(loops, target, None, value, add=add, layer=layer)
         return Apply(loops, target, value, add, layer)
@@ -203,6 +206,7 @@ class Adjoint:
             if not isinstance(leaf, Ref) or not self._wants(leaf.buffer):
                 continue
             names = {loop.name for loop in it.loops}
+            # One place of the leaf for each turn of the loops: its gradient is written where it is computed.
             if self.program.buffers[leaf.buffer].kind is Kind.SAMPLE and self._own(leaf) == names:
                 target = self._gradient(leaf)
                 statements.append(Apply(it.loops, target, value, self._adds(target, it.loops), it.layer))
@@ -233,6 +237,7 @@ class Adjoint:
             self.written.add(name)
         inside = tuple(s for s in body if self.program.buffers[touches(s)[1]].kind is Kind.SAMPLE)
         after = [s for s in body if s not in inside]
+        # With the step as one loop more it is one large product, instead of a small one in each step.
         contractions = [replace(s, loops=(it.loop, *s.loops)) for s in after if isinstance(s, Contract)]
         return [Repeat(it.loop, inside, not it.backwards, it.layer), *contractions]
 

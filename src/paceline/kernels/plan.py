@@ -47,6 +47,7 @@ def fused(program: Program, statements: Sequence[Statement]) -> list[Statement]:
                     program.base(leaf.buffer) == program.base(last.target.buffer) for leaf in leaves(then.value)
                 )
                 base = program.base(last.target.buffer)
+                # What was read from memory stays in a register now: if nothing else reads it, it is never stored.
                 readers[base] -= reads
                 still_read = readers[base] > 0
                 merged[-1] = replace(last, then=(*last.then, then), keeps=still_read)
@@ -63,6 +64,7 @@ def _all(statements: Sequence[Statement]) -> list[Statement]:
 def _restated(program: Program, contract: Contract, apply: Apply) -> Apply | None:
     """The expression in the contraction's own loops, where it has one value for each of its numbers."""
     target = contract.target
+    # The registers hold a whole number only where the contraction has its target to itself.
     if contract.add or collide(target, contract.loops) or program.buffers[target.buffer].kind is not Kind.SAMPLE:
         return None
     base = program.base(target.buffer)
@@ -184,6 +186,7 @@ def make(program: Program, target: Target) -> Plan:
         if way == "backward":
             plan.halfway = sum(map(len, plan.phases))
         for statement in statements:
+            # A sum over the batch needs the numbers of all its samples, so all threads meet there.
             if isinstance(statement, BatchSum) and plan.phases[-1]:
                 plan.phases.append([])
             name = f"{_word(statement.layer)}_{way}_{sum(map(len, plan.phases))}"
@@ -203,6 +206,7 @@ def contractions(statement: Statement | Transpose) -> Iterator[Contract]:
 def _blocks(plan: Plan, statement: Statement | Transpose) -> Iterator[Block]:
     """The register blocks of a statement; of single samples, printers/nests.py chooses them."""
     for contract in contractions(statement):
+        # Some registers are left for the factors, which are loaded.
         yield Block(()) if plan.target.lanes == 1 else choose(plan.nest(contract), plan.target.registers - 3)
 
 

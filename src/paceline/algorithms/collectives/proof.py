@@ -149,6 +149,7 @@ class _Readers:
             if step.send is not None:
                 self.offers[worker].append((number, step.send))
             if step.receive is not None:
+                # What arrives was sent after all that its sender had done and knew by then.
                 self.known[worker] = list(map(max, self.known[worker], before[step.receive.other]))
                 self._check(worker, number, step.written)
         for worker in range(len(row)):
@@ -156,6 +157,7 @@ class _Readers:
 
     def _check(self, worker: int, number: int, written: Part) -> None:
         clock = self.known[worker]
+        # Whoever has completed the step of an offer has read it.
         self.offers[worker] = [(when, part) for when, part in self.offers[worker] if clock[part.other] <= when]
         for when, part in self.offers[worker]:
             if part.first < written.stop and written.first < part.stop:

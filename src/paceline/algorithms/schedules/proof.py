@@ -131,6 +131,7 @@ class _Checker:
         self.need(work, message, work.stage - 1)
         self.read(work)
         stage.forwards[work.micro] = work.version
+        # Activations are needed until the gradients of weights are made.
         stage.most = max(stage.most, len(stage.forwards) - len(stage.weights))
 
     def backward(self, work: Work, message: object) -> None:
@@ -164,6 +165,7 @@ class _Checker:
             raise self.fault([work], "it makes an update of nothing: no gradient has come since the last one")
         if work.version != stage.newest + 1:
             raise self.fault([work], f"it says it makes version {work.version}, after version {stage.newest}")
+        # The engines identify an update by its last micro-batch.
         if max(stage.waiting) != work.micro:
             raise self.fault([work], f"the last gradient in it is that of micro-batch {max(stage.waiting)}")
         stage.updates.append(frozenset(stage.waiting))

@@ -52,6 +52,8 @@ def check_programs(programs: Sequence[Program], jobs: int, own: str = "") -> Ite
                 try:
                     results = future.result()
                 except BrokenProcessPool:
+                    # The kernel may have ended the process for its memory:
+                    # each program alone may fit, and if not, only it is lost.
                     results = [_check_apart(program, own) for program in batch]
                 yield from results
         except BaseException:

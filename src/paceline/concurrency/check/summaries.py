@@ -267,6 +267,7 @@ class Facts:
         """The locks that are held whenever this function runs, as far as this file can tell."""
         if id(fn) not in self._guards:
             order = reached(fn, lambda at: [caller for caller, _ in self._guarding(at)], self._guards)
+            # Recursion: intersections start from "not known", which takes nothing away, and only shrink.
             locksets: dict[int, frozenset[str] | None] = {id(at): None for at in order}  # None: not known yet
             while sum(self._guard(at, locksets) for at in order):
                 pass
@@ -287,6 +288,7 @@ class Facts:
 
     def _guarding(self, fn: Function) -> list[tuple[Function, Event]]:
         """The calls of this function, provided that all of them are in this file; else none."""
+        # A public function may be called from another file without any lock, and a method used as a value by anyone.
         private = fn.name.startswith("_") and not fn.name.startswith("__")
         if not private or fn.name in self.used_as_values:
             return []

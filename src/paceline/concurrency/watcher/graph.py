@@ -91,6 +91,8 @@ def find_knot(
         or (thread.tid != process.pid and waits_for_lock(process.stacks) and polls(process.pid, thread.tid))
     }
     while True:
+        # The greatest fixed point: all are taken to sleep for ever, and those are
+        # taken out again that one of the others, or of those taken out, may wake.
         awake = [tid for tid, thread in asleep.items() if _can_be_woken(thread, asleep, idle, snapshot)]
         if not awake:
             break
@@ -100,6 +102,7 @@ def find_knot(
         p for p in snapshot.processes if p.threads and all(t.tid in asleep or t.tid in idle for t in p.threads)
     )
     core = _owned_circle(asleep)
+    # Without owners a thread that still runs in the same process may release what the others wait for.
     if not core and not any(not process.outside for process in blocked):
         return None
     helpers = {t.tid for process in snapshot.processes for t in process.threads if _is_helper(process, t)}

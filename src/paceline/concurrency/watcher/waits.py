@@ -170,6 +170,7 @@ class Waits:
     def _child(self, pid: int, call: SystemCall) -> ThreadWait:
         child = call.arguments[0 if call.name == "wait4" else 1] & 0xFFFFFFFF
         one = child < 0x80000000 and (call.name == "wait4" or call.arguments[0] == 1) and child > 0
+        # Any child: -1 and 0 of wait4, and all kinds of waitid but P_PID, which is 1.
         children = (child,) if one else children_of(pid)
         return (
             ThreadWait("child", children, "child " + ", ".join(map(str, children)))
@@ -249,6 +250,7 @@ class Waits:
     def _any(self, waits: Iterable[ThreadWait]) -> ThreadWait:
         """Return the wait for whichever of several comes first."""
         distinct = list(dict.fromkeys(waits))
+        # One that the outside can end is enough to end the whole wait.
         opened = next((wait for wait in distinct if wait.kind not in CLOSED), None)
         if opened is not None or not distinct:
             return opened or ThreadWait("unknown")
@@ -350,6 +352,7 @@ def _polled(pid: int, call: SystemCall) -> list[tuple[int, bool]]:
     if call.name in ("poll", "ppoll"):
         data = peek(pid, call.arguments[0], 8 * min(call.arguments[1], 4096))
         entries = [struct.unpack_from("=iH", data, at) for at in range(0, len(data), 8)]
+        # The kernel ignores negative descriptors, by which programs leave an entry out.
         return [(fd, bool(events & _POLLIN)) for fd, events in entries if fd >= 0 and events & (_POLLIN | _POLLOUT)]
     if call.name in ("select", "pselect6"):
         size = (min(call.arguments[0], 1024) + 7) // 8
@@ -432,6 +435,7 @@ class SystemCall(NamedTuple):
     def ends_by_itself(self) -> bool:
         """Whether a timeout will end it."""
         if self.name in MILLISECONDS:
+            # A negative number of 32 bits waits for ever.
             return self.arguments[MILLISECONDS[self.name]] & 0xFFFFFFFF < 0x80000000
         return self.name in TIMESPEC and self.arguments[TIMESPEC[self.name]] != 0
 

@@ -14,6 +14,7 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -175,21 +176,18 @@ def faults(folder: Path, search: str) -> list[str]:
 
 def _calm(search: str) -> list[Row]:
     """Return the rows of an undisturbed tuning."""
-    written: list[Row] = []
-
-    class Kept(Journal):
-        def write(self, row: Row) -> None:
-            written.append(row)
-
-    study = _opened(search, Kept(None))
-    while (assignment := study.next()) is not None:
-        leg = assignment.leg
-        for step in range(leg.start + 1, leg.stop + 1):
-            stopped = study.report(leg.trial, step, value(assignment.configuration, step))
-            if stopped:
-                break
-        study.end(leg.trial, study.trials[leg.trial].value, stopped=stopped)
-    return written
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "journal.jsonl"
+        with contextlib.closing(Journal(file)) as journal:
+            study = _opened(search, journal)
+            while (assignment := study.next()) is not None:
+                leg = assignment.leg
+                for step in range(leg.start + 1, leg.stop + 1):
+                    stopped = study.report(leg.trial, step, value(assignment.configuration, step))
+                    if stopped:
+                        break
+                study.end(leg.trial, study.trials[leg.trial].value, stopped=stopped)
+        return read(file)
 
 
 def _opened(search: str, journal: Journal) -> Study:

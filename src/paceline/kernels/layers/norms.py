@@ -65,6 +65,7 @@ def lower_batch_norm(program: Program, layer: Layer, sources: list[str], number:
     source, name = sources[0], layer.name
     loops, place = everywhere(program, source)
     channels, *sizes = program.shape(source)
+    # Of a batch of one sample a channel has a single number, which PyTorch refuses, too.
     if prod(sizes) == 1:
         program.batch_norm = name
     channel, channel_index = (loops[0],), at("q0")
@@ -83,6 +84,8 @@ def lower_batch_norm(program: Program, layer: Layer, sources: list[str], number:
     if "share" not in program.buffers:
         program.new("share", ())
     centre = mean("mean", source)
+    # The variance is taken of centred numbers: of squares less
+    # the square of the mean, rounding may leave less than zero.
     centred = Ref(program.new(f"{name}.centred", layer.shape), place.index)
     steps.append(Apply(loops, centred, Op("-", place, Ref(centre, channel_index)), layer=name))
     square = Ref(program.new(f"{name}.square", layer.shape), place.index)
@@ -119,6 +122,7 @@ def recognise_layer_norm(part: nn.LayerNorm | nn.RMSNorm, site: CallSite) -> Lay
         )
     epsilon = part.eps
     if epsilon is None:
+        # As RMSNorm of PyTorch does where eps=None.
         epsilon = torch.finfo(part.weight.dtype if part.weight is not None else torch.get_default_dtype()).eps
     options = {"epsilon": epsilon, "dimensions": len(normalized_shape), "centres": isinstance(part, nn.LayerNorm)}
     return "layer_norm", shape, options, weights_of(part, "weight", "bias")
@@ -149,6 +153,7 @@ def instances(count: int) -> Callable[[Any, CallSite], LayerSpec]:
     """A row for a norm of each channel of images of so many dimensions."""
 
     def row(part: Any, site: CallSite) -> LayerSpec:
+        # Its statistics are means over the batch of what is computed sample by sample here.
         if part.track_running_stats:
             raise CannotFuse(f"{site.what}: track_running_stats=True has no kernel")
         channels = image_shape(site, count)[0]

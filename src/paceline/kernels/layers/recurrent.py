@@ -155,6 +155,7 @@ def gru(it: Direction, source: str) -> str:
         return Ref(input_gates, place), Ref(step.target.buffer, place)
 
     reset, update, fresh = it.own("reset"), it.own("update"), it.own("fresh")
+    # Unlike the other gates: the reset gate multiplies the state's part, with its bias, before the two are added.
     new, old = part(2)
     state = Op("+", fresh, Op("*", update, Op("-", Ref(states, it.before), fresh)))
     it.repeat(
@@ -200,6 +201,7 @@ def lower_state(program: Program, layer: Layer, sources: list[str], number: int)
     """The state with which a layer ends in one direction."""
     options = layer.options
     states = states_of(sources[0], options["layer"], options["direction"])
+    # In reverse the last step made is that of the first place of the sequence.
     end = 0 if options["direction"] else program.shape(states)[0] - 1
     target = Ref(program.new(layer.name, layer.shape), at("j"))
     program.forward.append(Apply(loops_of("j", layer.shape), target, Ref(states, at(end, "j")), layer=layer.name))

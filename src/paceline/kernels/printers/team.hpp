@@ -46,7 +46,7 @@ static void prepare(const Call& c, Group& g, int64_t first, int64_t n, int64_t n
 }
 
 // What update u draws from. Those of a call draw what each would draw alone: a function of seed, update and chunk, as
-// core.chance has it. Other calls count their own updates.
+// algorithms.chance has it. Other calls count their own updates.
 static uint32_t seed_of(const Call& c, int64_t seed, int64_t u) {
     if (!c.notes) return seed_of(seed, c.update > 0 ? c.update + u : u);
     uint64_t state = 0x9e3779b97f4a7c15U;

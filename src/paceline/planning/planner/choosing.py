@@ -77,7 +77,6 @@ USABLE = 0.9  # of a machine's memory
 SEARCHED = 1.25  # how much faster a searched table has to be: the best of many predictions is likely too low
 GOALS = ("time", "cost", "memory")
 SHOWN = 12  # lines of a ranking
-Predict = Callable[[Any], Prediction]
 
 
 @dataclass(frozen=True)

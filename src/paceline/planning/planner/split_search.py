@@ -109,19 +109,6 @@ def search(graph: OperationGraph, judge: Judge, proposals: int = PROPOSALS, seed
     return by_programming(graph, judge) if graph.is_chain else by_proposals(graph, judge, proposals, seed)
 
 
-def exhaustive(graph: OperationGraph, judge: Judge) -> BestSplit:
-    """Judge every table. For small models, and to check the other searches."""
-    layers, judged = graph.layers, 0
-    best: tuple[float, Table] = math.inf, ()
-    for ways in itertools.product(*layers.values()):
-        table = tuple(zip(layers, ways, strict=True))
-        program = graph.program(table)
-        if program is not None:
-            judged += 1
-            best = min(best, (judge(program), table))
-    return BestSplit(best[1], best[0], judged, True)
-
-
 def by_programming(graph: OperationGraph, judge: Judge) -> BestSplit:
     """Solve a chain by dynamic programming."""
     layers, judged = graph.layers, 0

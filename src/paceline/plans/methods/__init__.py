@@ -255,7 +255,7 @@ class Server(Method):
 
     def machine(self, workers: int, pending_owners: int = 0) -> Shard | Gathering:
         """Make the state machine that answers the pushes to a shard."""
-        return Shard(workers, pending_owners)
+        return Gathering(workers, self.gathers) if self.gathers else Shard(workers, pending_owners)
 
     def prove(self, workers: int) -> None:
         """Do nothing: a gate is proved by every interleaving (`claim`), which takes too long for a start."""

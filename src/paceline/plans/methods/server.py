@@ -13,7 +13,6 @@ from paceline.algorithms.rules import Exchanging, Rule
 from paceline.algorithms.rules.averaging import AdPsgd
 from paceline.algorithms.rules.gradients import Plain
 from paceline.algorithms.server.gates import Asynchronous, Gate
-from paceline.algorithms.server.shard import Gathering
 from paceline.algorithms.server.version_slots import ReplicaSlots
 from paceline.algorithms.server.worker import push_every_batch, push_in_rounds
 from paceline.plans.methods import IN_STEP, Division, Server, Traits, computed
@@ -86,9 +85,6 @@ class GatheringServer(Server):
 
     def division(self, workers: int, chunks: int) -> Division:
         return Division(self.gathers, shares=self.gathers, results=0)
-
-    def machine(self, workers: int, pending_owners: int = 0) -> Gathering:
-        return Gathering(workers, self.gathers)
 
     def predict(self, prices: Prices) -> Estimate:
         needed, workers = self.gathers, prices.workers

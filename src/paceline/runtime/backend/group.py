@@ -104,6 +104,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
 
     def __init__(self, memory: Memory, pids: list[int], store: Store, rank: int, timeout: timedelta) -> None:
         super().__init__(rank, len(pids))
+        # Ranks outside of the group need cores, too.
         crowd = max(len(pids), value(os.environ, "LOCAL_WORLD_SIZE"), _world_size())
         self._engine = ProgressEngine(memory, rank, pids, timeout.total_seconds(), crowd)
         self._memory = self._engine.memory
@@ -152,6 +153,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Called by destroy_process_group."""
+        # A send returns once its blocks are in the ring: what does not fit is still to be written.
         self._engine.transfers.flush()
         self._close("was destroyed")
 
@@ -372,6 +374,7 @@ class PacelineGroup(_Group):  # type: ignore[misc]
     def _fallback_for(self, why: Unsupported, operation: str) -> Any:
         """Return a group of another backend. All ranks come here in the same operation, and so create it together."""
         if why.device not in self._fallbacks:
+            # In a round of its own: a rank that calls something else is named here, before the other backend waits.
             self._do(pack(group_memory.CHANGE), [], collectives.barrier(pack(group_memory.CHANGE))).wait()
             if why.device == "cpu":
                 if self._memory.rank == 0:

@@ -81,6 +81,7 @@ class GroupMemory:
         """Return the slots of all ranks in the coming round."""
         size = count * dtype.itemsize
         if size <= SHORT:
+            # Two short slots, alternately: a rank may be a round ahead, but not two, since every round waits for all.
             place = ~(self.round + 1 & 1)
         else:
             place = self._next if self._next + size <= len(self._areas[0]) else 0
@@ -91,6 +92,7 @@ class GroupMemory:
     def _view(self, place: int, dtype: torch.dtype, count: int) -> list[Tensor]:
         """Make the views of slots; a negative place is that of a short one."""
         size = count * dtype.itemsize
+        # A program with ever new sizes would keep a view for each.
         if len(self._views) == VIEWS:
             self._views.clear()
         with torch.inference_mode(False):  # the views outlive the mode of the first to ask
@@ -139,6 +141,7 @@ class GroupMemory:
     def write(self, texts: list[memoryview], place: int, mark: int, text: str) -> None:
         """Write this rank's text; the mark in its cell makes it valid."""
         encoded, mine = text.encode()[: TEXT - 8], texts[self.rank]
+        # Invalid while it is written: a reader that finds the mark again afterwards has read all of one text.
         self.mine[place] = 0
         mine[:8] = len(encoded).to_bytes(8, "little")
         mine[8 : 8 + len(encoded)] = encoded

@@ -87,6 +87,7 @@ def one_for_all(alike: type[PacelineError]) -> Iterator[None]:
         raise
     from mpi4py import MPI
 
+    # Where all refuse alike, all exit with the message; where only some do, the others would wait for ever.
     failed = MPI.COMM_WORLD.allgather(refused is not None)
     if refused is not None:
         if not all(failed):

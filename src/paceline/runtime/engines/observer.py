@@ -117,6 +117,7 @@ class Observer:
         assert self.writer is not None
         rows = self.workers.drain()
         for number, when in self._deaths:
+            # A worker may die before the training begins, which is where the trace begins.
             at = max(when, self.started_at)
             rows.append(Trace.of([Row(Kind.DEATH, number, self.workers.doing[number], start=at, end=at)]).rows)
         self._deaths.clear()
@@ -129,6 +130,7 @@ class Observer:
 
     def _report(self, rows: list[Columns], stopping: bool) -> Progress:
         """Describe the progress of the run."""
+        # Of each worker its newest loss: an older one would be averaged with what came after it.
         computed = [r[(r["kind"] == Kind.COMPUTE) & (r["samples"] > 0)][-1:] for r in rows]
         losses, weights = weighted_losses(np.concatenate([*computed, np.empty(0, DTYPE)]))
         updates = self._updates
@@ -183,6 +185,7 @@ class Ending(NamedTuple):
     @staticmethod
     def of(process: BaseProcess, oom_kills_before: int) -> Ending:
         """Describe the end of a child."""
+        # The pipe is closed before the process has ended, and until then there is no exit code.
         process.join(GONE)
         code = process.exitcode
         how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
@@ -219,6 +222,7 @@ class Diagnosis:
 
         A worker that has waited for any other one's message does not know whose is missing: one that is stopped is.
         """
+        # Who waits in vain reports first, and is not at fault.
         late = OTHER_WORKER.fullmatch(report.waited_for)
         if late or (report.waited_for and stopped):
             silent = int(late[1]) if late else stopped[0]

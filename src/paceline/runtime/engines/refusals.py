@@ -84,6 +84,7 @@ def refuse_state(plan: Plan, module: nn.Module, optimizer: torch.optim.Optimizer
     least: dict[tuple[int, int], nn.Parameter] = {}
     for parameter in trainable(module).values():
         kind = group_of.get(id(parameter), -1), parameter.ndim
+        # State is made to see its shapes, so of the smallest parameter: a large one's would take memory and time.
         least[kind] = min(least.get(kind, parameter), parameter, key=nn.Parameter.numel)
     state_shapes(list(least.values()), optimizer)
 

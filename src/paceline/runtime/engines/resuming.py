@@ -62,6 +62,7 @@ def next_plan(before: Plan, requested: str | Plan | None, workers: int | None) -
     """Return the plan that the run had, with another number of workers if the algorithm allows that."""
     following = before if requested is None else Plan.parse(requested)
     count = workers or (following.workers if requested is not None else before.workers)
+    # A cut that was balanced at first stays: another one would give stages other parameters.
     if before.method.cuts and "cuts" not in following.options:
         following = following.cut_at(before.method.cuts.split("+"))
     if (following.name, _rest(following)) != (before.name, _rest(before)):
@@ -214,6 +215,7 @@ def _gathered(checkpoint: Checkpoint, setup: Setup) -> WholeState:
         model.values[name] = assembled([parts[place] for place in sorted(parts)], stored, shape)
         for key, mine in by_place.get(name, {}).items():
             each = [mine[place] for place in sorted(mine)]
+            # State of another shape, as a count of steps, is not divided, but the same in each part.
             lies_so = all(mine[place].shape == parts[place].shape for place in mine)
             model.optimizer.setdefault(name, {})[key] = assembled(each, stored, shape) if lies_so else each[0].clone()
     return model

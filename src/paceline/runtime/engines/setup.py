@@ -137,6 +137,7 @@ def set_up(
     first epoch has at most as many samples as there are in `limit` updates, so that it may be endless.
     """
     termination.check()  # a job can lose an interrupt
+    # What the probe and the rehearsals change in the user's objects must not reach the training.
     users_job, job = job, with_state_of(job if tested else job.untested(), job)
     if engine == "local":
         require_store_order("the local engine")
@@ -177,6 +178,7 @@ def set_up(
     layout = lay_out(module, plan.shards, probed.moving)
     plan = plan.fitted(len(layout.shards))
     plan.check_fragments(len(trainable(module)))
+    # Before the model is divided, which takes longer: a table that would deadlock is refused at once.
     plan.method.prove(plan.workers)
     parts = divided(Draft(job, plan, module, optimizer, source, agenda, probed, layout))
     if parts.blueprint is not None:
@@ -302,6 +304,7 @@ class Placement:
         if self.on_device:
             return _replica_on(device, job, module, moving)
         host = list(trainable(module).values())
+        # The module of the host keeps its parameters in shared memory, where the others read them.
         device_replica = _replica_on(device, job, copy.deepcopy(module), moving)
         return Replica(job, module, moving, gradients=DeviceGradients(host, device_replica))
 
@@ -342,6 +345,7 @@ def place(job: Job, plan: Plan, together: bool = False) -> Placement:
     one_each = len(set(devices)) == plan.workers > 1
     if kind == "native":
         return Placement(devices, True, "nccl" if one_each else "gloo")
+    # NCCL sums in an order of its own and sends whole gradients, so neither a codec nor a canonical order goes with it.
     if kind == "summed" and one_each and plan.codec is None and not plan.canonical:
         return Placement(devices, True, "nccl")
     return Placement(devices, on_device=kind == "alone")

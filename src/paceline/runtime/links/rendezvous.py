@@ -77,6 +77,8 @@ class Rendezvous(NamedTuple):
         """Rank 0's part."""
         with _socket(self.seconds) as listener:
             descriptors, message = ([], None) if unfit else make()
+            # An abstract name leaves no file behind, and none can be
+            # guessed; who connects is asked for its user all the same.
             listener.bind("\0paceline-" + secrets.token_hex(16))
             listener.listen(self.ranks)
             place = {"machine": machine(), "listener": listener.getsockname().decode(), "said": message}
@@ -135,6 +137,7 @@ class Rendezvous(NamedTuple):
     def _agree(self, trouble: str) -> tuple[list[dict[str, Any]], str]:
         """Return what all ranks have answered, and the first trouble among it."""
         self._put(f"rank {self.rank}", {"process": os.getpid(), "trouble": trouble})
+        # All ranks see the same answers, and so come to the same decision without another round.
         answers = [self._get(f"rank {other}", other) for other in range(self.ranks)]
         self._put(f"read {self.rank}", {})
         return answers, next((answer["trouble"] for answer in answers if answer["trouble"]), "")

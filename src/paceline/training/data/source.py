@@ -83,6 +83,7 @@ class TensorSource:
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256()
+        # Evenly spread: of data that were cut short or sorted anew, samples at the ends alone may be the same.
         few = torch.linspace(0, len(self) - 1, min(len(self), 64)).long()
         for tensor in self.tensors:
             digest.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
@@ -125,6 +126,7 @@ class DatasetSource:
         samples = self._samples(numbers, epoch)
         if self.collate_fn is None:
             return default_collate(samples)
+        # What a collate function draws must not depend on what its samples have drawn before.
         seed_generators(mix(self.seed, epoch, numbers[0], 2))
         return self.collate_fn(samples)
 

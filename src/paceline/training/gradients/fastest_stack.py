@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import cycle, islice
@@ -29,7 +28,7 @@ from paceline.training.data.opening import open_source
 from paceline.training.data.source import TensorSource
 from paceline.training.gradients.evaluate import evaluate
 from paceline.training.gradients.vmap_stack import CannotStack, Members, VmapStack
-from paceline.training.jobs.job import Job
+from paceline.training.jobs.job import Job, threads
 
 # Evaluation of the members of a stack: one on each core, by generated code where that pays.
 #
@@ -54,7 +53,7 @@ class Evaluation:
         if not all(map(_apart, jobs)):  # a metric's object may be shared
             return [self._one(job, module) for job, module in zip(jobs, modules, strict=True)]
         with (
-            one_thread(),
+            threads(1),  # since there are others
             ThreadPoolExecutor(machine.cores(), initializer=torch.set_num_threads, initargs=(1,)) as pool,
         ):
             outcomes: list[Figures | Exception] = []
@@ -118,17 +117,6 @@ def _apart(job: Job) -> bool:
 
 def _from_torch(loss: object) -> bool:
     return str(getattr(loss, "__module__", "")).startswith("torch.")
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """A context in which PyTorch computes in one thread, since there are others."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # Jobs of one shape trained side by side in generated code: a lane of the processor's vectors for each.

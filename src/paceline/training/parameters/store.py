@@ -51,8 +51,10 @@ class WholeStep:
     def of(optimizer: Optimizer) -> WholeStep | None:
         """Return what steps a shard with this optimizer; None where parameters have to be stepped one by one."""
         groups = [group for group in optimizer.param_groups if group["params"]]
+        # Steps element by element alone are the same on one vector; a subclass or a hook may look at parameters.
         if type(optimizer) is not torch.optim.SGD or len(groups) != 1 or has_hooks(optimizer):
             return None
+        # Momentum is state of each parameter, which lies with the version.
         return WholeStep(optimizer) if not groups[0]["momentum"] else None
 
     def step(self, parameters: Tensor, gradients: Tensor) -> None:

@@ -135,6 +135,7 @@ def _blueprint(
 ) -> SplitBlueprint:
     """Return the blueprint for a graph by torch.export, or by torch.fx if there is none."""
     programs: dict[Shapes, Program] = {}
+    # A program for each size of chunk: the last batch of an epoch is smaller, and its parts are others.
     for example in examples:
         twin = copy.deepcopy(module).train()
         replica = Replica(job, twin, ())
@@ -219,6 +220,7 @@ def run_together(
                 with lives[place] if lives else contextlib.nullcontext():
                     answer = answers[place]
                     answers[place] = None
+                    # Over a link each worker has a copy of its own, whose bytes count.
                     requests.append(_next(walk, answer.clone() if lives and answer is not None else answer, place))
             except StopIteration as ended:
                 results.append(ended.value)
@@ -255,6 +257,7 @@ def _rehearse(job: Job, module: nn.Module, blueprint: SplitBlueprint, examples: 
         if blueprint.stage:
             _scatter(parts)
         apart = APART.get(loss.dtype, 1e-2)
+        # A loss that is not finite compares with nothing, and is another check's to refuse.
         if not math.isfinite(expected):
             return
         compare_losses(module, expected, actual, apart)

@@ -97,6 +97,7 @@ class KnownResult(nn.Module):
         What `step` draws before it calls the model is drawn again, as it was for the model's arguments.
         """
         if not weight:
+            # Zero, but made of the result: every worker of the pipeline still gets its gradients, and sends its own.
             reached = [each for each in tree_leaves(result) if isinstance(each, Tensor) and each.requires_grad]
             return sum((each.sum() for each in reached), torch.zeros(())) * 0.0
         self.result, self.calls = result, 0
@@ -155,6 +156,7 @@ class TracedCall:
     def of(step: Callable[[nn.Module, Batch], Tensor], batch: Batch) -> tuple[TracedCall, list[Tensor]]:
         """Return how `step` calls the model for this batch, and the tensors that it passes."""
         recorder = CallRecorder()
+        # The first call is all that is needed, and going on would need its result.
         with contextlib.suppress(Called):
             with step_alone():
                 step(recorder, batch)
@@ -292,6 +294,7 @@ class Traced:
         if node.op == "call_method":
             return "bernoulli" in str(node.target) or "normal_" in str(node.target) or "uniform_" in str(node.target)
         part = self.module.get_submodule(str(node.target))
+        # A module of the user's own that is not looked into may call anything that draws.
         return not type(part).__module__.startswith("torch.nn") and not draws(part)
 
 
@@ -324,6 +327,7 @@ class _Tracer(fx.Tracer):
         return run, [self.root, *proxies]
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        # Which expert gets a row depends on numbers, which a trace does not have.
         is_experts = isinstance(m, Experts)
         return rule_of(m) is None and (is_experts or super().is_leaf_module(m, module_qualified_name))
 

@@ -104,6 +104,7 @@ class Duty:
         fails = avoids | self._leading_to([self.graph.failure])
         meets = self._meeting([])
         for node in sorted(self._nodes, key=lambda n: n.line):
+            # A step from which a way avoids the duty without an exception owes it no one.
             certain = any(id(after) in meets for after in node.following()) and id(node) not in avoids
             if certain and node.raises is not None and id(node) not in self._met and id(node.raises) in fails:
                 yield Skipped(node, True, id(node.raises) in avoids)

@@ -67,9 +67,12 @@ def _of_resource(call: ast.Call, fn: Function, module: Module) -> Effect | None:
         method = function.attr
         if method in TAKES or method in FREES or method in TRIES:
             resource = module.resource(function.value, fn)
+            # Methods called `lock` and `unlock` are those of many other things.
             if resource is not None and resource.kind in LOCKS and (resource.sure or method not in _ALSO):
                 if method in FREES:
                     return Effect("free", call, resource)
+                # A coroutine that is passed on takes nothing here:
+                # `wait_for(lock.acquire(), 1)` gives up, a task takes it later.
                 if resource.kind in ASYNC_LOCKS and isinstance(parent(call), ast.Call):
                     return Effect("try" if short_name(parent(call).func) == "wait_for" else "call", call)  # type: ignore[union-attr]
                 return Effect("try" if method in TRIES or gives_up(call) else "take", call, resource)
@@ -276,6 +279,8 @@ class Propagated(Generic[P]):
         if id(fn) not in self._known:
             order = reached(fn, lambda at: [m.callee for m in self._runs(at) if m.callee is not None], self._known)
             self._known |= {id(at): self._own(at) for at in order}
+            # The length of the paths only falls, so this ends; `sum`
+            # joins all of them, where `any` would stop at the first.
             while sum(self._join(at) for at in order):
                 pass
         return self._known[id(fn)]

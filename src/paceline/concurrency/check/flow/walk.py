@@ -114,6 +114,7 @@ class Walker:
             and not (self.by_hand and any(self.moved(m, fn) for m in effects))
         ):
             return Walk([Event(m, ()) for m in effects])
+        # A graph that would be too large is not built; then nothing is known of the locks that are held.
         graph = fn.graph
         if graph is None:
             return Walk([Event(m, ()) for m in effects], cut=True)
@@ -138,8 +139,10 @@ class Walker:
     def moved(self, effect: Effect, fn: Function) -> tuple[list[Held], list[Held]] | None:
         """The locks that a callee leaves held and those that it releases for its caller; None where there are none."""
         callee = effect.callee
+        # What only one of several possible callees does is not certain.
         if callee is None or callee is fn or effect.perhaps or effect.implicit:
             return None
+        # A constructor takes the lock of an object that no one else has yet.
         if callee.name == "__init__" or not runs_now(effect):
             return None
         walk = self.walk(callee)
@@ -181,6 +184,7 @@ class Walker:
                             locks_held += [
                                 (decorator, self._of(fn, self._given(h, each, decorator, fn))) for h in event.held
                             ]
+            # The decorator of a library is not read: only its name says that it locks.
             if not locks_held and SYNCHRONIZED.search(short_name(named)):
                 locks_held.append((decorator, self._declared_holder(decorator, fn)))
         return locks_held
@@ -266,6 +270,8 @@ class _Search:
                 self._leave(state)
             if node is end or node is failure:
                 for lock_held in state:
+                    # A `with` releases on every way out; what a callee has
+                    # left taken is released by the caller, or by no one.
                     if not lock_held.by_with or (lock_held.by_callee and node is end):
                         self.result.leaks.append(Leak(lock_held, came_from or node.line, node is failure))
                 continue
@@ -277,6 +283,7 @@ class _Search:
             if node.otherwise is not None:
                 todo.append((node.otherwise, after, line))
             if node.raises is not None:
+                # A step that raises has released what it releases, but has not taken what it would take.
                 raise_state = tuple(h for h in state if h in after or node.kind == "enter")
                 todo.append((node.raises, raise_state, line))
         return self.result
@@ -287,6 +294,7 @@ class _Search:
         at, held_at = node.syntax, self.result.held_at
         while at is not None:
             before = held_at.get(id(at))
+            # Certain is only what is held on every path to this step.
             held_at[id(at)] = ids if before is None else before & ids
             at = None if isinstance(at, ast.stmt) else parent(at)
 
@@ -313,6 +321,7 @@ class _Search:
             if effect.kind != "free" and node.kind == "test" and node.syntax is effect.node:
                 tried = Held(resource, effect.line, False, receiver, lock)
             elif effect.kind == "take":
+                # Taken again in the next turn of a loop is still taken once: otherwise the states of a loop never end.
                 if not any(h.resource.id == resource.id and h.line == effect.line for h in state):
                     state = (*state, Held(resource, effect.line, bool(stack), receiver, lock, stack))
             elif effect.kind == "free":

@@ -72,8 +72,6 @@ WRAPPERS = {"DistributedDataParallel", "DDP", "FullyShardedDataParallel", "FSDP"
 OF_RPC = ("torch.distributed.optim.DistributedOptimizer", "torch.distributed.autograd.")
 RETURNS_MODEL = {"to", "cuda", "cpu", "train", "eval", "half", "float", "double", "bfloat16", "requires_grad_"}
 # Collectives that are methods of an object with such a name, where its class is not known.
-_ENGINE = ("save_checkpoint", "load_checkpoint", "save_16bit_model", "backward", "step", "train_batch")
-_MODULE = ("all_gather", "log", "log_dict")
 OBJECT_COLLECTIVES: dict[str, tuple[str, ...]] = libraries.table("collectives by the name of the object")
 
 # Names that mean a collective whatever module they come from.
@@ -83,8 +81,6 @@ OF_TENSORS = {"full_tensor", "consolidate_state_dict"}
 # Objects and modules whose collectives are those of all ranks rather than of a group.
 WORLD_OBJECTS = libraries.names("objects of all ranks")
 
-#: A file without any of these words has no ranks.
-RANK_WORDS = libraries.words("words of files with ranks")
 # Calls, names, variables and decorators that depend on the rank of the process.
 RANK_CALLS = libraries.names("calls that ask for the rank")
 RANK_NAMES = libraries.names("names of the rank")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.parallel import Source
 from paceline.concurrency.check.ranking import Verdict, Weights, fit, probability
 from paceline.concurrency.check.rules import RULES
@@ -23,20 +24,8 @@ BLOCKS = (
     "async def ", "await ", "with ", "try:", "finally:", "except ", "while ", "while True", "global ", "class ", "def ",
     "lambda", "yield", "@property", "nonlocal ", "return None", " is None:", " not in self", "if not self",
 )  # fmt: skip
-CALLS = (
-    ".acquire(", ".release(", ".put(", ".get(", ".wait(", ".wait()", ".join()", ".notify", ".set()", ".clear()",
-    ".submit(", ".start()", "Popen(", "PIPE", "fork(", "signal.signal(", "sleep(", "exists(", "makedirs(", "mkdir(",
-    "exist_ok", "open(", "remove(", "rmtree(", "barrier(", "all_reduce", "broadcast", "all_gather", "create_task(",
-    "gather(", "ensure_future", "run_until_complete", "threadsafe", "call_soon", "requests.", "subprocess.",
-    "communicate(", "set_result", "set_exception", ".pop(", ".append(", ".qsize(", ".empty()", ".items()", "print(",
-    "logg", "warn",
-)  # fmt: skip
-NAMES = (
-    "Thread(", "threading", "Lock()", "RLock()", "Condition(", "Semaphore", "Event()", "Queue(", "_lock", "_cache",
-    "cache", "pool", "rank", "is_main_process", "__del__", "weakref", "finalize", "atexit", "daemon", "executor",
-    "Future", "asyncio", "multiprocessing", "Pool(", "Manager(", "torch.distributed", "local_rank", "flock", "download",
-    "os.path", "Path(", "shutil", "tempfile", "test", "_instance", "_initialized", "Flask", "socket",
-)  # fmt: skip
+CALLS = libraries.words("text of calls by which files are ranked")
+NAMES = libraries.words("text of names by which files are ranked")
 WORDS = BLOCKS + CALLS + NAMES
 
 

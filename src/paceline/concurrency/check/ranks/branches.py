@@ -203,6 +203,7 @@ def _asked(test: ast.expr, fn: Function, module: Module, depth: int) -> Conditio
 def _compared(test: ast.Compare, fn: Function, module: Module, depth: int) -> Condition | None:
     """A comparison with the rank as a condition."""
     left, op, right = test.left, test.ops[0], test.comparators[0]
+    # `rank is None` and `rank == -1` ask whether there is a group of ranks at all.
     if isinstance(op, ast.Is | ast.IsNot) or _is_number(right, -1):
         return None
     who = of_rank(left, fn, module, depth)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries import catalogue
 from paceline.concurrency.check.ranks.origins import DATA, RANK, asks_for_ranks
 from paceline.concurrency.check.syntax.declarations import Function
@@ -18,8 +19,7 @@ from paceline.concurrency.check.values.module import Module
 
 DEPTH = 10
 #: What has as many elements as its first argument, or one for so many of them.
-_KEEPS = {"list", "tuple", "sorted", "enumerate", "reversed", "tqdm", "iter", "Subset", "prefetch", "batched", "map",
-          "deepcopy", "copy", "track", "array", "asarray"}  # fmt: skip
+_KEEPS = libraries.names("functions whose result is as long as their argument")
 _PARTS = {"array_split", "chunk", "chunked", "divide", "distribute", "tensor_split"}
 _LISTS = {"glob", "iglob", "rglob", "listdir", "scandir", "iterdir", "open", "read_csv", "load"}
 Sum = dict[str, tuple[int, ast.expr]]  # a term as text -> how often it occurs, and one of its places

@@ -133,6 +133,7 @@ class Sequences:
                 if isinstance(context, ast.Call) and short_name(context.func) in RANK_ZERO_FIRST:
                     return Sequence((*head, Item(short_name(context.func), context)), "")
             inner = self.body(node.body, fn, assumed)
+            # Inside `no_sync` a backward pass averages no gradients, and so meets no one.
             alone = any(isinstance(i.context_expr, ast.Call) and is_no_sync(i.context_expr) for i in node.items)
             items = tuple(item for item in inner.items if not (alone and item.name == "backward"))
             return Sequence(head + items, inner.exit)
@@ -312,6 +313,7 @@ class Sequences:
                     yield Difference(fn, test, rank_condition, sides[not yes.exit], exit_kind, missed)
                 elif [i.key for i in mine] != [i.key for i in other]:
                     only = only_in(mine, other) or only_in(other, mine) or only_in(mine, ())
+                    # What is handed to another function may be called there on every rank.
                     if not {i.name for i in only} <= self._handed_over(test, fn):
                         yield Difference(fn, test, rank_condition, only, "", ())
 

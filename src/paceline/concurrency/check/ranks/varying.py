@@ -58,8 +58,7 @@ _PASSES_ON = libraries.names("functions whose result differs if an argument does
 # Functions of the elements of a comprehension; of any other it is their number that counts.
 _AGGREGATES = {"sum", "min", "max", "any", "all", "mean"}
 _SAME = {"isinstance", "hasattr", "callable", "type", "issubclass", "device", "get_world_size", "Get_size", "id"}
-_SAME_ATTRIBUTES = {"shape", "dtype", "device", "ndim", "requires_grad", "is_cuda", "type", "training", "size", "dim",
-                    "world_size", "config", "cfg", "args"}  # fmt: skip
+_SAME_ATTRIBUTES = libraries.names("attributes that are the same on all ranks")
 _CLOCKS = ("time.time", "time.monotonic", "time.perf_counter", "time.process_time", "datetime.datetime.now")
 _HOSTS = ("socket.gethostname", "platform.node", "os.getpid", "os.uname", "psutil.virtual_memory", "shutil.disk_usage")
 #: Collectives from which each rank gets something else in their first argument.

@@ -78,10 +78,8 @@ FAMILIES = tuple(
 RULES: dict[str, Rule] = dict(sorted((rule.code, rule) for family in FAMILIES for rule in family.rules))
 
 #: The keys of a project's own rule, and whether it needs them.
-OWN_KEYS = {
-    "code": True, "name": True, "summary": True, "opens": True, "closes": True, "owes": False, "breach": False,
-    "remedy": False,
-}  # fmt: skip
+OWN_KEYS = dict.fromkeys(("code", "name", "summary", "opens", "closes"), True)
+OWN_KEYS |= dict.fromkeys(("owes", "breach", "remedy"), False)
 _LISTS = ("opens", "closes", "owes", "breach")
 _CODE = re.compile(r"PC9\d\d")
 

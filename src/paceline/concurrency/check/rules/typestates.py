@@ -89,6 +89,7 @@ def _opened(automaton: Automaton, fn: Function, facts: Facts) -> Iterator[Opened
     for call in fn.calls:
         if not _is_any(call, automaton.opens, fn, facts):
             continue
+        # In a loop the next turn may close what this one opened.
         if automaton.once and in_loop(call, fn):
             continue
         up = user_of(call)
@@ -103,6 +104,7 @@ def _breaches(automaton: Automaton, opened: Opened, fn: Function, facts: Facts) 
     closing = [call for call in fn.calls if _concerns(call, automaton.closes, opened, fn, facts)]
     if automaton.proven:
         closing = [call for call in closing if call.lineno > opened.call.lineno]
+        # A function that closes the object on a condition says that it is not always to be closed.
         if not closing or _is_conditional(closing[0], fn):
             return
     elif _escapes(opened, automaton, fn, facts):
@@ -111,6 +113,7 @@ def _breaches(automaton: Automaton, opened: Opened, fn: Function, facts: Facts) 
     obliging = [call for call in fn.calls if _concerns(call, automaton.owes, opened, fn, facts)]
     starts = duty.steps(one_of(obliging if automaton.owes else [opened.call]))
     calls = [call for call in fn.calls if _concerns(call, automaton.breach, opened, fn, facts)]
+    # A wait with a timeout gives up, and leaves time to close the object after it.
     early = [call for call in calls if not has_timeout(call, short_name(call.func))]
     skipped = [Skipped(step, False) for step in duty.reached_after(starts, one_of(early))]
     kinds = {kind for kind, name in ((True, "raise"), (False, "return")) if name in automaton.breach}
@@ -243,6 +246,7 @@ def _escapes(opened: Opened, automaton: Automaton, fn: Function, facts: Facts) -
             call = parent(up) if isinstance(up, ast.keyword) else up
             known = isinstance(call, ast.Call) and _concerns(call, patterns, opened, scope, facts)
             looked_at = isinstance(up, ast.Attribute | ast.Compare | ast.UnaryOp | ast.If | ast.While | ast.BoolOp)
+            # A function inside this one, or any use that is not known, may keep the object or close it.
             if scope is not fn or not (known or looked_at):
                 return True
     return False

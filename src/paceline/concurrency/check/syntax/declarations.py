@@ -198,7 +198,10 @@ class Declarations:
         self.properties: set[str] = set()  # their names, of all classes
         self.top = Function("<module>", "<module>", tree)
         self._by_node: dict[int, Function] = {}
+        #: By the identity of a node, which is stored too: a node that was collected may leave its identity to another.
+        self._canonical_names: dict[int, tuple[ast.AST, str]] = {}
         self._visit_body(tree, self.top, None)
+        self._canonical_names.clear()  # an import further down in the file may bind a name that was resolved before
         self.functions.append(self.top)
 
     # -- the one pass
@@ -352,7 +355,12 @@ class Declarations:
 
     def canonical(self, node: ast.AST) -> str:
         """The dotted name of an expression with its imports resolved; empty when it is not a name."""
-        text = dotted(node)
+        entry = self._canonical_names.get(id(node))
+        if entry is None:
+            entry = self._canonical_names[id(node)] = node, self._resolved(dotted(node))
+        return entry[1]
+
+    def _resolved(self, text: str) -> str:
         if not text:
             return ""
         head, dot, rest = text.partition(".")

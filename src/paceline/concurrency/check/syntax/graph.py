@@ -225,6 +225,7 @@ class _Builder:
     def try_(self, statement: ast.Try, follow: Node, exits: _Exits) -> Node:
         """Build handlers and body; a `finally` is copied for each way out."""
         if statement.finalbody:
+            # An exception in the `finally` itself leaves it, and does not come back to it.
             outer = exits
             exits = self.guarded(outer, lambda target: self.block(statement.finalbody, target, outer))
             follow = self.block(statement.finalbody, follow, outer)
@@ -234,6 +235,7 @@ class _Builder:
             for handler in statement.handlers:
                 caught = self.block(handler.body, follow, exits)
                 dispatch.next.append(self.node("handler", handler, handler.lineno, caught))
+            # An exception that no handler names goes on.
             if not any(catches_all(handler) for handler in statement.handlers):
                 dispatch.next.append(exits.raises)
             inside = replace(exits, raises=dispatch, caught=True)

@@ -80,6 +80,7 @@ def violations(
 ) -> Iterator[tuple[Region, Access]]:
     """The regions that are not atomic, each with the first access that can come between and undo the check."""
     undoing = [a for a in accesses if a.kind in UNDOING[established]]
+    # What ends the object removes everything, after the others have stopped.
     undoing = [a for a in undoing if a.kind != "shrink" or not is_teardown(a.fn)]
     for region in regions(established, accesses):
         use, locks = region.use, region.locks(facts)
@@ -100,6 +101,7 @@ def regions(established: str, accesses: list[Access]) -> Iterator[Region]:
 def _key_found(use: Access, _: list[Access]) -> ast.If | ast.For | None:
     """What found the key that is used here: a test of it, or a loop over a copy of the container's keys."""
     key, container = _needed_key(use), dotted(use.node)
+    # Where the failure is handled, the check only saves the common case the exception.
     if key is None or is_caught(use.node, "KeyError", "LookupError", "ValueError", "IndexError"):
         return None
     if (test := _test_of_key(key, use, ast.In, ast.NotIn)) is not None:

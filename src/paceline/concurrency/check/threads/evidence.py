@@ -30,6 +30,7 @@ def of_threads(cls: Class | None, facts: Facts, line: int = 0) -> float:
     name = cls.name if cls is not None else str(file_number(line))
     if name not in evidence:
         strength = _of_class(cls, facts) if cls is not None else _of_globals(facts, line)
+        # Files that are read together still count one by one: what one of them imports says nothing of the others.
         evidence[name] = max(strength, _of_file(facts, line if cls is None else cls.node.lineno))
     return evidence[name]
 

@@ -171,11 +171,13 @@ def _as_written(first: ast.expr, second: ast.expr, fn: Function, module: Module)
     one, two = place(first, fn, module), place(second, fn, module)
     if one is None or two is None or one.text == two.text:
         return 0.0
+    # Of neighbours in a ring the last takes them the other way round.
     if one.ring != two.ring and one.kind == two.kind == "element":
         return 0.85
     kinds = {one.kind, two.kind}
     if kinds == {"element"}:
         return 0.7 if all(_given(p, fn) for p in (one, two)) else 0.0
+    # A parent and its child are mostly locked in one order: from the root, or towards it.
     if kinds <= {"self", "parameter"} and not (one.names | two.names) & _HIERARCHY:
         return 0.7
     if kinds == {"self", "attribute"}:
@@ -263,6 +265,7 @@ def _keeps_order(fn: Function, at: ast.expr, names: frozenset[str]) -> bool:
     """Whether the function sorts or swaps the objects, or takes the locks under a test of them."""
     assigned = [t.id for t, _ in fn.assigns if isinstance(t, ast.Name)] + [n.id for n in fn.stores]
     roots = set(names) | {n for n in assigned if _from(fn.bound.get(n), names)}
+    # A name that is assigned again and again is most likely swapped.
     if any(assigned.count(name) > 2 for name in roots):
         return True
     if any(short_name(call.func) in _ORDERING for call in fn.calls):
@@ -317,6 +320,7 @@ def edges(facts: Facts) -> Iterator[Edge]:
                 for first in locks_held:
                     if reentries and first not in reentries:
                         continue  # taken again by the thread that holds it: it does not wait
+                    # A semaphore lets several in, so that its holder need not keep out the one who waits.
                     if first.resource.kind in LOCKS and "Semaphore" not in first.resource.kind:
                         gates = frozenset(h.resource.id for h in locks_held if h is not first) | facts.guards(fn)
                         start = End(first.resource, first.node, fn)

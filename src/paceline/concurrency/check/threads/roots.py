@@ -53,6 +53,7 @@ class Roots:
         """The functions in which threads, processes, tasks, handlers and destructors begin."""
         roots = list(self._roots())
         runs_often = self.reached_from(r.function for r in roots if r.several and not r.own)
+        # A thread that is started once by what several threads run is started several times.
         return [r._replace(several=True) if r.kind == "thread" and r.once_in in runs_often else r for r in roots]
 
     def reached_from(self, functions: Iterable[Function]) -> set[Function]:
@@ -97,6 +98,8 @@ class Roots:
                 names = {cls.name, *(each.name for each in module.objects.index.derived(cls))}
                 sites = [(c, f) for c, f in module.calls if short_name(c.func) in names]
                 alone = bool(sites) and all(joined_at_once(c, f) for c, f in sites)
+                # Two places that make a thread of the class make two
+                # at once, unless each is joined where it is started.
                 several = any(in_loop(c, f) for c, f in sites) or (len(sites) > 1 and not alone)
                 kind = "thread" if cls.is_thread else "process"
                 yield Root(kind, cls.methods["run"], cls.node.lineno, several, alone, True)
@@ -149,6 +152,7 @@ class Roots:
             return
         kind, argument, position = STARTS[name]
         of_processes = isinstance(call.func, ast.Attribute) and self._of_processes(call.func.value, fn)
+        # `map` is a method of many things, and a function of Python.
         if name in EACH and not of_processes and not self._is_pool(call, fn):
             return
         if name in STARTS_IN_MODULE and STARTS_IN_MODULE[name] not in self.module.canonical(call.func).split("."):

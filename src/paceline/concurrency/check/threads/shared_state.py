@@ -37,6 +37,8 @@ def accesses_of_class(cls: Class, facts: Facts) -> dict[str, list[Access]]:
     for node, fn in uses:
         kind = kind_of(node)
         is_state = node.attr not in cls.methods or _is_kept(cls.methods[node.attr])
+        # Reading a property runs a method, whose own accesses
+        # count; `self.count += 1` of one is an update all the same.
         if fn.name not in BEGINNINGS and (is_state or (kind == "update" and node.attr in cls.properties)):
             if kind == "shrink" and (resource := facts.module.attribute(cls, node.attr)) and resource.kind in EVENTS:
                 kind = "read"  # clear() of an event
@@ -139,6 +141,7 @@ def _of_object(node: ast.Attribute, fn: Function, facts: Facts) -> Class | None:
     cls = facts.module.type_of(node.value, fn)
     if cls is not None or "_" not in node.attr.strip("_") or not isinstance(node.value, ast.Name):
         return cls
+    # `module.value` is no attribute of an object.
     bound = node.value.id in fn.parameters or any(name.id == node.value.id for name in fn.stores)
     if not bound and (node.value.id in facts.module.imports or node.value.id in facts.module.classes):
         return None
@@ -265,8 +268,7 @@ def _ends_one(fn: Function) -> bool:
 
 
 #: Parameters that say how to end, rather than what.
-_HOW = ("timeout", "wait", "sig", "frame", "exc", "err", "tb", "trace", "reason", "code", "status", "force", "arg",
-        "ev", "value", "type", "cls", "val", "future", "ctx", "context", "request")  # fmt: skip
+_HOW = libraries.words("words of parameters that say how to end something")
 
 
 def is_caught(node: ast.AST, *names: str) -> bool:

@@ -41,6 +41,7 @@ THREAD_WORDS = (
 
 def may_coincide(one: Access, other: Access, facts: Facts) -> bool:
     """Whether two accesses may be made to the same object at the same time in two threads."""
+    # Threads that each have an object of their own share only what belongs to the class.
     if facts.runs_on_own(one.fn) and facts.runs_on_own(other.fn) and not of_class(one, facts):
         return False
     return may_overlap(one.fn, other.fn, facts)
@@ -63,6 +64,8 @@ def may_overlap(one: Function, other: Function, facts: Facts) -> bool:
         return False  # one loop runs both, one after the other between two awaits
     if mine and theirs:
         return mine != theirs or len(mine) > 1 or several(mine, facts) or (one is other and _from_outside(one, facts))
+    # Two functions that no thread reaches may still be called by
+    # threads of other files: that is left to signs (`evidence`).
     if not mine and not theirs:
         return False
     return _open(other if mine else one, facts)
@@ -81,6 +84,7 @@ def _from_outside(fn: Function, facts: Facts) -> bool:
 
 def _open(fn: Function, facts: Facts) -> bool:
     """Whether a function that no thread reaches may be called while threads run."""
+    # Private functions are called by public ones, and beginnings and ends while the threads do not run.
     if fn.cls is None or fn.generator or fn.name.startswith("_") or fn.name in BEGINNINGS or is_teardown(fn):
         return False
     return not any(short_name(call.func) in ("start", "submit") for call in fn.calls)

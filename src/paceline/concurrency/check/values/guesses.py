@@ -35,18 +35,7 @@ _KNOWN = (
 )
 _WORDS = re.compile("[A-Z]+(?![a-z])|[A-Z][a-z0-9]*|[a-z0-9]+")
 #: What objects of libraries, and of many classes, have as well.
-COMMON = {
-    *(name for cls in _KNOWN for name in dir(cls)),
-    "acquire", "release", "locked", "reset", "execute", "fetch", "request", "post", "delete", "head", "options", "id",
-    "key", "value", "data", "path", "size", "state", "status", "config", "args", "stop", "begin", "end", "init",
-    "setup", "process", "handle", "save", "load", "check", "call", "main", "lock", "logger", "log", "info", "debug",
-    "warning", "error", "critical", "device", "shape", "dtype", "call_soon", "call_later", "call_soon_threadsafe",
-    "run_until_complete", "run_in_executor", "create_task", "start_soon", "run_forever", "wait_closed",
-    "add_signal_handler", "state_dict", "load_state_dict", "zero_grad", "set_epoch", "save_checkpoint",
-    "load_checkpoint", "train_batch", "save_pretrained", "from_pretrained", "training_step", "validation_step",
-    "send_json", "send_text", "send_bytes", "receive_text", "receive_json", "all_reduce", "all_gather", "all_to_all",
-    "add_scalar", "set_description", "raise_for_status", "process_request", "handle_request", "get_logger",
-}  # fmt: skip
+COMMON = {name for cls in _KNOWN for name in dir(cls)} | libraries.names("attributes that many classes have")
 
 
 class ByUse:
@@ -90,6 +79,7 @@ class ByUse:
 
     def _fitting(self, names: set[str], line: int) -> Class | None:
         """The only class, or the base of all, that has all of these attributes, one of which is a word of its own."""
+        # `get`, `close` and the like say nothing about the class.
         if names <= COMMON:
             return None
         candidates = set.intersection(*(self._having.get(name, set()) for name in names))
@@ -114,11 +104,13 @@ class ByName:
 
     def method(self, node: ast.Attribute, fn: Function) -> Function | None:
         """The only method with such a name, of an object of which nothing is known."""
+        # A name of several words is rarely the name of two different methods; one of a single word often is.
         if not isinstance(node.value, ast.Name | ast.Subscript) or "_" not in node.attr.strip("_"):
             return None
         if node.attr in COMMON:
             return None
         head = dotted(node.value).partition("[")[0].partition(".")[0]
+        # Where the object comes from is known, and it was none of the program's classes.
         if head in self._module.imports or any(head in scope.bound for scope in fn.scopes()):
             return None
         methods = of_own_file(self._methods.get(node.attr, []), fn.line, lambda method: method.line)
@@ -172,6 +164,7 @@ def _of_library(node: ast.expr, module: Declarations) -> bool:
 
 def lock_class(cls: Class, attribute: Callable[[Class, str], Resource | None]) -> str | None:
     """The kind of lock that a class of this file is: one that wraps a lock, and does nothing else."""
+    # A class that does more than lock is judged by what its methods do.
     if not all(_OF_LOCKS.match(name) for name in cls.methods):
         return None
     for take, free in (("acquire", "release"), ("lock", "unlock")):

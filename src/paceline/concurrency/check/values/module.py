@@ -28,19 +28,10 @@ class Module(Declarations):
     """The declarations of a file, with names resolved."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self._names: dict[int, tuple[ast.AST, str]] = {}
         super().__init__(tree)
-        self._names.clear()  # not all imports were known
         self.objects = Objects(self)
         adopt(self.functions, self.type_of)
         self.objects.guess = lambda fn, name: self._by_use.of(fn, name)
-
-    def canonical(self, node: ast.AST) -> str:
-        """The dotted name of an expression with its imports resolved; empty when it is not a name."""
-        entry = self._names.get(id(node))
-        if entry is None:
-            entry = self._names[id(node)] = node, super().canonical(node)
-        return entry[1]
 
     @cached_property
     def _by_use(self) -> ByUse:

@@ -32,8 +32,7 @@ FILLS = libraries.table("methods that fill a container")
 #: Methods that take an element out of a container or queue, or look one up.
 LOOKS_UP = {"get", "pop", "popleft", "setdefault", "get_nowait", "popitem", "__getitem__"}
 #: Functions whose result has the elements of an argument -> its position.
-SAME_ELEMENTS = {"list": 0, "tuple": 0, "set": 0, "frozenset": 0, "sorted": 0, "reversed": 0, "deque": 0, "dict": 0,
-                 "OrderedDict": 0, "filter": 1, "WeakSet": 0, "islice": 0, "cycle": 0}  # fmt: skip
+SAME_ELEMENTS: dict[str, int] = libraries.table("functions whose result has the elements of an argument")
 #: Methods of containers whose result has the same elements.
 SAME_VIEWS = {"values", "copy", "items", "most_common"}
 EMPTY = {"list", "dict", "set", "deque", "OrderedDict", "WeakValueDictionary"}

@@ -95,6 +95,7 @@ class Holders:
         with suppress(OSError):
             for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
                 fields = line.split()
+                # A lock of an open file description has no process, and is shown with -1.
                 if fields[1] != "->" and int(fields[4]) > 0:
                     holders[fields[5].rpartition(":")[2]].append((int(fields[4]), fields[3] == "WRITE"))
         return holders
@@ -118,6 +119,7 @@ class Holders:
 
     def _holding(self, inodes: set[str]) -> tuple[int, ...]:
         holders = [each for inode in inodes for each in self.held.get(inode, ())]
+        # Who reads waits for the one that writes; only where no one writes may those that read be meant.
         return tuple(sorted({p for p, keeps_out in holders if keeps_out} or {p for p, _ in holders}))
 
     def reaching(self, pid: int, tree: tuple[int, ...]) -> tuple[int, ...]:
@@ -132,6 +134,7 @@ class Holders:
                 pids.update(self.of_pipe(target, to_write=True))
             elif kind == "socket":
                 others = self.of_peer(int(inode))
+                # Whoever is at the other end may send anything.
                 if not others:
                     return ()
                 pids.update(others)
@@ -321,6 +324,7 @@ def _tcp_peers() -> dict[int, int]:
                 elif fields[3] == _LISTENS:
                     listening[_plain(fields[1])] = int(fields[9])
     peers = {inode: by_ends[remote, local] for (local, remote), inode in by_ends.items() if (remote, local) in by_ends}
+    # An end that is not accepted yet belongs to no process: its inode is 0.
     waiting = {inode: _listener(remote, listening) for (_, remote), inode in by_ends.items() if peers.get(inode) == 0}
     return peers | waiting
 

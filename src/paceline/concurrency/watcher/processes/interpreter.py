@@ -79,6 +79,7 @@ class Interpreter(NamedTuple):
         if thread is None or not any(_is_of_pool(each, "wait", "next") for each in thread.stack[:_NEAR]):
             return ()
         tids = tuple(each.tid for each in self.threads if each.delivers)
+        # A thread whose stack could not be read may be the one.
         return (tids or (ENDED,)) if all(each.stack for each in self.threads) else ()
 
     def thread(self, tid: int) -> PythonThread | None:
@@ -148,10 +149,12 @@ def _runtime(pid: int, _image: str) -> tuple[int, Layout]:
     visited: set[str] = set()
     for each in mappings(pid):
         version = _LIBRARY.search(each.path)
+        # A library is mapped in several pieces; symbols count from the one of its beginning.
         if version is None or each.offset or each.path in visited:
             continue
         visited.add(each.path)
         layout = LAYOUTS.get((int(version[1]), int(version[2])))
+        # The process may be in a container, where the path names another file.
         value = symbol(f"/proc/{pid}/root{each.path}", "_PyRuntime") if layout else None
         if layout and value:
             return value[0] + (each.begin if value[1] else 0), layout
@@ -169,6 +172,7 @@ class ThreadReader:
         inside, at = self._at.gil
         gil = self._runtime + at if inside else self._memory.word(self._state + at)
         holder, locked = self._memory.word(gil + 8), self._memory.integer(gil + 16)
+        # The last holder stays written there after it has released the lock.
         holder_tid = self._memory.word(holder + self._at.native_id) if holder and locked == 1 else 0
         group = None
         with suppress(*TORN):
@@ -191,6 +195,7 @@ class ThreadReader:
 
     def thread_of(self, identity: int) -> int:
         """Return the thread that Python knows by an identity; 0 if there is none."""
+        # PyThreadState.thread_id, which Python knows a thread by, lies before native_thread_id in every version.
         states = (each for each in self.states() if self._memory.word(each + self._at.native_id - 8) == identity)
         return next((self.tid(each) for each in states), 0)
 
@@ -216,6 +221,7 @@ class ThreadReader:
             while at != head and most > 0:
                 following, _, _, kind = self._memory.words(at, 4)
                 yield at + _BEHIND_HEAD, kind
+                # The lowest bit of a link is a flag of the collector.
                 at, most = following & ~1, most - 1
 
     def frames(self, state: int) -> Iterator[CodeFrame]:
@@ -376,6 +382,7 @@ def of_frames(objects: Objects, frames: list[CodeFrame]) -> Standing | None:
 def _globals_of(objects: Objects, modules: int, process: tuple[int, str]) -> int:
     count = objects.length(modules)
     before, namespace = _globals.get(process, (-1, 0))
+    # A module appears only when the number of modules has changed: the dictionary is searched no more often.
     if not namespace and before != count:
         module = objects.items(modules).get(_MODULE, 0)
         namespace = objects.memory.word(module + 16) if module else 0

@@ -36,6 +36,7 @@ class ProcessMemory:
     """The memory of one process. What cannot be read raises OSError; what is torn reads as it is."""
 
     def __init__(self, pid: int) -> None:
+        # One descriptor for all reads: the right to trace is asked for when it is opened, and not again.
         self._file = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
 
     def close(self) -> None:
@@ -44,6 +45,7 @@ class ProcessMemory:
 
     def read(self, address: int, size: int) -> bytes:
         """Return bytes at an address."""
+        # What is read of a running program may be no pointer at all; `pread` takes no negative offset.
         if not 0 < address < 1 << 63:
             raise OSError("no address")
         data = os.pread(self._file, size, address)
@@ -99,6 +101,7 @@ def symbol(file: str, name: str) -> tuple[int, bool] | None:
                 names_at, names_size = sections[section[6]][4:6]
                 elf.seek(names_at)
                 value = _value(symbols, elf.read(names_size), name.encode())
+                # A program that is linked at a fixed address has absolute symbols.
                 return None if value is None else (value, kind == _SHARED_OBJECT)
     return None
 

@@ -160,6 +160,7 @@ class Objects:
 
     def type_of(self, value: int) -> str:
         """Return the name of an object's type, without the module of one that is written in Python."""
+        # PyObject.ob_type, PyTypeObject.tp_name: neither has moved in any of these versions.
         return self.memory.text(self.memory.word(self.memory.word(value + 8) + 24), 64)
 
     def number(self, value: int) -> int:
@@ -168,6 +169,7 @@ class Objects:
             return -1
         size = self.memory.word(value + 16)  # digits; less than none of a negative number
         if self.at.tagged_numbers:
+            # Since 3.12 the low three bits are a tag, of which two are the sign: 2 is negative.
             size = size >> 3 if size & 3 != 2 else _MOST
         if size > _DIGITS:
             return -1
@@ -176,6 +178,8 @@ class Objects:
     def string(self, address: int) -> str:
         """Return a text."""
         length, state = self.memory.word(address + 16), self.memory.word(address + 32)
+        # PyASCIIObject.state: bytes of a character (2 to 4), and
+        # whether all are ASCII (6), when the text lies right behind.
         kind, ascii_only = state >> 2 & 7, state >> 6 & 1
         if length > _LONGEST or kind not in (1, 2, 4):
             raise OSError("no string")
@@ -207,6 +211,7 @@ class Objects:
         """Return the attributes of an instance of a class that is written in Python."""
         kind, dictionary = self.memory.word(instance + 8), self.memory.word(instance - 24)
         if self.at.values == "instead" and dictionary & 1:
+            # In 3.12 one word is either: a pointer to values has its lowest bit set, one less than their address.
             dictionary, values = 0, dictionary + 1
         elif self.at.values == "inline":
             values = instance + self.memory.word(kind + _BASIC_SIZE) + 8
@@ -221,6 +226,9 @@ class Objects:
 
     def _entries(self, keys: int, values: int) -> Iterator[tuple[int, int]]:
         """Iterate over keys and values; the values lie beside the keys, or by themselves if several share the keys."""
+        # PyDictKeysObject: after the number of references, one byte each for the
+        # logarithms of the size of the table and of its index, and for the kind of keys;
+        # then the entries that are in use. The index is `1 << log2_index_bytes` long.
         sizes = self.memory.word(keys + 8)
         count = min(self.memory.word(keys + 24), _MOST)
         size = 16 if sizes >> 16 & 255 else 24  # the hash lies before a key that may be anything
@@ -247,6 +255,7 @@ class Objects:
         for _ in range(_DEEPEST):
             if not frame:
                 return
+            # Since 3.12 the interpreter has a frame for itself wherever C calls it, without code of the program.
             if self.memory.read(frame + self.at.owner, 1)[0] != _OWN_FRAME:
                 yield self.frame(frame)
             frame = self.memory.word(frame + self.at.previous)
@@ -263,6 +272,7 @@ class Objects:
                 return
             frame = self.frame(coroutine + self.at.coroutine_frame)
             yield frame
+            # What a coroutine awaits is the topmost value of its stack.
             values = self.values(frame)
             coroutine = values[-1] if values else 0
             if coroutine and self.type_of(coroutine) == "coroutine_wrapper":
@@ -271,6 +281,7 @@ class Objects:
     def values(self, frame: CodeFrame) -> tuple[int, ...]:
         """Return the stack of values of a coroutine's frame that waits."""
         top = self.memory.integer(frame.address + self.at.stack_top)
+        # A frame that runs keeps the top of its stack in a register, and has -1 in memory.
         if not frame.code.locals <= top < _MOST:
             return ()
         start = frame.address + self.at.locals

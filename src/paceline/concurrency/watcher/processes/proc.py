@@ -125,6 +125,7 @@ def counters(pids: Iterable[int]) -> Counters:
     threads: dict[int, dict[int, Pace]] = {}
     work: dict[int, ProcessWork] = {}
     for pid in pids:
+        # A zombie does nothing any more, and its parent may leave it there for ever.
         if (fields := _stat(f"/proc/{pid}/stat"))[:1] in ([], ["Z"]):
             continue
         paces = {}
@@ -170,10 +171,12 @@ def _process(pid: int, waits: Waits) -> Process | None:
         state = _stat(f"/proc/{pid}/task/{tid}/stat")
         if state:
             wait = kept_open(waits, pid, asked(waits, pid, tid, waits.of(pid, tid, state[0])))
+            # A clock's handler may end any wait of the main thread.
             rings = tid == pid and caught & _ALARMS != 0
             threads.append(Thread(tid, wait._replace(timed=True, polls="", rings=True) if rings else wait))
     interpreter = waits.interpreter(pid)
     stacks = interpreter.stacks(pid) if interpreter else {}
+    # The tasks of a stopped process do nothing either, whatever they wait for.
     if interpreter is not None and not any(each.wait.kind == "stopped" for each in threads):
         threads += tasks_of(waits, pid, interpreter)
     # A launcher's variables are inherited by whatever a rank starts; a process group is the process's own.

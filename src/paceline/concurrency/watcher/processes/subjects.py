@@ -105,6 +105,7 @@ def _with_object(
     if resource is None:
         return subject._replace(handler=handler)
     wait = next(each.wait for each in process.threads if each.tid == subject.tid)
+    # Where the kernel or the interpreter has named the owner, nothing in memory says it better.
     owner, holder = (0, "") if wait.owners else possessors.of(process, resource.kind, resource.value, resource.futex)
     what = " ".join(resource.words.split()).replace(" ,", ",")
     return subject._replace(kind=resource.kind, what=what, holder=holder, handler=handler, owner=owner)

@@ -289,6 +289,7 @@ def _entrant(job: Job, plan: Plan, run: Run | None) -> Entrant:
 
 def _time_round(timed: Timed, number: int, text: str, schedule: TimingRounds, course: Course) -> None:
     """Time every entrant once; one that fails leaves, and the others go on."""
+    # Backwards in every second round: what slows the machine down steadily hits the first and the last alike.
     for entrant in timed.entrants[:: -1 if number % 2 else 1]:
         course.begin(text, course.cost.start + schedule.seconds, entrant.name)
         try:
@@ -296,6 +297,7 @@ def _time_round(timed: Timed, number: int, text: str, schedule: TimingRounds, co
         except RunStopped:
             raise
         except PacelineError as error:
+            # Without one process there is nothing to compare with.
             if entrant.plan.workers == 1:
                 raise
             timed.leave(entrant, error)

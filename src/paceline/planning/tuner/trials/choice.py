@@ -19,9 +19,9 @@ from paceline.planning.tuner.trials.processes import Processes
 from paceline.planning.tuner.trials.stacked import LIMIT, Stacked, limited
 from paceline.runtime.engines.workers.process import starts_at_once
 from paceline.training.data.source import TensorSource
-from paceline.training.gradients.fastest_stack import Forms, one_thread
+from paceline.training.gradients.fastest_stack import Forms
 from paceline.training.gradients.vmap_stack import CannotStack, shape_of
-from paceline.training.jobs.job import Job
+from paceline.training.jobs.job import Job, threads
 
 # Trials in the process that decides, one after another: nothing is started, and nothing is sent.
 
@@ -58,7 +58,7 @@ class Here:
         trial = assignment.leg.trial
         with contextlib.ExitStack() as stack:
             if self._short:
-                stack.enter_context(one_thread())
+                stack.enter_context(threads(1))
             if self._limit:
                 stack.enter_context(limited(self._limit))
             return [
@@ -237,7 +237,7 @@ def _shapes(
 
 def _apart(objective: JobObjective, job: Job) -> float:
     """Return the seconds for which a process with one thread sets a job up and trains it."""
-    with one_thread():
+    with threads(1):
         origin = time.perf_counter()
         training = objective.train(job)
         training.advance(1)

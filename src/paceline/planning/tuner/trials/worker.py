@@ -70,6 +70,7 @@ class Worker:
     def work(self) -> Never:
         """Run legs until the pipe is closed."""
         while True:
+            # Before this process waits, since the study may have nothing to send until it knows of these ends.
             if not self.waiting:
                 self.flush()
                 self.waiting.extend(self.pipe.recv())
@@ -83,6 +84,7 @@ class Worker:
         """Report a value and return the answer; legs may arrive before it."""
         self.flush()
         self.pipe.send((REPORT, trial, step, value))
+        # The study may have sent further legs before it read the report.
         while not isinstance(answer := self.pipe.recv(), bool):
             self.waiting.extend(answer)
         return answer

@@ -41,6 +41,7 @@ class LocalCheckpoints:
     def _fill_buffers(self, start: Checkpoint) -> None:
         """Give each worker the state that the worker of its number had, or that all had where all hold the same."""
         tag = start.cut.versions[0] if start.cut else start.updates
+        # What a codec owes is each worker's own, also where everything else is the same.
         common = start.holders["worker.0"].without("owed") if self.setup.plan.traits.agrees else WorkerState()
         for number, state_buffer in enumerate(self.state_buffers):
             if f"worker.{number}" in start.holders:
@@ -99,12 +100,14 @@ class LocalCheckpoints:
         """Copy the state of a plan with a server, under all locks."""
         setup, shards = self.setup, self.arena.shards
         with contextlib.ExitStack() as stack:
+            # All of them: no push may come between the copies of two shards.
             for lock in self.locks:
                 stack.enter_context(lock)
             states = [shard.integers.current for shard in shards]
             cut = take_cut(desk.desk, desk.integers.current, shards[0].machine, states)
             at = time.perf_counter_ns()
             newest = [version for shard in shards for version in shard.all_newest]
+            # Copied under the locks, written to the disk after them.
             copies = [ShardVersion(version.shape, copied(version.raw)) for version in newest]
             worker_states = [self._state_at_push(worker) for worker in range(len(self.state_buffers))]
         kind = "replica" if isinstance(shards[0].slots, ReplicaSlots) else "shard"

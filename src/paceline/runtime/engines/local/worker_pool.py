@@ -134,6 +134,7 @@ class WorkerPool:
             self.pipes.append(pipe)
         self.observer.processes_started([ProcessRecord.of(process.pid or -1) for process in self.processes])
         self._wait_until_ready()
+        # Before any worker may begin: the trace has no row from before its origin.
         self.observer.started_at = time.perf_counter_ns()
         if self.checkpoints is not None:
             self.checkpoints.manager.origin = self.observer.origin
@@ -246,6 +247,7 @@ class WorkerPool:
         if setup.blueprint is not None:
             assert setup.pipeline is not None
             mesh = setup.pipeline.mesh(self.workers)
+            # A worker is sent what it holds alone: the parameters of other stages would fill its memory, and the pipe.
             module = skeleton(setup.module, self.holdings[mesh.coordinate(number, LAYERS)])
             if setup.blueprint.programs:
                 module = sliced(module, setup.blueprint.stored, mesh.coordinate(number, INSIDE))
@@ -274,6 +276,7 @@ class WorkerPool:
                 messages.append((numbers[id(pipe)], Died()))
         failed = [(message.report, number) for number, message in messages if isinstance(message, Failed)]
         if failed:
+            # The first failure is the cause; the others fail because of it, in whatever order their pipes are read.
             report, number = min(failed, key=lambda pair: pair[0].when)
             victims = self._victims(number)
             stopped = [victim for victim in victims if is_stopped(self.processes[victim].pid or 0)]

@@ -55,6 +55,7 @@ def _between_branches(test: ast.If, fn: Function, facts: Facts) -> Iterator[Witn
         [i for item in facts.sequences.body(b, fn, None).items for i in flattened(item)]
         for b in (test.body, _otherwise(test, fn, facts))
     )
+    # Different collectives on the two sides are reported by PC501, whatever their arguments.
     for one, two in zip(yes, no, strict=True) if [i.name for i in yes] == [i.name for i in no] else ():
         if not isinstance(one.at, ast.Call) or not isinstance(two.at, ast.Call):
             continue
@@ -144,6 +145,7 @@ def _own(collective: Collective, fn: Function, facts: Facts) -> bool:
     """Whether the root is the own rank, on every rank."""
     root = ast.parse(collective.root, mode="eval").body
     who = of_rank(root, fn, facts.module) if isinstance(root, ast.Name | ast.Call | ast.Attribute) else None
+    # A parameter that is called `rank` may be the root that all callers agree on.
     if who is None or who[2] or (isinstance(root, ast.Name) and root.id in fn.parameters):
         return False
     return enclosing(collective.call, ast.If) is None  # under a condition it may be the call of one rank only
@@ -175,8 +177,7 @@ def shape_mismatch(facts: Facts) -> Iterator[Witness]:
 
 
 GATHERS = {"all_gather": 1, "all_gather_into_tensor": 1, "gather": 0}
-KEEPS = {"to", "cuda", "cpu", "float", "long", "int", "half", "double", "contiguous", "detach", "clone", "view",
-         "squeeze", "unsqueeze", "numpy", "type"}  # fmt: skip
+KEEPS = libraries.names("methods that keep the elements of a tensor")
 JOINS = libraries.names("functions that make a tensor of parts")
 FILLED = {"randn", "rand", "zeros", "ones", "empty", "full", "arange"}
 

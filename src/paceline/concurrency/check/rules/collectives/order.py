@@ -61,6 +61,7 @@ def _unordered(over: ast.expr, fn: Function, facts: Facts) -> str:
         and over.func.attr in ("items", "keys", "values")
     ):
         over = over.func.value
+    # Sorting puts keys into one order, but leaves them other keys on ranks with other data.
     if _filled_by_each(over, fn, facts, (DATA, CHANCE) if ordered else (DATA, CHANCE, RANK)):
         return f"{ast.unparse(over)}, a dictionary that every rank fills for itself"
     values = facts.module.objects.of(over, fn) if not ordered else ()
@@ -179,6 +180,7 @@ def collective_in_thread(facts: Facts) -> Iterator[Witness]:
     if not facts.has_threads:
         return
     everywhere = [(fn, c) for call, fn in module.calls if (c := sequences.collective(call, fn)) and not c.group]
+    # If threads alone call collectives, one thread of each rank may do so in order.
     outside = next(((fn, c) for fn, c in everywhere if not facts.threads_of(fn)), None)
     if outside is None:
         return

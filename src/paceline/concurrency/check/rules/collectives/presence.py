@@ -45,6 +45,7 @@ def gathered_if_present(facts: Facts) -> Iterator[Witness]:
             if left is not None and left not in reported:
                 reported.add(left)
                 is_difference = any(difference.test is left for difference in facts.sequences.differences(fn))
+                # PC502 reports what a test of the rank or of data makes different.
                 if not is_difference and not _also_otherwise(left, call, fn, facts):
                     yield _report(fn, call, left, name, "a rank returns before it")
 
@@ -139,8 +140,7 @@ def _report(fn: Function, call: ast.Call, test: ast.If | ast.IfExp, name: str, w
     return Witness(call, fn, name=name, reason=reason, test=test)
 
 
-MESSAGES = {"Sendrecv", "sendrecv", "isend", "irecv", "Isend", "Irecv", "send", "recv", "Send", "Recv",
-            "batch_isend_irecv", "Sendrecv_replace", "Neighbor_alltoall", "neighbor_alltoall"}  # fmt: skip
+MESSAGES = libraries.names("calls that send or receive")
 #: What makes one number of an array.
 REDUCES = {"max", "min", "norm", "sum", "mean", "amax", "amin", "vdot", "dot"}
 KEEPS = {"float", "sqrt", "item", "abs", "fabs", "detach", "cpu"}
@@ -197,6 +197,7 @@ def _own_number(test: ast.If | ast.While, loop: ast.AST, fn: Function, facts: Fa
 
 def _computed(name: str, test: ast.AST, loop: ast.AST, fn: Function, facts: Facts) -> bool:
     """Whether a name is given a reduced array of this rank in a loop, and not reduced over the ranks since."""
+    # The test of a `while` comes after the whole body, that of an `if` after the lines above it.
     limit = last_line(loop) if isinstance(test, ast.While) else test.lineno  # type: ignore[attr-defined]
     values = [v for v in fn.values_of(name) if is_within(v, loop) and v.lineno <= limit]
     if not values:
@@ -252,6 +253,7 @@ def _averaged(facts: Facts) -> ast.Call | None:
     for fn in facts.module.functions:
         for call in fn.calls:
             unused = keyword(call, "find_unused_parameters", 6)
+            # With `find_unused_parameters` the wrapper waits for no gradient of a layer that was not called.
             if short_name(call.func) in WRAPPERS and not (unused is not None and not is_constant(unused, False)):
                 return call
             around = enclosing(call, ast.If)
@@ -278,9 +280,11 @@ def _on_one_side(test: ast.If, fn: Function) -> ast.Call | None:
     """The layer that one side of a test calls and the other does not."""
     yes, no = _layers(test.body, fn), _layers(test.orelse, fn)
     last = test.body[-1]
+    # A side that leaves misses the layers that follow the test.
     if isinstance(last, SKIPS) and not test.orelse:
         no = [call for call in _layers(fn.body, fn) if call.lineno > last_line(test)]
     names = [{dotted(call.func) for call in side} for side in (yes, no)]
+    # A layer that is called outside of the test, too, gets its gradient on every rank.
     rest = {dotted(c.func) for c in _layers(fn.body, fn) if c not in yes and c not in no}
     return next((c for c in (*yes, *no) if dotted(c.func) not in (names[0] & names[1]) | rest), None)
 

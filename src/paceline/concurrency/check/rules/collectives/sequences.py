@@ -26,6 +26,7 @@ def collective_on_some_ranks(facts: Facts) -> Iterator[Witness]:
         if fn.decorated(*RANK_DECORATORS) or _for_one_rank(fn, facts):
             how = f"{fn.qualname} runs on one rank only (line {fn.line})"
             yield from (_on_some(fn, item, how, fn.line, 0.85) for item in facts.sequences.operations(fn)[:1])
+        # What a test leaves instead is PC502.
         differences = (d for d in facts.sequences.differences(fn) if not d.exit and d.items)
         for difference in islice(differences, 3):
             why, line = difference.condition.why, difference.test.lineno
@@ -77,6 +78,7 @@ def left_before_collective(facts: Facts) -> Iterator[Witness]:
     for fn in facts.module.functions:
         for difference in (d for d in facts.sequences.differences(fn) if d.exit and d.missed):
             test, condition, dies = difference.test, difference.condition, difference.exit == "raise"
+            # A check of shapes or lengths fails on every rank alike, or shows that one has passed other arguments.
             if not (dies and _compares_forms(test.test)):
                 why = f"`if {ast.unparse(test.test)}` depends on {condition.why} and makes one rank {difference.exit}"
                 sure = 0.5 if dies else 0.7 if condition.local else 0.8
@@ -100,6 +102,7 @@ def _raised_in_call(fn: Function, facts: Facts) -> Iterator[Witness]:
             if not isinstance(statement, ast.Raise) or _compares_forms(test.test):
                 continue
             conditions = facts.sequences.conditions(test.test, callee)
+            # Of several conditions one may make the ranks agree again.
             is_local = len(conditions) == 1 and conditions[0].local and conditions[0].why in (RANK, HOST, FILES)
             if is_local and not _is_assertion(statement) and enclosing(test, ast.Try) is None:
                 raises = f"makes one rank raise in {callee.qualname}(), which {fn.qualname} calls (line {call.lineno})"
@@ -144,6 +147,7 @@ def _raised(fn: Function, facts: Facts) -> Iterator[Witness]:
             continue
         assert isinstance(test, ast.If)
         for body, other in ((test.body, test.orelse), (test.orelse, test.body)):
+            # Where both sides leave, no rank comes to what follows.
             if other and sequences.body(other, fn, None).exit:
                 continue
             missed = sequences.missed(test, fn, conditions[0])
@@ -200,6 +204,7 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Witness]:
         rest = [i.name for i in usual if i.at not in [other.at for other in alone]]
         calls = (c for c in walk_here(*node.body) if isinstance(c, ast.Call))
         only = all(facts.sequences.collective(c, fn) is not None for c in calls)  # fails on every rank, or on none
+        # A handler that calls what would have come anyway lets this rank take part, only from elsewhere.
         if alone and alone[0].name not in rest and isinstance(alone[0].at, ast.Call) and not only:
             yield Witness(alone[0].at, fn, "in-handler", tried=node, name=alone[0].name)
         if not alone and (skipped := _fallen_out_of(node, fn, facts)) is not None:
@@ -237,6 +242,7 @@ def _fallen_out_of(tried: ast.Try, fn: Function, facts: Facts) -> Item | None:
     handler_text = ast.unparse(handler)
     memory = "out of memory" in handler_text or "OutOfMemory" in handler_text
     goes_on = any(isinstance(n, ast.Continue | ast.Break | ast.Return) for n in walk_here(handler))
+    # A handler that raises ends this rank, and with it the job; one for a lack of memory passes on what is left.
     if not inside or (isinstance(handler.body[-1], ast.Raise) and not (memory and goes_on)):
         return None
     first = getattr(inside[0].at, "lineno", 0)

@@ -75,6 +75,7 @@ def store_key_never_set(facts: Facts) -> Iterator[Witness]:
         return
     uses = [_use(call, fn) for call, fn in facts.module.calls if _of_store(call, fn, facts)]
     sets = [use for use in uses if short_name(use.call.func) in SETS]
+    # A key that is computed may be any that is waited for.
     if not sets or any(not use.keys for use in sets):
         return
     for use in uses:
@@ -132,6 +133,7 @@ def _own_condition(setting: Use, waiting: Use, facts: Facts) -> ast.If | None:
         return None  # either side sets it
     if not both and not (nested and not facts.sequences.conditions(test.test, setting.fn)):
         return None
+    # The ranks that wait under the same condition also have what sets the key.
     shared = any(ast.unparse(branch.test) == ast.unparse(test.test) for branch in around(waiting.call, ast.If))
     return None if shared else test
 

@@ -23,8 +23,7 @@ from paceline.concurrency.check.syntax.tree import (
 from paceline.concurrency.check.values.calls import is_own_file
 
 MAKES = libraries.words("functions that make files")
-USES = ("load", "open", "exists", "isfile", "isdir", "is_file", "is_dir", "listdir", "iterdir", "glob", "rglob",
-        "getsize", "read", "read_text", "read_bytes", "memmap", "from_pretrained", "chdir")  # fmt: skip
+USES = libraries.words("functions that read files")
 WAITS = ("barrier", "wait_for_everyone", "synchronize", "rendezvous", "wait", "sync", "join")
 MODES = ("w", "a", "x")
 
@@ -45,6 +44,7 @@ def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
     """Whether only the first rank takes a branch, and continues after it."""
     parts = test.test.values if isinstance(test.test, ast.BoolOp) and isinstance(test.test.op, ast.And) else [test.test]
     conditions = [c for part in parts if (c := condition(part, fn, facts.module)) is not None]
+    # A rank that leaves here comes to none of the uses that follow.
     if isinstance(test.body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break):
         return False
     return any(not c.local and not c.group and (c.sign or not c.key.endswith("== 0")) for c in conditions)
@@ -53,10 +53,12 @@ def _one_rank(test: ast.If, fn: Function, facts: Facts) -> bool:
 def _used_after(test: ast.If, fn: Function, facts: Facts) -> tuple[ast.Call, ast.Call, str] | None:
     """The call that makes a path in the branch, the next call that uses it on every rank, and the path."""
     inside = [c for c in fn.calls if test.body[0].lineno <= c.lineno <= last_line(test)]
+    # The one rank meets the others inside the branch, which then are at a barrier of their own.
     if any(_waits(c, fn, facts) for c in inside):
         return None
     makers = [(c, path) for c in inside if _makes(c) or _leads_to_making(c, fn, facts) for path in _paths(c, fn, facts)]
     for call in sorted(fn.calls, key=lambda c: (c.lineno, c.col_offset)) if makers else ():
+        # A use under a further test of the rank may be that of the one that has made the file.
         if call.lineno <= last_line(test) or facts.sequences.tests_around(call, fn):
             continue
         if _waits(call, fn, facts):
@@ -119,6 +121,7 @@ def every_rank_writes(facts: Facts) -> Iterator[Witness]:
     """Report torch.save and downloads that no condition on the rank guards, in files that start a process group."""
     started = _joining(facts)
     for fn in facts.module.functions if started else ():
+        # Of the programs that a file may hold, only those that start a process group run on several ranks.
         if fn.decorated(*RANK_DECORATORS) or _asks(fn) or not facts.module.meeting.of_one_program(started, fn, fn.line):
             continue
         for call in fn.calls:

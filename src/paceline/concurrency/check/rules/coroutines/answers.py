@@ -44,6 +44,7 @@ def future_set_twice(facts: Facts) -> Iterator[Witness]:
             name = dotted(call.func.value)
             if name in reported or _asked(name, call, fn) or is_caught(call, "InvalidStateError"):
                 continue
+            # A future is completed twice only where its waiter may cancel it, or another method completes it.
             waits = _waits(call.func.value, fn) and (_given_up(facts) or _completed_by_others(call.func.value, fn))
             if waits or _awaited(call.func.value, fn):
                 reported.add(name)
@@ -160,10 +161,12 @@ def left_waiting(facts: Facts) -> Iterator[Witness]:
         methods = [fn for fn in facts.module.functions if fn.cls is cls and fn.self_name]
         for attribute in cls.values:
             waits = [wait for fn in methods if (wait := _kept_and_awaited(attribute, fn)) is not None]
+            # Anything that goes over the whole container may fail the futures that are left in it.
             if not waits or any(_sees_all(attribute, fn) for fn in methods):
                 continue
             answers = [fn for fn in methods if any(_answers(c, attribute, fn) for c in fn.calls)]
             ends = [end for fn in answers if (end := _ends(fn, cls, facts)) is not None]
+            # Another answerer that goes on would complete the rest.
             if answers and len(ends) == len(answers):
                 (fn, at), waiter = ends[0], waits[0]
                 yield Witness(
@@ -252,6 +255,7 @@ def mark_missing(facts: Facts) -> Iterator[Witness]:
     for fn in (fn for fn in facts.module.functions if fn.asynchronous):
         for queue, mark, get in ends_by(fn, facts):
             filled = [put for put in queue_uses(facts, PUTS, queue) if put.call.args]
+            # A queue that nothing here fills is fed by others, and a task that is cancelled needs no mark.
             if not filled or not _is_awaited(fn, facts):
                 continue
             marks = [put for put in filled if _may_be(put.call.args[0], mark, put.fn)]

@@ -37,6 +37,7 @@ def blocking_in_async(facts: Facts) -> Iterator[Witness]:
             if resource is None or not resource.sure or resource.kind not in KINDS:
                 continue
             lasts = not effect.timeout or _lasts(node)
+            # What is awaited is a coroutine of the same name, as `Event.wait` of asyncio.
             if not lasts or isinstance(parent(node), ast.Await) or _is_done(node, fn.calls):
                 continue
             if effect.timeout:
@@ -73,6 +74,7 @@ def _blocking(fn: Function, facts: Facts) -> Iterator[Witness]:
                 continue
             reported.add(what)
             sure, by = (0.8, "") if len(call.steps) == 1 else (0.65, f", which calls {what},")
+            # A console that waits for its user mostly has nothing else to do.
             sure = 0.45 if call.waits == "waits for the user" else sure
             yield Witness(
                 effect.node,
@@ -160,6 +162,7 @@ def _waits_for_loop(call: ast.Call, fn: Function, start: Function, facts: Facts)
     """Whether a call, reached from a coroutine, waits until its loop has run something."""
     name = short_name(call.func)
     if name == "run_until_complete":
+        # A loop that the function makes is another one than that which runs it.
         own_loop = any(short_name(c.func) == "new_event_loop" for c in fn.calls)
         return not own_loop and not isinstance(parent(call), ast.Await)
     if facts.module.canonical(call.func) == "asyncio.run":
@@ -216,6 +219,7 @@ def spins(facts: Facts) -> Iterator[Witness]:
 def _asks(test: ast.expr, fn: Function, facts: Facts) -> str:
     """The attribute, global or state of an object that a test asks for; empty where it asks for anything else."""
     called = [n for n in ast.walk(test) if isinstance(n, ast.Call)]
+    # Any other call may itself change what it answers.
     if any(not isinstance(c.func, ast.Attribute) or c.func.attr not in ASKS or c.args for c in called):
         return ""
     if any(isinstance(n, ast.Await | ast.NamedExpr) for n in ast.walk(test)):
@@ -244,6 +248,7 @@ def _does_something(loop: ast.While, fn: Function, facts: Facts) -> bool:
         if isinstance(node, ast.AsyncFor | ast.AsyncWith | ast.Yield | ast.Break | ast.Return | ast.Raise):
             return True
         if isinstance(node, ast.Await):
+            # An await of a coroutine that never gives up its turn, as of one that returns at once, is none.
             if facts.lets_others_run(node, fn):
                 return True
         elif isinstance(node, ast.Call):

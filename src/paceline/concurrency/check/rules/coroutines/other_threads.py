@@ -31,6 +31,7 @@ def loop_from_thread(facts: Facts) -> Iterator[Witness]:
         visited: set[Function] = set()
         while todo:
             fn = todo.pop()
+            # A thread with a loop of its own uses that one.
             if fn in visited or facts.on_loop(fn) or any(short_name(c.func) in OWN_LOOP for c in fn.calls):
                 continue
             visited.add(fn)
@@ -60,6 +61,7 @@ def _of_two_loops(facts: Facts) -> Iterator[Witness]:
                         shared.add(thing.id)
     for name, users in waits.items():
         start, (effect, fn) = next(iter(users.items()))
+        # What each loop makes for itself is used by that loop alone.
         if name in shared and (len(users) > 1 or several(facts.threads_of(start), facts)):
             yield Witness(effect.node, fn, "two-loops", thing=name, start=start)
 
@@ -74,6 +76,7 @@ def _stops(fn: Function, facts: Facts) -> Iterator[Witness]:
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "call_soon" or short_name(last) != "stop":
             continue
         join = next((c for c in joins if "thread" in dotted(c.func).lower()), None)
+        # In its own thread the loop runs the callback in its next turn, without having to be woken.
         if join is not None and not _in_own_thread(call, fn):
             yield Witness(call, fn, "stops", join=join)
 
@@ -167,6 +170,7 @@ def _only_in_threads(fn: Function, facts: Facts) -> bool:
     started = [r for r in facts.roots if r.kind == "thread" and r.function is fn and not r.several]
     callers = facts.callers.get(id(fn), [])
     if started or any(r.function is fn and r.kind == "thread" for r in facts.roots):
+        # A function that is also called may be called in the main thread.
         return not callers and _seen_to_start(fn, facts)
     private = fn.name.startswith("_") and fn.name not in facts.used_as_values
     return (

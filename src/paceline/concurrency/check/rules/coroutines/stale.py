@@ -83,6 +83,7 @@ def _by_tasks(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
         awaits = [p for p in pauses(access.fn) if on_the_way(p, access.node)] if access.fn.asynchronous else []
         read = _read_before(access, accesses, awaits)
         elsewhere = any(a.fn is not access.fn and a.fn.asynchronous for a in changes)
+        # The change of one task alone cannot be lost.
         if read and (elsewhere or _several_tasks(access.fn, facts)):
             yield _late(access, "writes", read, "the change of task B is lost")
             return

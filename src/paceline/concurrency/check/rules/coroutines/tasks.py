@@ -94,8 +94,11 @@ def _of_group(
     lasting = [(call, each) for call, each in callees if _never_ends(each, facts)]
     ending = [(call, each) for call, each in callees if _surely_ends(each, facts)]
     works = isinstance(at, ast.AsyncWith) and _works(at, fn)
+    # All tasks have to be known, for any other one may end the group by raising; and if nothing follows the group, it
+    # is meant to last as long as the program.
     if not lasting or not (ending or works) or len(callees) < len(run) or not _goes_on(at, fn):
         return
+    # A task that cancels others, or the group, ends what does not end by itself.
     if any(short_name(c.func) in ENDS for each in (fn, *(e for _, e in callees)) for c in each.calls):
         return
     what = "the group" if isinstance(at, ast.AsyncWith) else text_of(at.value)

@@ -170,6 +170,7 @@ def _through_method(test: ast.If | ast.While, name: str, fn: Function, facts: Fa
         sets = [t for t, v in opens.assigns if dotted(t) == name and not is_constant(v, None)]
         first = min((a.lineno for a in opens.awaits), default=0)
         entered = (i.context_expr for w in opens.withs if isinstance(w, ast.AsyncWith) for i in w.items)
+        # A method that takes a lock, or asks again itself, lets the second caller find what the first has made.
         locked = any(_is_lock(e, opens, facts) for e in entered) or any(_checks(t, name) for t in opens.tests)
         if sets and first and min(t.lineno for t in sets) >= first and not locked:
             return awaits
@@ -292,6 +293,7 @@ WRITTEN = re.compile(r"_*(set|save|write|store|put)(_\w+)?$")
 def written_back(facts: Facts) -> Iterator[Witness]:
     """Report values that are read and written back across awaits, without a lock."""
     for fn in facts.module.functions:
+        # Between a read and a write that are not both awaited, no other task runs.
         if not fn.asynchronous or len(fn.awaits) < 2 or fn.name in BEGINNINGS or "lock" in fn.name:
             continue
         reads = [(t.id, v.value) for t, v in fn.assigns if _reads(t, v)]  # type: ignore[attr-defined]

@@ -77,6 +77,7 @@ def _checked_before(loop: ast.While, fn: Function, of: dict[int, Event], facts: 
             continue
         clear, clearing = clears[-1]
         waited = any(short_name(step.func) == "wait" for step, _ in steps[: steps.index(clears[-1])])
+        # After a wait of the same turn the flag was asked since; in a coroutine nothing comes between without an await.
         if waited or (fn.asynchronous and clearing is fn and not _gives_way(fn, loop, clear)):
             continue
         setter = _setter(event, flags, facts)
@@ -122,6 +123,7 @@ def _done_with(clear: Use, event: Event, facts: Facts) -> Iterator[Witness]:
             continue
         named = [n for n in ast.walk(loop) if isinstance(n, ast.Attribute | ast.Name)]
         done = {dotted(n) for n in named if wait.line < n.lineno < clear.line}
+        # What is looked at again after the clear is not forgotten.
         done -= {dotted(n) for n in named if n.lineno > clear.line or is_within(n, loop.test)}
         for effect in facts.walker.effects(clear.fn):
             if wait.line < effect.line < clear.line and effect.callee is not None:
@@ -190,6 +192,7 @@ def cleared_late(facts: Facts) -> Iterator[Witness]:
             starts = (s.lineno for s, runs in _starts(clear.fn, facts) if _sets(runs, event, facts))
             start = next((line for line in starts if line < clear.line), None)
             waits = [w.line for w in event.waits if w.fn is clear.fn]
+            # Once it has waited for the event, the function may clear it for the next time.
             if start is not None and not any(start <= line <= clear.line for line in waits):
                 yield _report(clear.call, clear.fn, event.name, start, "starts what sets it", event.sets[0], 0.7)
         for wait in event.waits:

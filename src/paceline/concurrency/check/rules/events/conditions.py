@@ -98,6 +98,7 @@ def notify_one(facts: Facts) -> Iterator[Witness]:
         asking = [w for w in waits if _asks(w.call, flags, fn, w.fn)]
         if not asking and (kinds := _of_two_kinds(call, waits)) is not None:
             yield Witness(call, fn, "kinds", one=kinds[0], two=kinds[1], condition=use.of)
+        # A single waiter is woken by `notify` as well.
         if asking and (len({id(w.fn) for w in waits}) > 1 or _in_several(asking[0].fn, facts)):
             yield Witness(call, fn, wait=asking[0], condition=use.of)
 
@@ -219,6 +220,7 @@ def _ends(access: Access, way: str) -> bool:
         return isinstance(operator, ast.Add if way == UP else ast.Sub)
     assigned = parent(access.node)
     value = assigned.value if isinstance(assigned, ast.Assign) else None
+    # What is assigned is not known, but is more likely something than nothing.
     if access.kind == "write" and way == UP and isinstance(value, ast.Name | ast.Call):
         return True
     if access.kind not in ("write", "none") or not isinstance(value, ast.Constant):
@@ -357,5 +359,6 @@ def slot_freed(facts: Facts) -> Iterator[Witness]:
                 continue
             calls = [n for s in block.body for n in ast.walk(s) if isinstance(n, ast.Call)]
             start = next((c for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr in STARTS), None)
+            # A block that waits for what it has started holds its slot meanwhile.
             if start is not None and not any(short_name(c.func) in WAITS for c in calls):
                 yield Witness(start, fn, slots=slots.id)

@@ -34,6 +34,7 @@ def never_set(facts: Facts) -> Iterator[Witness]:
     """Report threads and tasks in which an exception skips what others wait for."""
     waits, gets = _waited_for(facts)
     run: dict[int, tuple[Function, set[str]]] = {}
+    # What is started in a group ends with the group, which then raises in those that wait.
     for root in (r for r in facts.roots if not r.together):
         run.setdefault(id(root.function), (root.function, set()))[1].add(root.kind)
     for fn, kinds in run.values():
@@ -75,6 +76,7 @@ def _events(fn: Function, waits: dict[str, Use], facts: Facts) -> Iterator[Witne
     for event in dict.fromkeys(use.of for use in every if use.fn is fn and use.of in waits):
         sets = [use for use in every if use.of == event]
         conditional = any(enclosing(use.call, ast.If) or in_loop(use.call, fn) for use in sets if use.fn is fn)
+        # An event that is set under a condition, or by several, is not promised by this function.
         if not conditional and waits[event].fn is not fn and all(use.fn is fn for use in sets):
             yield from _skipped(fn, [use.call for use in sets], event, waits[event])
 
@@ -93,6 +95,7 @@ def _by_callbacks(fn: Function, waits: dict[str, Use], facts: Facts) -> Iterator
     """What others wait for and the callback of a pool's task does, which does not run where the task raises."""
     for call in fn.calls:
         callback = keyword(call, "callback")
+        # `error_callback` is called in place of `callback` where the task raises.
         if callback is None or short_name(call.func) not in LATER or keyword(call, "error_callback") is not None:
             continue
         for run in functions_of(callback, fn, facts.module):
@@ -153,6 +156,7 @@ def _skipped(fn: Function, met_by: list[ast.Call], what: str, waiter: Use) -> It
     binding = fn.bound.get(what.rpartition(".")[2])
     line = binding.lineno if binding is not None and what.startswith(fn.qualname + ".") else 0  # a local event
     ways = [s for s in duty.skipped_by_exceptions() if s.node.line > line and not _met_in_handler(s, met_by)]
+    # A plain return may be meant to leave the event unset; one in a handler follows a failure.
     ways += [s for s in duty.returns_without() if _in_handler(s)] if not ways else []
     for skipped in ways[:1]:
         yield _report(fn, met_by[0], skipped, what, waiter)
@@ -228,6 +232,7 @@ def barrier_parties(facts: Facts) -> Iterator[Witness]:
                 others = any(u.of == barrier and u.fn not in (fn, runs) for u in waits)
                 if parties is None or count is None or others:
                     continue
+                # A wait with a timeout breaks the barrier where a party is missing.
                 if any(has_timeout(c, "wait") for c in (*mine, wait.call)):
                     continue
                 more = parties.left if isinstance(parties, ast.BinOp) and is_constant(parties.right, 1) else None

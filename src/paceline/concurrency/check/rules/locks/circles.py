@@ -26,10 +26,12 @@ def lock_order(facts: Facts) -> Iterator[Witness]:
     for edge in edges(facts):
         first, second = edge.first.resource, edge.second.resource
         if first.id == second.id:
+            # A lock around both makes the two orders exclude each other.
             likely = 0.0 if edge.gates else of_instances(edge, facts.module)
             if likely and (first.id, edge.steps[0][1].lineno) not in reported:
                 reported.add((first.id, edge.steps[0][1].lineno))
                 yield _swapped(edge, likely)
+        # Of locks in a container it is not known whether the two orders are of the same ones.
         elif not first.one_of_several and not second.one_of_several:
             keep(ways.setdefault((first.id, second.id), []), edge, WITNESSES)
     following: dict[str, list[str]] = {}
@@ -96,15 +98,18 @@ def lock_taken_again(facts: Facts) -> Iterator[Witness]:
             for first in locks_held:
                 lock = first.resource
                 alone = lock.non_reentrant or lock.kind.endswith("Semaphore")
+                # An RLock may be taken again by its holder, and what is one of several may be another one.
                 if not alone or not lock.sure or lock.one_of_several:
                     continue
                 steps: tuple[tuple[Function, ast.expr], ...] | None = None
                 if effect.kind == "take" and effect.resource is not None and effect.resource.id == lock.id:
                     node = effect.node.func.value if isinstance(effect.node, ast.Call) else effect.node  # type: ignore[attr-defined]
+                    # Locks of two objects of a class have one id, so the objects have to be written alike.
                     if dotted(node) == first.receiver and effect.line != first.line:
                         steps = ((fn, effect.node),)
                 elif effect.callee is not None and (ends_first if lock.kind == "AsyncSemaphore" else runs_now)(effect):
                     take = facts.takes(effect.callee).get(lock.id)
+                    # A function on the way that releases the lock first takes it from no one.
                     given_up = take is None or any(lock.id in facts.drops(f) for f, _ in take.steps)
                     if take is not None and take.same and not given_up and _of_one_object(effect, first, fn, facts):
                         steps = ((fn, effect.node), *take.steps)
@@ -247,6 +252,7 @@ def _callback(effect: Effect, fn: Function, facts: Facts) -> str:
         return "the callbacks of a future"
     receiver = short_name(receiver_of(call) or call).lower()
     is_future = name == "cancel" and (receiver in ("f", "fut") or "future" in receiver)
+    # `cancel` runs callbacks only where some were added.
     if is_future and any(a.attr == "add_done_callback" for f in facts.module.functions for a in f.attributes):
         return "the callbacks of a future"
     if name.endswith(CALLBACK_WORDS) and not _is_plain(call.func, fn):

@@ -38,6 +38,7 @@ def lock_in_destructor(facts: Facts) -> Iterator[Witness]:
         fn, handler = root.function, INTERRUPTING[root.kind]
         for take in facts.takes(fn).values():
             lock = take.resource
+            # No other method of an object runs any more while it is destroyed.
             is_private = fn.name == "__del__" and take.same and not _shared(lock.id, facts)
             other = _elsewhere(lock.id, fn, facts) if lock.sure and lock.non_reentrant and not is_private else None
             if other is not None and not lock.one_of_several:
@@ -47,6 +48,7 @@ def lock_in_destructor(facts: Facts) -> Iterator[Witness]:
                     node, where, handler=handler, lock=name, since=since, caller=by, event=event, steps=take.steps
                 )
         for use in _queues(fn, facts):
+            # The same of its own queue.
             if fn.name != "__del__" or _shared(use.of, facts):
                 yield Witness(use.call, fn, "queues", handler=handler, resource=use.resource)
         for wait in facts.waits(fn).values():
@@ -96,6 +98,7 @@ def signal_handler(facts: Facts) -> Iterator[Witness]:
                 yield Witness(node, where, lock=lock, since=take.resource.line or root.line, take=take)
         for use in (use for use in _queues(root.function, facts) if use.resource.sure):
             yield Witness(use.call, use.fn, "queues", since=use.resource.line or use.line, resource=use.resource)
+        # A handler that ends the process does not return into the write that it has interrupted.
         for steps in () if _ends(root.function) else facts.ways_to(root.function, _writes, depth=2):
             yield Witness(steps[-1][1], steps[-1][0], "writes", steps=steps)
 
@@ -161,6 +164,7 @@ STARTS = ("start", "fork", "forkpty")
 def lock_across_fork(facts: Facts) -> Iterator[Witness]:
     """Report locks that are created once, in code that compares process ids."""
     module = facts.module
+    # A program with such a hook can make its locks anew in the child.
     if any(a.attr == "register_at_fork" for fn in module.functions for a in fn.attributes):
         return
     yield from _held(facts)
@@ -338,9 +342,11 @@ def fork_with_threads(facts: Facts) -> Iterator[Witness]:
         for c in fn.calls
         if facts.module.constructed_kind(c, fn) == "Thread" or _starts(c, fn, facts) or _runs_in_threads(c, fn, facts)
     ]
+    # Threads of a child are not those of the process that forks.
     apart = {begun.get(c.lineno, c.lineno) for fn in facts.module.functions if _of_child(fn, facts) for c in fn.calls}
     lines = [line for line in lines if line not in apart]
     for fn in facts.module.functions if lines else ():
+        # A child that executes another program keeps no copy of the locks.
         if any(short_name(c.func).startswith(("execl", "execv", "spawn")) and c.lineno > fn.line for c in fn.calls):
             continue
         for call in fn.calls:

@@ -36,12 +36,14 @@ def lock_leak(facts: Facts) -> Iterator[Witness]:
         if fn.name.strip("_").lower().startswith(HANDS_ON) or fn.name.lower().endswith("lock"):
             continue
         walk = facts.walk(fn)
+        # A walk that was cut off has not seen every path, and a release may be on the others.
         if walk.cut or not walk.leaks:
             continue
         reported: set[str] = set()
         dropped = facts.drops(fn)  # taken again at the end, as the caller expects
         for leak in sorted(walk.leaks, key=lambda leak: (leak.raised, leak.line)):
             lock = leak.held.resource
+            # An exception at the top of a module ends its import, and with it mostly the program.
             expected = lock.id in dropped and dropped[lock.id].line < leak.held.line
             if lock.id in reported or expected or (leak.raised and fn is facts.module.top):
                 continue
@@ -50,6 +52,8 @@ def lock_leak(facts: Facts) -> Iterator[Witness]:
             frees = [m for m, _ in walk.events if m.line != leak.held.line and _gives_back(m, lock, facts)]
             kinds = ("call",) if leak.held.by_callee else ("take", "try")
             take = next((m for m, _ in walk.events if m.kind in kinds and m.line == leak.held.line), None)
+            # Without any release of its own the function leaves the lock to others on purpose; and a release under a
+            # flag may be the right one, since the walk does not know when the flag is true.
             if not frees or take is None or _depends(take, frees):
                 continue
             # A release in handlers alone undoes what failed: on success the caller is meant to hold the lock.
@@ -106,6 +110,7 @@ def _depends(take: Effect, frees: list[Effect]) -> bool:
 
 def _tests_a_flag(condition: ast.If, take: Effect) -> bool:
     """Whether a condition tests a flag for the lock being held."""
+    # What is taken under a condition, or only tried, is rightly released under the same condition.
     if isinstance(enclosing(take.node, ast.If), ast.If) or take.kind == "try":
         return True
     test = condition.test.operand if isinstance(condition.test, ast.UnaryOp) else condition.test
@@ -125,6 +130,7 @@ def left_taken(facts: Facts) -> Iterator[Witness]:
     """Report marks that an exception leaves set, and counts that it leaves too high."""
     for fn in facts.module.functions:
         yield from _counts(fn, facts)
+        # While an object is being made, no one else can ask for its marks.
         if fn.name not in BEGINNINGS and fn.cls is not None:
             yield from _marks(fn, facts)
 
@@ -163,6 +169,8 @@ def _counts(fn: Function, facts: Facts) -> Iterator[Witness]:
         work = next((s for s in rest if _may_fail(s) and any(isinstance(n, ast.Await) for n in ast.walk(s))), None)
         hands_out = any(isinstance(s, ast.Return) and s.value is not None for s in rest)
         check = _asked(mark, change, fn, facts) if work is not None else None
+        # The count is of what the function returns and is lowered when that comes back, so only a failure leaves it too
+        # high.
         if back and all(m is not fn for m, _ in back) and hands_out and work is not None and check is not None:
             yield _report_mark(fn, mark, change, work, back[0][1], check)
             return
@@ -203,6 +211,7 @@ def _resets(statement: ast.stmt, mark: str, start: ast.stmt) -> bool:
 
 def _may_fail(statement: ast.stmt) -> bool:
     """Whether a statement does work outside of a `try`: an await, or a call that is not about logs."""
+    # A `try` may put the mark right in a handler or a `finally`.
     if isinstance(statement, ast.Try):
         return False
     calls = [n for n in ast.walk(statement) if isinstance(n, ast.Call)]
@@ -275,6 +284,7 @@ def released_never_taken(facts: Facts) -> Iterator[Witness]:
         # The lock of an object of this file may be taken by users of its class in other files.
         if lock in takes or ("." in lock and lock.rpartition(".")[0] in facts.module.classes):
             continue
+        # A function that is given the lock may take it.
         if any(c.args and text_of(a) == lock for c, _ in facts.module.calls for a in c.args):
             continue
         yield Witness(effect.node, fn, lock=lock, effect=effect)
@@ -290,6 +300,7 @@ def _given_up(fn: Function, facts: Facts) -> Iterator[Witness]:
             continue
         ends = isinstance(test.body[-1], ast.Return | ast.Raise) and tries.line <= last_line(tried.body)
         for frees in effects:
+            # A release under an `if` may ask whether the lock was taken.
             last = {id(n) for s in tried.finalbody if not isinstance(s, ast.If) for n in ast.walk(s)}
             same = frees.kind == "free" and frees.resource.id == tries.resource.id  # type: ignore[union-attr]
             if ends and same and id(frees.node) in last:
@@ -305,6 +316,7 @@ def not_taken(facts: Facts) -> Iterator[Witness]:
             if effect.kind != "try" or lock is None or not lock.sure or lock.kind in ASYNC_LOCKS:
                 continue
             freed = next((e for e in effects if _frees(e, lock.id) and e.line > effect.line), None)
+            # `lock.acquire(blocking=False); lock.release()` frees a lock whoever holds it, and relies on nothing.
             if isinstance(parent(effect.node), ast.Expr) and freed is not None and _works(effect, freed, fn):
                 yield Witness(effect.node, fn, effect=effect, freed=freed)
 
@@ -349,6 +361,7 @@ def _stays(name: str, fn: Function) -> bool:
         if not isinstance(node, ast.Name) or node.id != name or isinstance(node.ctx, ast.Store):
             continue
         around = parent(node)
+        # A function inside this one may run in another thread, for which the lock is then shared.
         if _owner(node, fn) is not fn.node:
             return False
         if (isinstance(around, ast.withitem) and around.context_expr is node) or (

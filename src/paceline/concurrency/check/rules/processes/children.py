@@ -87,6 +87,7 @@ def _changed_copies(begun: list[Child], facts: Facts) -> Iterator[Witness]:
     """State of the parent that only children change, each its own copy, and that the parent reads afterwards."""
     inside = _reached(begun, facts)
     others = [fn for fn in facts.module.functions if fn not in inside]
+    # What the parent calls, too, changes the state of the parent.
     inside -= {fn for other in others for fn in facts.reached_from(other)} - {child.runs for child in begun}
     given = _given(begun, facts)
     changes: dict[Hashable, tuple[ast.Name | ast.Attribute, Function]] = {}
@@ -101,6 +102,7 @@ def _changed_copies(begun: list[Child], facts: Facts) -> Iterator[Witness]:
         for node in _nodes(fn):
             for thing in _things(node, fn, given, facts):
                 kinds = ("write", "grow", "update")[isinstance(node, ast.Name) :]  # to bind a name changes nothing
+                # Where the parent changes it as well, what it reads need not be meant to come from the child.
                 if kind_of(node) in kinds and fn.name not in BEGINNINGS:
                     changes.pop(thing, None)
                 elif isinstance(node.ctx, ast.Load) and id(fn) in starts and node.lineno > starts[id(fn)]:
@@ -197,6 +199,7 @@ def _in_task(child: Child, facts: Facts) -> Iterator[Witness]:
     given = [fn.bound.get(value.id, value) if isinstance(value, ast.Name) else value for value in child.given]
     parts = [(n, n, fn) for value in (*child.given, *given) for n in ast.walk(value) if isinstance(n, ast.Name)]
     for cls in (cls for value in child.given for cls in module.objects.classes(value, fn)):
+        # A class that says what of it is pickled may leave its locks out.
         kept = [pair for values in cls.values.values() for pair in values] if "__getstate__" not in cls.methods else []
         parts += [(task.args[0], value, scope) for value, scope in kept]  # type: ignore[misc]
     for at, part, scope in parts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
@@ -14,8 +15,7 @@ from paceline.concurrency.check.threads.roots import FORKS, on_child_side
 
 READS = ("recv", "read", "readline")
 #: What takes what was read as it is, and raises nothing where it is empty.
-HARMLESS = {"decode", "encode", "strip", "rstrip", "lstrip", "append", "extend", "write", "print", "endswith",
-            "startswith", "find", "join", "str", "bytes", "bytearray", "debug", "info", "lower", "upper"}  # fmt: skip
+HARMLESS = libraries.names("functions that may be given no bytes")
 
 
 def end_of_stream(facts: Facts) -> Iterator[Witness]:
@@ -49,6 +49,7 @@ def _endless(loop: ast.While, call: ast.Call, fn: Function) -> bool:
         consumer = parent(consumer)
     target = consumer.targets[0] if isinstance(consumer, ast.Assign) and len(consumer.targets) == 1 else None
     target = consumer.target if isinstance(consumer, ast.AugAssign) and isinstance(consumer.op, ast.Add) else target
+    # A `try` inside the loop may leave it where an empty read makes something raise.
     if not isinstance(target, ast.Name | ast.Attribute) or enclosing(call, ast.Try) is not enclosing(loop, ast.Try):
         return False
     names = {dotted(target)}
@@ -114,6 +115,7 @@ def own_end(facts: Facts) -> Iterator[Witness]:
         for call in fn.calls:
             stream = _read_to_end(call, fn)
             for pipe, part in _ends(stream, fn, facts) if stream is not None else ():
+                # Of a pipe of two ways each process has the end that the other writes to.
                 one_way = dotted(pipe.func) == "os.pipe" or bool(pipe.args or pipe.keywords)
                 if not one_way or part == 0:
                     yield from _kept_open(call, fn, (pipe, 1 - part), facts)

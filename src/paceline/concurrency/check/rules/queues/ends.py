@@ -42,6 +42,7 @@ def _left_if_empty(fn: Function, facts: Facts) -> Iterator[Witness]:
         gets = (e for e in facts.walker.effects(fn) if e.kind == "wait" and not e.timeout and e.line > test.lineno)
         get = next((e for e in gets if e.resource is not None and e.resource.id == queue and "." in queue), None)
         threads = get is not None and get.resource is not None and get.resource.kind == "Queue"
+        # A lock over the check and the get keeps other takers out in between.
         if get is not None and threads and not facts.held_at(get.node, fn):
             yield Witness(get.node, fn, line=test.lineno, effect=get)
 

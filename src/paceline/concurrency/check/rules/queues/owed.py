@@ -33,6 +33,7 @@ def task_not_done(facts: Facts) -> Iterator[Witness]:
         return
     gets = [use for use in queue_uses(facts, ("get",)) if use.of in joins]
     takers = list(dict.fromkeys((use.fn, use.of) for use in gets))
+    # Without a single `task_done` in the file the join is at fault, rather than each of the takers.
     done = any(short_name(c.func) == "task_done" for c, _ in facts.module.calls)
     for queue in dict.fromkeys(queue for _, queue in takers if not done):
         fn, join = joins[queue]
@@ -125,6 +126,7 @@ def unanswered(facts: Facts) -> Iterator[Witness]:
         for take, names in _taken(fn):
             answers = [c for c in fn.calls if c.lineno >= take.lineno and _answers(c, names)]
             kind = waits.get(short_name(answers[0].func)) if answers else None
+            # An event that others made may be waited for by no one, or with a timeout.
             if kind is None or not _made_here(facts, short_name(answers[0].func)):
                 continue
             duty = Duty(fn, partial(_meets, names=names))
@@ -230,6 +232,7 @@ def result_lost(facts: Facts) -> Iterator[Witness]:
                 ]
                 duty = Duty(worker, one_of(put.call for put in puts if put.fn is worker))
                 ways = duty.skipped_after(duty.steps(one_of(takes)))
+                # An exception that is not caught ends the worker, with a traceback.
                 lost = sorted((s for s in ways if not s.raised or s.caught), key=lambda s: (s.raised, s.node.line))
                 for way in lost[:1]:
                     how = "if this raises, which is caught" if way.raised else "on the way that ends here"

@@ -56,6 +56,7 @@ def _between_calls(facts: Facts) -> Iterator[Witness]:
         for one, other in _pairs(fn, calls) if len(calls) > 1 else ():
             locks, each = facts.held_at(one.node, fn), fn.cls.name if fn.cls and facts.runs_on_own(fn) else ""
             shared = _same_state(one, other, bool(locks), fn, facts)
+            # A lock around both calls is one of the thread's own object, and so keeps no other thread out.
             apart = all(lock.startswith(f"{each}.") for lock in locks)
             if shared is not None and apart and may_overlap(fn, fn, facts):
                 yield Witness(other.node, fn, "calls", shared=shared, one=one, other=other)
@@ -95,6 +96,7 @@ def _decided(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
     """The first decision by a value that is changed on the branch taken."""
     for read in accesses:
         test = _test(read)
+        # Between a test and its branch no other task runs unless there is an await; a beginning and an end run once.
         if test is None or read.locks or read.fn.asynchronous or read.fn.name in BEGINNINGS or is_teardown(read.fn):
             continue
         branch = _branch(test)
@@ -127,10 +129,12 @@ def _test(read: Access) -> ast.If | ast.While | None:
     at: ast.AST = read.node
     up = parent(at)
     while isinstance(up, ast.expr):
+        # Any other call makes something new of the value, and the test is about that.
         if isinstance(up, ast.Call) and not (isinstance(up.func, ast.Name) and up.func.id in ("len", "bool", "int")):
             return None
         if isinstance(up, ast.Subscript | ast.Attribute | ast.Lambda | ast.IfExp | ast.GeneratorExp | ast.ListComp):
             return None
+        # Membership and identity are checks of existence, which PC401 and PC405 report.
         if isinstance(up, ast.Compare) and isinstance(up.ops[0], ast.In | ast.NotIn | ast.Is | ast.IsNot):
             return None
         at, up = up, parent(up)
@@ -175,12 +179,14 @@ def _matters(test: ast.If | ast.While, read: Access, change: Access, branch: lis
         return False  # created on first use: PC405
     if isinstance(test, ast.While) or change.kind == "update":
         return False  # a lost update: PC402
+    # The thread that comes second is expected to fail, and its failure is handled.
     if is_caught(change.node, "IndexError", "KeyError", "LookupError", "ValueError"):
         return False
     compared = any(isinstance(n, ast.Compare) for n in ast.walk(test.test))
     if change.kind in ("grow", "shrink"):
         return compared and not any((*regions("found", [change]), *regions("missing", [change])))  # PC401
     if change.kind == "none" or _is_flag(change):
+        # Setting a flag twice does no harm by itself; doing twice what it guards does.
         works = [s for s in branch if any(isinstance(n, ast.Call) for n in ast.walk(s))]
         return bool(works) and _turns(test, change) and change.fn is read.fn
     return change.kind == "write" and compared
@@ -252,6 +258,7 @@ SENDS = ("sendall", "write", "sendmsg")
 def interleaved(facts: Facts) -> Iterator[Witness]:
     """Report two sends over a connection of the object in a function that several threads run at once."""
     for fn in facts.module.functions if facts.has_threads else ():
+        # An object of which each thread has its own has a connection of its own, too.
         if fn.cls is None or fn.asynchronous or facts.runs_on_own(fn):
             continue
         sends: dict[str, list[ast.Call]] = {}
@@ -282,6 +289,7 @@ def _kept_by_one(
     makers = [(v, f) for v, f in values if isinstance(v, ast.Call)]
     kinds = {libraries.bound(type_name(value, fn, facts.module)) for value, fn in makers}
     if kinds == {"maker"}:
+        # With `check_same_thread=False` sqlite3 refuses no thread.
         allowed = any(keyword(c, "check_same_thread") is not None for c, _ in facts.module.calls)
         if allowed or any(facts.threads_of(fn) and fn.name != "__init__" for _, fn in makers):
             return

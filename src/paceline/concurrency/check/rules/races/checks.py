@@ -50,6 +50,7 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Witn
     for established, form in (("missing", "claimed"), ("some", "last-item-taken"), ("found", "removed-between")):
         for region, other in violations(established, accesses, facts, preempts):
             kind = "filled-twice" if makes_one(region, facts) else form
+            # One report of a form for each attribute: what repairs the first repairs the others.
             if kind not in reported and (kind != "claimed" or _claims(region)):
                 reported.add(kind)
                 yield not_atomic(region, kind, other=other)
@@ -58,6 +59,7 @@ def _at_once(accesses: list[Access], sign: float, facts: Facts) -> Iterator[Witn
 def _is_meant(use: Access, sign: float, facts: Facts) -> bool:
     """Whether a function is meant for several threads, by the signs for its class."""
     fn, least = use.fn, IMPORTS if of_all_objects(use.fn) else CLAIMS
+    # Each thread runs these on an object of its own, however many threads there are.
     alone = facts.runs_on_own(fn) and (fn.name == "run" or fn.name.startswith("_"))
     return sign >= least and not alone and not fn.asynchronous and not facts.guards(fn) and not use.locks
 
@@ -87,6 +89,7 @@ def _without_lock(
     changes = [a for a in accesses if a.kind in kinds and a.locks]
     guard = own_locks(frozenset.intersection(*(a.locks for a in changes)), cls) if changes else []
     for region in regions(established, accesses) if guard else ():
+        # A function that holds the lock for another change of the attribute leaves it out here on purpose.
         if not region.use.locks & {*guard} and all(a.fn is not region.use.fn for a in changes):
             yield not_atomic(region, form, lock=guard[0], other=changes[0])
             return
@@ -108,6 +111,7 @@ def _vanishes(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
 
 def _concurrent(one: Function, two: Function, facts: Facts) -> bool:
     """Whether two functions may run at the same time: they do not run in the same threads only."""
+    # What is named after a fork runs in a child, which has no other threads.
     if one is two or "fork" in one.name:
         return False
     first, second = facts.threads_of(one), facts.threads_of(two)
@@ -139,6 +143,7 @@ def _lock_after(test: ast.If, fn: Function, facts: Facts) -> ast.With | ast.Asyn
     else:
         rest = test.body[:1] if len(test.body) == 1 else []
     for statement in rest:
+        # What is done before the lock may have checked again.
         if isinstance(statement, ast.If | ast.For | ast.While | ast.Try):
             return None
         if isinstance(statement, ast.With | ast.AsyncWith) and _is_lock(statement, fn, facts):
@@ -217,6 +222,7 @@ def _changed(node: ast.AST) -> str:
     """What a statement or call changes by more than assigning a constant; empty where that is nothing."""
     if isinstance(node, ast.Assign | ast.Delete):
         target = node.targets[0]
+        # A second assignment of the same constant changes nothing.
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant) and isinstance(target, ast.Attribute):
             return ""
     elif isinstance(node, ast.AugAssign):

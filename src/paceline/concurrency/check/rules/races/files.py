@@ -91,8 +91,10 @@ def _recreated(facts: Facts) -> Iterator[Witness]:
             path = _path_of(call)
             if short_name(call.func) not in MAKES or path not in calls or calls[path].lineno > call.lineno:
                 continue
+            # Whoever comes second is content with what it finds.
             if is_constant(keyword(call, "exist_ok"), True) or foreseen(call):
                 continue
+            # Among ranks one of them was chosen to do it.
             if facts.sequences.tests_around(call, fn):
                 continue
             if _confidence(path, fn, _meets_others(fn, facts)) >= 0.5:
@@ -240,6 +242,8 @@ def _makes(call: ast.Call, path: str, fn: Function, ranks: bool) -> bool:
     if name in MAKES:
         return path in places and not is_constant(keyword(call, "exist_ok"), True)
     words = f"{fn.name} {path}".lower()
+    # Among processes that were started apart, only files by which they know of each other, and caches, are in use by
+    # several at once; elsewhere a program removes files of its own.
     between = any(word in path.lower() for word in BETWEEN_PROGRAMS) or "cache" in words
     if not ranks and not (between and name in REMOVES):
         return False
@@ -262,6 +266,7 @@ def removed_first(facts: Facts) -> Iterator[Witness]:
             if test is None or not any(_asks(test)) or path not in ast.unparse(test.test):
                 continue
             move = next((m for m in moves if m.lineno > removal.lineno and _follows(m, test) and _to(m, path)), None)
+            # Windows cannot rename onto a file that exists, so the removal is needed there.
             apart = _of_one_system(removal) or foreseen(removal) or facts.held_at(removal, fn)
             if move is not None and not apart:
                 links = short_name(move.func) in ("symlink", "link")

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.rules.rule import Witness, resource_of
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
@@ -40,6 +41,8 @@ def lazy_start(facts: Facts) -> Iterator[Witness]:
     """Report tests of existence, outside a lock, that guard a creation or a start."""
     acts = (_starts, _made_at_once, _flagged, _own_lock, _signalled_by_thread, _event_as_lock)
     for fn in facts.module.functions:
+        # A constructor has the object to itself. `__new__` of a singleton has not: two threads may ask for the first
+        # one.
         if (fn.name in BEGINNINGS and fn.name != "__new__") or fn is facts.module.top:
             continue
         for test in (t for t in fn.tests if isinstance(t, ast.If) and not facts.held_at(t, fn)):
@@ -89,6 +92,7 @@ def _starts(test: ast.If, fn: Function, facts: Facts) -> Act | None:
     """`if not self.running: self.start()` of a thread, in a method that does something else."""
     if fn.cls is None or not fn.cls.is_a("threading.Thread", "Thread") or fn.name.startswith("__"):
         return None
+    # A method that is there to start the thread is called once by its owner, and a `start` of its own may check.
     if starts_or_ends(fn) or re.search("is_alive|isAlive", ast.unparse(test.test)) or fn.cls.method("start"):
         return None
     calls = (s.value for s in test.body if isinstance(s, ast.Expr) and isinstance(s.value, ast.Call))
@@ -105,6 +109,7 @@ def _made_at_once(test: ast.If, fn: Function, facts: Facts) -> Act | None:
     together = may_overlap(fn, fn, facts)
     sign = of_threads(fn.cls if on_self else None, facts, fn.line)
     least = IMPORTS if on_self and of_all_objects(fn) else OWNS_OTHER
+    # Where no two threads are seen in this method, the class has to give stronger signs that it is shared.
     if not together and (sign < least or facts.guards(fn) or starts_or_ends(fn)):
         return None
     bare = (s for s in _assigned(name, test) if _creates(s.value, fn) and not facts.held_at(s, fn))
@@ -117,6 +122,7 @@ def _flagged(test: ast.If, fn: Function, facts: Facts) -> Act | None:
     name = absent(test.test)
     if fn.cls is None or not name.startswith(f"{fn.self_name}.") or fn.asynchronous or is_teardown(fn):
         return None
+    # `_send_locked` is called with the lock held: that is what its name says.
     if not owns_lock(fn.cls, facts) or facts.guards(fn) or starts_or_ends(fn) or fn.name.endswith("locked"):
         return None
     for flag in _assigned(name, test):
@@ -131,6 +137,7 @@ def _signalled_by_thread(test: ast.If, fn: Function, facts: Facts) -> Act | None
     flag = dotted(test.test) if isinstance(test.body[-1], ast.Return) else ""
     if fn.cls is None or not _on_self(flag, fn):
         return None
+    # A flag that is set here, before the start, keeps out the second caller.
     if any(dotted(t) == flag and t.lineno > test.lineno for t, _ in fn.assigns):
         return None
     for root in facts.roots:
@@ -188,8 +195,7 @@ def _creates(value: ast.expr, fn: Function) -> bool:
     return name.strip("_")[:1].isupper() or name.strip("_").startswith(_MAKERS)
 
 
-WORDS = ("init", "ready", "done", "loaded", "setup", "set_up", "attempted", "started", "checked", "created", "cached",
-         "registered", "configured", "patched", "complete", "populated", "imported", "finalized")  # fmt: skip
+WORDS = libraries.words("words of attributes that say that something was done")
 
 
 def flag_before_work(facts: Facts) -> Iterator[Witness]:

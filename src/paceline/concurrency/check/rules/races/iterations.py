@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
@@ -26,8 +27,7 @@ from paceline.concurrency.check.threads.sharing import comes_after, may_be_alone
 #: Functions that make a task of a coroutine.
 TASKS = ("create_task", "ensure_future", "run_coroutine_threadsafe")
 #: Methods that end an object, which then calls back the object that keeps it.
-ENDS = ("close", "kill", "stop", "disconnect", "terminate", "shutdown", "abort", "destroy", "unsubscribe", "throw",
-        "set_exception", "add_exception", "set_result", "fail", "errback", "callback")  # fmt: skip
+ENDS = libraries.words("methods that end an object, which then calls back")
 
 
 def unguarded_iteration(facts: Facts) -> Iterator[Witness]:
@@ -61,8 +61,11 @@ def _of_one(accesses: list[Access], facts: Facts, cls: Class | None) -> Iterator
     reported: set[int] = set()
     for loop in loops:
         ends = is_teardown(loop.fn) and not _joins_elements(loop, changes, facts)
+        # A loop at the end of an object, or for a log, is seldom worth a lock; what the loop itself sets off still
+        # counts.
         quiet = ends or loop.fn.name in ("__repr__", "__str__")
         why = None if quiet else _meets(loop, changes, facts, cls)
+        # The threads that change it were joined by then.
         if why is not None and comes_after(loop, why[0], facts):
             continue
         if why is None and quiet and (removes := _by_element(loop, changes, facts)) is not None:
@@ -281,6 +284,7 @@ def _by_its_body(loop: ast.For, name: str, fn: Function) -> Iterator[Witness]:
     for node in (n for s in loop.body for n in ast.walk(s)):
         if not isinstance(node, ast.Attribute | ast.Name) or dotted(node) != name or not _removes(node, loop):
             continue
+        # A loop that is left right after the removal never asks for its next item.
         goes_on = enclosing(node, ast.For, ast.While) is loop and not _left_after(node, loop)
         if goes_on and not is_caught(node, "RuntimeError"):
             yield _report_changed_in_loop(loop.iter, fn, name, node.lineno)
@@ -294,6 +298,7 @@ def _by_a_new_key(loop: ast.For, container: ast.Attribute | ast.Name, fn: Functi
     for stored in fn.subscripts:
         if not is_within(stored, loop.body) or not isinstance(stored.ctx, ast.Store) or dotted(stored.value) != name:
             continue
+        # A key that the loop comes from is there already, and storing under it changes no size.
         fixed = isinstance(stored.slice, ast.Constant) and isinstance(stored.slice.value, str)
         if fixed and keys and not _left_after(stored, loop) and enclosing(stored, ast.For, ast.While) is loop:
             yield _report_changed_in_loop(loop.iter, fn, name, stored.lineno)
@@ -304,6 +309,7 @@ def _removes(node: ast.Attribute | ast.Name, loop: ast.For) -> bool:
     """Whether a key is removed here, or the item of a list that the loop has come to."""
     up = parent(node)
     if isinstance(up, ast.Subscript) and isinstance(up.ctx, ast.Del):
+        # `del items[0]` and `del items[:n]` are of a list, which raises nothing.
         return not isinstance(up.slice, ast.Constant | ast.Slice)
     call = parent(up) if up is not None else None
     if not isinstance(up, ast.Attribute) or not isinstance(call, ast.Call) or call.func is not up:
@@ -312,6 +318,7 @@ def _removes(node: ast.Attribute | ast.Name, loop: ast.For) -> bool:
     if up.attr == "remove":
         return len(call.args) == 1 and isinstance(call.args[0], ast.Name) and call.args[0].id in items
     view = isinstance(loop.iter, ast.Call)
+    # `pop(key, default)`, and `pop(key)` beside a view, are of a dictionary; `pop()` of a list takes its last item.
     return up.attr == "discard" or (up.attr == "pop" and (len(call.args) == 2 or (view and len(call.args) == 1)))
 
 

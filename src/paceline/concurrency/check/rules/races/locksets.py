@@ -38,6 +38,7 @@ def forgotten_lock(facts: Facts) -> Iterator[Witness]:
 def _other_lock(accesses: list[Access], cls: Class) -> Iterator[Witness]:
     """A decision about an attribute under another lock of the object than the one that all its changes hold."""
     changes = [a for a in accesses if a.changes and a.fn.name not in BEGINNINGS]
+    # One function under a lock says little about which lock is the attribute's.
     if len({a.fn for a in changes}) < 2:
         return
     guard = set(own_locks(frozenset.intersection(*(a.locks for a in changes)), cls))
@@ -56,6 +57,7 @@ def _outdated(accesses: list[Access], cls: Class, facts: Facts) -> Iterator[Witn
     for read in accesses if guard else ():
         up, fn = parent(read.node), read.fn
         name = up.targets[0] if isinstance(up, ast.Assign) and up.value is read.node else None
+        # A variable that is bound again may hold the newer value by then.
         if read.locks or not isinstance(name, ast.Name) or [s.id for s in fn.stores].count(name.id) != 1:
             continue
         used = next((n for n in fn.names if _later(n, name) and facts.held_at(n, fn) & {*guard}), None)
@@ -92,7 +94,9 @@ def _bare(changes: list[Access], cls: Class | None, facts: Facts) -> tuple[Acces
     """A change without a lock, one with the lock that all guarded changes share, and that lock."""
     bare = [a for a in changes if not a.locks and not _excused(a, facts)]
     guarded = [a for a in changes if a.locks and a.fn.name not in BEGINNINGS]
+    # A single private helper may be under a lock for another reason.
     alone = len(guarded) == 1 and guarded[0].fn.name.startswith("_")
+    # Where most changes are without the lock, it is not the attribute's.
     if not bare or not guarded or alone or len(bare) > len(guarded):
         return None
     common = own_locks(frozenset.intersection(*(a.locks for a in guarded)), cls)
@@ -112,6 +116,7 @@ def _minority(accesses: list[Access], cls: Class | None, facts: Facts) -> tuple[
     lock = max(users, key=lambda name: (len(users[name]), name))
     bare = [a for a in accesses if not a.locks and _loses(a) and not _excused(a, facts)]
     others = [a for fn, a in users[lock].items() if all(b.fn is not fn for b in bare)]
+    # The functions with the lock have to be more than those without it, and to change what it guards.
     if not bare or len({b.fn for b in bare}) >= len(others) or not any(a.kind != "read" for a in others):
         return None
     return bare[0], next((a for a in others if a.changes), others[0]), lock
@@ -129,6 +134,7 @@ def _excused(access: Access, facts: Facts) -> bool:
     """Whether the caller may hold the lock, or no other thread runs yet or any more."""
     fn = access.fn
     made = (part for _, value in fn.assigns for part in parts(value) if isinstance(part, ast.Call))
+    # What makes the lock anew begins the object, as after a fork; what starts threads further on runs before them.
     renews = any(short_name(call.func).endswith("Lock") for call in made)
     starts = any(short_name(c.func) == "start" and c.lineno > access.line for c in fn.calls)
     return renews or starts or may_be_alone(fn, facts)

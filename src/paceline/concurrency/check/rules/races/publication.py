@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from paceline.concurrency.check import libraries
 from paceline.concurrency.check.libraries.catalogue import PUTS, THREAD_EVENTS
 from paceline.concurrency.check.rules.rule import Witness, queue_of
 from paceline.concurrency.check.summaries import Facts, Use
@@ -109,10 +110,12 @@ def _method(node: ast.expr, fn: Function, facts: Facts) -> Function | None:
 def _published_early_late(fn: Function, cls: Class, start: Start, facts: Facts) -> Iterator[Witness]:
     """The attributes that are set only after the start, though they could be before, and that the thread reads."""
     reads = _reads(start.runs, cls, facts) if start.runs is not None else _read_by_any(cls, facts)
+    # An attribute that the class or an earlier line has set is there, if not with its last value.
     class_level = (t for node in cls.node.body if isinstance(node, ast.Assign) for t in node.targets)
     early = {t.attr for t in _targets(fn) if t.lineno <= start.call.lineno} | {short_name(t) for t in class_level}
     late = [t for t in _targets(fn) if t.lineno > start.call.lineno and t.attr not in early and t.attr in reads]
     free = [t for t in late if not _follows(t, fn)]
+    # Reported are at most a lock and a plain value, which are the easiest to move up; else the first of what is late.
     locks = [t for t in free if facts.module.attribute(cls, t.attr) is not None]
     plain_targets = [t for t in free if isinstance(_value(t, fn), ast.Name | ast.Constant)]
     for target in [*locks[:1], *plain_targets[:1]] or late[:1]:
@@ -190,8 +193,7 @@ def _assigned_late(sets: Use, wait: Use) -> Iterator[tuple[ast.expr, tuple[Funct
 
 # Entries that are stored only after what looks them up was sent or started.
 
-SENDS = ("send", "request", "publish", "submit", "write", "transmit", "dispatch", "emit", "post", "enqueue", "start",
-         "spawn", "worker", "call_async", "put")  # fmt: skip
+SENDS = libraries.words("methods that send or start")
 MESSAGES = ("send", "sendall", "sendto", "send_message", "send_request", "publish", "execute_command", "transmit")
 TAKES = ("pop", "remove", "discard", "get")
 ONES = ("start", "spawn", "worker", "put", "write", "post", "emit")
@@ -232,8 +234,10 @@ def _flag_set_late(cls: Class, facts: Facts) -> Iterator[Witness]:
                 started = next((c for c in starts if c.lineno < target.lineno and _in_one_block(c, target)), None)
                 first = min(t.lineno for t, other, _ in flags if other == name)
                 unset = (v for v, _ in cls.values.get(name.partition(".")[2], ()))
+                # A flag that was set before the start, too, is true by the time that the thread asks for it.
                 if started is None or name not in needed or not is_true or first <= started.lineno:
                     continue
+                # The thread ends at once only where the flag begins as false.
                 if any(isinstance(v, ast.Constant) and not v.value for v in unset):
                     yield Witness(target, fn, "flag", started=started, run=run, flag=needed[name])
 

@@ -26,11 +26,13 @@ ENVIRONMENT = "os.environ"
 def process_state(facts: Facts) -> Iterator[Witness]:
     """Report functions that set state of the process and put it back, where several threads may run them."""
     for fn in facts.module.functions:
+        # A main function and tests have the process to themselves.
         if fn is facts.module.top or fn.name in ("main", "setUp", "tearDown") or fn.name.startswith("test"):
             continue
         changes = _changes(fn, facts)
         for what in dict.fromkeys(changes.values()):
             places = sorted((n for n, of in changes.items() if of == what), key=lambda n: n.lineno)
+            # Only changes of one variable can put each other back.
             places = [place for place in places if _variable(place) in ("", _variable(places[-1]))]
             swapped = len(places) > 1 and _puts_back(places[-1], fn)
             if swapped and _meets(fn, facts) and not facts.held_at(places[0], fn):

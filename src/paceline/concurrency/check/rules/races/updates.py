@@ -158,10 +158,12 @@ def _in_threads(accesses: list[Access], facts: Facts) -> Iterator[Witness]:
 def _overwritten(write: Access, update: Access, facts: Facts) -> bool:
     """Whether a plain write may come between the read and the write of an update that a thread makes."""
     fn = write.fn
+    # When a private method runs is up to its callers, which may do so before the threads.
     if write.locks or update.locks or facts.threads_of(fn) or fn.name.startswith("_") or fn.name in BEGINNINGS:
         return False
     started = any(short_name(c.func) in ("start", "submit") for c in fn.calls)
     joined = any(short_name(c.func) in ("join", "shutdown", "wait") and c.lineno < write.line for c in fn.calls)
+    # What starts the threads itself writes before them, and what has joined them after.
     return not started and not joined
 
 
@@ -201,6 +203,7 @@ def _on_first_use(access: Access) -> bool:
 def _others(access: Access, inside: list[Access], facts: Facts) -> str:
     """The function that changes it at the same time in another thread, possibly the same function; else empty."""
     mine = facts.threads_of(access.fn)
+    # Each thread has an object of its own, so only what belongs to the class is shared.
     if facts.runs_on_own(access.fn) and not of_class(access, facts):
         return ""
     for other in inside:
@@ -264,6 +267,7 @@ def _emptied(accesses: list[Access], cls: Class | None, facts: Facts) -> Iterato
         uses = [a for a in accesses if a.fn is reset.fn and a.line < reset.line and _whole(a)]
         pauses = [p for p in reset.fn.awaits if uses and uses[-1].line <= last_line(p) <= reset.line]
         added = next((a for a in adding if a.fn is not reset.fn or pauses), None)  # a second task may run the same
+        # A lock over the reset and over what adds keeps items from being added in between.
         if not uses or added is None or reset.locks & added.locks:
             continue
         if is_teardown(reset.fn) or (not pauses and (sign < OWNS_OTHER or reset.fn.asynchronous)):

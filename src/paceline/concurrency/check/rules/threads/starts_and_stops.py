@@ -67,6 +67,7 @@ def _event(fn: Function, facts: Facts) -> tuple[ast.expr, str, Function, int] | 
     for clear in (use for use in facts.uses(("clear",), EVENTS) if use.fn is fn and loop is not None):
         asks = (use for use in facts.uses(("is_set", "isSet", "wait"), of=clear.of) if use.fn is fn)
         is_tested = loop is not None and clear.line < loop.lineno and any(_ends(use.call, loop) for use in asks)
+        # An event that is cleared under a condition, or after a wait, was asked for before.
         if not is_tested or enclosing(clear.call, ast.If, ast.While) is not None or _waits_before(fn, clear.call):
             continue
         for other in _others(fn):
@@ -137,6 +138,8 @@ def local_flag(facts: Facts) -> Iterator[Witness]:
                 continue
             waiter, loop = loops[target.id]
             read = any(n.id == target.id and isinstance(n.ctx, ast.Load) for n in fn.names)
+            # A local that is read is meant as one, and a global that the module changes is not a flag that never
+            # changes.
             if waiter is not fn and not read and not _changed_at_top(target.id, facts):
                 yield Witness(target, fn, waiter=waiter, loop=loop)
 
@@ -263,6 +266,7 @@ def _function_of(call: ast.Call, facts: Facts) -> ast.expr | None:
     if name in TAKES:
         return keyword(call, *TAKES[name])
     kind, argument, position = STARTS.get(name, ("task", "", 0))
+    # A task is given a coroutine, which a call makes; `map` takes what its call returns.
     if kind == "task" or name == "map":
         return None
     if name in STARTS_IN_MODULE and STARTS_IN_MODULE[name] not in facts.module.canonical(call.func).split("."):
