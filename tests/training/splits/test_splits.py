@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from paceline.algorithms.agenda import Agenda, Chunk
+from paceline.algorithms.splits import Mesh
+from paceline.algorithms.splits.derivation import ProgramStep
+from paceline.algorithms.splits.movements import movements_of_update
 from paceline.errors import JobError, PlanError
 from paceline.interfaces.api.train import train
 from paceline.interfaces.testing.conformance import PLANS, difference, replays, same_numbers
@@ -22,6 +27,8 @@ from paceline.runtime.engines.dividing import chunks_each
 from paceline.runtime.engines.setup import set_up
 from paceline.runtime.runs.trace import Kind
 from paceline.training.jobs.job import Job
+from paceline.training.splits import planning
+from paceline.training.splits.exchanging import Request, move_together
 from paceline.training.splits.planning import peaks_of_parts
 from paceline.training.splits.slicing import sliced
 from paceline.training.stages.planning import examples_of
@@ -302,6 +309,28 @@ def test_zero_keeps_a_share_of_what_its_stage_says(stage: int) -> None:
         state = sum(v.nbytes for each in store.optimizer.state.values() for v in each.values() if v.dim())
         assert state / (2 * whole) == pytest.approx(1 / 4, rel=0.1)
         assert sum(p.nbytes for p in part.replica.parameters) / whole == pytest.approx(1 / 4, rel=0.1)
+
+
+@pytest.mark.parametrize("plan", ["zero", "zero:stage=2", "zero:stage=1", "tensor"])
+def test_the_explorer_walks_the_movements_that_workers_make(plan: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an update of two chunks; under ZeRO one worker has no samples in the second."""
+
+    def chunks(method: SplitLayers, mesh: Mesh, agenda: Agenda, update: int, worker: int) -> list[Chunk]:
+        first = agenda.chunks(update)[0]
+        return [first, first._replace(stop=first.start) if method.stage and worker else first]
+
+    def recorded(requests: Sequence[Request]) -> list[torch.Tensor]:
+        steps.append(requests[0].step)
+        return move_together(requests)
+
+    setup = set_up(JOBS["mlp"](), Plan.parse(plan, 2), "virtual")
+    assert isinstance(setup.plan.method, SplitLayers)
+    assert setup.split is not None
+    steps: list[ProgramStep] = []
+    monkeypatch.setattr(SplitLayers, "chunks", chunks)
+    monkeypatch.setattr(planning, "move_together", recorded)
+    SplitArithmetic(setup, setup.plan.method).compute(0, 0)
+    assert steps == list(movements_of_update(setup.split.program, setup.split.stage, chunks=2))
 
 
 @pytest.mark.parametrize("plan", ["zero", "zero:stage=2", "zero:stage=1"])

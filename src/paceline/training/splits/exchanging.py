@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paceline.algorithms.splits import Box, Placement
 from paceline.algorithms.splits.derivation import Program, ProgramStep
-from paceline.algorithms.splits.movements import ADD_TOTALS, scattered_at_end
+from paceline.algorithms.splits.movements import Key, is_due, keeps_gathered, movements_at_end
 from paceline.algorithms.splits.placements import CUT, TRIM, AllToAll, Movement, intersection, volume
 from paceline.runtime.links import TURNS, Link, Span
 from paceline.training.gradients.payload import GradientSum
@@ -205,14 +205,8 @@ def largest(steps: Sequence[ProgramStep], shapes: Mapping[str, tuple[int, ...]],
     )
 
 
-# What a worker that stores shares of parameters keeps between the chunks of an update (ZeRO's three stages).
-#
-# stage    gathered parameters                            gradients
-# 1        once in an update                              summed whole, scattered at its end
-# 2        once in an update                              scattered in every backward
-# 3        for each layer, forward and back, then gone    scattered in every backward
-
-Key = tuple[str, Placement]
+# What a worker that stores shares of parameters keeps between the chunks of an update. When the stages of ZeRO move
+# what is in `algorithms.splits.movements`.
 
 
 @dataclass
@@ -225,6 +219,15 @@ class Shares:
     #: Gradients of whole parameters that were not scattered yet, in stage 1.
     unscattered: dict[str, Tensor] = field(default_factory=dict)
 
+    def moves(self, step: ProgramStep) -> bool:
+        """Whether a movement of a chunk is made now: its result is not known, nor does it wait for the end."""
+        return is_due(step, self.stage, self.gathered)
+
+    def keep(self, step: ProgramStep, parameter: Tensor) -> None:
+        """Keep a parameter that was gathered, in the stages that do."""
+        if keeps_gathered(self.stage):
+            self.gathered[step.value, step.target] = parameter
+
     def add(self, value: str, gradient: Tensor) -> None:
         """Keep a whole gradient until the end of the update."""
         before = self.unscattered.get(value)
@@ -235,19 +238,20 @@ class Shares:
     ) -> Generator[Request, Tensor, GradientSum]:
         """End an update: scatter what was kept, and add up what payloads carry besides gradients."""
         self.gathered.clear()
-        for move in scattered_at_end(program) if self.stage == 1 else []:
+        *scattered, add_totals = movements_at_end(program, self.stage)
+        for move in scattered:
             shape = program.shapes[move.value]
             gradient = self.unscattered.pop(move.value, None)
             full = torch.zeros(shape, dtype=named[move.value].dtype) if gradient is None else gradient
             back = yield Request(move, shape, full.contiguous(), shape)
             named[move.value].grad = back.reshape(named[move.value].shape).clone()
-        gradients = replica.take() if self.stage == 1 else computed.gradients
+        gradients = replica.take() if scattered else computed.gradients
         buffers = computed.buffers or [torch.zeros_like(b) for b in replica.moving]
         dtype = torch.float64
         numbers = torch.tensor([computed.loss, computed.weight], dtype=dtype)
         totals = torch.cat([numbers, *(b.to(dtype).flatten() for b in buffers)])
         shape = tuple(totals.shape)
-        full = yield Request(ADD_TOTALS, shape, totals, shape)
+        full = yield Request(add_totals, shape, totals, shape)
         summed, start = [], 2
         for buffer in buffers:
             model_dtype = replica.parameters[0].dtype

@@ -190,11 +190,11 @@ class FusedShares:
     def walk(self, model: SplitModel, replica: Replica, chunk: Chunk, batch: Batch, weight: float) -> Walk:
         """Compute a chunk: the walk asks for each parameter whole, and ends with the chunk's mean loss."""
         for step in model.steps:
-            if not step.value or step.back or (step.value, step.target) in self.shares.gathered:
+            if not step.value or step.back or not self.shares.moves(step):
                 continue
             name, shape = step.value.removeprefix(PARAMETER), model.program.shapes[step.value]
             moved = yield Request(step, shape, model.stored(name).detach(), self.shapes[step.value])
-            self.shares.gathered[step.value, step.target] = moved
+            self.shares.keep(step, moved)
             self.parameters[name].data.copy_(moved)
         (x,), y = split_batch(batch)
         loss, gradients = self.network.loss_and_gradients(
@@ -207,11 +207,11 @@ class FusedShares:
             gradient: Tensor = (
                 gradients[name] * weight if name in gradients else torch.zeros_like(self.parameters[name])
             )
-            if self.shares.stage == 1:
-                self.shares.add(step.value, gradient)
-            else:
+            if self.shares.moves(step):
                 back = yield Request(step, shape, gradient.contiguous(), self.shapes[step.value])
                 add_gradient(model.stored(name), back)
+            else:
+                self.shares.add(step.value, gradient)
         return loss
 
 

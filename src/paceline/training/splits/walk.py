@@ -101,27 +101,17 @@ class SplitModel:
     def idle(self) -> Walk:
         """Take part in the movements of a chunk for which this worker has no samples."""
         for step in self.steps:
-            if not step.value:
+            if not step.value or not (self.shares is None or self.shares.moves(step)):
                 continue
             shape, full_shape = self.program.shapes[step.value], self.shapes[step.value]
             mine = self.stored(step.value.removeprefix(PARAMETER))
             payload = torch.zeros(shape, dtype=mine.dtype) if step.back else mine.detach()
-            if self._shared_already(step):
-                continue
             moved = yield Request(step, shape, payload, full_shape)
             if step.back:
                 add_gradient(mine, moved)
-            elif self.shares is not None and self.shares.stage < 3:
-                self.shares.gathered[step.value, step.target] = moved
+            elif self.shares is not None:
+                self.shares.keep(step, moved)
         return 0.0
-
-    def _shared_already(self, step: ProgramStep) -> bool:
-        """Whether a movement is left out, since its result is known or it waits for the end of the update."""
-        if self.shares is None or self.shares.stage == 3:
-            return False
-        if step.back and self.shares.stage == 1:
-            return True
-        return not step.back and (step.value, step.target) in self.shares.gathered
 
 
 class ChunkWalk:
@@ -257,7 +247,7 @@ class ChunkWalk:
 
     def _move(self, step: ProgramStep) -> Moves:
         shares, key = self.model.shares, (step.value, step.target)
-        if shares is not None and key in shares.gathered:
+        if shares is not None and not shares.moves(step):
             self.has[key] = shares.gathered[key]
             return
         source = self._held(step.value, step.source)
@@ -267,8 +257,8 @@ class ChunkWalk:
             # What draws chance later does it in the order in which the value lies in memory.
             moved = moved.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])
         self.has[key] = moved
-        if shares is not None and shares.stage < 3:
-            shares.gathered[key] = moved
+        if shares is not None:
+            shares.keep(step, moved)
 
     def _gather_again(self, step: ProgramStep) -> Moves:
         """Gather a parameter into the memory that was dropped: autograd's views of it are valid again."""
@@ -323,7 +313,7 @@ class ChunkWalk:
             return
         gradient = self._gradient(step.value, step.target)
         shares = self.model.shares
-        if shares is not None and shares.stage == 1:
+        if shares is not None and not shares.moves(step):
             self.has.pop((step.value, step.target))
             shares.add(step.value, gradient)
             return
