@@ -91,11 +91,12 @@ FAULTS: dict[str, Callable[[], _ServerExplorer]] = {
 def seen(explorer: _ServerExplorer, world: _ServerWorld) -> tuple[int, ...]:
     """What one sees of a state, in small numbers."""
     servers, desk = world.servers, explorer.desk
-    stages = {type(worker.effect) for number, worker in world.workers.items() if number not in world.dead}
+    living = [worker.effect for number, worker in world.workers.items() if number not in world.dead]
+    stages = {type(effect) for effect in living}
     leases = [batch for batch in desk.leased(servers.desk) if batch >= 0]
     done = [sum(w in (t.worker for _, t in applied) for applied in servers.applied) for w in range(explorer.count)]
     return (
-        min(2, len(servers.waits)),
+        min(2, sum(map(servers.waits, living))),
         len(world.dead),
         min(3, len(stages)),
         len(leases),

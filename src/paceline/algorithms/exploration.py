@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dis
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType, GeneratorType
 from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.narrative import Scene, format_story
@@ -48,10 +51,7 @@ E = TypeVar("E")
 
 
 class Walker(Generic[E]):
-    """A program that is explored. A generator cannot be copied: a copy runs the program again with the same answers.
-
-    Programs that have had the same answers are at the same point, so these are what its key is made of.
-    """
+    """A program that is explored. A generator cannot be copied: a copy runs the program again with the same answers."""
 
     def __init__(self, start: Callable[[], Generator[E, Any, None]]) -> None:
         self._start = start
@@ -59,6 +59,8 @@ class Walker(Generic[E]):
         self._program: Generator[E, Any, None] | None = start()
         #: What it has yielded last, and waits for the answer to; None where it has ended.
         self.effect: E | None = next(self._program, None)
+        #: Its variables when they last were all that it goes on from, and the answers that it has had since.
+        self._memory: tuple[Hashable, ...] = variables_of(self._program) or ()
 
     def copy(self) -> Walker[E]:
         copied: Walker[E] = object.__new__(Walker)
@@ -77,9 +79,47 @@ class Walker(Generic[E]):
             self.effect = self._program.send(answer)
         except StopIteration:
             self.effect = None
+        self._memory = variables_of(self._program) or (*self._memory, answer)
 
     def key(self) -> tuple[Any, ...]:
+        """Return what is equal for programs that have had the same answers, and so are at the same point."""
         return type(self.effect), self._answers
+
+    def point(self) -> tuple[Hashable, ...]:
+        """Return what is equal for programs that go on alike, also where their answers have been different.
+
+        The world has to keep what its invariants need of those answers.
+        """
+        return self.effect, *self._memory
+
+
+def variables_of(program: Generator[Any, Any, None]) -> tuple[Hashable, ...] | None:
+    """Return where a generator stands and its variables, if these decide how it goes on; else None.
+
+    Within a `for` loop it goes on from an iterator, too, which cannot be read.
+    """
+    places: list[Hashable] = []
+    inner: Any = program
+    while inner is not None:
+        if not isinstance(inner, GeneratorType):
+            return None  # it yields from an iterator
+        if (frame := inner.gi_frame) is None:
+            return (None,)  # it has ended
+        if any(start < frame.f_lasti < stop for start, stop in _for_loops(frame.f_code)):
+            return None
+        places.append((frame.f_code, frame.f_lasti, *frame.f_locals.items()))
+        inner = inner.gi_yieldfrom
+    try:
+        hash(tuple(places))
+    except TypeError:
+        return None  # a variable that can change has no value to compare
+    return tuple(places)
+
+
+@lru_cache
+def _for_loops(code: CodeType) -> list[tuple[int, int]]:
+    """Return where the `for` loops of a function begin and end."""
+    return [(each.offset, each.argval) for each in dis.get_instructions(code) if each.opname == "FOR_ITER"]
 
 
 P = TypeVar("P")
@@ -193,26 +233,51 @@ class Explored:
 
 
 def breadth_first(explorer: Explorer[W, M]) -> Explored:
-    """Visit every state once, and return the shortest story in which an invariant fails, if there is one."""
+    """Visit every state once, and return the shortest story in which an invariant fails, if there is one.
+
+    From every state an end can be reached, or workers go on for ever.
+    """
     first = explorer.first()
-    came_from: dict[Any, tuple[Any, Scene] | None] = {explorer.key(first): None}
-    queue, moves = deque([first]), 0
+    start = explorer.key(first)
+    came_from: dict[Any, tuple[Any, Scene] | None] = {start: None}
+    before: dict[Any, list[Any]] = {}
+    ends: list[Any] = []
+    queue, moves = deque([(start, first)]), 0
+
+    def wrong(scenes: list[Scene], fault: str) -> Explored:
+        return Explored(len(came_from), moves, format_story("A world goes wrong:", scenes, fault))
+
     while queue:
-        world = queue.popleft()
-        key, options = explorer.key(world), list(explorer.moves(world))
-        if explorer.ended(options) and (fault := explorer.fault_at_end(world)):
-            return Explored(len(came_from), moves, format_story("A world goes wrong:", _path(came_from, key), fault))
+        key, world = queue.popleft()
+        options = list(explorer.moves(world))
+        if explorer.ended(options):
+            ends.append(key)
+            if fault := explorer.fault_at_end(world):
+                return wrong(_path(came_from, key), fault)
         for move in options:
             moves += 1
             then = world.copy()
             scene = explorer.make(then, move)
             if fault := explorer.fault(then):
-                story = [*_path(came_from, key), scene]
-                return Explored(len(came_from), moves, format_story("A world goes wrong:", story, fault))
+                return wrong([*_path(came_from, key), scene], fault)
             if (new := explorer.key(then)) not in came_from:
                 came_from[new] = (key, scene)
-                queue.append(then)
+                queue.append((new, then))
+            before.setdefault(new, []).append(key)
+    leading = _leading_to(ends, before)
+    if endless := next((key for key in came_from if key not in leading), None):
+        return wrong(_path(came_from, endless), "from here on workers go on for ever")
     return Explored(len(came_from), moves, None)
+
+
+def _leading_to(ends: Iterable[Any], before: Mapping[Any, Sequence[Any]]) -> set[Any]:
+    """Return the states from which one of these can be reached."""
+    leading, behind = set(ends), list(ends)
+    while behind:
+        earlier = {*before.get(behind.pop(), ())} - leading
+        leading |= earlier
+        behind += earlier
+    return leading
 
 
 def _path(came_from: dict[Any, tuple[Any, Scene] | None], key: Any) -> list[Scene]:

@@ -7,6 +7,16 @@ to `joins` times. A command is atomic (the local engine makes it so, and is test
 
 At every state no batch is leased to two living workers, versions count the pushes, and the staleness identity holds. At
 every end each shard has applied each batch exactly once. And there is an end: no state in which all workers wait.
+
+Worlds that go on alike are one state, however they have come about:
+
+    of a worker     where its program stands, and its variables; not the answers that led it there
+    of a dead one   nothing: it makes no move
+    of a shard      what its answers depend on, and what of its past a later push is checked against
+    of the desk     its integers; a worker that it lets wait is not seen to ask, as long as that changes none of them
+
+A gradient that is being computed is seen by nobody, so a worker comes from its lease to its push in one move: to die
+before it has computed and after is the same to all others.
 """
 
 from __future__ import annotations
@@ -14,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from paceline.algorithms.exploration import Explored, ProgramExplorer, Walker, breadth_first
 from paceline.algorithms.server.desk import Desk
@@ -42,12 +52,10 @@ from paceline.algorithms.server.shard import Gathering, Shard, Taken
 from paceline.algorithms.server.worker import Client, Program, push_every_batch, push_in_rounds
 from paceline.narrative import Scene
 
-P = TypeVar("P")
-
 
 @dataclass
-class Servers(Generic[P]):
-    """The desk and the shards of a small world; `P` tells its workers apart."""
+class Servers:
+    """The desk and the shards of a small world."""
 
     machine: Desk
     shard: Shard | Gathering
@@ -55,32 +63,40 @@ class Servers(Generic[P]):
     shards: list[list[int]]
     #: For each shard, the (batch, push) that it applied, in order.
     applied: list[list[tuple[int, Taken]]]
-    #: Workers that were answered Wait, and the desk has not changed since.
-    waits: frozenset[P] = frozenset()
+    #: Batches that workers have finished: no worker may get one again.
+    finished: frozenset[int] = frozenset()
 
     @staticmethod
-    def of(machine: Desk, shard: Shard | Gathering, shards: int) -> Servers[P]:
+    def of(machine: Desk, shard: Shard | Gathering, shards: int) -> Servers:
         desk, states = [0] * machine.ints, [[0] * shard.ints for _ in range(shards)]
         machine.init(desk)
         for state in states:
             shard.init(state)
         return Servers(machine, shard, desk, states, [[] for _ in states])
 
-    def copy(self) -> Servers[P]:
+    def copy(self) -> Servers:
         shards, applied = [list(state) for state in self.shards], [list(each) for each in self.applied]
-        return Servers(self.machine, self.shard, list(self.desk), shards, applied, self.waits)
+        return Servers(self.machine, self.shard, list(self.desk), shards, applied, self.finished)
 
     def key(self) -> tuple[Any, ...]:
         batches = tuple(tuple(sorted(batch for batch, _ in applied)) for applied in self.applied)
-        return self.machine.key(self.desk), tuple(map(self.shard.key, self.shards)), batches, self.waits
+        past = tuple(self.shard.past([push for _, push in applied]) for applied in self.applied)
+        shards = tuple(self.shard.key(state, self.finished) for state in self.shards)
+        return self.machine.key(self.desk), shards, batches, past, self.finished
 
-    def ask(self, worker: Walker[Any], place: P, command: Ask | Finish | Join) -> Action:
-        """Let a worker give a command to the desk: it goes on, or waits until the desk has changed."""
+    def waits(self, command: Any) -> bool:
+        """Whether a command has to wait until the desk has changed: it would change nothing now."""
+        if not isinstance(command, Ask | Join):
+            return False
+        desk = list(self.desk)
+        return isinstance(self.machine.handle(desk, command), Wait) and desk == self.desk
+
+    def ask(self, worker: Walker[Any], command: Ask | Finish | Join) -> Action:
+        """Let a worker give a command to the desk: it goes on, or has to ask again."""
         action = self.machine.handle(self.desk, command)
-        if isinstance(command, Finish) or isinstance(action, Lease):
-            self.waits = frozenset()  # workers that wait may ask again
+        if isinstance(command, Finish):
+            self.finished |= {command.batch}
         if isinstance(action, Wait):
-            self.waits |= {place}
             worker.effect = command if isinstance(command, Join) else Ask(command.worker)
         else:
             worker.send(None if isinstance(action, Done) else action)
@@ -95,13 +111,14 @@ class Servers(Generic[P]):
 
     def died(self, worker: int) -> None:
         self.machine.handle(self.desk, Death(worker))
-        self.waits = frozenset()
 
     def fault(self, living: Callable[[int], bool]) -> str | None:
         """Describe an invariant that fails; None if all hold."""
         leases = [b for n, b in enumerate(self.machine.leased(self.desk)) if b >= 0 and living(n)]
         if len(set(leases)) < len(leases):
             return f"two living workers hold the same batch: leases {leases}"
+        if again := self.finished & {*leases}:
+            return f"a worker has batch {min(again)}, which was finished"
         for number, applied in enumerate(self.applied):
             batches = [batch for batch, _ in applied]
             if len(set(batches)) < len(batches):
@@ -122,7 +139,7 @@ class Servers(Generic[P]):
 class _ServerWorld:
     """The state of a small world."""
 
-    servers: Servers[int]
+    servers: Servers
     workers: dict[int, Walker[Command]]
     #: For each worker's number, a number that tells the workers that had it one after another apart.
     identity: list[int]
@@ -149,7 +166,7 @@ class _Size(NamedTuple):
 class _ServerExplorer(ProgramExplorer[_ServerWorld, int]):
     """The machines of a small world, and its moves and invariants."""
 
-    visible = (tuple,)  # every command
+    visible = (Ask, Finish, Join, Pull, Push)
 
     def __init__(self, size: _Size, gate: Gate, desk: type[Desk], program: Callable[[Client], Program]) -> None:
         self.count, self.shards, self.deaths, self.joins = size.workers, size.shards, size.deaths, size.joins
@@ -158,7 +175,7 @@ class _ServerExplorer(ProgramExplorer[_ServerWorld, int]):
         self.shard: Shard | Gathering = gathering or Shard(size.workers)
 
     def first(self) -> _ServerWorld:
-        servers: Servers[int] = Servers.of(self.desk, self.shard, self.shards)
+        servers: Servers = Servers.of(self.desk, self.shard, self.shards)
         workers = {number: self._worker(Client(number, self.shards)) for number in range(self.count)}
         return _ServerWorld(servers, workers, list(range(self.count)))
 
@@ -166,10 +183,11 @@ class _ServerExplorer(ProgramExplorer[_ServerWorld, int]):
         return Walker(partial(self.program, client))
 
     def key(self, world: _ServerWorld) -> tuple[Any, ...]:
-        return world.servers.key(), tuple(w.key() for w in world.workers.values()), world.dead, world.joined
+        points = (None if number in world.dead else worker.point() for number, worker in world.workers.items())
+        return world.servers.key(), tuple(points), world.dead, world.joined, tuple(world.identity)
 
     def missing(self, world: _ServerWorld, place: int) -> Collection[int]:
-        return world.workers if place in world.servers.waits else ()
+        return world.workers if world.servers.waits(world.workers[place].effect) else ()
 
     def arrive(self, world: _ServerWorld, place: int) -> None:
         """Do nothing: a command waits for no other worker's."""
@@ -208,7 +226,7 @@ class _ServerExplorer(ProgramExplorer[_ServerWorld, int]):
         action: Action = Noted()
         match effect:
             case Ask() | Finish() | Join():
-                return f"{describe(effect)} -> {describe(servers.ask(worker, place, effect))}"
+                return f"{describe(effect)} -> {describe(servers.ask(worker, effect))}"
             case Compute(_, lease):
                 worker.send(lease)
                 return f"{describe(effect)} -> {describe(Noted())}"

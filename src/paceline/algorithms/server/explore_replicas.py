@@ -42,7 +42,7 @@ class LeasingClient(StageClient):
 class LeasedWorld(StageWorld):
     """A small world with its desk and shards."""
 
-    servers: Servers[At] = field(kw_only=True)
+    servers: Servers = field(kw_only=True)
     #: What each replica was assigned last, and how many leases each worker has pushed.
     assigned: dict[int, Assigned] = field(default_factory=dict)
     pushed: dict[At, int] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class LeaseExplorer(ProgramExplorer[LeasedWorld, At]):
         self.machine, self.shard = Desk(stages.replicas, batches, gate), Shard(stages.replicas)
 
     def first(self) -> LeasedWorld:
-        servers: Servers[At] = Servers.of(self.machine, self.shard, self.stages.width)
+        servers: Servers = Servers.of(self.machine, self.shard, self.stages.width)
         return self.stages.begun(LeasedWorld(self.stages.walkers(), servers=servers))
 
     def key(self, world: LeasedWorld) -> Hashable:
@@ -124,9 +124,9 @@ class LeaseExplorer(ProgramExplorer[LeasedWorld, At]):
 
     def missing(self, world: LeasedWorld, place: At) -> list[At]:
         replica = place[0]
-        if place in world.servers.waits:
+        if world.servers.waits(effect := world.workers[place].effect):
             return list(world.workers)
-        match world.workers[place].effect:
+        match effect:
             case TakeUp(number):
                 count, _ = world.assigned.get(replica, (0, None))
                 return [] if count >= number else [(replica, 0)]
@@ -137,7 +137,7 @@ class LeaseExplorer(ProgramExplorer[LeasedWorld, At]):
 
     def go_on(self, world: LeasedWorld, place: At, effect: Any) -> str:
         if isinstance(effect, Ask | Finish):
-            world.servers.ask(world.workers[place], place, effect)
+            world.servers.ask(world.workers[place], effect)
         else:
             world.workers[place].send(self._answer(world, place, effect))
         return self.describe(effect)

@@ -7,7 +7,7 @@ Pull                         the worker holds the newest version from now on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.algorithms.server.desk import NONE
@@ -88,8 +88,15 @@ class Shard:
             return f"the staleness identity is off by {gap}"
         return None
 
-    def key(self, state: State) -> tuple[int, ...]:
-        return tuple(state[: self.ints])
+    def past(self, pushes: Sequence[Taken]) -> Hashable:
+        """Return what is equal for pushes without a fault after which the same further ones have one."""
+        return frozenset({push.worker: position for position, push in enumerate(pushes)}.items())
+
+    def key(self, state: State, finished: Collection[int] = ()) -> tuple[int, ...]:
+        """Return what its answers depend on; whether it has a batch that is finished is asked no more."""
+        return *state[: self._pushed], *(
+            NONE if batch in finished else batch for batch in state[self._pushed : self.ints]
+        )
 
 
 def identity_gap(pushes: Sequence[Taken]) -> int:
@@ -201,5 +208,15 @@ class Gathering:
             return f"it is at version {version} after {len(pushes)} pushes, {self.needed} to a version"
         return None
 
-    def key(self, state: State) -> tuple[int, ...]:
-        return tuple(state[: self.ints])
+    def past(self, pushes: Sequence[Taken]) -> Hashable:
+        """Return what is equal for pushes without a fault after which the same further ones have one."""
+        return len(pushes)
+
+    def key(self, state: State, finished: Collection[int] = ()) -> tuple[int, ...]:
+        """Return what its answers depend on: a version that is not the newest is too old, whichever it is.
+
+        It is the same in which slots gradients lie, and whether it has a batch that is finished.
+        """
+        version, bases = state[0], state[self._base : self._pushed]
+        pushed = (NONE if batch in finished else batch for batch in state[self._pushed : self._slot])
+        return version, *(base == version for base in bases), *pushed, state[self._held]
