@@ -25,7 +25,7 @@ from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.channel import BlockingConnection
 from paceline.runtime.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork, listen
 from paceline.runtime.links.tcp.handshake import Identity, Peer
-from paceline.runtime.links.tcp.hub import Arrived, Hub, Received
+from paceline.runtime.links.tcp.hub import Arrived, Hub, Policy, Received
 from paceline.runtime.links.tcp.link import raw
 from paceline.runtime.links.tcp.meeting import connect
 from paceline.runtime.links.tcp.tls import MutualTls, make_keys
@@ -84,7 +84,7 @@ def receive_all(peer: socket.socket, into: memoryview) -> None:
 
 
 def line_server(credentials: Credentials, listener: socket.socket, vectors: Vectors) -> Exchange:
-    hub = Hub(Identity(SERVER, RUN, JOB), credentials, listener, handed_over=(CLIENT.role,))
+    hub = Hub(Identity(SERVER, RUN, JOB), credentials, listener, policy=Policy(handed_over=(CLIENT.role,)))
     while Arrived(CLIENT) not in hub.poll(1.0):
         pass
     line = BlockingConnection(hub.take_over(CLIENT), SocketWaiter(0))

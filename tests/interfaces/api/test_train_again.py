@@ -34,7 +34,7 @@ from paceline.errors import TuningError
 from paceline.interfaces.api.tuning.setup import PlannedObjective, objective_of
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.training import JobObjective, Measure
-from paceline.planning.tuner.trial import Trial
+from paceline.planning.tuner.trial import Terms, Trial
 from paceline.runtime.engines.stepping import SteppedTraining
 from paceline.training.jobs.job import Job
 
@@ -57,7 +57,7 @@ def make_job(trial: Trial) -> Job:
 
 
 def leg(states: Path, number: int, rate: float, start: int, source: int | None = None) -> Trial:
-    return Trial(number, {"lr": rate}, start, start + 1, states=states, source=source)
+    return Trial(number, {"lr": rate}, start, start + 1, Terms(states=states), source=source)
 
 
 @pytest.mark.parametrize("plan", ["ring:workers=2", "ssp:workers=1"])

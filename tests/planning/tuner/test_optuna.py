@@ -20,8 +20,8 @@ from paceline.planning.tuner.journal import Journal  # noqa: E402
 from paceline.planning.tuner.optuna import OptunaProposals, Storage  # noqa: E402
 from paceline.planning.tuner.space import Float, Space  # noqa: E402
 from paceline.planning.tuner.study import Study  # noqa: E402
-from paceline.planning.tuner.trial import Trial  # noqa: E402
-from paceline.planning.tuner.trials import Terms, drive  # noqa: E402
+from paceline.planning.tuner.trial import Terms, Trial  # noqa: E402
+from paceline.planning.tuner.trials import drive  # noqa: E402
 from paceline.planning.tuner.trials.choice import Here  # noqa: E402
 
 

@@ -13,8 +13,8 @@ from paceline.planning.tuner.result import Account
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Choice, Float, Int, Space
 from paceline.planning.tuner.study import Study
-from paceline.planning.tuner.trial import Trial
-from paceline.planning.tuner.trials import Terms, drive
+from paceline.planning.tuner.trial import Terms, Trial
+from paceline.planning.tuner.trials import drive
 from paceline.planning.tuner.trials.choice import Here
 
 

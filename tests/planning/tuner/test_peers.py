@@ -17,8 +17,8 @@ from paceline.planning.tuner.journal import Journal
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Float, Space
 from paceline.planning.tuner.study import Study
-from paceline.planning.tuner.trial import Trial
-from paceline.planning.tuner.trials import Terms, drive
+from paceline.planning.tuner.trial import Terms, Trial
+from paceline.planning.tuner.trials import drive
 from paceline.planning.tuner.trials.choice import Here
 from paceline.planning.tuner.trials.dispatch import JOINED, Dispatcher
 from paceline.planning.tuner.trials.peers import (

@@ -16,8 +16,8 @@ from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Space
 from paceline.planning.tuner.study import Assignment, Study
 from paceline.planning.tuner.training import JobObjective, Measure
-from paceline.planning.tuner.trial import Trial
-from paceline.planning.tuner.trials import Terms, drive
+from paceline.planning.tuner.trial import Terms, Trial
+from paceline.planning.tuner.trials import drive
 from paceline.planning.tuner.trials.choice import Here
 from paceline.planning.tuner.trials.stacked import Stacked
 from paceline.runtime.engines.stepping import SteppedTraining

@@ -18,8 +18,8 @@ from paceline.planning.tuner.journal import Journal
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Choice, Float, Space
 from paceline.planning.tuner.study import Study
-from paceline.planning.tuner.trial import Trial
-from paceline.planning.tuner.trials import Spent, Terms, drive
+from paceline.planning.tuner.trial import Terms, Trial
+from paceline.planning.tuner.trials import Spent, drive
 from paceline.planning.tuner.trials.choice import Here
 from paceline.planning.tuner.trials.dispatch import Dispatcher
 from paceline.planning.tuner.trials.processes import Processes

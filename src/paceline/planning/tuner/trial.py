@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -15,6 +16,17 @@ from paceline.planning.tuner.state_file import read_state, state_file, write_sta
 
 #: Sends (step, value) to the study, and returns whether the trial is to stop.
 Reporter = Callable[[int, float], bool]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is alike in all trials of a study."""
+
+    seed: int = 0
+    states: Path | None = None  # where states between legs lie, if trials have several
+
+
+TERMS = Terms()
 
 
 class Trial:
@@ -31,13 +43,12 @@ class Trial:
         configuration: Configuration,
         start: int,
         stop: int,
-        seed: int = 0,
+        terms: Terms = TERMS,
         reporter: Reporter = lambda step, value: False,
-        states: Path | None = None,
         source: int | None = None,
     ) -> None:
         self.number, self.configuration, self.start, self.stop = number, configuration, start, stop
-        self.seed, self.states = seed, states
+        self.terms = terms
         #: The trial whose state at `start` this leg begins from.
         self.source = number if source is None else source
         self._reporter = reporter
@@ -89,7 +100,7 @@ class Trial:
 
     def _drawn(self, name: str, parameter: Parameter) -> Any:
         """Return a value of a parameter that the configuration does not have."""
-        return parameter.value(uniform(self.seed, self.number, crc32(name.encode()), 7))
+        return parameter.value(uniform(self.terms.seed, self.number, crc32(name.encode()), 7))
 
     # --- results ---
 
@@ -120,13 +131,13 @@ class Trial:
 
         It consists of tensors, NumPy arrays, numbers, texts, bytes, None, and lists, tuples and dictionaries of these.
         """
-        if self.states is None:
+        if self.terms.states is None:
             return
-        write_state(state_file(self.states, self.number, self.stop if step is None else step), state)
+        write_state(state_file(self.terms.states, self.number, self.stop if step is None else step), state)
 
     def load(self) -> Any:
         """Return the state that the leg goes on from, or None at the beginning of a trial."""
-        if self.states is None or not self.start:
+        if self.terms.states is None or not self.start:
             return None
-        file = state_file(self.states, self.source, self.start)
+        file = state_file(self.terms.states, self.source, self.start)
         return read_state(file) if file.is_file() else None

@@ -45,12 +45,18 @@ def stated_weight(job: Job, computed: GradientSum) -> float:
 class Learner:
     """Computes a worker's gradients, and settles those of a whole batch."""
 
-    def __init__(self, replica: Replica, reader: Reader | None = None, partial_sums: PartialSums | None = None) -> None:
+    def __init__(
+        self,
+        replica: Replica,
+        reader: Reader | None = None,
+        partial_sums: PartialSums | None = None,
+        alone: bool = False,
+    ) -> None:
         self.replica, self.reader = replica, reader
         #: What adds chunks up in the order of one tree; None where they add up as they are computed.
         self.partial_sums = partial_sums
         #: Whether this worker steps by its own samples alone, so that they weigh as a whole batch does.
-        self.alone = False
+        self.alone = alone
         #: Called with the gradients of each update before they are clipped.
         self.observe: Callable[[Sequence[Tensor | None]], None] | None = None
         self._moving = replica.moving

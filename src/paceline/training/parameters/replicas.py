@@ -51,7 +51,6 @@ class AveragingReplica:
 
     def __init__(self, learner: Learner, store: LocalStore, rule: Averaging, fragments: Fragments) -> None:
         self.learner, self.store, self.rule, self.fragments = learner, store, rule, fragments
-        learner.alone = True
 
     def step(self, computed: GradientSum) -> None:
         """Make one local step with the worker's own chunks; none where it had no samples or they were left out."""

@@ -31,6 +31,7 @@ from paceline.algorithms.cluster.messages import (
 )
 from paceline.algorithms.cluster.outputs import TIMING, Apply
 from paceline.algorithms.codecs.catalogue import parse
+from paceline.plans.plan import Plan, server_of
 from paceline.runtime.engines.cluster.control import Rows
 from paceline.runtime.engines.cluster.servers.collector import Collector
 from paceline.runtime.engines.cluster.servers.loop import MESSAGES, Other, kind_of, peer_of
@@ -176,7 +177,15 @@ def test_the_head_sees_that_a_shard_lacks_its_last_pushes() -> None:
     hub = Notes()
     server = shard_server(hub)
     server.machine.applied = Applied(3, (4, 5))
-    collector = Collector(Notes(), AT_DESK, TIMING, layout_of(small_job()), lambda event: None)  # type: ignore[arg-type]
+    server_of_plan = server_of(Plan.parse("downpour"))
+    collector = Collector(
+        Notes(),  # type: ignore[arg-type]
+        AT_DESK,
+        TIMING,
+        layout_of(small_job()),
+        lambda event: None,
+        server_of_plan,
+    )
     collector.reader.views = {0: View(0, 0, (0,))}
     server.other(Process(Role.HEAD, 0), Other.HISTORY, (0, 0, 0), memoryview(b""))
     _, kind, ints, body = hub.posted[-1]

@@ -17,7 +17,7 @@ from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, listen
 from paceline.runtime.links.tcp.frame import SPAN
 from paceline.runtime.links.tcp.handshake import Identity, Peer
-from paceline.runtime.links.tcp.hub import Arrived, Event, Gone, Hub, Received, Unreached
+from paceline.runtime.links.tcp.hub import Arrived, Event, Gone, Hub, Policy, Received, Unreached
 from paceline.runtime.links.tcp.meeting import ConnectedPeers
 from paceline.runtime.links.tcp.waiting import DELAYS, TIMING, Pump, Timing
 from tests.runtime.links.tcp.conftest import PATIENCE, until
@@ -31,11 +31,13 @@ PATIENT = Timing(heartbeat=0.02, silence=PATIENCE)  # where none may be taken fo
 
 def listening_hub(timing: Timing = TIMING, pump: Pump | None = None) -> Hub:
     listener = listen(Address("127.0.0.1", 0), LOOPBACK)
-    return Hub(Identity(DESK, RUN, JOB), listener=listener, timing=timing, pump=pump, report=lambda _: None)
+    return Hub(
+        Identity(DESK, RUN, JOB), listener=listener, policy=Policy(timing=timing), pump=pump, report=lambda _: None
+    )
 
 
 def dialling_hub(address: Address, peer: Peer = WORKER, timing: Timing = TIMING, pump: Pump | None = None) -> Hub:
-    hub = Hub(Identity(peer, RUN, JOB), timing=timing, pump=pump, report=lambda _: None)
+    hub = Hub(Identity(peer, RUN, JOB), policy=Policy(timing=timing), pump=pump, report=lambda _: None)
     hub.dial(address, PATIENCE)
     return hub
 
@@ -120,7 +122,7 @@ def test_a_peer_that_dies_or_stops_is_reported_once(signal_number: signal.Signal
     if signal_number == signal.SIGKILL:
         os.waitpid(pid, 0)
     else:
-        desk._timing = QUICK
+        desk._policy = desk._policy._replace(timing=QUICK)
     events = until(hubs, bool)
     if signal_number == signal.SIGSTOP:
         end(pid)
@@ -153,7 +155,7 @@ def test_a_peer_that_computes_beats_by_its_pump_and_a_stopped_one_does_not(hubs:
             assert WORKER in desk.peers
             desk.poll(0.01)
     os.kill(pid, signal.SIGSTOP)
-    desk._timing = QUICK
+    desk._policy = desk._policy._replace(timing=QUICK)
     gone = one(until(hubs, bool))
     end(pid)
     assert isinstance(gone, Gone)
@@ -218,7 +220,7 @@ def test_a_kind_that_belongs_to_links_ends_the_connection(hubs: list[Hub]) -> No
 
 def test_a_peer_that_does_not_read_is_disconnected(hubs: list[Hub]) -> None:
     listener = listen(Address("127.0.0.1", 0), LOOPBACK)
-    desk = Hub(Identity(DESK, RUN, JOB), listener=listener, timing=Timing(silence=PATIENCE))
+    desk = Hub(Identity(DESK, RUN, JOB), listener=listener, policy=Policy(timing=Timing(silence=PATIENCE)))
     hubs += [desk, worker := dialling_hub(desk.address)]
     until(hubs, lambda events: len(events) == 2)
     body = bytes(50_000_000)
@@ -279,7 +281,7 @@ def test_what_has_come_of_a_large_body_shows_that_its_sender_lives(hubs: list[Hu
 
 def test_a_connection_is_handed_over_with_what_has_arrived(hubs: list[Hub]) -> None:
     listener = listen(Address("127.0.0.1", 0), LOOPBACK)
-    desk = Hub(Identity(DESK, RUN, JOB), listener=listener, handed_over=(WORKER.role,))
+    desk = Hub(Identity(DESK, RUN, JOB), listener=listener, policy=Policy(handed_over=(WORKER.role,)))
     hubs += [desk, worker := dialling_hub(desk.address)]
     until(hubs, lambda events: len(events) == 2)
     worker.post(DESK, PING, (5,))
@@ -302,7 +304,9 @@ def test_a_hub_is_woken_by_another_thread(hubs: list[Hub]) -> None:
 def test_a_process_without_descriptors_accepts_again_later(hubs: list[Hub]) -> None:
     told: list[str] = []
     listener = listen(Address("127.0.0.1", 0), LOOPBACK)
-    hubs.append(desk := Hub(Identity(DESK, RUN, JOB), listener=listener, timing=QUICK, report=told.append))
+    hubs.append(
+        desk := Hub(Identity(DESK, RUN, JOB), listener=listener, policy=Policy(timing=QUICK), report=told.append)
+    )
     hubs.append(worker := dialling_hub(desk.address))
     worker.poll(0.0)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)

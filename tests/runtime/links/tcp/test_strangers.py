@@ -21,7 +21,7 @@ from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import LOOPBACK, Credentials, TrustedNetwork, listen
 from paceline.runtime.links.tcp.frame import SEAL_BYTES, Seal
 from paceline.runtime.links.tcp.handshake import Identity, Peer
-from paceline.runtime.links.tcp.hub import Arrived, Event, Gone, Hub, Received, Unreached
+from paceline.runtime.links.tcp.hub import Arrived, Event, Gone, Hub, Policy, Received, Unreached
 from paceline.runtime.links.tcp.pending import PLACES, REMEMBERED, Refusals
 from paceline.runtime.links.tcp.tls import ANY_NAME, MutualTls, make_keys
 from paceline.runtime.links.tcp.waiting import Timing
@@ -44,8 +44,12 @@ class Target:
     ) -> None:
         self.told: list[str] = []
         listener = listen(Address("127.0.0.1", 0), credentials)
-        self.desk = Hub(Identity(DESK, RUN, JOB), credentials, listener, timing=timing, report=self.told.append)
-        self.workers = [Hub(Identity(Peer(2, n), RUN, JOB), credentials, timing=timing) for n in range(2)]
+        self.desk = Hub(
+            Identity(DESK, RUN, JOB), credentials, listener, policy=Policy(timing=timing), report=self.told.append
+        )
+        self.workers = [
+            Hub(Identity(Peer(2, n), RUN, JOB), credentials, policy=Policy(timing=timing)) for n in range(2)
+        ]
         self.exchanges = 0
         hubs += [self.desk, *self.workers]
         for worker in self.workers:

@@ -22,7 +22,7 @@ from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Configuration, Space
 from paceline.planning.tuner.state_file import OLD_SUFFIX
 from paceline.planning.tuner.training import JobObjective, Measure
-from paceline.planning.tuner.trial import Trial
+from paceline.planning.tuner.trial import Terms, Trial
 from paceline.planning.tuner.trials import Objective
 from paceline.planning.tuner.trials.choice import EXECUTORS
 from paceline.planning.tuner.varied import NamedArguments, VariedJob, maker_of, suggested_space
@@ -101,7 +101,7 @@ def probe(make: Callable[[Trial], Job], space: Space, seed: int) -> Job:
     for number in range(PROBED):
         configuration: Configuration | None = proposals.configuration(number)
         try:
-            return _tried(make(Trial(number, configuration or {}, 0, 1, seed)))
+            return _tried(make(Trial(number, configuration or {}, 0, 1, Terms(seed))))
         except Exception as fault:
             error = fault
     assert error is not None
@@ -241,8 +241,8 @@ class PlannedObjective:
         return why and f"plan {self.plan.name} keeps no checkpoints: {why}"
 
     def __call__(self, trial: Trial) -> float:
-        if trial.states is not None and not self.unable():
-            return self._from_checkpoint(trial, trial.states)
+        if trial.terms.states is not None and not self.unable():
+            return self._from_checkpoint(trial, trial.terms.states)
         return self._from_beginning(trial)
 
     def _from_checkpoint(self, trial: Trial, states: Path) -> float:

@@ -36,8 +36,8 @@ from paceline.planning.tuner.result import Account, Tuning
 from paceline.planning.tuner.searches import Search
 from paceline.planning.tuner.space import Space, read_space
 from paceline.planning.tuner.study import Study
-from paceline.planning.tuner.trial import Trial
-from paceline.planning.tuner.trials import Objective, Terms, drive
+from paceline.planning.tuner.trial import Terms, Trial
+from paceline.planning.tuner.trials import Objective, drive
 from paceline.planning.tuner.trials.choice import ExecutorOptions, choose
 from paceline.planning.tuner.trials.peers import RankInfo, serve
 from paceline.planning.tuner.varied import write_best

@@ -6,14 +6,13 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from paceline.errors import PacelineError, TrialFailed, TrialStopped
 from paceline.errors.failure import users_traceback
 from paceline.planning.tuner.space import Configuration
 from paceline.planning.tuner.study import Assignment, Study
-from paceline.planning.tuner.trial import Reporter, Trial
+from paceline.planning.tuner.trial import Reporter, Terms, Trial
 
 #: Runs one leg of a trial: reports values, and returns the last one, or None where it has reported it.
 Objective = Callable[[Trial], float | None]
@@ -54,20 +53,10 @@ class Trials(Protocol):
         """End all workers."""
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What a leg needs to know besides its assignment."""
-
-    seed: int = 0
-    states: Path | None = None  # where states between legs lie, if trials have several
-
-
 def run_leg(objective: Objective, assignment: Assignment, terms: Terms, reporter: Reporter, worker: int) -> Ended:
     """Run a trial's function; whatever it raises is the reason why this trial, and no other, failed."""
     leg = assignment.leg
-    trial = Trial(
-        leg.trial, assignment.configuration, leg.start, leg.stop, terms.seed, reporter, terms.states, leg.source
-    )
+    trial = Trial(leg.trial, assignment.configuration, leg.start, leg.stop, terms, reporter, leg.source)
     began, clock = time.time(), time.perf_counter()
 
     def ended(value: float | None, reason: str = "") -> Ended:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from paceline.planning.tuner.study import Assignment, Study
 from paceline.planning.tuner.training import JobObjective
-from paceline.planning.tuner.trial import Trial
-from paceline.planning.tuner.trials import Ended, Objective, Report, Terms, Trials, run_leg
+from paceline.planning.tuner.trial import Terms, Trial
+from paceline.planning.tuner.trials import Ended, Objective, Report, Trials, run_leg
 from paceline.planning.tuner.trials.dispatch import Dispatcher, WorkerPool
 from paceline.planning.tuner.trials.peers import Peers, RankInfo, SearchOutcome
 from paceline.planning.tuner.trials.processes import Processes
@@ -225,7 +225,7 @@ def _shapes(
             break
         try:
             with limited(options.timeout):
-                job = objective.job(Trial(number, configuration, 0, 1, options.terms.seed))
+                job = objective.job(Trial(number, configuration, 0, 1, options.terms))
                 first = first or job
                 shape, source = shape_of(job)
         except (Exception, SystemExit) as error:

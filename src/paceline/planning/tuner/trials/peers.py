@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 
 from paceline.errors import FrameError, RunFailed, TuningError
 from paceline.planning.tuner.study import Assignment, TrialRecord
-from paceline.planning.tuner.trials import Ended, Objective, Terms
+from paceline.planning.tuner.trial import Terms
+from paceline.planning.tuner.trials import Ended, Objective
 from paceline.planning.tuner.trials.dispatch import DIED, JOINED, WITH_RANK
 from paceline.planning.tuner.trials.processes import Message, Processes
 from paceline.planning.tuner.trials.worker import END, READY, REPORT, UNUSABLE

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from paceline.errors import TuningError
 from paceline.planning.tuner.training import JobObjective
-from paceline.planning.tuner.trials import Objective, Terms
+from paceline.planning.tuner.trial import Terms
+from paceline.planning.tuner.trials import Objective
 from paceline.planning.tuner.trials.dispatch import DIED, JOINED
 from paceline.planning.tuner.trials.worker import main
 from paceline.runtime.engines.workers import process as forkserver

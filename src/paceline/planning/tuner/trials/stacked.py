@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -21,8 +22,8 @@ import torch
 from paceline.errors import TrialFailed
 from paceline.planning.tuner.study import Assignment
 from paceline.planning.tuner.training import JobObjective
-from paceline.planning.tuner.trial import Trial
-from paceline.planning.tuner.trials import Ended, Report, Terms, Trials, reason_of
+from paceline.planning.tuner.trial import Terms, Trial
+from paceline.planning.tuner.trials import Ended, Report, Trials, reason_of
 from paceline.training.data.source import TensorSource
 from paceline.training.gradients.fastest_stack import Evaluation, Figures
 from paceline.training.gradients.vmap_stack import CannotStack, shape_of
@@ -196,18 +197,9 @@ class Stacked:
         self.groups.append(TrialGroup(stack, members, start, began, self.evaluations[shape]))
 
     def _trial(self, assignment: Assignment) -> Trial:
-        leg, terms = assignment.leg, self.terms
-        number = leg.trial
-        return Trial(
-            number,
-            assignment.configuration,
-            leg.start,
-            leg.stop,
-            terms.seed,
-            lambda s, v: self.report(number, s, v),
-            terms.states,
-            leg.source,
-        )
+        leg = assignment.leg
+        report = partial(self.report, leg.trial)
+        return Trial(leg.trial, assignment.configuration, leg.start, leg.stop, self.terms, report, leg.source)
 
     # --- training ---
 

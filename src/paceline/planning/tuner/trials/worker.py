@@ -13,7 +13,8 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Never
 
 from paceline.planning.tuner.study import Assignment
-from paceline.planning.tuner.trials import Ended, Objective, Terms, run_leg
+from paceline.planning.tuner.trial import Terms
+from paceline.planning.tuner.trials import Ended, Objective, run_leg
 from paceline.runtime.engines.workers.process import become_worker
 
 if TYPE_CHECKING:

@@ -39,7 +39,8 @@ def make_learner(setup: Setup) -> tuple[Learner, torch.optim.Optimizer]:
     replica = setup.placement.replica(0, setup.job, module.train(), setup.probe.moving)
     optimizer = setup.job.make_optimizer(module, replica.parameters)
     sums = PartialSums(setup.layout, setup.plan.canonical) if setup.plan.canonical else None
-    return Learner(replica, Reader(setup.source, setup.order(), 0, lambda _: None), sums), optimizer
+    reader = Reader(setup.source, setup.order(), 0, lambda _: None)
+    return Learner(replica, reader, sums, alone=setup.plan.method.averaging is not None), optimizer
 
 
 # A collective's table, executed by one process over the vectors of all workers.

@@ -41,7 +41,7 @@ from paceline.runtime.engines.cluster.control import (
 )
 from paceline.runtime.engines.cluster.group_client import RankConfig
 from paceline.runtime.engines.cluster.servers.helpers import HelperSupervisor
-from paceline.runtime.engines.cluster.servers.node_servers import ATTEMPTS, LIFE, NodeServers, parted
+from paceline.runtime.engines.cluster.servers.node_servers import ATTEMPTS, LIFE, NodeServers, ServerLauncher, parted
 from paceline.runtime.engines.cluster.servers.processes import ServerConfig, run_worker
 from paceline.runtime.engines.cluster.servers.team import TeamMemory, TeamShape
 from paceline.runtime.engines.cluster.worker import main
@@ -108,8 +108,8 @@ class Agent:
         self.ending = ""
         self._doing = -1
         self.arena.checkpoints[TAKEN] = self.resume.updates
-        #: What processes need to reach the servers; None under other plans.
-        self._server_config: ServerConfig | None = None
+        #: What starts processes that reach the servers; None under other plans.
+        self._launcher: ServerLauncher | None = None
         self._node_servers: NodeServers | None = None
         #: What the worker shares with its helpers; None where it computes alone.
         self._team: TeamMemory | None = None
@@ -135,13 +135,11 @@ class Agent:
     def serve(self, message: Serve, content: memoryview) -> None:
         """Start this node's servers, and a worker that pushes to servers."""
         config, layout = self.config, self.setup.layout
-        server_config = ServerConfig.of(config, message.desk)
-        self._node_servers = servers = NodeServers(
-            self.children, server_config, config.rank, config.parts, self.assignment, layout, message.life
-        )
+        self._launcher = ServerLauncher(self.children, ServerConfig.of(config, message.desk), self.assignment)
+        self._node_servers = servers = NodeServers(self._launcher, config.rank, config.parts, layout, message.life)
         self.supervisors.append(servers)
         servers.start(message.shards, message.spares, parted(message.starts, content))
-        self._server_config, self._life = server_config, message.life
+        self._life = message.life
         if (shape := TeamShape.of(self.setup, len(os.sched_getaffinity(0)))) is not None:
             self._team = TeamMemory(shape)
             helpers = HelperSupervisor(self.children, self._team, self._number, self.assignment, self.tensors)
@@ -153,25 +151,13 @@ class Agent:
         """Start a worker that pushes to servers. One that takes the place of a dead one has a number of its own, owes
         nothing, and joins a centre as it is.
         """
-        assert self._server_config is not None
+        assert self._launcher is not None
         if (self._workers or self._life) and self.resume.state_buffer is not None:
             self.resume.state_buffer.clear()
         number = self._number(self._workers)
         self._workers += 1
-        self.worker = self.children.start(
-            ProcessName(ProcessKind.WORKER, number),
-            run_worker,
-            (
-                self._server_config,
-                number,
-                [self.assignment()],
-                self.arena,
-                self.setup.layout,
-                self.tensors,
-                self.resume.state_buffer,
-                self._team,
-            ),
-        )
+        shared = (self.arena, self.setup.layout, self.tensors, self.resume.state_buffer, self._team)
+        self.worker = self._launcher.start(ProcessName(ProcessKind.WORKER, number), run_worker, number, *shared)
 
     def _number(self, started: int) -> int:
         """Return the number of the process of its kind that this node starts after so many: no other has it."""
@@ -213,8 +199,8 @@ class Agent:
 
     def _move_desk(self, desk: Address) -> None:
         """Let every process of this node dial the desk there."""
-        if self._server_config is not None and self._node_servers is not None:
-            self._server_config = self._node_servers.config = replace(self._server_config, desk=desk)
+        if self._launcher is not None:
+            self._launcher.config = replace(self._launcher.config, desk=desk)
             for child in self.children.running:
                 if child.name.kind in (ProcessKind.WORKER, ProcessKind.SERVER):
                     child.send(desk)
@@ -262,7 +248,7 @@ class Agent:
             assert self.worker is not None
             ending = Ending.of(self.worker.process, self.oom_kills)
             self.worker, self.ending = None, f"died ({ending.how}) in update {self.arena.doing[0]}"
-            again = self._server_config is not None and not self._finished and self._workers < ATTEMPTS
+            again = self._launcher is not None and not self._finished and self._workers < ATTEMPTS
             self._send(Ended(ending.how, ending.out_of_memory, self.arena.doing[0], again))
             if again:
                 self._last = None

@@ -29,14 +29,11 @@ from paceline.runtime.engines.cluster.control import (
     Rows,
     Snapshot,
     State,
-    ToRank,
     Wanted,
     state_of,
 )
-from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
-from paceline.runtime.engines.cluster.second_home import SecondHome, Succeeds
+from paceline.runtime.engines.cluster.second_home import Office
 from paceline.runtime.engines.workers.messages import Failed
-from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.waiting import DELAYS
 from paceline.runtime.runs.live import EventKind, ProcessKind, RunEvent
@@ -50,26 +47,14 @@ EPOCHS = 1 << 20  # of groups, in one term of the head
 class GroupHead:
     """The head's side of a run whose ranks form a group."""
 
-    def __init__(
-        self,
-        workers: RemoteWorkers,
-        to_rank: ToRank,
-        patience: float,
-        snapshots: SnapshotFile | None,
-        note: Callable[[RunEvent], None],
-        second_home: SecondHome,
-        delay: Callable[[], float] = lambda: 0.0,
-        succeeds: Succeeds | None = None,
-    ) -> None:
-        """`delay` returns by how many seconds processes have run too late of late, which ranks are given on top.
-
-        `succeeds` is what a head has that takes over.
-        """
+    def __init__(self, office: Office, patience: float, delay: Callable[[], float] = lambda: 0.0) -> None:
+        """`delay` returns by how many seconds processes have run too late of late, which ranks are given on top."""
         self._patience, self._delay = patience, delay
-        self.workers, self.to_rank, self.snapshots, self.note = workers, to_rank, snapshots, note
+        workers, succeeds = office.workers, office.succeeds
+        self.workers, self.to_rank, self.snapshots, self.note = workers, office.to_rank, office.snapshots, office.note
         self.setup = setup = workers.setup
         self.checkpoints = GroupCheckpoints(workers.manager) if workers.manager is not None else None
-        self.second_home = second_home
+        self.second_home = office.second_home
         ranks = succeeds.ranks if succeeds else (0, *workers.nodes)
         epoch = succeeds.term * EPOCHS if succeeds else 0
         alive, gives = set(ranks) - workers.dead, setup.plan.results == 1

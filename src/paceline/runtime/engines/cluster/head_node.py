@@ -41,7 +41,7 @@ from paceline.runtime.engines.cluster.leadership import Leadership, first_seat
 from paceline.runtime.engines.cluster.node import POLL, ManagedNodes, NodePart, joined, resume_point
 from paceline.runtime.engines.cluster.remote_workers import ProcessLog, RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import Dismissed, Node, Registry
-from paceline.runtime.engines.cluster.second_home import RunCopy, SecondHome, Succeeds
+from paceline.runtime.engines.cluster.second_home import Office, RunCopy, SecondHome, Succeeds
 from paceline.runtime.engines.cluster.servers.server_head import ServerHead
 from paceline.runtime.engines.cluster.successor import Successor, announce, continue_records, nodes_of
 from paceline.runtime.engines.outcome import Life, Outcome, list_snapshots, open_snapshots
@@ -172,16 +172,14 @@ class HeadNode:
 
     def _head(self, backups: int, succeeds: Succeeds | None) -> GroupHead | ServerHead:
         """Return what leads the run under its plan."""
-        workers, note = self.workers, self.processes.note
+        workers = self.workers
+        office = Office(workers, self._to_rank, self.snapshots, self.processes.note, self.second_home, succeeds)
         if self.part.setup.plan.method.server is not None:
             replaces = self.managed is not None and self.managed.replaces
-            served = ServerHead(
-                workers, self._to_rank, self.snapshots, self.agent, backups, note, replaces, self.second_home, succeeds
-            )
+            served = ServerHead(office, self.agent, backups, replaces)
             self.agent.supervisors.append(served.desk_supervisor)
             return served
-        silence, delay = self.part.timing.silence, lambda: self.hub.delay
-        head = GroupHead(workers, self._to_rank, silence, self.snapshots, note, self.second_home, delay, succeeds)
+        head = GroupHead(office, self.part.timing.silence, lambda: self.hub.delay)
         workers.dead |= set(range(workers.count)) - head.machine.alive
         return head
 

@@ -45,7 +45,7 @@ from paceline.runtime.links.tcp.connection import Buffer
 from paceline.runtime.links.tcp.credentials import listen
 from paceline.runtime.links.tcp.frame import Limits
 from paceline.runtime.links.tcp.handshake import JOB_BYTES, Identity, Peer
-from paceline.runtime.links.tcp.hub import Arrived, Event, Gone, Hub, Received, Unreached
+from paceline.runtime.links.tcp.hub import Arrived, Event, Gone, Hub, Policy, Received, Unreached
 from paceline.runtime.links.tcp.link import raw
 from paceline.runtime.links.tcp.waiting import Pump, Timing
 from paceline.training.parameters.layout import state_tensors
@@ -125,7 +125,7 @@ def open_hub(roster: Roster, timing: Timing, limits: Limits, deadline: float) ->
             listener = listen(Address(own_host(roster.head), 0), roster.credentials)
     pump = Pump(timing.heartbeat)
     rivals = () if roster.apart else (AGENT,)  # Ray replaces a node at once, and means it
-    hub = Hub(me, roster.credentials, listener, limits=limits, timing=timing, rivals=rivals, pump=pump)
+    hub = Hub(me, roster.credentials, listener, policy=Policy(limits, timing, rivals=rivals), pump=pump)
     if not roster.leads:
         for address in (roster.head, *roster.others):
             hub.dial(address, deadline)

@@ -116,6 +116,20 @@ class Succeeds:
     servers: Callable[[], set[int]]
 
 
+@dataclass(frozen=True)
+class Office:
+    """What the head leads a run with, whatever the plan."""
+
+    workers: RemoteWorkers
+    to_rank: ToRank
+    #: The file of snapshots, if the run is evaluated; and where events are written.
+    snapshots: SnapshotFile | None
+    note: Callable[[RunEvent], None]
+    second_home: SecondHome
+    #: None unless this head has taken over.
+    succeeds: Succeeds | None = None
+
+
 @dataclass
 class RunCopy:
     """The deputy's side: what it has of the head's records."""

@@ -73,7 +73,7 @@ class FixedGroup:
     """`Group` of the workers of one arena.
 
     `shares` says which parts of a batch this worker computes; with `measured` they follow the speeds of workers.
-    `library` names the library that sums gradients in place of a table (NCCL), if one does.
+    `device` is where a library sums gradients in place of a table (NCCL); None where the table does.
     """
 
     def __init__(
@@ -84,11 +84,10 @@ class FixedGroup:
         waiter: Waiter,
         shares: Membership,
         measured: bool = False,
-        library: str = "",
         device: torch.device | None = None,
     ) -> None:
         self.number, self.arena, self.agenda, self.waiter = number, arena, agenda, waiter
-        self.shares, self.library, self.device = shares, library, device
+        self.shares, self.device = shares, device
         self.parts: Sequence[int] | None = None if measured else shares.parts_of(number, 0)
         self.paces = arena.shape.workers if measured else 0
 
@@ -105,12 +104,11 @@ class FixedGroup:
     def sums(self, collective: Collective, encoder: GradientEncoder | None = None) -> Sums:
         shape = self.arena.shape
         fragments, workers = Fragments.of(shape.layout, shape.fragments), shape.workers
-        if self.library:
+        if self.device is not None:
             from paceline.runtime.engines.workers.process_group import (
                 GroupReduction,  # imports torch.distributed: half a second
             )
 
-            assert self.device is not None
             return FragmentSums.of([GroupReduction(workers, layout, self.device) for layout in fragments.each])
         link = self.arena.link(self.arena.payloads, self.number, self.waiter, changes=True)
         if encoder is not None:

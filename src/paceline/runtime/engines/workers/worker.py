@@ -76,10 +76,8 @@ class LocalWorker:
         #: An object whose destructor must not run before the process ends.
         self.kept_alive: object = None
         number, placement, waiter, plan = assignment.number, assignment.placement, station.waiter, assignment.plan
-        stored_on, shares = placement.stored_on(number), plan.membership()
-        group = FixedGroup(
-            number, arena, assignment.agenda, waiter, shares, plan.measured, placement.library, stored_on
-        )
+        device = placement.stored_on(number) if placement.library else None
+        group = FixedGroup(number, arena, assignment.agenda, waiter, plan.membership(), plan.measured, device)
         repeats = assignment.plan.traits.repeats
         self.replica = ReplicaWorker(assignment, source, arena.shape.layout, station, group, repeats)
         self.runner = self.replica.runner
@@ -179,7 +177,7 @@ def learner_of(assignment: Assignment, source: Source, repeats: bool = False) ->
             )
         assignment.note = begin_from(module, assignment.initial.open())
     replica = assignment.placement.replica(assignment.number, job, module.train(), assignment.moving)
-    return Learner(replica, assignment.reader(source, repeats))
+    return Learner(replica, assignment.reader(source, repeats), alone=assignment.plan.method.averaging is not None)
 
 
 class ReplicaWorker:

@@ -32,7 +32,7 @@ from paceline.runtime.links.tcp.handshake import Identity, Peer
 from paceline.runtime.links.tcp.pending import Candidate, PendingHandshakes
 from paceline.runtime.links.tcp.waiting import DELAYS, GRACE, SECOND, TIMING, Pump, Timing, silent
 
-__all__ = ["Arrived", "Event", "Gone", "Hub", "PeerPlace", "Received", "Unreached"]
+__all__ = ["Arrived", "Event", "Gone", "Hub", "PeerPlace", "Policy", "Received", "Unreached"]
 
 
 class _ConnectedPeer(NamedTuple):
@@ -50,6 +50,26 @@ def _name(peer: Peer) -> str:
     return f"peer {peer.role}.{peer.number} (incarnation {peer.incarnation})"
 
 
+class Policy(NamedTuple):
+    """How a hub treats its peers."""
+
+    #: What is accepted from them.
+    limits: Limits = LIMITS
+    #: Heartbeats and time limits.
+    timing: Timing = TIMING
+    #: Roles of peers that another object serves: after `Arrived`, `take_over` returns their connection, and the hub
+    #: does not read from it.
+    handed_over: Collection[int] = ()
+    #: Roles of which a second process with the number of a first one that is connected does not take its place: both
+    #: are connected, and the owner of the hub decides.
+    rivals: Collection[int] = ()
+    #: What a peer is called in messages.
+    describe: Callable[[Peer], str] = _name
+
+
+POLICY = Policy()
+
+
 class Hub:
     """The connections of a process, its listening socket, and its handshakes."""
 
@@ -59,13 +79,9 @@ class Hub:
         credentials: Credentials = LOOPBACK,
         listener: socket.socket | None = None,
         *,
+        policy: Policy = POLICY,
         place: PeerPlace | None = None,
-        limits: Limits = LIMITS,
-        timing: Timing = TIMING,
-        handed_over: Collection[int] = (),
-        rivals: Collection[int] = (),
         pump: Pump | None = None,
-        describe: Callable[[Peer], str] = _name,
         report: Callable[[str], None] = _report,
     ) -> None:
         """
@@ -73,24 +89,17 @@ class Hub:
             me: who this process is.
             credentials: how peers are authenticated.
             listener: a socket that listens, which is the hub's from now on; None if this process only dials.
+            policy: how peers are treated.
             place: where to receive bodies. What lies there counts only when `poll` returns it: its sender may die
                 in the middle.
-            limits: what is accepted from a peer.
-            timing: heartbeats and time limits.
-            handed_over: roles of peers that another object serves: after `Arrived`, `take_over` returns their
-                connection, and the hub does not read from it.
-            rivals: roles of which a second process with the number of a first one that is connected does not take its
-                place: both are connected, and the owner of the hub decides.
             pump: a thread that sends while this one computes; without it heartbeats go out in `poll` alone.
-            describe: what a peer is called in messages.
             report: where refused connections are reported.
         """
         self.me, self._credentials, self._listener = me, credentials, listener
         if listener is not None:
             require_safe(self.address, credentials, "listen at")
-        self._place, self._limits, self._timing, self._handed_over = place, limits, timing, frozenset(handed_over)
-        self._pump, self._describe, self._rivals = pump, describe, frozenset(rivals)
-        self._handshakes = PendingHandshakes(me, credentials, timing, report)
+        self._policy, self._place, self._pump = policy, place, pump
+        self._handshakes = PendingHandshakes(me, credentials, policy.timing, report)
         self._members: dict[Peer, _ConnectedPeer] = {}
         #: The incarnation that is connected, by role and number.
         self._seats: dict[tuple[int, int], Peer] = {}
@@ -230,8 +239,8 @@ class Hub:
         ready = self._epoll.poll(seconds)
         now, before = monotonic_ns(), self._looked
         self._looked = now
-        if now - before > self._timing.silence * SECOND / 2:  # what came meanwhile is read below
-            self._listening = now - int((1 - GRACE) * self._timing.silence * SECOND)
+        if now - before > self._policy.timing.silence * SECOND / 2:  # what came meanwhile is read below
+            self._listening = now - int((1 - GRACE) * self._policy.timing.silence * SECOND)
         for member in [self._members[peer] for peer in self._unread]:
             self._serve(member)
         for descriptor, events in ready:
@@ -253,20 +262,20 @@ class Hub:
             self._events += [Unreached(address, why) for address, why in self._handshakes.given_up(now)]
         if now < self._next_round:
             return
-        self._next_round = now + int(self._timing.heartbeat * SECOND / 2)
+        self._next_round = now + int(self._policy.timing.heartbeat * SECOND / 2)
         if not self._accepting and self._listener is not None:
             self._accept_again()
         for member in [each for each in self._members.values() if each.connection.partial]:
             self._serve(member)  # what has come of a body that is not complete shows that its sender lives
         for member in list(self._members.values()):
             silence = now - max(member.connection.heard, self._listening)
-            most = int(self._timing.silence * SECOND) + DELAYS * member.connection.delay
+            most = int(self._policy.timing.silence * SECOND) + DELAYS * member.connection.delay
             if silence >= most:
                 self._gone(member, silent(most / SECOND), is_silent=True)
                 continue
             with contextlib.suppress(PeerLost):  # reading says why
                 delay = self._pump.delay if self._pump is not None else 0
-                member.connection.beat(now, int(self._timing.heartbeat * SECOND), delay)
+                member.connection.beat(now, int(self._policy.timing.heartbeat * SECOND), delay)
 
     def _handle(self, owner: _ConnectedPeer | Candidate, events: int) -> None:
         if isinstance(owner, Candidate):
@@ -312,16 +321,16 @@ class Hub:
             self._epoll.modify(descriptor, candidate.events)
 
     def _arrive(self, candidate: Candidate, peer: Peer, connection: Connection) -> None:
-        if peer.role in self._handed_over:
+        if peer.role in self._policy.handed_over:
             if (before := self._ready.pop(peer, None)) is not None:
                 before.close()
-            connection.admit(f"{self._describe(peer)} at {candidate.host}", self._limits, None)
+            connection.admit(f"{self._policy.describe(peer)} at {candidate.host}", self._policy.limits, None)
             self._ready[peer] = connection
         else:
             earlier = self._before(peer)
             if earlier is not None and earlier.incarnation > peer.incarnation:
                 self._handshakes.refusals.add(
-                    candidate.host, f"is {self._describe(peer)}, which was replaced by a later one"
+                    candidate.host, f"is {self._policy.describe(peer)}, which was replaced by a later one"
                 )
                 connection.close()
                 return
@@ -332,14 +341,14 @@ class Hub:
 
     def _before(self, peer: Peer) -> Peer | None:
         """Return who is connected in the place of a peer that comes."""
-        if peer.role in self._rivals:
+        if peer.role in self._policy.rivals:
             return peer if peer in self._members else None
         return self._seats.get(peer[:2])
 
     def _join(self, member: _ConnectedPeer, host: str) -> None:
         peer, place = member.peer, self._place
         where = None if place is None else lambda kind, ints, size: place(peer, kind, ints, size)
-        member.connection.admit(f"{self._describe(peer)} at {host}", self._limits, where)
+        member.connection.admit(f"{self._policy.describe(peer)} at {host}", self._policy.limits, where)
         self._members[peer] = self._by_descriptor[member.connection.fileno()] = member
         self._seats[peer[:2]] = peer
         self._epoll.register(member.connection, select.EPOLLIN)

@@ -17,7 +17,7 @@ from paceline.runtime.links.tcp.connection import Connection
 from paceline.runtime.links.tcp.credentials import Credentials
 from paceline.runtime.links.tcp.frame import LIMITS, Limits
 from paceline.runtime.links.tcp.handshake import ROLES, Identity, Peer
-from paceline.runtime.links.tcp.hub import Arrived, Event, Gone, Hub, Unreached
+from paceline.runtime.links.tcp.hub import Arrived, Event, Gone, Hub, Policy, Unreached
 from paceline.runtime.links.tcp.waiting import TIMING, Pump, SocketWaiter, Timing
 from paceline.runtime.links.waiting import Cancelled
 
@@ -60,7 +60,7 @@ def meet(
         Cancelled: it was cancelled meanwhile.
     """
     rank, end = me.peer.number, monotonic() + waiter.deadline
-    hub = Hub(me, credentials, listener, limits=limits, timing=timing, handed_over=(me.peer.role,), describe=describe)
+    hub = Hub(me, credentials, listener, policy=Policy(limits, timing, (me.peer.role,), describe=describe))
     connections: dict[int, Connection] = {}
     why: dict[Address, str] = {}
     try:
@@ -100,7 +100,7 @@ def connect(
 ) -> tuple[Peer, Connection]:
     """Return who listens at an address, and a connection to it. Arguments and errors are those of `meet`."""
     end, why = monotonic() + waiter.deadline, ""
-    hub = Hub(me, credentials, limits=limits, timing=timing, handed_over=range(ROLES))
+    hub = Hub(me, credentials, policy=Policy(limits, timing, range(ROLES)))
     try:
         hub.dial(address, waiter.deadline)
         while True:

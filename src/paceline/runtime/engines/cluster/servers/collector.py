@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.algorithms.cluster.messages import NONE, Message, Process, Pull, Pulled, Role, View, Views, WhichViews
 from paceline.algorithms.cluster.outputs import Adopt, Output, Timing
 from paceline.errors import RunFailed
+from paceline.plans.methods import Server
 from paceline.runtime.engines.cluster.servers.history import KnownHistory, rows_of_pushes
 from paceline.runtime.engines.cluster.servers.loop import MachineLoop, Other, peer_of
 from paceline.runtime.links.tcp.address import Address
@@ -81,16 +82,11 @@ class Collector:
         timing: Timing,
         layout: Layout,
         report: Callable[[RunEvent], None],
-        gathers: int = 0,
-        joins: bool = False,
+        server: Server,
         term: int = 0,
     ) -> None:
-        """`report` is called with each event of the desk; `gathers` pushes make an update, where one does not.
-
-        `joins` is whether workers have replicas of their own, which start from the version of a centre; `term` is that
-        of the head.
-        """
-        self.layout, self.report, self.gathers, self.joins = layout, report, gathers, joins
+        """`report` is called with each event of the desk; `term` is that of the head."""
+        self.layout, self.report, self.server = layout, report, server
         #: Called when the desk is connected, and when it is no longer.
         self.desk_met: Callable[[], None] = lambda: None
         self.desk_lost: Callable[[str], None] = lambda why: None
@@ -171,7 +167,8 @@ class Collector:
         histories = [self._known[shard] for shard in range(len(self.layout.shards))]
         counts = [each.count for each in histories]
         new = [each.take(self._answers[n].since, self._answers[n].rows) for n, each in enumerate(histories)]
-        tables = rows_of_pushes([each.rows for each in histories], counts, new, self.gathers, self.joins)
+        gathers, joins = self.server.gathers, self.server.exchange is not None
+        tables = rows_of_pushes([each.rows for each in histories], counts, new, gathers, joins)
         self.sources = [self._answers[n].server for n, table in enumerate(tables) for _ in table]
         return np.concatenate(tables)
 

@@ -17,22 +17,27 @@ LIFE = 1 << 12  # numbers of processes of one kind that one node may give out
 ATTEMPTS = 16  # times that a node starts a server again; a server that keeps ending would be started for ever
 
 
+@dataclass
+class ServerLauncher:
+    """Starts the processes of a node under a plan with servers."""
+
+    children: Children
+    #: What they need to reach the others. The desk may move.
+    config: ServerConfig
+    #: Pickles what a process has to know of the job.
+    assignment: Callable[[], bytes]
+
+    def start(self, name: ProcessName, target: Callable[..., None], *arguments: object) -> Child:
+        """Start a process. It takes the assignment out of its box, so that the bytes are freed."""
+        return self.children.start(name, target, (self.config, [self.assignment()], *arguments))
+
+
 class NodeServers:
     """The shard servers of one node."""
 
-    def __init__(
-        self,
-        children: Children,
-        config: ServerConfig,
-        rank: int,
-        nodes: int,
-        assignment: Callable[[], bytes],
-        layout: Layout,
-        life: int = 0,
-    ) -> None:
+    def __init__(self, launcher: ServerLauncher, rank: int, nodes: int, layout: Layout, life: int = 0) -> None:
         """`life` is how many nodes have had this rank before: their servers' numbers are not given out again."""
-        self.children, self.config, self.rank, self.nodes = children, config, rank, nodes
-        self.assignment, self.layout = assignment, layout
+        self.launcher, self.rank, self.nodes, self.layout = launcher, rank, nodes, layout
         #: The servers that run, by their numbers.
         self.running: dict[int, Child] = {}
         self._first = self._started = life * LIFE
@@ -55,10 +60,8 @@ class NodeServers:
     def _start(self, shard: int, start: tuple[ShardStart, bytes] | None = None) -> None:
         number = self._started * self.nodes + self.rank
         self._started += 1
-        arguments = (self.config, number, shard, [self.assignment()], self.layout, [start])
-        self.running[number] = self.children.start(
-            ProcessName(ProcessKind.SERVER, number, shard), run_server, arguments
-        )
+        name = ProcessName(ProcessKind.SERVER, number, shard)
+        self.running[number] = self.launcher.start(name, run_server, number, shard, self.layout, [start])
 
 
 def parted(starts: Sequence[ShardStart], content: memoryview) -> dict[int, tuple[ShardStart, bytes]]:
@@ -75,10 +78,8 @@ class DeskSupervisor:
 
     def __init__(
         self,
-        children: Children,
-        config: ServerConfig,
+        launcher: ServerLauncher,
         listener: socket.socket,
-        assignment: Callable[[], bytes],
         placement: Placement,
         alive: Callable[[], Collection[int]],
         block: int,
@@ -87,7 +88,7 @@ class DeskSupervisor:
         """`alive` returns the servers that are believed to be alive, for a desk that has to ask them; `block` is how
         many batches are leased at once; `epoch` is above those of the desks before, if there were any.
         """
-        self.children, self.config, self.listener, self.assignment = children, config, listener, assignment
+        self.launcher, self.listener = launcher, listener
         self.members, self.copies, self.alive, self.block = placement.members(), placement.copies, alive, block
         self.epoch, self._last = epoch, epoch + ATTEMPTS
         self.child: Child | None = None
@@ -99,9 +100,8 @@ class DeskSupervisor:
         self.epoch += 1
         members = self.members if self.epoch == 1 else [()] * len(self.members)
         expected = frozenset(self.alive()) if self.epoch > 1 else frozenset()
-        box = [self.assignment()]
-        arguments = (self.config, self.listener, self.epoch, box, self.copies, members, expected, self.block)
-        self.child = self.children.start(ProcessName(ProcessKind.DESK, self.epoch), run_desk, arguments)
+        arguments = (self.listener, self.epoch, self.copies, members, expected, self.block)
+        self.child = self.launcher.start(ProcessName(ProcessKind.DESK, self.epoch), run_desk, *arguments)
 
     def replace(self) -> None:
         """End a desk that does not answer; the next one is started when it has ended."""

@@ -96,9 +96,9 @@ class ServerConfig:
 
 def run_desk(
     config: ServerConfig,
+    box: list[bytes],
     listener: socket.socket,
     epoch: int,
-    box: list[bytes],
     copies: int,
     members: Sequence[tuple[int, ...]],
     expected: frozenset[int],
@@ -119,9 +119,9 @@ def run_desk(
 
 def run_server(
     config: ServerConfig,
+    box: list[bytes],
     number: int,
     shard: int,
-    box: list[bytes],
     layout: Layout,
     begin: list[tuple[ShardStart, bytes] | None],
     pipe: Pipe,
@@ -167,8 +167,8 @@ def _serve(
 
 def run_worker(
     config: ServerConfig,
-    number: int,
     box: list[bytes],
+    number: int,
     arena: Arena,
     layout: Layout,
     tensors: SharedTensors | None,

@@ -33,22 +33,19 @@ from paceline.runtime.engines.cluster.control import (
     ShardStart,
     Spare,
     State,
-    ToRank,
     Wanted,
     state_of,
 )
 from paceline.runtime.engines.cluster.group_head import owes
-from paceline.runtime.engines.cluster.remote_workers import RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import Node
-from paceline.runtime.engines.cluster.second_home import SecondHome, Succeeds
+from paceline.runtime.engines.cluster.second_home import Office, Succeeds
 from paceline.runtime.engines.cluster.servers.collector import Collector, ShardsCut
 from paceline.runtime.engines.cluster.servers.history import by_rank
-from paceline.runtime.engines.cluster.servers.node_servers import DeskSupervisor, Placement
+from paceline.runtime.engines.cluster.servers.node_servers import DeskSupervisor, Placement, ServerLauncher
 from paceline.runtime.engines.cluster.servers.processes import ServerConfig
 from paceline.runtime.engines.servers.ports import version_shapes
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.engines.workers.messages import Failed
-from paceline.runtime.engines.workers.state_buffers import SnapshotFile
 from paceline.runtime.links.tcp.address import Address
 from paceline.runtime.links.tcp.credentials import listen
 from paceline.runtime.links.tcp.link import raw
@@ -67,21 +64,11 @@ DESKS, LIVES = 256, 256
 class ServerHead:
     """The head's side of a run with servers."""
 
-    def __init__(
-        self,
-        workers: RemoteWorkers,
-        to_rank: ToRank,
-        snapshots: SnapshotFile | None,
-        agent: Agent,
-        backups: int,
-        note: Callable[[RunEvent], None],
-        replaces: bool,
-        second_home: SecondHome,
-        succeeds: Succeeds | None = None,
-    ) -> None:
-        """`replaces` is whether a node that ends is replaced; `succeeds` is what a head has that takes over."""
-        self.workers, self.note, self.to_rank, self.replaces = workers, note, to_rank, replaces
-        self.second_home, term = second_home, succeeds.term if succeeds else 0
+    def __init__(self, office: Office, agent: Agent, backups: int, replaces: bool) -> None:
+        """`replaces` is whether a node that ends is replaced."""
+        workers, succeeds, snapshots = office.workers, office.succeeds, office.snapshots
+        self.workers, self.note, self.to_rank, self.replaces = workers, office.note, office.to_rank, replaces
+        self.second_home, term = office.second_home, succeeds.term if succeeds else 0
         setup, manager = workers.setup, workers.manager
         #: Nodes that cannot be reached any longer.
         self._lost: set[int] = set(range(workers.count)) - set(succeeds.ranks) if succeeds else set()
@@ -101,10 +88,8 @@ class ServerHead:
         self.placement = placement = self._placed(1 + backups, succeeds)
         self.collector = self._collector(config, term)
         self.desk_supervisor = DeskSupervisor(
-            agent.children,
-            config,
+            ServerLauncher(agent.children, config, agent.assignment),
             listener,
-            agent.assignment,
             placement,
             lambda: self.collector.loop.addresses or (succeeds.servers() if succeeds else ()),
             block_of(setup),
@@ -122,7 +107,7 @@ class ServerHead:
         if succeeds is None:
             self._start_nodes(manager.request.start if manager is not None else None)
         else:
-            self._snapshot_at = max(second_home.known, default=0) + setup.snapshots_every
+            self._snapshot_at = max(office.second_home.known, default=0) + setup.snapshots_every
 
     def _placed(self, copies: int, succeeds: Succeeds | None) -> Placement:
         """Place the servers on the nodes with which the run begins; the others count as lost until they join."""
@@ -133,17 +118,8 @@ class ServerHead:
         return Placement(self.nodes, shards, min(self.nodes, copies), present)
 
     def _collector(self, config: ServerConfig, term: int) -> Collector:
-        server = server_of(self.setup.plan)
-        return Collector(
-            config.hub(Process(Role.HEAD, term)),
-            config.desk,
-            config.timing,
-            self.setup.layout,
-            self._event,
-            server.gathers,
-            server.exchange is not None,
-            term,
-        )
+        hub, server = config.hub(Process(Role.HEAD, term)), server_of(self.setup.plan)
+        return Collector(hub, config.desk, config.timing, self.setup.layout, self._event, server, term)
 
     def _start_nodes(self, begun: Checkpoint | None) -> None:
         """Let every node start its servers and its worker, from a checkpoint if the run is resumed."""
