@@ -6,13 +6,17 @@ worker may die between any two of its commands, up to `deaths` of them in all, a
 to `joins` times. A command is atomic (the local engine makes it so, and is tested by killing workers there).
 
 At every state no batch is leased to two living workers, versions count the pushes, and the staleness identity holds. At
-every end each shard has applied each batch exactly once. And there is an end: no state in which all workers wait.
+every end each shard has applied each batch exactly once. And there is an end: no state in which all workers wait, and
+none from which they only go round.
 
-Worlds that go on alike are one state, however they have come about:
+Worlds that go on alike are one state, however they have come about. That hides no fault: two such worlds have the same
+moves, which lead to such worlds again, and the same invariants fail in both.
 
-    of a worker     where its program stands, and its variables; not the answers that led it there
+    of a worker     where its program stands and its variables, by which alone it goes on; not earlier answers
     of a dead one   nothing: it makes no move
-    of a shard      what its answers depend on, and what of its past a later push is checked against
+    of a shard      what its answers depend on (`key`), and what of its past a later push is checked against (`past`).
+                    Whether it has a batch is asked only of one that may be leased again; that none is which was
+                    finished is an invariant of its own
     of the desk     its integers; a worker that it lets wait is not seen to ask, as long as that changes none of them
 
 A gradient that is being computed is seen by nobody, so a worker comes from its lease to its push in one move: to die
