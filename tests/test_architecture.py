@@ -38,6 +38,7 @@ ONE_PROCESS = {"multiprocessing", "socket", "torch.distributed"}
 NO_OBJECTS = {"torch", "numpy", "pickle", "json"}
 RULES: list[tuple[str, str, set[str]]] = [
     ("errors", "errors", NO_TORCH),
+    ("instruction_sets", "errors", NO_TORCH),
     ("moved", "", NO_TORCH),
     ("narrative", "", NO_TORCH),
     ("text_table", "names", PURE_NEVER | NO_TORCH),
@@ -47,7 +48,7 @@ RULES: list[tuple[str, str, set[str]]] = [
     ("algorithms.rules", "algorithms errors narrative", PURE_NEVER),
     ("algorithms", "algorithms errors narrative", PURE_NEVER | NO_TORCH),
     ("plans", "plans algorithms errors text_table", {"torch"}),
-    ("kernels", "kernels errors training.jobs.modules names user_cache", ONE_PROCESS),
+    ("kernels", "kernels errors instruction_sets training.jobs.modules names user_cache", ONE_PROCESS),
     ("training.jobs", "training.jobs names errors text_table", set()),
     ("training.shards", "training.shards errors", {"torch", "multiprocessing"}),
     (
@@ -95,19 +96,19 @@ RULES: list[tuple[str, str, set[str]]] = [
     (
         "runtime.engines",
         "runtime.engines runtime.links runtime.runs algorithms training plans kernels.exchange kernels.serve "
-        "kernels.one_pass narrative text_table names version errors",
+        "kernels.machine kernels.one_pass narrative text_table names version errors instruction_sets",
         set(),
     ),
     (
         "runtime.doctor",
-        "runtime.doctor runtime.links.tcp kernels.build algorithms.cluster.launchers version errors",
+        "runtime.doctor runtime.links.tcp kernels.build algorithms.cluster.launchers version errors instruction_sets",
         NO_TORCH,
     ),
     ("runtime.runs.progress", "runtime.runs errors", PURE_NEVER | {"torch"}),
     ("runtime.runs.verdict", "runtime.runs", PURE_NEVER | {"torch"}),
     ("runtime.runs.time_accounting", "runtime.runs errors", {"torch"}),
     ("runtime.runs.trace", "runtime.runs.schema runtime.links.ring_buffer errors", {"torch"}),
-    ("runtime.runs", "runtime.runs errors training.jobs names text_table version", set()),
+    ("runtime.runs", "runtime.runs errors instruction_sets training.jobs names text_table version", set()),
     (
         "runtime.report",
         "runtime.report runtime.runs training.shards names errors",
@@ -189,7 +190,7 @@ WINGS = (
     "interfaces",
 )
 #: What stands beside the wings, and may be imported by all of them.
-SMALL = ("errors", "moved", "names", "narrative", "text_table", "user_cache", "version")
+SMALL = ("errors", "instruction_sets", "moved", "names", "narrative", "text_table", "user_cache", "version")
 #: A wing, and what it may import of one that is above it.
 UPWARD = {
     ("kernels", "training.jobs.modules"): "layers that PyTorch lacks, and for which there are kernels",

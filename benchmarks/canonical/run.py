@@ -2,7 +2,8 @@
 
 python benchmarks/canonical/run.py bits [--jobs mlp,cnn] [--engines virtual,local,cluster,resumed]
 python benchmarks/canonical/run.py speed [--rounds 5]
-python benchmarks/canonical/run.py shares
+python benchmarks/canonical/run.py shares [--updates 70]
+python benchmarks/canonical/run.py verify
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from multiprocessing import forkserver
 from pathlib import Path
@@ -29,6 +31,7 @@ import torch
 from torch import nn
 
 import paceline as pl
+from paceline.interfaces.api.comparing.first_step import verify_script
 from paceline.runtime.runs.record import this_machine
 from paceline.runtime.runs.trace import Kind
 
@@ -36,6 +39,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(1, str(Path(__file__).parents[1]))
 from harness import write
 from jobs import DEATHS, JOBS, SAMPLES, Pace, wide_job
+from script import DIFFERENCES
 
 HERE = Path(__file__).parent
 CHUNKS = 8
@@ -127,7 +131,7 @@ def resumed(job: str, workers: int, after: int) -> dict[str, Any]:
 
 def bits(jobs: list[str], engines: list[str]) -> bool:
     """Train what `runs.jsonl` has no row of yet, and write what all rows say."""
-    known = _rows()
+    known, commit = _rows(), _commit()
 
     def trained(job: str, engine: str, plan: str, train: Callable[[], dict[str, Any]]) -> None:
         if (job, engine, plan) in known:
@@ -137,7 +141,8 @@ def bits(jobs: list[str], engines: list[str]) -> bool:
         except Exception as error:  # a failed run is a row, and no end of the others
             result = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
         with ROWS.open("a") as file:
-            row = {"processor": this_machine().processor, "job": job, "engine": engine, "plan": plan, **result}
+            made_by = {"processor": this_machine().processor, "commit": commit}
+            row = {**made_by, "job": job, "engine": engine, "plan": plan, **result}
             file.write(json.dumps(row) + "\n")
 
     for job in jobs:
@@ -157,6 +162,16 @@ def bits(jobs: list[str], engines: list[str]) -> bool:
     return _summary()
 
 
+def _commit() -> str:
+    """Return the last commit that changed the package, with a plus if the package has changed since."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", "-C", str(HERE), *words], capture_output=True, text=True, check=True).stdout
+
+    source = ":/src"
+    return git("log", "-1", "--format=%h", "--", source).strip() + "+" * bool(git("status", "--porcelain", source))
+
+
 def _rows() -> dict[tuple[str, str, str], dict[str, Any]]:
     """Return the rows of this processor: another one has other bits."""
     rows = map(json.loads, ROWS.read_text().splitlines() if ROWS.exists() else [])
@@ -172,11 +187,25 @@ def _summary() -> bool:
     failed = [f"{row['job']}, {row['engine']}, {row['plan']}: {row['failed']}" for row in rows if "failed" in row]
     same = not failed and all(len(each) == 1 for each in results.values())
     figures = {"one_result_per_job": same, "runs": len(rows), "by_engine": dict(Counter(r["engine"] for r in rows))}
+    figures["by_commit"] = dict(Counter(row["commit"] for row in rows))
     figures |= {"refused": REFUSED, "failed": failed, "bits": {job: dict(each) for job, each in results.items()}}
     write(figures, "result.json")
     print(f"{len(rows)} runs, {'one result per job' if same else 'RESULTS DIFFER'}")
     print("\n".join(failed))
     return same
+
+
+def verified() -> bool:
+    """Verify a script of DistributedDataParallel with each of its differences; whether all are named first."""
+    rows = []
+    for name, (stage, tensor, what) in DIFFERENCES.items():
+        verification = verify_script(f"{HERE / 'script.py'} {name}")
+        first = next(iter(verification.differences), None)
+        said = (first.stage, first.name) if first else ("", "")
+        rows.append({"difference": what, "named": said == (stage, tensor), "first": first and asdict(first)})
+        print(rows[-1], flush=True)
+    write({"rows": rows}, "verify.json")
+    return all(row["named"] for row in rows)
 
 
 def moved(updates: int) -> None:
@@ -269,17 +298,19 @@ def _of_workers() -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("bits", "speed", "shares"))
+    parser.add_argument("what", choices=("bits", "speed", "shares", "verify"))
     parser.add_argument("--jobs", default=",".join(JOBS))
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--updates", type=int, default=400)
+    parser.add_argument("--updates", type=int, help="default: 400 of speed, 70 of shares")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if given.what == "speed":
-        speed(given.rounds, given.updates)
+        speed(given.rounds, given.updates or 400)
     elif given.what == "shares":
-        moved(70)
+        moved(given.updates or 70)
+    elif given.what == "verify":
+        sys.exit(not verified())
     else:
         sys.exit(not bits(given.jobs.split(","), given.engines.split(",")))

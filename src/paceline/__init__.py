@@ -6,9 +6,11 @@ Importing paceline does not import torch.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+from paceline.instruction_sets import VARIABLE, limit
 from paceline.moved import forward
 from paceline.version import __version__ as __version__
 
@@ -63,6 +65,8 @@ if TYPE_CHECKING:
     from paceline.training.stages.through_time import ThroughTime as ThroughTime
 
 forward()
+if VARIABLE in os.environ:  # before PyTorch is imported, whose libraries read what this sets
+    limit(os.environ[VARIABLE])
 
 _FACE = {
     "Job": "paceline.training.jobs.job",

@@ -33,6 +33,7 @@ from pathlib import Path
 
 from paceline import user_cache
 from paceline.errors import JobError, JobWarning
+from paceline.instruction_sets import ALL, max_cpu_isa, processor_flags
 
 ABI = 2  # of the structs that text and Python share
 #: gcc 12 writes an address as a sum whose base is zero, then takes it for a null pointer, and so removes the call of a
@@ -130,14 +131,16 @@ def _openmp(command: tuple[str, ...]) -> bool:
 
 @cache
 def abilities() -> str:
-    """The CPU's instruction sets, as the kernel names them."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith(("flags", "Features")):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    """The CPU's instruction sets, as the kernel names them, up to the newest that may compute."""
+    flags = ALL[newest].flags if (newest := max_cpu_isa()) else processor_flags()
+    return " ".join(flags) or platform.processor() or platform.machine()
+
+
+def processor_options() -> tuple[str, ...]:
+    """The compiler's options for the instructions of this CPU, up to the newest that may compute."""
+    if newest := max_cpu_isa():
+        return tuple(f"-m{flag}" for flag in ALL[newest].flags)
+    return ("-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native",)
 
 
 def folder() -> Path:
@@ -228,7 +231,7 @@ def _loaded(file: Path) -> ctypes.CDLL | None:
 def _place_of(text: str, extra: tuple[str, ...] = ()) -> tuple[Compiler, tuple[str, ...], Path]:
     """Return the compiler of a text, its flags, and the file of the library that it makes."""
     toolchain = compiler()
-    flags = (*FLAGS, "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native", *extra)
+    flags = (*FLAGS, *processor_options(), *extra)
     if toolchain.openmp:
         flags = (*flags, "-fopenmp")
     key = "\0".join((str(ABI), text, *toolchain.command, toolchain.version, *flags, abilities()))

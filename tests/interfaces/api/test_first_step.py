@@ -98,6 +98,7 @@ for step in range(1000):
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(torch.randn(8, 10)), torch.randint(0, 3, (8,)))
     loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     optimizer.step()
 raise SystemExit("it ends after its first step")
 """

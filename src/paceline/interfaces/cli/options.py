@@ -129,6 +129,15 @@ Device = Annotated[
         help="Where gradients are computed: auto, cpu, cuda, cuda:1. Overrides the job's device.",
     ),
 ]
+MaxCpuIsa = Annotated[
+    str | None,
+    typer.Option(
+        "--max-cpu-isa",
+        envvar="PACELINE_MAX_CPU_ISA",
+        help="The newest instruction set that may compute, avx2 or avx512: the same bits on processors that differ.",
+        show_default="the processor's own",
+    ),
+]
 Epochs = Annotated[int | None, typer.Option(min=1, help="Passes over the data. Overrides the job's epochs.")]
 BatchSize = Annotated[int | None, typer.Option(min=1, help="Samples per batch. Overrides the job's batch size.")]
 Seed = Annotated[int | None, typer.Option(help="Random seed. Overrides the job's seed.")]

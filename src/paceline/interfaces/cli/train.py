@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import paceline
+from paceline.instruction_sets import limit
 from paceline.interfaces.cli import options
 from paceline.interfaces.cli.terminal import console, print_json
 
@@ -21,6 +22,7 @@ def train(
     address: options.RayAddress = None,
     compute: options.Compute = None,
     device: options.Device = None,
+    max_cpu_isa: options.MaxCpuIsa = None,
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = None,
@@ -48,10 +50,7 @@ def train(
     and trains on. With --checkpoint-every even a run that was killed can be resumed. A second Ctrl-C stops at once.
     A run that is done continues with more epochs: --resume RUN --epochs N, in all.
     """
-    from paceline.runtime.engines.workers.process import fork_early
-
-    if engine not in ("virtual", "mpi"):
-        fork_early(ddp="ddp" in (plan or ""))
+    _before_pytorch(engine, plan or "", max_cpu_isa)
     from paceline.concurrency.watcher.around import watched_run
     from paceline.interfaces.api.engines import KEEPING
     from paceline.interfaces.api.train import train as run_training
@@ -73,6 +72,16 @@ def train(
             callbacks=_callbacks(early_stopping, best_checkpoint, str(resume) if resume or not chosen else "", quiet),
         )  # fmt: skip
     report(run, json, rank)
+
+
+def _before_pytorch(engine: str | None, plan: str, max_cpu_isa: str | None) -> None:
+    """Do what has to come before PyTorch is imported: limit the instruction set, and fork the forkserver."""
+    from paceline.runtime.engines.workers.process import fork_early
+
+    if max_cpu_isa:
+        limit(max_cpu_isa)
+    if engine not in ("virtual", "mpi"):
+        fork_early(ddp="ddp" in plan)
 
 
 def _callbacks(early_stopping: str | None, best_checkpoint: str | None, title: str, quiet: bool) -> list[Any]:

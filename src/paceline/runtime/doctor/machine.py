@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.algorithms.cluster.launchers import HEAD_PORT
 from paceline.errors import JobError
+from paceline.instruction_sets import processor_flags
 from paceline.runtime.doctor import Finding, Grade
 from paceline.runtime.links.tcp.address import Interface, interfaces
 from paceline.version import __version__
@@ -109,12 +110,7 @@ def _quota() -> float | None:
 
 def abilities() -> Finding:
     """The vector instructions that this processor has."""
-    flags: set[str] = set()
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith(("flags", "Features")):
-                flags = set(line.partition(":")[2].split())
-                break
+    flags = processor_flags()
     names = [name for flag, name in ABILITIES.items() if flag in flags]
     if not names:
         text = f"{platform.machine()}, without vector instructions that are known here"

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.errors import JobWarning, PlanError, RunFolderError, UsageError
+from paceline.instruction_sets import VARIABLE, max_cpu_isa
 from paceline.plans.plan import Plan, make, make_again
 from paceline.runtime.engines.checkpoints import Checkpoint
 from paceline.runtime.engines.job_file import load_job_file, warn_of_changes
@@ -147,6 +148,10 @@ def check_same(setup: Setup, record: RunRecord, epochs: int | None = None) -> No
             )
     if job.compute != record.compute:
         raise UsageError(f"the run was begun with compute={record.compute}; it cannot be resumed with {job.compute}")
+    if (limited := record.machine.max_cpu_isa) != max_cpu_isa():
+        raise UsageError(
+            f"the run was begun with {VARIABLE}={limited!r}; it cannot be resumed with {max_cpu_isa()!r}: set it anew"
+        )
     if setup.source.fingerprint() != record.data_fingerprint:
         raise RunFolderError("the data are not those that the run was begun with: their fingerprints differ")
     if setup.initial_sha256 != record.initial_sha256:

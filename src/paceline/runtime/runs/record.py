@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from paceline.errors import RunFailed, RunFolderError
 from paceline.errors.renames import JOB_FIELDS, JOB_VALUES
+from paceline.instruction_sets import max_cpu_isa
 from paceline.names import file_name
 from paceline.runtime.runs.schema import INLINE, SCHEMA_VERSION, StrEnum, draft_of, json_text, read_as, to_dict
 from paceline.runtime.runs.trace import Trace, TraceWriter
@@ -128,6 +129,7 @@ class MachineRecord:
     python: str = ""
     torch: str = ""
     numpy: str = ""
+    max_cpu_isa: str = ""  # the newest instruction set that could compute; empty: the processor's own
 
 
 @dataclass(frozen=True)
@@ -305,6 +307,7 @@ def this_machine() -> MachineRecord:
         python=sys.version.split()[0],
         torch=torch.__version__,
         numpy=numpy.__version__,
+        max_cpu_isa=max_cpu_isa(),
     )
 
 

@@ -20,7 +20,11 @@ def test_a_node_with_other_arithmetic_is_refused_under_a_canonical_sum() -> None
     assert not difference(head, terms("ring:workers=2,canonical=4"), 1)
     told = difference(head, replace(head, arithmetic="0" * 64), 1)
     assert told.startswith("rank 1 has other bits than rank 0")
-    assert told.endswith("MKL_CBWR=COMPATIBLE on all nodes, or train without canonical=")
+    assert told.endswith("set PACELINE_MAX_CPU_ISA=avx2 on all nodes, or train without canonical=")
+    limited = replace(head, max_cpu_isa="avx2")
+    told = difference(limited, replace(limited, arithmetic="0" * 64), 1)
+    assert told.endswith("cannot compute the same bits, though limited to avx2; train without canonical=")
+    assert difference(limited, head, 1).endswith("set PACELINE_MAX_CPU_ISA alike on all nodes")
 
 
 def test_without_it_arithmetic_may_differ() -> None:

@@ -9,6 +9,8 @@ from hashlib import sha256
 import torch
 from torch.nn import functional
 
+from paceline.instruction_sets import VARIABLE
+from paceline.kernels.machine import vector
 from paceline.runtime.engines.record import first_record
 from paceline.runtime.engines.setup import Setup
 from paceline.runtime.runs.record import JobRecord
@@ -34,14 +36,17 @@ class Terms:
     tensors_sha256: str
     #: Of the parameters before the first update. A node that has others takes those of rank 0.
     initial_sha256: str
-    #: Of what `arithmetic_sha256` computes, where all machines have to compute the same bits.
+    #: Where all machines have to compute the same bits: the newest instruction set, the bytes of a vector in generated
+    #: code, and the SHA-256 of what `arithmetic_sha256` computes.
+    max_cpu_isa: str
+    vector: int
     arithmetic: str
 
     @staticmethod
     def of(setup: Setup, nodes: int) -> Terms:
         """Return the terms of a job and a plan as this node has them."""
         record = first_record(setup, kept=False)
-        made_by = record.machine
+        made_by, canonical = record.machine, setup.plan.canonical
         job = replace(record.job, device="", origin="", arguments=(), test_samples=0, evaluate_every=None)
         tensors = [(name, tuple(value.shape), str(value.dtype)) for name, value in state_tensors(setup.module).items()]
         return Terms(
@@ -56,7 +61,9 @@ class Terms:
             record.data_fingerprint,
             sha256(repr(tensors).encode()).hexdigest(),
             record.initial_sha256,
-            arithmetic_sha256() if setup.plan.canonical else "",
+            made_by.max_cpu_isa if canonical else "",
+            vector()[0] if canonical and record.compute == "fused" else 0,
+            arithmetic_sha256() if canonical else "",
         )
 
     @property
@@ -81,13 +88,9 @@ WORDS = {
     "data_fingerprint": "other data than rank 0 (random ones need a fixed seed)",
     "tensors_sha256": "another model than rank 0",
     "arithmetic": "other bits than rank 0 in the same products and functions, so canonical= cannot keep its promise",
+    "max_cpu_isa": "another limit of instruction sets than rank 0",
+    "vector": "vectors of another width than rank 0 in generated code, so canonical= cannot keep its promise",
     "nodes": "another number of nodes than rank 0",
-}
-
-#: What to do about them; of all others, to start the nodes alike.
-ADVICE = {
-    "arithmetic": "set ATEN_CPU_CAPABILITY=avx2, ONEDNN_MAX_CPU_ISA=AVX2 and MKL_CBWR=COMPATIBLE on all nodes, or "
-    "train without canonical="
 }
 
 
@@ -98,6 +101,16 @@ def difference(head: Terms, other: Terms, rank: int) -> str:
     for key, value in ours.items():
         if theirs[key] != value:
             what = WORDS.get(key, f"{key}={theirs[key]}, and rank 0 has {key}={value}")
-            advice = ADVICE.get(key, "start all nodes with the same command and the same files")
-            return f"rank {rank} has {what}: {advice}"
+            return f"rank {rank} has {what}: {_advice(key, head)}"
     return ""
+
+
+def _advice(key: str, head: Terms) -> str:
+    """Say what to do about nodes that differ in a field, or that nothing can be done."""
+    if key == "max_cpu_isa":
+        return f"set {VARIABLE} alike on all nodes"
+    if key not in ("vector", "arithmetic"):
+        return "start all nodes with the same command and the same files"
+    if head.max_cpu_isa:
+        return f"they cannot compute the same bits, though limited to {head.max_cpu_isa}; train without canonical="
+    return f"set {VARIABLE}=avx2 on all nodes, or train without canonical="

@@ -21,6 +21,7 @@ from torch import nn
 
 from paceline.errors import JobWarning, ReplayDiverged, UsageError
 from paceline.errors.arguments import check_arguments
+from paceline.instruction_sets import VARIABLE, max_cpu_isa
 from paceline.plans.plan import Plan
 from paceline.runtime.engines import checkpoints
 from paceline.runtime.engines.job_file import load_job_file, why_bits_differ
@@ -226,6 +227,12 @@ def _check_same_start(setup: Setup, record: RunRecord) -> None:
         raise ReplayDiverged(
             "the model does not start from the recorded parameters: model= draws other numbers now, or another PyTorch "
             "rounds otherwise"
+        )
+    if (recorded := record.machine.max_cpu_isa) != max_cpu_isa():
+        warnings.warn(
+            f"recorded with {VARIABLE}={recorded!r}, replayed with {max_cpu_isa()!r}: bits may differ",
+            JobWarning,
+            stacklevel=3,
         )
     if torch.__version__ != record.machine.torch:
         warnings.warn(

@@ -51,7 +51,7 @@ JOB_SETTINGS = (
     "samples",
     "parameters",
 )
-MACHINE = ("processor", "torch", "numpy", "paceline")
+MACHINE = ("processor", "max_cpu_isa", "torch", "numpy", "paceline")
 
 
 @dataclass(frozen=True)

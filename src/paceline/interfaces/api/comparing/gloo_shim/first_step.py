@@ -2,7 +2,8 @@
 
     first forward pass of the outermost module    parameters and buffers; the output's type at every module; its samples
     backward pass                                 the gradient of each parameter as this process has computed it
-    first step of an optimizer                    the gradient that is applied, the optimizer's settings
+    what clips or unscales gradients, or a step   the gradient that is applied, before it is clipped or unscaled
+    first step of an optimizer                    the optimizer's settings
     after it                                      parameters
 
 `interfaces.api.comparing.first_step` compares what the processes have recorded.
@@ -10,8 +11,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +58,20 @@ class FirstStep:
         kinds = sorted({str(leaf.dtype) for leaf in tree_leaves(output) if isinstance(leaf, Tensor)})
         self.recorded["types"].setdefault(name, kinds)
 
-    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """Take the gradients that are applied."""
+    def take_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Take the gradients that are applied, the first time that something changes or applies them."""
         if self.module is None:
             return
-        pairs = [(self.names.get(id(p)), p) for group in optimizer.param_groups for p in group["params"]]
-        self.recorded["gradients"] = {name: p.grad.detach().clone() for name, p in pairs if name and p.grad is not None}
+        applied = self.recorded.setdefault("gradients", {})
+        for parameter in parameters:
+            if (name := self.names.get(id(parameter))) and parameter.grad is not None:
+                applied.setdefault(name, parameter.grad.detach().clone())
+
+    def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Take the gradients that are applied, and the settings."""
+        if self.module is None:
+            return
+        self.take_gradients(_trained(optimizer))
         self.recorded["settings"] = [
             {key: value for key, value in group.items() if isinstance(value, int | float | str | bool)}
             for group in optimizer.param_groups
@@ -70,8 +81,8 @@ class FirstStep:
         """Write what was recorded, and end the process: no other step is needed."""
         if self.module is None or "gradients" not in self.recorded:
             return
-        pairs = [(self.names.get(id(p)), p) for group in optimizer.param_groups for p in group["params"]]
-        self.recorded["after"] = {name: p.detach().clone() for name, p in pairs if name}
+        pairs = [(self.names.get(id(parameter)), parameter) for parameter in _trained(optimizer)]
+        self.recorded["after"] = {name: parameter.detach().clone() for name, parameter in pairs if name}
         rank = os.environ.get("RANK", "0")
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_initialized():
@@ -84,9 +95,33 @@ class FirstStep:
         os._exit(0)
 
 
+def _trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def record() -> None:
     """Record the first step from here on."""
     first = FirstStep()
+
+    def clipping(clip: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(parameters: Tensor | Iterable[Tensor], *args: Any, **kwargs: Any) -> Any:
+            parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)  # perhaps a generator
+            first.take_gradients(parameters)
+            return clip(parameters, *args, **kwargs)
+
+        return functools.wraps(clip)(wrapped)
+
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        wrapper = clipping(getattr(nn.utils, name))
+        setattr(nn.utils, name, wrapper)
+        setattr(nn.utils.clip_grad, name, wrapper)
+    unscale = torch.amp.GradScaler.unscale_
+
+    def unscaled(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+        first.take_gradients(_trained(optimizer))
+        unscale(scaler, optimizer)
+
+    torch.amp.GradScaler.unscale_ = unscaled  # type: ignore[method-assign]
     nn.modules.module.register_module_forward_pre_hook(first.forward)
     register_optimizer_step_pre_hook(first.before_step)
     register_optimizer_step_post_hook(first.after_step)
