@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import Effect, Propagated, ends_first, reached, runs_now, text_of
@@ -83,6 +83,7 @@ class Facts:
         self._guards: dict[int, frozenset[str]] = {}
         self.accesses: dict[str, dict[str, list[Access]]] = {}  # cache of shared_state: by class, "" for globals
         self.evidence: dict[str, float] = {}  # cache of evidence: likewise
+        self.lost: list[tuple[Any, Any]] | None = None  # cache of the lost waits
 
     def walk(self, fn: Function) -> Walk:
         """The walk through a function's control flow."""

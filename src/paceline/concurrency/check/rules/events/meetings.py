@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from paceline.concurrency.check.flow.duties import Duty, Skipped, one_of
 from paceline.concurrency.check.flow.effects import has_timeout, is_limited
 from paceline.concurrency.check.libraries.catalogue import PUTS, QUEUES
-from paceline.concurrency.check.rules.endings import is_end_mark
 from paceline.concurrency.check.rules.rule import Witness, queue_uses
 from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Function, Resource
@@ -23,6 +22,7 @@ from paceline.concurrency.check.syntax.tree import (
 )
 from paceline.concurrency.check.threads.evidence import owns_lock
 from paceline.concurrency.check.threads.roots import STARTS, in_loop, turns_around
+from paceline.concurrency.check.threads.stops import is_end_mark
 from paceline.concurrency.check.values.calls import functions_of
 
 KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
