@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import Effect, Propagated, ends_first, reached, runs_now, text_of
 from paceline.concurrency.check.flow.walk import Event, Walk, Walker
-from paceline.concurrency.check.libraries.catalogue import WAKES
 from paceline.concurrency.check.ranks.sequences import Sequences
 from paceline.concurrency.check.reporting.findings import Step
 from paceline.concurrency.check.syntax.declarations import Class, Function, Resource
@@ -194,12 +193,6 @@ class Facts:
             ]
         every = self._uses[methods]
         return [u for u in every if (not kinds or u.resource.kind in kinds) and (of is None or u.of == of)]
-
-    def wakers(self, wait: Effect) -> list[Use]:
-        """What ends a wait: who sets the event, puts the item, takes one out, notifies the condition."""
-        method = short_name(getattr(wait.node, "func", wait.node))
-        ends = WAKES.get((wait.resource.kind, method), ()) if wait.resource is not None else ()
-        return self.uses(ends, of=wait.resource.id) if ends and wait.resource is not None else []
 
     @cached_property
     def callers(self) -> dict[int, list[tuple[Function, Event]]]:

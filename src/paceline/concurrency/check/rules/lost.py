@@ -40,7 +40,7 @@ def _losses(kinds: Sequence[Loss], facts: Facts) -> Iterator[Witness]:
             by = next(r for r in reasons if r.why in kind.why)
             if stop.for_room and not _ends_circle(stop, by):
                 continue
-            about = by.lock.resource.id if by.lock is not None else _name(by.stop or stop)
+            about = by.lock.resource.id if by.lock is not None else (by.stop or stop).name
             if (id(stop.fn), about) not in reported:
                 reported.add((id(stop.fn), about))
                 where, node = stop.steps[-1 if kind.inside else 0]
@@ -67,7 +67,3 @@ def _is_about(kind: Loss, stop: Stop, reasons: list[Prevented]) -> bool:
         return False
     where, node = stop.steps[0] if kind.called else stop.steps[-1]
     return {r.why for r in reasons} <= {*kind.why} and (not kind.in_loop or in_loop(node, where))
-
-
-def _name(stop: Stop) -> str:
-    return stop.resource.id if stop.resource is not None else "task"

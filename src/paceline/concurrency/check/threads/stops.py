@@ -262,7 +262,9 @@ def enders(stop: Stop, facts: Facts) -> list[Ender]:
     if stop.resource is None:
         return [each for part in _parts(call) for each in _ends(part, where, facts)]
     if stop.kind in POOLED:
-        return [Ender(run, pool=stop.resource.id) for run, _ in tasks(stop.resource.id, facts)]
+        given = list(tasks(stop.resource.id, facts))
+        own = [run for run, at in given if at is call]  # `pool.map(f, items)` waits for its own tasks
+        return [Ender(run, pool=stop.resource.id) for run in own or [run for run, _ in given]]
     if stop.kind in ENDED:
         forced = _has_called(_FORCES, stop.fn, stop.at.lineno)
         receiver = receiver_of(call) if isinstance(call, ast.Call) and not forced else None

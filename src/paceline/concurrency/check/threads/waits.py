@@ -42,6 +42,7 @@ from paceline.concurrency.check.syntax.tree import (
     receiver_of,
     short_name,
 )
+from paceline.concurrency.check.threads.atomicity import on_the_way
 from paceline.concurrency.check.threads.roots import in_loop
 from paceline.concurrency.check.threads.stops import (
     EMPTIES,
@@ -234,7 +235,7 @@ def _precedes(place: ast.expr, stop: Stop) -> bool:
     """Whether a place may come before a stop. In a loop around both there is room until the first turn is over."""
     loops = [loop for loop in around(stop.at, *LOOPS) if is_within(place, loop)]
     if not loops:
-        return place.lineno <= stop.line
+        return place.lineno <= stop.line or not on_the_way(stop.at, place)
     if stop.for_room or loops[0] is not enclosing(stop.at, *LOOPS):
         return True
     return not (on_different_branches(stop.at, place) or stop.line < place.lineno)
