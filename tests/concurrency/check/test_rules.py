@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.concurrency.check.engine import check_text
-from paceline.concurrency.check.rules import FAMILIES, RULES, typestates
+from paceline.concurrency.check.rules import FAMILIES, RULES, lost, typestates
 from paceline.concurrency.check.rules.rule import Rule, Witness
 from tests.each import each
 
@@ -33,6 +33,14 @@ def test_a_rule_finds_its_bad_example_and_nothing_in_its_good_one(code: str) -> 
 def own_function(rule: Rule) -> Callable[..., Iterator[Witness]] | None:
     """The function that finds a rule's mistakes; None where a solver finds them all."""
     return next((find for find in rule.finds if not isinstance(find, partial)), None)
+
+
+def solved(find: partial[Iterator[Witness]]) -> Iterator[tuple[str, set[str]]]:
+    """The forms that a solver finds for the rows which it is given, each with the terms of its witnesses."""
+    if find.func is typestates.breaches:
+        yield from ((form, typestates.TERMS) for form in typestates.FORMS)
+    else:
+        yield from ((kind.form, lost.TERMS) for kind in find.args[0])
 
 
 def witnesses_of(rule: Rule) -> Iterator[ast.Call]:
@@ -62,10 +70,9 @@ def test_the_function_of_a_rule_has_its_name(code: str) -> None:
 @each("code", RULES)
 def test_the_sentences_of_a_rule_name_what_its_witnesses_carry(code: str) -> None:
     rule = RULES[code]
-    solved = any(isinstance(find, partial) for find in rule.finds)
-    by_solver = {name for name in rule.forms if solved and name in typestates.FORMS}
-    assert all(rule.forms[name].terms <= typestates.TERMS for name in by_solver)
-    named: dict[str, set[str]] = {name: set() for name in by_solver}
+    by_solver = {form: terms for find in rule.finds if isinstance(find, partial) for form, terms in solved(find)}
+    assert all(rule.forms[name].terms <= terms for name, terms in by_solver.items() if name in rule.forms)
+    named: dict[str, set[str]] = {name: set() for name in by_solver if name in rule.forms}
     for call in witnesses_of(rule):
         terms = {keyword.arg or "" for keyword in call.keywords} - {"confidence", "story", "waits"}
         if getattr(call.func, "id", "") == "not_atomic":  # of a region, in any form that names no more than this

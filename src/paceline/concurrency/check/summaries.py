@@ -9,12 +9,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import Effect, Propagated, ends_first, reached, runs_now, text_of
 from paceline.concurrency.check.flow.walk import Event, Walk, Walker
-from paceline.concurrency.check.libraries.catalogue import WAKES
 from paceline.concurrency.check.ranks.sequences import Sequences
 from paceline.concurrency.check.reporting.findings import Step
 from paceline.concurrency.check.syntax.declarations import Class, Function, Resource
@@ -83,6 +82,7 @@ class Facts:
         self._guards: dict[int, frozenset[str]] = {}
         self.accesses: dict[str, dict[str, list[Access]]] = {}  # cache of shared_state: by class, "" for globals
         self.evidence: dict[str, float] = {}  # cache of evidence: likewise
+        self.lost: list[tuple[Any, Any]] | None = None  # cache of the lost waits
 
     def walk(self, fn: Function) -> Walk:
         """The walk through a function's control flow."""
@@ -193,12 +193,6 @@ class Facts:
             ]
         every = self._uses[methods]
         return [u for u in every if (not kinds or u.resource.kind in kinds) and (of is None or u.of == of)]
-
-    def wakers(self, wait: Effect) -> list[Use]:
-        """What ends a wait: who sets the event, puts the item, takes one out, notifies the condition."""
-        method = short_name(getattr(wait.node, "func", wait.node))
-        ends = WAKES.get((wait.resource.kind, method), ()) if wait.resource is not None else ()
-        return self.uses(ends, of=wait.resource.id) if ends and wait.resource is not None else []
 
     @cached_property
     def callers(self) -> dict[int, list[tuple[Function, Event]]]:

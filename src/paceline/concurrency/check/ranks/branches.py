@@ -18,6 +18,7 @@ from paceline.concurrency.check.ranks.collectives import collective, written
 from paceline.concurrency.check.ranks.origins import DATA, FILES, HOST, OF_MATRIX, RANK, asks_for_ranks, decides
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
+    binds,
     dotted,
     enclosing,
     is_constant,
@@ -121,6 +122,8 @@ def _where_made(node: ast.expr, fn: Function, module: Module, depth: int) -> Con
     if not isinstance(node, ast.Name) or depth > ALIASES:
         return None
     values = fn.values_of(node.id)
+    if any(isinstance(target, ast.Tuple | ast.List) and binds(target, node.id) for target, _ in fn.assigns):
+        return None  # which all ranks may have got since: `x, y = comm.bcast((x, y))`
     if not values and node.id in fn.parameters:
         conditions = [_where_made(a.value, a.caller, module, depth + 1) for a in module.objects.arguments(fn, node.id)]
         return conditions[0] if len({c and c.key for c in conditions}) == 1 else None

@@ -29,6 +29,7 @@ class Operation(NamedTuple):
     peer: int = ANY
     tag: int = 0
     blocks: bool = True
+    call: ast.Call | None = None
 
 
 class Stuck(NamedTuple):
@@ -37,6 +38,7 @@ class Stuck(NamedTuple):
     rank: int
     operation: Operation
     other: Operation | None  # None where that rank has come to its end
+    alike: bool = False  # both send, or both receive, before they have exchanged anything
 
 
 class _Post:
@@ -66,7 +68,15 @@ class World:
             if at < len(trace)
         }
         messages = {rank: op for rank, op in waiting.items() if op.kind in ("send", "receive")}
-        return [Stuck(rank, op, waiting.get(op.peer)) for rank, op in messages.items()]
+        others = {rank: waiting.get(op.peer) for rank, op in messages.items()}
+        return [Stuck(rank, op, others[rank], self._alike(rank, op, others[rank])) for rank, op in messages.items()]
+
+    def _alike(self, rank: int, operation: Operation, other: Operation | None) -> bool:
+        """Whether two ranks do the same first, so that neither comes to what the other needs."""
+        if other is None or other.kind != operation.kind or operation.peer == rank:
+            return False
+        before = (op for each in (rank, operation.peer) for op in self._traces[each][: self._at[each]])
+        return not any(op.kind in ("send", "receive") for op in before)
 
     def _advance(self, rank: int) -> bool:
         """Let a rank do its next step if it can."""

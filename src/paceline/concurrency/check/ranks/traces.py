@@ -373,7 +373,7 @@ class Trace:
         wraps = usual == 0 and kind == "send" and peer == -1 and self.rank == 0  # the rank before the first one
         if beyond or (before and not wraps):
             raise Impossible
-        self.operations.append(Operation(kind, node.lineno, peer, marked, not goes_on))
+        self.operations.append(Operation(kind, node.lineno, peer, marked, not goes_on, node))
 
 
 # Operators and functions of whole numbers and lists of them, where a value may be unknown.

@@ -280,7 +280,8 @@ class Varying:
         if not isinstance(node, ast.Name) or self._spread(node, fn.line, fn):
             return False
         value = fn.bound.get(node.id)
-        return bool(_LOSSES.search(node.id)) and not (isinstance(value, ast.Call) and spreads(value))
+        spread = isinstance(value, ast.Call) and (spreads(value) or self.reduces(value, fn))
+        return bool(_LOSSES.search(node.id)) and not spread
 
     def _of_name(self, node: ast.Name, fn: Function, depth: int) -> str:
         """A name: by its last assignment before this line, unless a collective has spread it since."""
@@ -317,7 +318,8 @@ class Varying:
                 if not isinstance(loop, ast.While) and any(n.id == node.id for n in names_of(loop.target)):
                     return self._of_loop(node, loop, scope, depth)
             if node.id in scope.parameters:
-                return self._of_parameter(node, scope, depth)
+                spread = scope is fn and self._spread(node, fn.line, fn)
+                return "" if spread else self._of_parameter(node, scope, depth)
         return RANK if node.id in ("rank", "local_rank", "global_rank") else ""
 
     def _made_here(self, name: str, fn: Function) -> bool:

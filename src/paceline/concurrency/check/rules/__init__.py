@@ -1,6 +1,7 @@
 """The rules, by family: a folder each, with a row per rule in its `rules.toml`, and files for what no solver finds.
 
-A row that has duties is solved by `typestates`. For anything else a row names the file with the function of its name.
+A row that has duties is solved by `typestates`, one that has losses by `lost`. For anything else a row names the file
+with the function of its name.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.concurrency.check import libraries
+from paceline.concurrency.check.rules.lost import losses
 from paceline.concurrency.check.rules.rule import Form, Rule, in_tuples
 from paceline.concurrency.check.rules.typestates import duties
 from paceline.concurrency.check.threads.sharing import THREAD_WORDS
@@ -61,7 +63,7 @@ def _family(name: str) -> Family:
 def _rule(folder: Path, name: str, row: dict[str, Any]) -> Rule:
     by = import_module(f"{__name__}.{folder.name}.{row['found_by']}") if "found_by" in row else None
     finds = [getattr(by, name.replace("-", "_"))] if by is not None else []
-    finds += duties(row.get("duty", ()))
+    finds += [*duties(row.get("duty", ())), *losses(row.get("loss", ()))]
     needs = tuple(word for given in row.get("needs", ()) for word in _GROUPS.get(given, (given,)))
     bad, good = (_side(row["example"], other) for other in "+-")
     return Rule(row["code"], name, row["summary"], row["why"], tuple(finds), bad, good, forms_of(row), needs)

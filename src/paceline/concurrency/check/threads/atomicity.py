@@ -251,8 +251,8 @@ def end_of(pause: Pause) -> int:
     return pause.lineno if isinstance(pause, ast.AsyncFor | ast.AsyncWith) else last_line(pause)
 
 
-def on_the_way(pause: Pause, use: ast.AST) -> bool:
-    """Whether the use can come after the await: not in another branch, nor after the branch has left."""
+def on_the_way(pause: ast.AST, use: ast.AST) -> bool:
+    """Whether the use can come after a pause: not in another branch, nor after the branch has left."""
     at: ast.AST = pause
     while (up := parent(at)) is not None and not isinstance(up, ast.FunctionDef | ast.AsyncFunctionDef):
         for field in ("body", "orelse", "handlers", "finalbody"):

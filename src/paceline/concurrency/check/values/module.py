@@ -187,7 +187,8 @@ class Module(Declarations):
             first, alike = certain[0], len(certain) == len(resources) and all(r.id == certain[0].id for r in certain)
             if alike and not first.one_of_several:
                 return first
-            return Resource(where, first.kind, True, first.non_reentrant, formal=Formal(fn, name))
+            bounded = any(r.bounded for r in certain)
+            return Resource(where, first.kind, True, first.non_reentrant, formal=Formal(fn, name), bounded=bounded)
         kind = catalogue.CONSTRUCTORS.get(self.canonical(annotation)) if annotation is not None else None
         if kind is not None:
             return Resource(where, kind, True, kind in catalogue.NON_REENTRANT, formal=Formal(fn, name))

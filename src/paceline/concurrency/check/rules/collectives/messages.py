@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from paceline.concurrency.check.flow.effects import text_of
-from paceline.concurrency.check.ranks.branches import condition, of_rank
 from paceline.concurrency.check.ranks.messages import ANY, WORLDS, Exchanges, Operation, Stuck, World, is_message
 from paceline.concurrency.check.ranks.traces import Impossible, Trace, Undecided
 from paceline.concurrency.check.reporting.findings import Step
@@ -17,7 +17,6 @@ from paceline.concurrency.check.syntax.tree import (
     dotted,
     enclosing,
     is_constant,
-    is_within,
     keyword,
     last_line,
     on_different_branches,
@@ -25,100 +24,48 @@ from paceline.concurrency.check.syntax.tree import (
     short_name,
 )
 
-SENDS, RECEIVES = ("send", "Send", "ssend", "Ssend"), ("recv", "Recv")
+
+class Outcome(NamedTuple):
+    """Ranks that wait for a message for ever, in every world that can be followed."""
+
+    fn: Function
+    stuck: Stuck  # the first of them
+    size: int  # of the largest world
+    case: str  # in which case only
 
 
 def both_send_first(facts: Facts) -> Iterator[Witness]:
-    """Report branches on the rank, and symmetric exchanges, in which both sides start with the same call."""
-    for fn in facts.module.functions:
-        messages = [c for c in fn.calls if _message(c, fn, facts)]
-        if not messages:
-            continue
-        for sides in _sides(fn, facts):
-            one, two = ([c for c in messages if is_within(c, body)] for body in sides)
-            if one and two and _kind(one[0]) == _kind(two[0]) and any(_kind(c) != _kind(one[0]) for c in one + two):
-                yield _report_both_send_first(fn, one[0], two[0])
-        alone = [c for c in messages if not facts.sequences.tests_around(c, fn)]
-        first = alone[0] if alone else None
-        if first is not None and any(_kind(c) != _kind(first) for c in alone) and _neighbour(first, fn, facts):
-            yield _report_both_send_first(fn, first, first)
-
-
-def _message(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    """Whether a call is a blocking send or receive."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr not in SENDS + RECEIVES:
-        return False
-    owner = dotted(call.func.value)
-    if facts.module.canonical(call.func).startswith("torch.distributed.") or owner in ("dist", "torch.distributed"):
-        return True
-    mpi = any(name.startswith("mpi4py") for name in facts.module.imports.values())
-    return mpi and ("comm" in short_name(call.func.value).lower() or owner.endswith("COMM_WORLD"))
-
-
-def _kind(call: ast.Call) -> str:
-    return "send" if short_name(call.func) in SENDS else "receive"
-
-
-def _sides(fn: Function, facts: Facts) -> Iterator[tuple[list[ast.stmt], list[ast.stmt]]]:
-    """The two branches of every test of the rank; `if rank == 0: ... elif rank == 1: ...` too."""
-    for test in fn.tests:
-        other, up = test.orelse, parent(test)
-        third = isinstance(up, ast.If) and test in up.orelse  # one of three or more branches
-        if not isinstance(test, ast.If) or third or condition(test.test, fn, facts.module) is None:
-            continue
-        if len(other) == 1 and isinstance(other[0], ast.If):
-            other = other[0].body if not other[0].orelse else []
-        yield test.body, other
-
-
-def _neighbour(call: ast.Call, fn: Function, facts: Facts) -> bool:
-    """Whether the peer is computed from the own rank, so that all ranks of a ring or pair run the same line."""
-    words = ("dest", "dst") if _kind(call) == "send" else ("source", "src")
-    place = 0 if short_name(call.func) == "recv" else 1
-    other = keyword(call, words[0]) or keyword(call, words[1], place)
-    return other is not None and _by_own_rank(other, fn, facts)
-
-
-def _by_own_rank(peer: ast.expr, fn: Function, facts: Facts, depth: int = 0) -> bool:
-    """Whether a rank is computed from the own one, wherever that is done: all that is given for it is."""
-    if isinstance(peer, ast.Name | ast.Attribute) and depth < NOT_WAITED_FOR_DEPTH:
-        given = facts.module.given(peer, fn)
-        return bool(given) and all(_by_own_rank(value, scope, facts, depth + 1) for value, scope in given)
-    if isinstance(peer, ast.BinOp) and isinstance(peer.op, ast.Mod):
-        peer = peer.left
-    sides = (peer.left, peer.right) if isinstance(peer, ast.BinOp) else ()
-    return any(of_rank(side, fn, facts.module) is not None for side in sides)
-
-
-def _report_both_send_first(fn: Function, one: ast.Call, two: ast.Call) -> Witness:
-    if _kind(one) == "receive":
-        sure, reason, need = 0.9, "neither ever sends", "send"
-    else:
-        reason = "each waits for the other to receive once a message no longer fits the buffer"
-        sure, need = 0.7, "receive"
-    return Witness(one, fn, confidence=sure, kind=_kind(one), both=(one, two), reason=reason, need=need)
+    """Report exchanges in which two ranks start with the same call, so that each waits for the other."""
+    for outcome in _outcomes(facts):
+        one, two = outcome.stuck.operation, outcome.stuck.other
+        if outcome.stuck.alike and one.call is not None and two is not None:
+            reason, need = "each waits for the other to receive once a message no longer fits the buffer", "receive"
+            if one.kind == "receive":
+                reason, need = "neither ever sends", "send"
+            yield Witness(one.call, outcome.fn, kind=one.kind, both=(one.call, two.call), reason=reason, need=need)
 
 
 def message_without_partner(facts: Facts) -> Iterator[Witness]:
     """Report programs of messages in which a rank waits for ever, whatever the number of ranks."""
+    for outcome in _outcomes(facts):
+        if not outcome.stuck.alike:
+            yield _without_partner(outcome)
+
+
+def _outcomes(facts: Facts) -> Iterator[Outcome]:
+    """What comes of the programs of messages of a file, each followed from the outermost function that all run."""
     module = facts.module
     functions = [fn for fn in module.functions if any(is_message(call, module) for call in fn.calls)]
-    if not functions:
-        return
-    lines = {call.lineno for found in both_send_first(facts) for call in found.terms["both"]}
     settled: set[int] = set()
     exchanges = Exchanges(module, facts.sequences)
     for fn in _outermost_first(functions, facts):
         if id(fn) in settled or not _by_all(fn, facts):
             continue
         worlds = {size: outcome for size in WORLDS if (outcome := _played(fn, size, facts, exchanges)) is not None}
-        if not worlds:
-            continue
-        settled |= {id(each) for each in facts.reached_from(fn)}
-        if all(stuck for stuck, _ in worlds.values()):  # a program for two ranks may leave the others of a larger world
+        settled |= {id(each) for each in facts.reached_from(fn)} if worlds else set()
+        if worlds and all(stuck for stuck, _ in worlds.values()):  # a program for two may leave the others of more
             stuck, case = worlds[max(worlds)]
-            if not lines & {s.operation.line for s in stuck}:
-                yield _report_message_without_partner(fn, stuck[0], max(worlds), case)
+            yield Outcome(fn, stuck[0], max(worlds), case)
 
 
 def _outermost_first(functions: list[Function], facts: Facts) -> list[Function]:
@@ -127,7 +74,7 @@ def _outermost_first(functions: list[Function], facts: Facts) -> list[Function]:
     todo = [(fn, 0) for fn in functions]
     while todo:
         fn, far = todo.pop()
-        if far > MESSAGE_WITHOUT_PARTNER_DEPTH or distances.get(id(fn), (-1, fn))[0] >= far:
+        if far > CALLERS or distances.get(id(fn), (-1, fn))[0] >= far:
             continue
         distances[id(fn)] = (far, fn)
         todo += [(caller, far + 1) for caller, _ in facts.callers.get(id(fn), ()) if caller is not fn]
@@ -136,13 +83,13 @@ def _outermost_first(functions: list[Function], facts: Facts) -> list[Function]:
 
 def _by_all(fn: Function, facts: Facts, depth: int = 0) -> bool:
     """Whether every rank calls a function: no caller in the file does so on one side of a test of the rank."""
-    sites = facts.callers.get(id(fn), ()) if depth < MESSAGE_WITHOUT_PARTNER_DEPTH else ()
+    sites = facts.callers.get(id(fn), ()) if depth < CALLERS else ()
     return not any(facts.sequences.tests_around(event.effect.node, caller) for caller, event in sites) and all(
         caller is fn or _by_all(caller, facts, depth + 1) for caller, _ in sites
     )
 
 
-MESSAGE_WITHOUT_PARTNER_DEPTH = 5
+CALLERS = 5
 
 
 def _played(fn: Function, size: int, facts: Facts, exchanges: Exchanges) -> tuple[list[Stuck], str] | None:
@@ -188,7 +135,8 @@ def _named(operation: Operation) -> str:
     return f"{way}{tag} (line {operation.line})"
 
 
-def _report_message_without_partner(fn: Function, stuck: Stuck, size: int, case: str) -> Witness:
+def _without_partner(outcome: Outcome) -> Witness:
+    fn, stuck, size, case = outcome
     operation, other = stuck.operation, stuck.other
     peer = f"rank {operation.peer}" if operation.peer != ANY else "every other rank"
     if operation.peer == stuck.rank:

@@ -222,7 +222,10 @@ def _caught(fn: Function, facts: Facts) -> Iterator[Witness]:
 
 
 def _refused_by_all(tried: ast.Try, fn: Function, facts: Facts) -> bool:
-    """Whether what is caught is raised by functions of the file, each time under a test that all ranks decide alike."""
+    """Whether what is caught is raised by functions of the file, each time under a test that all ranks decide alike.
+
+    An exception in a variable was caught before: one rank has sent it to the others, if they all decide alike.
+    """
     names = _caught_by(tried.handlers[0])
     callees = (facts.module.callee(c, fn) for c in fn.calls if enclosing(c, ast.Try) is tried)
     raised = [
@@ -230,7 +233,8 @@ def _refused_by_all(tried: ast.Try, fn: Function, facts: Facts) -> bool:
         for callee in callees
         if callee is not None
         for n in walk_here(*callee.body)
-        if isinstance(n, ast.Raise) and isinstance(n.exc, ast.Call) and short_name(n.exc.func) in names
+        if isinstance(n, ast.Raise) and n.exc is not None
+        if isinstance(n.exc, ast.Name) or (isinstance(n.exc, ast.Call) and short_name(n.exc.func) in names)
     ]
     return bool(raised) and all(isinstance(t, ast.If) and not facts.sequences.conditions(t.test, c) for t, c in raised)
 

@@ -9,7 +9,7 @@ from paceline.concurrency.check.flow.effects import is_limited
 from paceline.concurrency.check.libraries.catalogue import PUTS
 from paceline.concurrency.check.rules.endings import ends_by
 from paceline.concurrency.check.rules.rule import Witness, queue_uses
-from paceline.concurrency.check.summaries import Facts, Wait
+from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Class, Function
 from paceline.concurrency.check.syntax.graph import catches_all
 from paceline.concurrency.check.syntax.tree import (
@@ -17,7 +17,6 @@ from paceline.concurrency.check.syntax.tree import (
     enclosing,
     is_constant,
     keyword,
-    on_different_branches,
     parent,
     short_name,
 )
@@ -293,38 +292,4 @@ def _is_for_the_next(put: ast.Call, mark: str) -> bool:
     owner = getattr(put.func, "value", put)
     return (
         ast.unparse(put.args[0]) != mark and isinstance(owner, ast.Attribute) and isinstance(owner.value, ast.Attribute)
-    )
-
-
-GETS = ("get", "wait")
-
-
-def own_answer(facts: Facts) -> Iterator[Witness]:
-    """Report loops that wait, on a way through calls, for what only they do themselves, in another turn."""
-    for fn in facts.module.functions:
-        for effect in facts.runs(fn) if any(not isinstance(loop, ast.comprehension) for loop in fn.loops) else ():
-            if effect.callee is None or enclosing(effect.node, ast.While, ast.AsyncFor, ast.For) is None:
-                continue
-            waits = ((wait, _does(wait, fn, facts)) for wait in facts.waits(effect.callee).values())
-            wait, does = next(((wait, does) for wait, does in waits if does), (None, []))
-            if wait is not None and any(_later(effect.node, each) for each in does):
-                yield Witness(effect.node, fn, wait=wait, does=does, steps=((fn, effect.node), *wait.steps))
-                return
-
-
-def _does(wait: Wait, fn: Function, facts: Facts) -> list[ast.Call]:
-    """The calls of a loop that do what is waited for; none where another function does it as well."""
-    resource = wait.effect.resource
-    method = short_name(getattr(wait.effect.node, "func", wait.effect.node))
-    if resource is None or not resource.sure or resource.one_of_several or method not in GETS:
-        return []
-    uses = facts.wakers(wait.effect)
-    return [use.call for use in uses] if all(use.fn is fn for use in uses) else []
-
-
-def _later(waits: ast.expr, does: ast.Call) -> bool:
-    """Whether a call does something only after another one returns, or in another turn of the loop."""
-    loop = enclosing(waits, ast.While, ast.AsyncFor, ast.For)
-    return loop is enclosing(does, ast.While, ast.AsyncFor, ast.For) and (
-        on_different_branches(waits, does) or waits.lineno < does.lineno
     )

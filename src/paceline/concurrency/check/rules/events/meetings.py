@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from paceline.concurrency.check.flow.duties import Duty, Skipped, one_of
 from paceline.concurrency.check.flow.effects import has_timeout, is_limited
 from paceline.concurrency.check.libraries.catalogue import PUTS, QUEUES
-from paceline.concurrency.check.rules.endings import is_end_mark
 from paceline.concurrency.check.rules.rule import Witness, queue_uses
 from paceline.concurrency.check.summaries import Facts, Use
 from paceline.concurrency.check.syntax.declarations import Function, Resource
@@ -23,11 +22,13 @@ from paceline.concurrency.check.syntax.tree import (
 )
 from paceline.concurrency.check.threads.evidence import owns_lock
 from paceline.concurrency.check.threads.roots import STARTS, in_loop, turns_around
+from paceline.concurrency.check.threads.stops import is_end_mark
 from paceline.concurrency.check.values.calls import functions_of
 
 KINDS = {"Event": "thread", "ProcessEvent": "process", "AsyncEvent": "task"}  # what sets it, where others wait
 LATER = ("apply_async", "map_async", "starmap_async")
 BARRIERS = ("Barrier", "AsyncBarrier")
+BROKEN = "BrokenBarrierError"
 
 
 def never_set(facts: Facts) -> Iterator[Witness]:
@@ -181,10 +182,19 @@ def _barriers(fn: Function, facts: Facts) -> Iterator[Witness]:
         if any(short_name(c.func) == "wait" and has_timeout(c, "wait") for c in fn.calls):
             continue
         duty = Duty(fn, one_of(use.call for use in meets if use.of == barrier))
-        for skipped in [s for s in duty.skipped_by_exceptions() if s.caught][:1]:
+        for skipped in [s for s in duty.skipped_by_exceptions() if s.caught and not _is_freed(s, meets)][:1]:
             yield _left(fn, skipped, barrier)
         for skipped in [s for s in duty.returns_without() if not _all_return(s, fn)][:1]:
             yield _left(fn, skipped, barrier)
+
+
+def _is_freed(skipped: Skipped, meets: list[Use]) -> bool:
+    """Whether every handler meets the duty, but for that of an exception which a barrier raises in all who wait."""
+    tried = enclosing(skipped.node.syntax, ast.Try) if skipped.node.syntax is not None else None
+    handlers = tried.handlers if tried is not None else []
+    others = [h for h in handlers if h.type is None or short_name(h.type) != BROKEN]
+    inside = [calls_in(handler.body) for handler in others]
+    return len(others) < len(handlers) and all(any(use.call in calls for use in meets) for calls in inside)
 
 
 def _all_return(skipped: Skipped, fn: Function) -> bool:

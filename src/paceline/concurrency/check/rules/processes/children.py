@@ -14,7 +14,6 @@ from paceline.concurrency.check.syntax.tree import (
     calls_in,
     dotted,
     enclosing,
-    is_constant,
     is_within,
     keyword,
     last_line,
@@ -326,22 +325,3 @@ def _gets(call: ast.Call, names: set[str], fn: Function) -> bool:
     owner = call.func.value
     over = fn.looped.get(owner.id) if isinstance(owner, ast.Name) else None
     return dotted(owner) in names or (over is not None and dotted(over) in names)
-
-
-def left_behind(facts: Facts) -> Iterator[Witness]:
-    """Report waits of a child process for what only a thread of its parent does, where processes are forked."""
-    arguments = (a for call, _ in facts.module.calls for a in call.args)
-    if not facts.has_threads or any(is_constant(a, "spawn") for a in arguments):
-        return
-    for root in (r for r in facts.roots if r.kind == "process"):
-        tag = f"process:{root.function.qualname}"
-        for wait in facts.waits(root.function).values():
-            thing, (fn, node) = wait.effect.resource, wait.steps[-1]
-            method = short_name(getattr(node, "func", node))
-            if thing is None or (thing.kind, method) not in (("Queue", "join"), ("Event", "wait")):
-                continue
-            doers = [use.fn for use in facts.wakers(wait.effect)]
-            threads = [r for r in facts.roots if r.kind == "thread" and r.function in doers]
-            makers = [f for t in threads for f in facts.module.functions if any(c.lineno == t.line for c in f.calls)]
-            if len(threads) >= len(doers) > 0 and not any(tag in facts.reached.get(id(m), ()) for m in makers):
-                yield Witness(node, fn, thread=threads[0].function, line=threads[0].line, thing=thing.id)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import Effect, runs_now
-from paceline.concurrency.check.libraries.catalogue import PUTS
-from paceline.concurrency.check.rules.rule import Witness, resource_of
+from paceline.concurrency.check.rules.rule import Witness
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
@@ -22,7 +20,6 @@ from paceline.concurrency.check.syntax.tree import (
     receiver_of,
     short_name,
 )
-from paceline.concurrency.check.threads.children import children
 
 ENDS = ("terminate", "kill", "send_signal")
 OUTPUTS = ("stdout", "stderr")
@@ -241,70 +238,3 @@ def _report(at: ast.Call, made: ast.Call, fn: Function, instead: str, maker: Fun
         instead=instead,
         number=str(len(alike)),  # which changes less often than the line
     )
-
-
-READS = ("get", "get_nowait", "recv", "recv_bytes")
-WRITES = ("put", "put_nowait", "send", "send_bytes", "close")
-
-
-def join_before_drain(facts: Facts) -> Iterator[Witness]:
-    """Report joins of a child, whatever has started it, before the first read of what it writes to."""
-    filled = dict(_filled(facts))
-    for fn in facts.module.functions if filled else ():
-        waits = [e for e in facts.walker.effects(fn) if e.kind == "wait" and e.resource is not None and not e.timeout]
-        joins = [e.node for e in waits if e.resource.kind == "Process"]  # type: ignore[union-attr]
-        joins += [e.node for e in facts.walker.effects(fn) if _joins(e, facts)]
-        for queue, start in filled.items() if joins else ():
-            first = start.lineno if start in fn.calls else fn.line
-            join = next((node for node in joins if node.lineno > first), None)
-            uses = [c for c in fn.calls if c is not start and queue in _things(c, fn, facts)]
-            reads = {c.lineno: _things(c, fn, facts)[queue] for c in uses if _reads(c, queue, fn, facts)}
-            if join is None or not reads or min(reads) <= join.lineno:
-                continue
-            passes = [c for c in uses if facts.module.callee(c, fn) is not None]  # to what does not read it
-            writes = [c.lineno for c in uses if short_name(c.func) in WRITES or c.lineno in reads or c in passes]
-            if all(c.lineno > join.lineno or c.lineno in writes for c in uses):
-                read = min(reads)
-                yield Witness(join, fn, queue=ast.unparse(reads[read]), read=read, started=start)
-
-
-def _filled(facts: Facts) -> Iterator[tuple[str, ast.Call]]:
-    """The queues and ends of pipes of which a child process has the other side, each with the call that makes it."""
-    for child in (child for child in children(facts) if not child.in_pool):
-        call, fn = child.call, child.fn
-        inside = facts.reached_from(child.runs) if child.runs is not None else ()
-        yield from ((use.of, call) for use in facts.uses(PUTS, ("ProcessQueue",)) if use.fn in inside)
-        for value in child.given:
-            resource = facts.module.resource(value, fn)
-            if resource is not None and resource.kind == "ProcessQueue":
-                yield resource.id, call
-            if resource is not None and resource.kind == "Pipe" and isinstance(value, ast.Name):
-                ends = (n for n in fn.stores if n.id != value.id and fn.bound.get(n.id) is fn.bound.get(value.id))
-                yield from ((end.id, call) for n in ends if (end := facts.module.resource(n, fn)) is not None)
-
-
-def _joins(effect: Effect, facts: Facts) -> bool:
-    """Whether a call runs a function that joins a process."""
-    waits = facts.waits(effect.callee).values() if effect.callee is not None and runs_now(effect) else ()
-    return any(wait.effect.resource is not None and wait.effect.resource.kind == "Process" for wait in waits)
-
-
-def _things(call: ast.Call, fn: Function, facts: Facts) -> dict[str, ast.expr]:
-    """The resources of which a call is a method, or that it passes on."""
-    method = [call.func.value] if isinstance(call.func, ast.Attribute) else []
-    values = [*method, *call.args, *(k.value for k in call.keywords)]
-    return {resource.id: v for v in values if (resource := facts.module.resource(v, fn)) is not None}
-
-
-def _reads(call: ast.Call, queue: str, fn: Function, facts: Facts) -> bool:
-    """Whether a call reads the queue, or passes it to a function that does."""
-    if resource_of(call, READS, fn, facts) is not None:
-        return True
-    callee, argument = facts.module.callee(call, fn), facts.module.objects.argument_at
-    passed = (
-        {a.value: name for name in callee.parameters if (a := argument(callee, name, call)) is not None}
-        if callee
-        else {}
-    )
-    name = passed.get(_things(call, fn, facts)[queue])
-    return callee is not None and any(dotted(c.func) in [f"{name}.{read}" for read in READS] for c in callee.calls)

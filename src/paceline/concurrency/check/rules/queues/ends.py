@@ -1,4 +1,4 @@
-"""Ends of queues: found empty, too few end marks, seconds that are no timeout."""
+"""Ends of queues: found empty, left early, too few end marks, seconds that are no timeout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from paceline.concurrency.check.flow.effects import Effect
+from paceline.concurrency.check.flow.effects import Effect, has_timeout
 from paceline.concurrency.check.libraries.catalogue import ASYNC_LOCKS, LOCKS, PUT_ITEM, PUTS, THREAD_QUEUES
 from paceline.concurrency.check.rules.endings import ends_by
 from paceline.concurrency.check.rules.rule import Witness, queue_of, queue_uses
@@ -196,3 +196,30 @@ def _value(argument: ast.expr, fn: Function) -> ast.expr:
         values = fn.cls.values.get(name, ())
         return values[0][0] if len(values) == 1 and isinstance(values[0][0], ast.Constant) else argument
     return argument
+
+
+def left_early(facts: Facts) -> Iterator[Witness]:
+    """Report threads that leave the loop in which they read a bounded queue once it was empty for a while."""
+    threads = {id(r.function) for r in facts.roots if r.kind == "thread"}
+    for get in queue_uses(facts, ("get",)):
+        tried, loop = enclosing(get.call, ast.Try), enclosing(get.call, ast.While)
+        if id(get.fn) not in threads or not get.resource.bounded or not has_timeout(get.call, "get"):
+            continue
+        if not isinstance(loop, ast.While) or not isinstance(loop.test, ast.Constant):
+            continue
+        handlers = tried.handlers if isinstance(tried, ast.Try) else []
+        empty = [h for h in handlers if h.type is not None and short_name(h.type) in ("Empty", "Exception")]
+        exits = [h for h in empty if isinstance(h.body[-1], ast.Break | ast.Return)]
+        puts = (
+            put for put in queue_uses(facts, ("put",), get.of) if put.fn is not get.fn and in_loop(put.call, put.fn)
+        )
+        put = next((put for put in puts if not has_timeout(put.call, "put")), None)
+        if exits and put is not None and not _has_another_end(loop, exits[0]):
+            handler = exits[0]
+            yield Witness(handler.body[-1], get.fn, queue=get.of, producer=put.fn, put=put.call, handler=handler)
+
+
+def _has_another_end(loop: ast.While, handler: ast.ExceptHandler) -> bool:
+    """Whether the loop has another end: an end mark, a flag."""
+    inside = {id(n) for n in ast.walk(handler)}
+    return any(isinstance(n, ast.Break | ast.Return) and id(n) not in inside for n in ast.walk(loop))

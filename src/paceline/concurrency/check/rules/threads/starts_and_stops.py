@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from functools import partial
 
 from paceline.concurrency.check import libraries
 from paceline.concurrency.check.flow.effects import text_of
 from paceline.concurrency.check.libraries.catalogue import EVENTS
-from paceline.concurrency.check.rules.rule import Witness, blocks_that_make, resource_of
+from paceline.concurrency.check.rules.rule import Witness, blocks_that_make
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import dotted, enclosing, is_constant, is_within, keyword, short_name
-from paceline.concurrency.check.threads.children import TASKS
 from paceline.concurrency.check.threads.roots import STARTS, STARTS_IN_MODULE, Root
 from paceline.concurrency.check.threads.shared_state import BEGINNINGS
 
@@ -205,48 +203,6 @@ def _changes(call: ast.Call) -> bool:
 # Threads and tasks of executors that are started in the wrong way.
 
 
-def nested_submit(facts: Facts) -> Iterator[Witness]:
-    """Report tasks that submit to their own executor and wait for the result."""
-    for fn in facts.module.functions:
-        for call in fn.calls:
-            pool = _executor(call, fn, facts)
-            place = 1 if short_name(call.func) == "run_in_executor" else 0
-            task = facts.module.function_named(call.args[place], fn) if pool and len(call.args) > place else None
-            ways = facts.ways_to(task, partial(_submits, pool=pool, facts=facts)) if task and pool else iter(())
-            if (steps := next(ways, None)) is not None:
-                yield Witness(steps[-1][1], steps[-1][0], pool=pool, submitted=call, task=task)
-
-
-def _executor(call: ast.Call, fn: Function, facts: Facts) -> str | None:
-    """The id of the executor or pool that a call submits to."""
-    if not isinstance(call.func, ast.Attribute) or call.func.attr not in (*TASKS, "run_in_executor"):
-        return None
-    executor = call.func.value if call.func.attr != "run_in_executor" else call.args[0] if call.args else None
-    resource = facts.module.resource(executor, fn) if executor is not None else None
-    return resource.id if resource is not None and resource.kind in ("Executor", "Pool") else None
-
-
-def _submits(wait: ast.Call, fn: Function, pool: str, facts: Facts) -> bool:
-    """Whether a call waits for a result, in a function that submits to an executor or of a future of it."""
-    if short_name(wait.func) in BLOCKING and (pooled := resource_of(wait, BLOCKING, fn, facts)) is not None:
-        return pooled.kind == "Pool" and pooled.id == pool
-    if short_name(wait.func) not in ("result", "wait", "as_completed"):
-        return False
-    return any(_executor(c, fn, facts) == pool for c in fn.calls) or _kept(wait, fn, pool, facts)
-
-
-def _kept(wait: ast.Call, fn: Function, pool: str, facts: Facts) -> bool:
-    """Whether this waits for an element of a container of futures of the executor: `self.futures[name].result()`."""
-    future = wait.func.value if isinstance(wait.func, ast.Attribute) else None
-    over = fn.looped.get(future.id) if isinstance(future, ast.Name) else None
-    over = future.value if isinstance(future, ast.Subscript) else over
-    elements = facts.module.objects.elements(over, fn) if over is not None else ()
-    calls = [(v.what, v.fn) for v in elements if isinstance(v.what, ast.Call) and v.fn is not None]
-    return any(_executor(call, scope, facts) == pool for call, scope in calls)
-
-
-#: Methods of a pool that wait for the tasks which they give it.
-BLOCKING = libraries.words("methods of pools that wait for their tasks")
 #: Further calls that take a function -> its name and position.
 TAKES = {"add_done_callback": ("fn", 0), "call_soon_threadsafe": ("callback", 0), "call_later": ("callback", 1)}
 
