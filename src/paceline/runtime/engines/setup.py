@@ -185,11 +185,10 @@ def set_up(
     parts = divided(Draft(job, plan, module, optimizer, source, agenda, probed, layout))
     if parts.blueprint is not None:
         plan = plan.cut_at(parts.blueprint.names)
-    setup = Setup(
+    return Setup(
         job, users_job, plan, source, test, module, probed, agenda, layout, placement, sha256(module), engine, limit,
         figures, *parts, choice,
-    )  # fmt: skip
-    return setup.anew()
+    ).anew()  # fmt: skip
 
 
 def _refuse_crowd(plan: Plan) -> None:
