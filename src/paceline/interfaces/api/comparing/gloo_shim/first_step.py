@@ -121,7 +121,7 @@ def record() -> None:
         first.take_gradients(_trained(optimizer))
         unscale(scaler, optimizer)
 
-    torch.amp.GradScaler.unscale_ = unscaled  # type: ignore[method-assign]
+    torch.amp.GradScaler.unscale_ = unscaled  # type: ignore[method-assign, assignment]
     nn.modules.module.register_module_forward_pre_hook(first.forward)
     register_optimizer_step_pre_hook(first.before_step)
     register_optimizer_step_post_hook(first.after_step)
