@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -52,6 +53,38 @@ class TextList:
             for subject, line in self.lines.items()
         )
         return _html(self.title, "".join(rows), notes)
+
+
+class Listed(ABC):
+    """What is shown as a list, in a terminal and in a notebook."""
+
+    @abstractmethod
+    def _listed(self) -> TextList:
+        """Return the list."""
+
+    def __str__(self) -> str:
+        return str(self._listed())
+
+    def _repr_html_(self) -> str:
+        return self._listed().html()
+
+
+class Tabled(ABC):
+    """What is shown as a table with notes below it, in a terminal and in a notebook."""
+
+    @abstractmethod
+    def table(self) -> TextTable:
+        """Return the table."""
+
+    @abstractmethod
+    def notes(self) -> list[str]:
+        """Return what stands below the table."""
+
+    def __str__(self) -> str:
+        return "\n".join([str(self.table()), *self.notes()])
+
+    def _repr_html_(self) -> str:
+        return self.table().html(self.notes())
 
 
 def _html(title: str, rows: str, notes: Sequence[str]) -> str:

@@ -23,14 +23,14 @@ from paceline.plans.plan import Plan
 from paceline.runtime.engines.virtual import World
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.trace import Kind
-from paceline.text_table import TextList
+from paceline.text_table import Listed, TextList
 from paceline.training.jobs.job import Job
 
 UPDATES = 100  # of each worker
 
 
 @dataclass(frozen=True)
-class Simulation:
+class Simulation(Listed):
     """What a simulated training comes to."""
 
     job: str
@@ -55,12 +55,6 @@ class Simulation:
     def effective_batch(self) -> float:
         """Samples whose gradients come from the same parameters: those of the updates that are under way together."""
         return self.samples_per_second * self.seconds / max(1, self.updates) * (1 + self.staleness[0])
-
-    def __str__(self) -> str:
-        return str(self._listed())
-
-    def _repr_html_(self) -> str:
-        return self._listed().html()
 
     def _listed(self) -> TextList:
         mean, median, most = self.staleness

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.planning.planner.prediction import Prediction
-from paceline.text_table import TextTable
+from paceline.text_table import Tabled, TextTable
 
 # --- Which plans of a choice are measured before one is chosen, and what becomes of their predictions. Pure -----------
 
@@ -90,7 +90,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Tabled):
     """A ranking, the plan on top, and why."""
 
     goal: str
@@ -112,12 +112,6 @@ class Choice:
     def __repr__(self) -> str:
         best = f"{self.best.name!r}, " if self.ranking else ""
         return f"Choice({best}goal={self.goal!r}, {len(self.ranking)} plans ranked, {len(self.ruled_out)} ruled out)"
-
-    def __str__(self) -> str:
-        return "\n".join([str(self.table()), *self.notes()])
-
-    def _repr_html_(self) -> str:
-        return self.table().html(self.notes())
 
     def table(self) -> TextTable:
         """Return the first plans of the ranking, each with its prediction and what it is made of."""

@@ -25,7 +25,7 @@ from paceline import user_cache
 from paceline.planning.planner.card import Card
 from paceline.planning.planner.choosing import micro
 from paceline.planning.planner.prediction import Prediction, named
-from paceline.text_table import TextTable
+from paceline.text_table import Tabled, TextTable
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Validation:
+class Validation(Tabled):
     """What a check of several plans comes to."""
 
     job: str
@@ -90,12 +90,6 @@ class Validation:
     noise: float
     chosen: str
     best: str
-
-    def __str__(self) -> str:
-        return "\n".join([str(self.table()), *self.notes()])
-
-    def _repr_html_(self) -> str:
-        return self.table().html(self.notes())
 
     def table(self) -> TextTable:
         """Return predicted against measured, a row per plan, the fastest first."""

@@ -14,7 +14,7 @@ from paceline.errors import TuningError
 from paceline.planning.tuner.study import TrialRecord
 from paceline.planning.tuner.trial import Trial
 from paceline.runtime.report.formatting import number
-from paceline.text_table import TextList
+from paceline.text_table import Listed, TextList
 from paceline.training.jobs.job import Job
 
 
@@ -98,7 +98,7 @@ FAILURES = 6  # reasons of failures that are shown
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(Listed):
     """What a tuning found."""
 
     path: Path | None
@@ -114,12 +114,6 @@ class Tuning:
     make_job: Callable[[Trial], Job] | None = field(repr=False)
     #: This process's rank, where several were started; rank 0 decides and writes.
     rank: int = 0
-
-    def __str__(self) -> str:
-        return str(self._listed())
-
-    def _repr_html_(self) -> str:
-        return self._listed().html()
 
     @property
     def best_job(self) -> Job:

@@ -15,7 +15,7 @@ from statistics import median
 
 from paceline.errors import MachineError
 from paceline.runtime.doctor import Finding, Grade
-from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.address import Address, accepts
 
 PORT = 29472  # at which a machine answers
 REACH = 3.0  # seconds in which a connection has to be accepted
@@ -61,7 +61,7 @@ def _serve(raw: socket.socket, host: str) -> None:
         body = _receive(raw, size)
         reply = b""
         if kind == BACK:
-            reply = b"1" if _reaches(Address(host, int.from_bytes(body[:2], "big"))) else b"0"
+            reply = b"1" if accepts(Address(host, int.from_bytes(body[:2], "big")), REACH) else b"0"
         raw.sendall(HEADER.pack(kind, len(reply), time.time()) + reply)
 
 
@@ -83,14 +83,6 @@ def _receive(raw: socket.socket, size: int) -> bytes:
             raise _Gone
         content += part
     return bytes(content)
-
-
-def _reaches(address: Address) -> bool:
-    try:
-        socket.create_connection(address, REACH).close()
-    except OSError:
-        return False
-    return True
 
 
 def examine(to: Address) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.runtime.runs.comparison import ComparisonRecord, Range, Row
 from paceline.runtime.runs.schema import to_dict
-from paceline.text_table import TextList, TextTable
+from paceline.text_table import Listed, TextList, TextTable
 from paceline.training.jobs.metrics import RESERVED
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Run:
+class Run(Listed):
     """One finished training.
 
     Attributes:
@@ -50,12 +50,6 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.record.plan!r} of {self.job.name!r}, path={self.path and str(self.path)!r})"
-
-    def __str__(self) -> str:
-        return str(self._listed())
-
-    def _repr_html_(self) -> str:
-        return self._listed().html()
 
     def _listed(self) -> TextList:
         return TextList(f"Run of {self.job.name}", summary_lines(self.summary()))

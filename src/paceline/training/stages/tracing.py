@@ -63,7 +63,17 @@ DRAWING = {
 IDLE = {operator.getitem, torch.cat}  # left out where the result is not used, such as the states after the last step
 
 
-class CallRecorder(nn.Module):
+class _StandIn(nn.Module):
+    """What `step` gets in place of the model: it has none of the model's attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            raise not_whole(name) from None
+
+
+class CallRecorder(_StandIn):
     """Stands in for the model to learn how `step` calls it."""
 
     def __init__(self) -> None:
@@ -75,14 +85,8 @@ class CallRecorder(nn.Module):
         self.found = args, kwargs
         raise Called
 
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            raise not_whole(name) from None
 
-
-class KnownResult(nn.Module):
+class KnownResult(_StandIn):
     """Stands in for the model where its result is known already."""
 
     def __init__(self) -> None:
@@ -120,12 +124,6 @@ class KnownResult(nn.Module):
         if self.chance is not None:
             torch.set_rng_state(self.chance)
         return self.result
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            raise not_whole(name) from None
 
 
 class Argument(Enum):

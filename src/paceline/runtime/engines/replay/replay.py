@@ -33,7 +33,7 @@ from paceline.runtime.runs.live import read_events
 from paceline.runtime.runs.record import AttemptRecord, RunRecord, Status, read_record
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.trace import Kind, Trace
-from paceline.text_table import TextList
+from paceline.text_table import Listed, TextList
 from paceline.training.jobs.job import Batch, Job, threads
 from paceline.training.jobs.loading import own_arguments
 from paceline.training.parameters.layout import sha256
@@ -44,7 +44,7 @@ ReplayProgress = Callable[[int, int], object]
 
 
 @dataclass
-class Replay:
+class Replay(Listed):
     """The model where a replay stopped, and the update that would come next."""
 
     model: nn.Module = field(repr=False)
@@ -61,12 +61,6 @@ class Replay:
     guilty_worker: int | None = None
     #: The loss of the guilty batch, as computed at that point.
     loss: float | None = None
-
-    def __str__(self) -> str:
-        return str(self._listed())
-
-    def _repr_html_(self) -> str:
-        return self._listed().html()
 
     def _listed(self) -> TextList:
         bits = {True: "as recorded, bit for bit", False: "not as recorded", None: "stopped before the end"}

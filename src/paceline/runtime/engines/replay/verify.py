@@ -30,7 +30,7 @@ from paceline.runtime.engines.setup import Setup, set_up
 from paceline.runtime.runs.record import RunRecord
 from paceline.runtime.runs.run import Run
 from paceline.runtime.runs.trace import Trace
-from paceline.text_table import TextList
+from paceline.text_table import Listed, TextList
 from paceline.training.jobs.job import Job, threads
 from paceline.training.jobs.loading import own_arguments
 from paceline.training.parameters.layout import sha256
@@ -64,7 +64,7 @@ class Element:
 
 
 @dataclass
-class Verification:
+class Verification(Listed):
     """Where two trainings differ, if they do."""
 
     #: Whether all that could be compared has the same bits.
@@ -94,12 +94,6 @@ class Verification:
             "settings": {name: list(pair) for name, pair in self.settings.items()},
             "notes": self.notes,
         }
-
-    def __str__(self) -> str:
-        return str(self._listed())
-
-    def _repr_html_(self) -> str:
-        return self._listed().html()
 
     def _listed(self) -> TextList:
         lines = {"compared": f"{self.updates:,} updates"}

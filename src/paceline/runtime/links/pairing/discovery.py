@@ -14,7 +14,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 from paceline.errors import UsageError
-from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.address import Address, accepts
 
 TYPE = "_paceline._tcp.local."
 SECONDS, REACH = 5.0, 1.0  # in which a machine has to answer, and one of its addresses to accept a connection
@@ -90,12 +90,4 @@ def discover(number: int) -> Address:
         zeroconf.ServiceBrowser(running, TYPE, Listener())
         if not done.wait(SECONDS):
             raise UsageError(f"no machine of this network says that it has a code with the number {number}; {GIVE}")
-    return next((address for address in addresses[:-1] if _accepts(address)), addresses[-1])
-
-
-def _accepts(address: Address) -> bool:
-    try:
-        socket.create_connection(address, REACH).close()
-    except OSError:
-        return False
-    return True
+    return next((address for address in addresses[:-1] if accepts(address, REACH)), addresses[-1])

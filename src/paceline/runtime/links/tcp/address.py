@@ -30,6 +30,15 @@ class Address(NamedTuple):
         return cls(host.removeprefix("[").removesuffix("]"), int(port))
 
 
+def accepts(address: Address, seconds: float) -> bool:
+    """Whether a process accepts a connection at an address within so many seconds."""
+    try:
+        socket.create_connection(address, seconds).close()
+    except OSError:
+        return False
+    return True
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine can reach a host; a name must mean loopback addresses alone."""
     try:
