@@ -164,7 +164,7 @@ RULES: list[tuple[str, str, set[str]]] = [
     (
         "interfaces.api",
         "interfaces.api interfaces.callbacks algorithms plans kernels.measure.picture training runtime planning "
-        "compression names text_table user_cache errors",
+        "compression concurrency.watcher.processes.proc names text_table user_cache errors",
         set(),
     ),
     ("interfaces.adapters", "interfaces.api plans errors", set()),

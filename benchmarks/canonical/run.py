@@ -199,7 +199,7 @@ def verified() -> bool:
     """Verify a script of DistributedDataParallel with each of its differences; whether all are named first."""
     rows = []
     for name, (stage, tensor, what) in DIFFERENCES.items():
-        verification = verify_script(f"{HERE / 'script.py'} {name}")
+        verification = verify_script(f"{HERE / 'script.py'} {name}", seconds=1000)
         first = next(iter(verification.differences), None)
         said = (first.stage, first.name) if first else ("", "")
         rows.append({"difference": what, "named": said == (stage, tensor), "first": first and asdict(first)})
@@ -258,9 +258,10 @@ def speed(rounds: int, updates: int) -> None:
                 optimizer=partial(torch.optim.SGD, lr=0.01), compute=compute, device="cpu",
             )  # fmt: skip
             seconds: dict[str, list[float]] = defaultdict(list)
+            count = max(1, updates // fewer)
             for _ in range(rounds):
                 for plan in ("ring", "ring:canonical=2", "ring:canonical=8"):
-                    seconds[plan].append(_seconds(job, plan, updates // fewer, min(50, updates // fewer)))
+                    seconds[plan].append(_seconds(job, plan, count, min(50, count)))
             base = seconds["ring"]
             for plan, each in seconds.items():
                 ratios = sorted(a / b for a, b in zip(base, each, strict=True))
@@ -309,6 +310,8 @@ if __name__ == "__main__":
     if given.what == "speed":
         speed(given.rounds, given.updates or 400)
     elif given.what == "shares":
+        if given.updates is not None and given.updates < 20:
+            parser.error("--updates: the first ten of shares are not counted; give 20 or more")
         moved(given.updates or 70)
     elif given.what == "verify":
         sys.exit(not verified())

@@ -6,15 +6,17 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.concurrency.watcher.waits import state_of
 from paceline.errors import RunFailed, UsageError
-from paceline.interfaces.api.comparing.compare_scripts import Entrant, ScriptRow, answer_of, compare_script
-from tests.runtime.engines.cluster.nodes import free_port
+from paceline.interfaces.api.comparing.compare_scripts import Entrant, ScriptRow, answer_of, compare_script, run_to_end
+from tests.runtime.engines.cluster.nodes import PATIENCE, free_port
 
 DDP = """
 import sys
@@ -138,6 +140,35 @@ def test_files_that_a_script_leaves_for_its_later_runs_are_named(script: Path, m
     assert note.startswith(
         "the script writes deep/snapshot.pt, which its later runs find: where it goes on from a snap"
     )
+
+
+STARTS_ANOTHER = """
+import subprocess, sys
+from pathlib import Path
+started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+Path("started.draft").write_text(str(started.pid))
+Path("started.draft").rename("started")
+started.wait()
+"""
+
+
+def test_no_process_of_a_script_is_left_when_it_takes_too_long(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script.write_text(STARTS_ANOTHER)
+    monkeypatch.chdir(script.parent)
+    started, until = script.parent / "started", time.monotonic() + PATIENCE
+
+    def too_late(process: subprocess.Popen[str], timeout: float) -> tuple[str, str]:
+        while not started.exists() and time.monotonic() < until:
+            time.sleep(0.001)
+        monkeypatch.undo()
+        raise subprocess.TimeoutExpired(process.args, timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", too_late)
+    with pytest.raises(RunFailed, match=r"train\.py: no end after 1 s"):
+        run_to_end([sys.executable, str(script)], dict(os.environ), 1.0, "train.py: no end")
+    pid = int(started.read_text())
+    while state_of(pid, pid) not in ("", "Z"):
+        assert time.monotonic() < until, pid
 
 
 def test_stupid_inputs_are_told(script: Path) -> None:

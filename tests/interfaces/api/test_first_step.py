@@ -17,6 +17,7 @@ from paceline.interfaces.api.comparing.first_step import differences, verify_scr
 from paceline.interfaces.api.comparing.gloo_shim.first_step import FirstStep
 
 SAMPLES = (6, 6)
+PATIENCE = 600.0  # seconds until the first step, on a busy machine
 
 
 def rank_of(rank: int, fault: str = "", samples: tuple[int, ...] = SAMPLES) -> dict[str, Any]:
@@ -106,7 +107,7 @@ raise SystemExit("it ends after its first step")
 
 def test_a_script_of_ddp_is_as_one_process(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    found = verify_script(str(tmp_path / "train.py"))
+    found = verify_script(str(tmp_path / "train.py"), seconds=PATIENCE)
     assert found.same, str(found)
     assert found.samples == [8, 8]
 
@@ -115,14 +116,48 @@ def test_a_script_of_ddp_is_as_one_process(tmp_path: Path) -> None:
 def test_a_script_without_ddp_is_named_by_the_command(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "paceline", "verify", "--script", f"{tmp_path / 'train.py'} by-hand"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=dict(os.environ))
+    command += ["--timeout", str(PATIENCE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE, env=dict(os.environ))
     assert done.returncode == 1
     assert "0.weight: has other values before the step: another seed, or no broadcast" in done.stderr
+
+
+SHARDED = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(10, 5), nn.Tanh(), nn.Linear(5, 3))
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.manual_seed(rank)
+x = torch.randn(4 if rank and "uneven" in sys.argv else 8, 10)
+nn.functional.cross_entropy(model(x), torch.randint(0, 3, (len(x),))).backward()
+nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+optimizer.step()
+"""
+
+
+@pytest.mark.soak
+def test_a_sharded_model_is_compared_as_a_whole(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SHARDED)
+    found = verify_script(str(tmp_path / "train.py"), seconds=PATIENCE)
+    assert found.same, str(found)
+    (first, *_) = verify_script(f"{tmp_path / 'train.py'} uneven", seconds=PATIENCE).differences
+    assert (first.stage, first.name) == ("gradient", "0.weight")
+    assert "the mean over processes" in first.what
 
 
 def test_a_script_without_a_step_fails_with_its_output(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('nothing to do')")
     with pytest.raises(RunFailed, match=r"(?s)0 of 2 processes made a step.*nothing to do"):
-        verify_script(str(tmp_path / "train.py"))
+        verify_script(str(tmp_path / "train.py"), seconds=PATIENCE)
     with pytest.raises(UsageError, match="give 2 or more"):
         verify_script("train.py", workers=1)

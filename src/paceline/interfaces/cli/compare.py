@@ -130,6 +130,7 @@ def verify(
     other: options.RunOrJob = None,
     script: options.ScriptToVerify = None,
     workers: options.ScriptWorkers = 2,
+    timeout: options.ScriptTimeout = 120.0,
     plan: options.PlanOfJob = None,
     data_dir: options.DataDir = None,
     job_args: options.JobArgs = None,
@@ -147,7 +148,7 @@ def verify(
     if script is not None:
         from paceline.interfaces.api.comparing.first_step import verify_script
 
-        verification = verify_script(script, workers)
+        verification = verify_script(script, workers, seconds=timeout)
     else:
         verification = _compared(run, other, plan, data_dir, job_args)
     if json:

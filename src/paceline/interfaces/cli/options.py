@@ -64,6 +64,9 @@ ScriptToVerify = Annotated[
     typer.Option("--script", help="A script of torch.distributed with its arguments, whose first step is compared."),
 ]
 ScriptWorkers = Annotated[int, typer.Option("--workers", help="The processes of the script.")]
+ScriptTimeout = Annotated[
+    float, typer.Option("--timeout", min=1.0, help="Seconds that the script may take until its first step.")
+]
 RunOrJob = Annotated[
     str | None, typer.Argument(metavar="RUN-OR-JOB", help="Another run folder, or a job as `paceline train` takes it.")
 ]

@@ -26,6 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paceline.concurrency.watcher.processes.proc import tree
 from paceline.errors import RunFailed, UsageError
 from paceline.interfaces.api.comparing import gloo_shim
 from paceline.interfaces.api.lines import Say, to_stderr
@@ -226,7 +227,9 @@ def run_to_end(words: list[str], environment: dict[str, str], seconds: float, la
     try:
         output, _ = process.communicate(timeout=seconds)
     except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
+        for pid in tree([process.pid]):  # torchrun starts its workers in sessions of their own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         output, _ = process.communicate()
         if isinstance(error, subprocess.TimeoutExpired):
             raise RunFailed(f"{late} after {seconds:.0f} s. Its last output:\n{tail(output)}") from None

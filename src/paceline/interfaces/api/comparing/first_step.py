@@ -138,6 +138,8 @@ def _gradient(ranks: Sequence[Recorded]) -> StepDifference | None:
     count = len(ranks)
     for name in ranks[0]["gradients"]:
         applied, local_gradients = ([rank[kind].get(name) for rank in ranks] for kind in ("gradients", "local"))
+        if all(each is None for each in local_gradients):
+            continue  # parameters of the outermost module that are sharded, which are not watched
         if any(each is None for each in (*applied, *local_gradients)):
             missing = tuple(n for n in range(count) if applied[n] is None or local_gradients[n] is None)
             return StepDifference("gradient", name, missing, "has none, and elsewhere it has one")

@@ -31,24 +31,39 @@ class FirstStep:
         self.module: nn.Module | None = None
         self.recorded: dict[str, Any] = {"local": {}, "types": {}}
         self.names: dict[int, str] = {}
+        self.watched: dict[int, nn.Parameter] = {}
 
     def forward(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Take the outermost module that is trained, in its first forward pass."""
         if self.module is not None or not module.training or not any(p.requires_grad for p in module.parameters()):
             return
+        if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
+            raise RuntimeError("paceline verify compares what fully_shard has sharded, not FullyShardedDataParallel")
         self.module = module
         inner = getattr(module, "module", module) if type(module).__name__ == "DistributedDataParallel" else module
         leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.dim()]
         parameters, recorded = dict(inner.named_parameters()), self.recorded
         recorded["samples"] = len(leaves[0]) if leaves else 1
-        recorded["parameters"] = {name: p.detach().clone() for name, p in parameters.items()}
-        recorded["buffers"] = {name: b.detach().clone() for name, b in inner.named_buffers()}
-        for name, parameter in parameters.items():
-            self.names[id(parameter)] = name
-            if parameter.requires_grad:
-                parameter.register_hook(lambda gradient, name=name: self._backward(name, gradient))
+        recorded["parameters"] = {name: _whole(p) for name, p in parameters.items()}
+        recorded["buffers"] = {name: _whole(b) for name, b in inner.named_buffers()}
+        self.names = {id(parameter): name for name, parameter in parameters.items()}
+        self._watch(parameters)
         for name, part in inner.named_modules():
+            part.register_forward_pre_hook(
+                lambda part, inputs, name=name: self._enter(f"{name}." if name else "", part)
+            )
             part.register_forward_hook(lambda part, inputs, output, name=name: self._output(name, output))
+
+    def _enter(self, prefix: str, part: nn.Module) -> None:
+        """Watch what `fully_shard` has put together for a module, after its own hook has."""
+        self._watch({prefix + name: parameter for name, parameter in part.named_parameters(recurse=False)})
+
+    def _watch(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Take the gradients of parameters that are whole, each under its first name."""
+        for name, parameter in parameters.items():
+            if parameter.requires_grad and not _is_sharded(parameter) and id(parameter) not in self.watched:
+                self.watched[id(parameter)] = parameter
+                parameter.register_hook(lambda gradient, name=name: self._backward(name, gradient))
 
     def _backward(self, name: str, gradient: Tensor) -> None:
         local = self.recorded["local"]
@@ -65,7 +80,7 @@ class FirstStep:
         applied = self.recorded.setdefault("gradients", {})
         for parameter in parameters:
             if (name := self.names.get(id(parameter))) and parameter.grad is not None:
-                applied.setdefault(name, parameter.grad.detach().clone())
+                applied.setdefault(name, _whole(parameter.grad))
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Take the gradients that are applied, and the settings."""
@@ -82,7 +97,7 @@ class FirstStep:
         if self.module is None or "gradients" not in self.recorded:
             return
         pairs = [(self.names.get(id(parameter)), parameter) for parameter in _trained(optimizer)]
-        self.recorded["after"] = {name: parameter.detach().clone() for name, parameter in pairs if name}
+        self.recorded["after"] = {name: _whole(parameter) for name, parameter in pairs if name}
         rank = os.environ.get("RANK", "0")
         distributed = sys.modules.get("torch.distributed")
         if distributed is not None and distributed.is_initialized():
@@ -93,6 +108,16 @@ class FirstStep:
         draft.rename(folder / f"{rank}.pt")
         sys.stdout.flush()
         os._exit(0)
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "full_tensor")
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor, put together from all processes if it is sharded; all of them ask at once."""
+    whole: Tensor = getattr(tensor, "full_tensor", lambda: tensor)()
+    return whole.detach().clone()
 
 
 def _trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -121,7 +146,7 @@ def record() -> None:
         first.take_gradients(_trained(optimizer))
         unscale(scaler, optimizer)
 
-    torch.amp.GradScaler.unscale_ = unscaled  # type: ignore[method-assign, assignment]
+    torch.amp.GradScaler.unscale_ = unscaled  # type: ignore[assignment, method-assign]
     nn.modules.module.register_module_forward_pre_hook(first.forward)
     register_optimizer_step_pre_hook(first.before_step)
     register_optimizer_step_post_hook(first.after_step)
