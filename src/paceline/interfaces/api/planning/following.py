@@ -124,7 +124,7 @@ def _choose(job: Job, updates: int, workers: int | None, limit: int | None, divi
     if plans:  # generated code makes many updates in one call, which takes less time than was expected
         expected = Training(updates, measure(alone, ONE, expected.timed_updates).seconds)
         plans = expected.worth_timing(plans)
-    short = f"one process trains in about {expected.seconds:.1f} s"
+    short = f"one process trains in about {max(0.1, expected.seconds):.1f} s"
     if not plans:
         return Followed(str(ONE), job.compute, f"{short}, and a search for another plan takes as long")
     timed = [(each, _ratio(alone, each, expected)) for each in plans]
