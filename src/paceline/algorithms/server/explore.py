@@ -19,7 +19,7 @@ moves, which lead to such worlds again, and the same invariants fail in both.
                     finished is an invariant of its own
     of the desk     its integers; a worker that it lets wait is not seen to ask, as long as that changes none of them
 
-A gradient that is being computed is seen by no one, so a worker comes from its lease to its push in one move: to die
+No one sees a gradient that is being computed, so a worker comes from its lease to its push in one move: to die
 before it has computed and after is the same to all others.
 """
 
