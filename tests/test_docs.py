@@ -215,22 +215,6 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(other), f"{page.name} links to {target}#{anchor}"
 
 
-def test_the_readme_fits_a_few_screens_and_every_user_page_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
-    assert len(USER) <= 20
-    long = {page.name: size for page in USER if (size := len(page.read_text())) > 12_000}
-    assert long.keys() <= {"plans.md"}, long  # a reference: a section with a drawn picture for each plan
-
-
-@pytest.mark.parametrize("page", USER, ids=lambda p: p.stem)
-def test_a_page_soon_comes_to_a_command(page: Path) -> None:
-    assert 0 < page.read_text().find("```") < 900, "the first command comes late"
-
-
-def test_no_page_has_a_user_pin_packages() -> None:
-    assert not [page.name for page in (ROOT / "README.md", *USER) if "constraints.txt" in page.read_text()]
-
-
 def navigation() -> list[tuple[str, list[tuple[str, str]]]]:
     nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
     sections = [item for entry in nav for item in entry.items() if isinstance(item[1], list)]
