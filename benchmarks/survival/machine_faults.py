@@ -63,7 +63,7 @@ job = survival_job({batches}).with_(model=Net)
 """
 #: (plan, whether machines come and go while it trains, batches): enough of them for the faults of a run.
 PLANS = (
-    ("downpour:shards=2", True, 6000), ("ring", False, 2500), ("ssp:bound=3", True, 6000),
+    ("downpour:shards=2", True, 6000), ("ring", True, 2500), ("ssp:bound=3", True, 6000),
     ("backup:backups=1", True, 4000), ("diloco:every=4", False, 5000),
 )  # fmt: skip
 MACHINES, PLACES = 10, 5  # hosts of a run; machines that may take part at the same time

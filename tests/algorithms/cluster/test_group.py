@@ -1,15 +1,9 @@
-"""Every interleaving of a small group with deaths, false alarms and messages from the past.
-
-Three ranks make two updates. A rank may die between any two of its steps, the head may take a living one for dead, and
-a message may arrive a second time, at any later moment. Whatever happens, every survivor applies every update once, all
-apply the same sums, every sum has each chunk once, and no one waits for ever.
-"""
+"""Every interleaving of a small group with deaths, false alarms, newcomers and messages from the past."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -24,330 +18,7 @@ from paceline.algorithms.cluster.group import (
     Report,
     SendToMember,
 )
-from paceline.algorithms.cluster.shares import Membership
-
-WAITS, COMPUTES, INSIDE, TAKES, DONE = "waits", "computes", "is in the collective", "takes the sum", "is done"
-Move = tuple[str, int, Any]
-T = TypeVar("T")
-Path: TypeAlias = "tuple[Move, Path] | None"
-
-
-def twin(thing: T) -> T:
-    """Return a shallow copy, faster than `copy.copy`."""
-    made = object.__new__(type(thing))
-    made.__dict__.update(thing.__dict__)
-    return made
-
-
-class Rank:
-    """A worker with its member's machine."""
-
-    def __init__(self, parts: int, member: type[GroupMember]) -> None:
-        self.member, self.shares = member(), Membership(parts)
-        self.phase, self.alive = WAITS, True
-        #: The epoch that it is connected in.
-        self.epoch = 0
-        #: The sum that it applied as each update: (epoch, {rank: its chunks}).
-        self.sums: tuple[Any, ...] = ()
-
-    def copy(self) -> Rank:
-        other = twin(self)
-        other.member, other.shares = twin(self.member), twin(self.shares)
-        other.shares._since, other.shares._ranks = list(self.shares._since), list(self.shares._ranks)
-        return other
-
-    def key(self) -> Any:
-        m, s = self.member, self.shares
-        return (
-            self.phase,
-            self.alive,
-            self.epoch,
-            self.sums,
-            tuple(s._since),
-            tuple(s._ranks),
-            m.held,
-            m.epoch,
-            m.group,
-            m.aborted,
-            m.inside,
-            m.dismissed,
-        )
-
-
-class World:
-    """The head, the ranks, and what lies between them."""
-
-    def __init__(
-        self,
-        ranks: int,
-        updates: int,
-        deaths: int,
-        alarms: int,
-        repeats: int,
-        head: type[Head],
-        member: type[GroupMember],
-        heads: int = 1,
-    ) -> None:
-        self.updates, self.deaths, self.alarms, self.repeats = updates, deaths, alarms, repeats
-        #: Heads that may still take the place of the one before.
-        self.heads = heads - 1
-        self.head = head(set(range(ranks)), 1.0)
-        self.ranks = [Rank(ranks, member) for _ in range(ranks)]
-        #: For each rank, messages to the head and from it, in their order.
-        self.up: list[tuple[Any, ...]] = [(rank.member.ready(),) for rank in self.ranks]
-        self.down: list[tuple[Any, ...]] = [()] * ranks
-        #: Messages that have arrived once: (to the head or from it, rank, message).
-        self.past: frozenset[Any] = frozenset()
-        #: Dead ranks that the head does not know of.
-        self.unnoticed: frozenset[int] = frozenset()
-        #: (epoch, update) -> {rank: its chunks}, of ranks that have begun the collective.
-        self.begun: dict[tuple[int, int], dict[int, tuple[int, ...]]] = {}
-        #: epoch -> the sum that its giver has sent.
-        self.given: dict[int, Any] = {}
-
-    def copy(self) -> World:
-        other = twin(self)
-        other.head, other.ranks = twin(self.head), [rank.copy() for rank in self.ranks]
-        other.head.alive, other.head.reports = set(self.head.alive), dict(self.head.reports)
-        other.head._apart, other.head._accused = set(self.head._apart), set(self.head._accused)
-        other.up, other.down = list(self.up), list(self.down)
-        other.begun, other.given = {k: dict(v) for k, v in self.begun.items()}, dict(self.given)
-        return other
-
-    def key(self) -> Any:
-        h = self.head
-        return (
-            h.epoch,
-            h.members,
-            h.forming,
-            frozenset(h.alive),
-            frozenset(h.reports.items()),
-            frozenset(h._apart),
-            frozenset(h._accused),
-            tuple(rank.key() for rank in self.ranks),
-            tuple(self.up),
-            tuple(self.down),
-            self.unnoticed,
-            frozenset((k, frozenset(v.items())) for k, v in self.begun.items()),
-            frozenset(self.given.items()),
-            self.deaths,
-            self.alarms,
-            self.heads,
-            self.repeats,
-            self.past if self.repeats else None,
-        )
-
-    # --- what can happen next ---
-
-    def moves(self) -> Iterator[Move]:
-        for number, rank in enumerate(self.ranks):
-            if self.up[number]:
-                yield "the head hears", number, None
-            if rank.alive:
-                yield from self._moves_of(number, rank)
-        for number in self.unnoticed:
-            yield "the head notices the death of", number, None
-        if self.heads:
-            for lost in range(1 << len(self.ranks)):
-                yield "the head is replaced", lost, None
-        if self.alarms:
-            for number in sorted(self.head.alive):
-                yield "the head gives up", number, None
-        if self.repeats:
-            for told in sorted(self.past, key=repr):
-                yield "comes again to" if told[0] else "the head hears again", told[1], told[2]
-
-    def _moves_of(self, number: int, rank: Rank) -> Iterator[Move]:
-        if self.down[number]:
-            yield "hears", number, None
-        if self.deaths and number in self.head.alive:
-            yield "dies", number, None
-        fresh = rank.member.epoch > rank.epoch and not rank.member.aborted
-        if rank.phase == COMPUTES or (rank.phase in (WAITS, DONE) and fresh):
-            yield "goes on", number, None
-        if rank.phase in (INSIDE, TAKES):
-            if self._possible(number, rank):
-                yield "gets the sum", number, None
-            if rank.member.aborted or self._broken(rank):
-                yield "gets nothing", number, None
-
-    def _possible(self, number: int, rank: Rank) -> bool:
-        if rank.phase == TAKES:
-            return rank.epoch in self.given
-        group = self._group(rank)
-        return len(self.begun[rank.epoch, rank.member.held + 1]) == len(group)
-
-    def _group(self, rank: Rank) -> tuple[int, ...]:
-        return rank.shares.ranks(self.updates)
-
-    def _broken(self, rank: Rank) -> list[int]:
-        """The ranks that a rank can no longer reach: dead, or connected in another epoch, or waiting for one."""
-        return [
-            n
-            for n in self._group(rank)
-            if not (o := self.ranks[n]).alive or o.epoch > rank.epoch or (o.epoch == rank.epoch and o.phase == WAITS)
-        ]
-
-    # --- what it does ---
-
-    def make(self, move: Move) -> None:
-        what, number, message = move
-        if what == "the head is replaced":
-            self._replace_head(number)
-            return
-        rank = self.ranks[number]
-        if what == "dies":
-            rank.alive, self.deaths = False, self.deaths - 1
-            self.unnoticed |= {number}
-            self.down[number] = ()
-        elif what == "the head notices the death of":
-            self.unnoticed -= {number}
-            self._told(self.head.gone(0.0, number, "it has died"))
-        elif what == "the head gives up":
-            self.alarms -= 1
-            self._told(self.head.gone(0.0, number, "it has not answered"))
-        elif what == "the head hears":
-            message, *rest = self.up[number]
-            self.up[number] = tuple(rest)
-            self.past |= {(False, number, message)}
-            self._to_head(number, message)
-        elif what == "the head hears again":
-            self.repeats -= 1
-            self._to_head(number, message)
-        elif what == "hears":
-            message, *rest = self.down[number]
-            self.down[number] = tuple(rest)
-            self.past |= {(True, number, message)}
-            self._up(number, rank.member.handle(message))
-        elif what == "comes again to":
-            self.repeats -= 1
-            if rank.alive:
-                self._up(number, rank.member.handle(message))
-        elif what == "goes on":
-            self._go_on(number, rank)
-        else:
-            self._come_out(number, rank, what == "gets the sum")
-
-    def _replace_head(self, lost: int) -> None:
-        """Let another head take over: what was sent to the one before is lost, what it sent only where a bit is set."""
-        before, self.heads = self.head, self.heads - 1
-        self.head = type(before)(set(before.alive), 1.0, epoch=before.epoch + 10)
-        self.up = [()] * len(self.ranks)
-        for number in range(len(self.ranks)):
-            if lost >> number & 1:
-                self.down[number] = ()
-        self._told(self.head.take_over(0.0))
-
-    def _to_head(self, number: int, message: Any) -> None:
-        hears = self.head.report if isinstance(message, Report) else self.head.accuse
-        self._told(hears(0.0, number, message))
-
-    def _told(self, outputs: list[Any]) -> None:
-        for each in outputs:
-            if isinstance(each, SendToMember) and self.ranks[each.to].alive:
-                self.down[each.to] += (each.message,)
-            if isinstance(each, Excluded):
-                self.down[each.rank] = ()
-
-    def _up(self, number: int, message: Any) -> None:
-        if message is not None:
-            self.up[number] += (message,)
-
-    def _go_on(self, number: int, rank: Rank) -> None:
-        member = rank.member
-        if rank.phase in (WAITS, DONE):
-            group, rank.epoch = member.group, member.epoch
-            assert group is not None
-            rank.shares.regrouped(group.since, group.ranks)
-            if number in group.takers:
-                rank.phase = TAKES if member.enter(rank.epoch) else WAITS
-            else:
-                rank.phase = COMPUTES
-                if number == group.giver:
-                    self.given[group.epoch] = rank.sums[group.number - 1]
-        elif member.held + 1 == self.updates:
-            rank.phase = DONE
-        elif member.enter(rank.epoch):
-            rank.phase, update = INSIDE, member.held + 1
-            begun = self.begun.setdefault((rank.epoch, update), {})
-            begun[number] = tuple(rank.shares.parts_of(number, update))
-        else:
-            rank.phase = WAITS
-
-    def _come_out(self, number: int, rank: Rank, summed: bool) -> None:
-        member = rank.member
-        if summed:
-            update = member.held + 1
-            found = self.given[rank.epoch] if rank.phase == TAKES else self._sum(rank.epoch, update)
-            rank.sums += (found,)
-            assert found[1] == update, f"rank {number} applied the sum of update {found[1]} as update {update}"
-            rank.phase = COMPUTES
-            self._up(number, member.leave(update))
-            return
-        broken = self._broken(rank)
-        if broken:
-            self._up(number, member.accuse(broken[0]))
-        rank.phase = WAITS
-        self._up(number, member.leave())
-
-    def _sum(self, epoch: int, update: int) -> Any:
-        begun = self.begun[epoch, update]
-        chunks = sorted(chunk for mine in begun.values() for chunk in mine)
-        assert chunks == list(range(len(self.ranks))), f"the sum of update {update} has chunks {chunks}"
-        return epoch, update, tuple(sorted(begun.items()))
-
-    def check_end(self) -> None:
-        """Nothing can happen any longer: every rank of the run has made every update, and all made the same."""
-        for number in self.head.alive:
-            rank = self.ranks[number]
-            assert rank.phase == DONE, f"rank {number} {rank.phase} for ever"
-            assert len(rank.sums) == self.updates
-        assert len({self.ranks[number].sums for number in self.head.alive}) <= 1, "survivors applied different sums"
-
-
-def explore(
-    deaths: int,
-    alarms: int = 0,
-    repeats: int = 0,
-    updates: int = 2,
-    ranks: int = 3,
-    head: type[Head] = Head,
-    member: type[GroupMember] = GroupMember,
-    deep: bool = False,
-    heads: int = 1,
-) -> int:
-    """Visit every state of the world; return how many there are, and raise with the story of a fault.
-
-    The story is a shortest one, unless the search goes `deep` first, which finds some fault sooner.
-    """
-    first = World(ranks, updates, deaths, alarms, repeats, head, member, heads)
-    seen = {first.key()}
-    #: Worlds to visit, each with the moves that led to it, the last one first.
-    ahead: deque[tuple[World, Path]] = deque([(first, None)])
-    while ahead:
-        world, path = ahead.pop() if deep else ahead.popleft()
-        moves, here = list(world.moves()), path
-        try:
-            if not moves:
-                world.check_end()
-            for move in moves:
-                after, here = world.copy(), (move, path)
-                after.make(move)
-                key = after.key()
-                if key not in seen:
-                    seen.add(key)
-                    ahead.append((after, here))
-        except Exception as fault:
-            raise AssertionError("\n".join([*_story(here), f"{type(fault).__name__}: {fault}"])) from fault
-    return len(seen)
-
-
-def _story(path: Path) -> list[str]:
-    lines: list[str] = []
-    while path is not None:
-        (what, number, message), path = path
-        lines.append(f"{what} {number}" if what.startswith("the head") else f"rank {number} {what} {message or ''}")
-    return lines[::-1]
+from tests.algorithms.cluster.groups import explore
 
 
 @pytest.mark.parametrize(
@@ -373,6 +44,29 @@ def test_every_interleaving_of_three_ranks(deaths: int, alarms: int, repeats: in
     assert explore(deaths, alarms, repeats, updates) > 10_000
 
 
+@pytest.mark.parametrize(("deaths", "ranks"), [(1, 2), (0, 3)])
+def test_every_interleaving_in_which_a_rank_comes(deaths: int, ranks: int) -> None:
+    assert explore(deaths, ranks=ranks, updates=1, comes=1) > 300
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("deaths", "alarms", "repeats", "updates", "ranks", "heads", "comes"),
+    [
+        (1, 0, 0, 1, 3, 1, 1),
+        (0, 1, 0, 1, 3, 1, 1),
+        (0, 0, 1, 1, 3, 1, 1),
+        (0, 0, 0, 2, 3, 1, 2),
+        (1, 0, 0, 2, 2, 2, 1),
+        (1, 1, 1, 1, 2, 1, 1),
+    ],
+)
+def test_every_interleaving_of_more_in_which_ranks_come(
+    deaths: int, alarms: int, repeats: int, updates: int, ranks: int, heads: int, comes: int
+) -> None:
+    assert explore(deaths, alarms, repeats, updates, ranks, heads=heads, comes=comes) > 10_000
+
+
 # --- planted faults: the exploration finds each of them ---
 
 
@@ -386,21 +80,21 @@ class TakesOldReports(Head):
 class GivesNothing(Head):
     """Survivors that lack the last sum make it again by themselves."""
 
-    def _form_if_complete(self) -> list[Output]:
+    def _form_if_complete(self, now: float) -> list[Output]:
         return [
             SendToMember(each.to, each.message._replace(giver=-1, takers=()))
             if isinstance(each, SendToMember) and isinstance(each.message, Regroup)
             else each
-            for each in super()._form_if_complete()
+            for each in super()._form_if_complete(now)
         ]
 
 
 class GoesOnWithoutAll(Head):
     """The next group is formed by the first that reports."""
 
-    def _form_if_complete(self) -> list[Output]:
+    def _form_if_complete(self, now: float) -> list[Output]:
         everybody, self.alive = self.alive, set(self.reports) or self.alive
-        found = super()._form_if_complete()
+        found = super()._form_if_complete(now)
         self.alive = everybody
         return found
 
@@ -408,12 +102,12 @@ class GoesOnWithoutAll(Head):
 class SharesNothingOut(Head):
     """The shares of the group before stay as they are."""
 
-    def _form_if_complete(self) -> list[Output]:
+    def _form_if_complete(self, now: float) -> list[Output]:
         return [
             SendToMember(each.to, each.message._replace(since=99))
             if isinstance(each, SendToMember) and isinstance(each.message, Regroup) and each.message.epoch > 1
             else each
-            for each in super()._form_if_complete()
+            for each in super()._form_if_complete(now)
         ]
 
 
@@ -458,6 +152,119 @@ class HearsOldCallOffs(GroupMember):
 
     def handle(self, message: Any) -> Report | None:
         return super().handle(AbortFlag(self.epoch) if isinstance(message, AbortFlag) else message)
+
+
+def _regrouped(outputs: list[Output], change: Callable[[int, Regroup], Regroup]) -> list[Output]:
+    """Change what the head says to each rank of a group that grows."""
+    return [
+        SendToMember(each.to, change(each.to, each.message))
+        if isinstance(each, SendToMember) and isinstance(each.message, Regroup) and each.message.newcomers
+        else each
+        for each in outputs
+    ]
+
+
+class TellsTheNewcomerAlone(Head):
+    """The others do not know that the group has grown."""
+
+    def _form_if_complete(self, now: float) -> list[Output]:
+        def change(to: int, group: Regroup) -> Regroup:
+            old = tuple(rank for rank in group.ranks if rank not in group.newcomers)
+            return group if to in group.newcomers else group._replace(ranks=old)
+
+        return _regrouped(super()._form_if_complete(now), change)
+
+
+class SharesOutTwice(Head):
+    """The others go on with the shares of the group before, in which a part of the newcomer was theirs."""
+
+    def _form_if_complete(self, now: float) -> list[Output]:
+        def change(to: int, group: Regroup) -> Regroup:
+            return group if to in group.newcomers else group._replace(since=group.since + 1)
+
+        return _regrouped(super()._form_if_complete(now), change)
+
+
+class GivesTheStateAlone(Head):
+    """A newcomer has the state of the others, but not the sum, which another rank may ask of it."""
+
+    def _form_if_complete(self, now: float) -> list[Output]:
+        def change(to: int, group: Regroup) -> Regroup:
+            return group._replace(takers=tuple(rank for rank in group.takers if rank not in group.newcomers))
+
+        return _regrouped(super()._form_if_complete(now), change)
+
+
+class CountsOnNewcomers(Head):
+    """A newcomer counts as a member that holds what it says."""
+
+    def report(self, now: float, rank: int, message: Report) -> list[Output]:
+        return super().report(now, rank, message._replace(new=False))
+
+
+class StartsEarly(GroupMember):
+    """A newcomer begins with the update whose sum is in the state that it has taken."""
+
+    def leave(self, number: int | None = None) -> Report | None:
+        return super().leave(number - 1 if self.new and number is not None else number)
+
+
+class IsNewForever(GroupMember):
+    """A newcomer asks for a state again, though it has begun an update."""
+
+    def leave(self, number: int | None = None) -> Report | None:
+        new = self.new
+        super().leave(number)
+        self.new = new
+        return self._report() if self.aborted and not self.dismissed else None
+
+
+@pytest.mark.parametrize(
+    ("head", "deaths", "updates", "ranks"),
+    [
+        (TellsTheNewcomerAlone, 1, 1, 2),
+        (SharesOutTwice, 1, 1, 2),
+        (CountsOnNewcomers, 1, 2, 2),
+        pytest.param(GivesTheStateAlone, 1, 1, 3, marks=pytest.mark.soak),
+    ],
+)
+def test_the_exploration_finds_faults_of_a_head_that_lets_ranks_join(
+    head: type[Head], deaths: int, updates: int, ranks: int
+) -> None:
+    with pytest.raises(AssertionError) as found:
+        explore(deaths, updates=updates, ranks=ranks, comes=1, head=head, deep=True)
+    assert f"the head welcomes {ranks - 1}" in str(found.value)
+
+
+@pytest.mark.parametrize(("member", "deaths", "ranks", "comes"), [(StartsEarly, 1, 2, 1), (IsNewForever, 0, 3, 2)])
+def test_the_exploration_finds_faults_of_a_newcomer(
+    member: type[GroupMember], deaths: int, ranks: int, comes: int
+) -> None:
+    with pytest.raises(AssertionError) as found:
+        explore(deaths, updates=1, ranks=ranks, comes=comes, member=member, deep=True)
+    assert f"the head welcomes {ranks - 1}" in str(found.value)
+
+
+def test_a_newcomer_takes_the_state_and_the_sum_that_another_rank_lacks() -> None:
+    head = Head({0, 1}, 2.5)
+    for rank in range(2):
+        head.report(0.0, rank, GroupMember().ready())
+    head.join(2)
+    assert [each.message for each in head.report(1.0, 2, GroupMember(new=True).ready())] == [AbortFlag(1)] * 3  # type: ignore[union-attr]
+    for rank, report in enumerate([Report(1, 17, 18), Report(1, 16, 17), Report(1, -1, 0, new=True)]):
+        outputs = head.report(1.0, rank, report)
+    group = Regroup(2, (0, 1, 2), 18, 18, giver=0, takers=(1, 2), held=(17, 16, -1), newcomers=(2,))
+    assert [each.message for each in outputs if isinstance(each, SendToMember)] == [group] * 3
+
+
+def test_the_run_ends_where_only_newcomers_are_left() -> None:
+    head = Head({0}, 2.5)
+    head.report(0.0, 0, GroupMember().ready())
+    head.join(1)
+    head.report(1.0, 1, GroupMember(new=True).ready())
+    head.report(1.0, 1, Report(1, -1, 0, new=True))
+    assert [each.rank for each in head.gone(1.0, 0, "has died") if isinstance(each, Excluded)] == [0, 1]
+    assert not head.alive
 
 
 @pytest.mark.parametrize("head", [TakesOldReports, GivesNothing, GoesOnWithoutAll, SharesNothingOut, BelievesAnybody])

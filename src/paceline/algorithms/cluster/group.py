@@ -18,6 +18,17 @@ Where the head itself is lost, another takes its place (succession.py). It cance
 beyond all that the head before could have given, so nothing that is still under way from that one counts any longer.
 
 A report is final: its member begins no collective before the next Regroup. That is why the head may count on it.
+
+A group grows in the same way, where all members hold the same after every sum:
+
+    ranks 0 1, epoch 2          rank 2 has come, and its worker is ready
+    head: AbortFlag(2)          the members end their wait, and report
+    head: Regroup(3, ...)       the ranks of epoch 3, and its first collective, 18: from that update on they share out
+                                batches. Rank 0 gives rank 2 its state after update 17, and sum 17, which another rank
+                                may lack
+
+Until then no one counts on a newcomer. If it dies first, the others form a group without it, whose first collective is
+the same.
 """
 
 from __future__ import annotations
@@ -40,6 +51,8 @@ class Report(NamedTuple):
     held: int
     #: The first update that it can still share out differently.
     ahead: int
+    #: Whether it has come while the run goes on, and does not have the state of the others yet.
+    new: bool = False
 
 
 class Accuse(NamedTuple):
@@ -71,6 +84,8 @@ class Regroup(NamedTuple):
     takers: tuple[int, ...] = ()
     #: What each rank held when it reported; for the record of the run, which any of them can restore.
     held: tuple[int, ...] = ()
+    #: Those of the takers that take the whole state of the giver, and then the sum.
+    newcomers: tuple[int, ...] = ()
 
 
 class Release(NamedTuple):
@@ -134,15 +149,26 @@ class Head:
         self._apart: set[frozenset[int]] = set()
         #: The rank that was silent for the one whose accusation has cancelled the group, or NO_RANK.
         self._silent = NO_RANK
+        #: Ranks that have come while the run goes on, and whose workers are not ready yet.
+        self.joining: set[int] = set()
+
+    def join(self, rank: int) -> None:
+        """A rank has come. Before the first group all wait for it; later the group grows when its worker is ready."""
+        (self.alive if self.starting else self.joining).add(rank)
 
     def report(self, now: float, rank: int, message: Report) -> list[Output]:
-        """A member has reported."""
+        """A member has reported, or a newcomer is ready, which reports again in the group's epoch."""
+        if rank in self.joining:
+            self.joining.discard(rank)
+            self.alive.add(rank)
+            self.since = now
+            return [SendToMember(rank, AbortFlag(self.epoch))] if self.forming else self._abort(now)
         if rank not in self.alive:
             return [SendToMember(rank, Release(self.epoch))]
         if not self.forming or message.epoch != self.epoch:
             return []  # of a group before
         self.reports[rank] = message
-        return self._form_if_complete()
+        return self._form_if_complete(now)
 
     def accuse(self, now: float, rank: int, message: Accuse) -> list[Output]:
         """A member cannot reach another one: the group is cancelled, and a member that does not report is lost.
@@ -166,13 +192,16 @@ class Head:
 
     def gone(self, now: float, rank: int, why: str) -> list[Output]:
         """A rank has died, or is taken for dead."""
+        if rank in self.joining:
+            self.joining.discard(rank)
+            return [SendToMember(rank, Release(self.epoch))]
         if rank not in self.alive:
             return []
         self.alive.discard(rank)
         self.reports.pop(rank, None)
         outputs: list[Output] = [Excluded(rank, why), SendToMember(rank, Release(self.epoch))]
         if self.forming:
-            return outputs + self._form_if_complete()
+            return outputs + self._form_if_complete(now)
         return outputs + (self._abort(now) if rank in self.members else [])
 
     def tick(self, now: float) -> list[Output]:
@@ -187,21 +216,26 @@ class Head:
         self.forming, self.since, self.reports, self._silent = True, now, {}, silent
         return [SendToMember(rank, AbortFlag(self.epoch)) for rank in sorted(self.alive)]
 
-    def _form_if_complete(self) -> list[Output]:
+    def _form_if_complete(self, now: float) -> list[Output]:
         """Begin the next group, if every living rank has reported."""
         if not self.alive or self.reports.keys() != self.alive:
             return []
-        progress = {rank: self.reports[rank].held for rank in sorted(self.alive)}
+        reports = {rank: self.reports[rank] for rank in sorted(self.alive)}
+        progress = {rank: report.held for rank, report in reports.items() if not report.new}
+        if not progress:
+            return self.gone(now, min(reports), "has just come, and all that had the state of the run are lost")
         newest, oldest = max(progress.values()), min(progress.values())
-        lacking = tuple(rank for rank, last in progress.items() if last < newest) if self.gives else ()
-        if lacking and newest - oldest > 1:
+        if self.gives and newest - oldest > 1:
             raise ProtocolError(f"members hold sums {progress}, which are more than one collective apart")
-        giver = min(rank for rank, last in progress.items() if last == newest) if lacking else NO_RANK
+        newcomers = tuple(rank for rank in reports if rank not in progress)
+        lacking = tuple(rank for rank, last in progress.items() if last < newest) if self.gives else ()
+        takers = tuple(sorted(lacking + newcomers))
+        giver = min(rank for rank, last in progress.items() if last == newest) if takers else NO_RANK
         self._apart = self._accused if self.alive.issuperset(self.members) else set()
         self._accused = set()
-        self.epoch, self.forming, self.starting, self.members = self.epoch + 1, False, False, tuple(progress)
-        since = max(report.ahead for report in self.reports.values())
-        group = Regroup(self.epoch, self.members, newest + 1, since, giver, lacking, tuple(progress.values()))
+        self.epoch, self.forming, self.starting, self.members = self.epoch + 1, False, False, tuple(reports)
+        since, held = max(report.ahead for report in reports.values()), tuple(each.held for each in reports.values())
+        group = Regroup(self.epoch, self.members, newest + 1, since, giver, takers, held, newcomers)
         return [Formed(group), *(SendToMember(rank, group) for rank in self.members)]
 
 
@@ -219,6 +253,8 @@ class GroupMember:
     repeats: bool = True
     #: The first update that this rank has not begun.
     begun: int = 0
+    #: Whether it has come while the run goes on, and does not have the state of the others yet.
+    new: bool = False
 
     def __post_init__(self) -> None:
         self.epoch = 0
@@ -260,10 +296,10 @@ class GroupMember:
         return self.inside
 
     def leave(self, number: int | None = None) -> Report | None:
-        """The worker is out of the collective, and holds its sum if `number` is given."""
+        """The worker is out of the collective, and holds its sum if `number` is given, and all that led to it."""
         self.inside = False
         if number is not None:
-            self.held = number
+            self.held, self.new = number, False
         return self._report() if self.aborted and not self.dismissed else None
 
     def accuse(self, rank: int, silent: bool = False) -> Accuse | None:
@@ -271,4 +307,4 @@ class GroupMember:
         return None if self.aborted else Accuse(self.epoch, rank, silent)
 
     def _report(self) -> Report:
-        return Report(self.epoch, self.held, self.held + 1 if self.repeats else self.begun)
+        return Report(self.epoch, self.held, self.held + 1 if self.repeats else self.begun, self.new)

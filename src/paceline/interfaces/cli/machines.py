@@ -36,8 +36,10 @@ def join(
     """Let this machine take part in a training on another one, which shows CODE.
 
     The job, the modules beside it and small files that it reads come from there, and are run here as this user: you are
-    asked once. Ctrl-C leaves the run, which goes on without this machine. If the machine that leads is lost, another
-    one leads; if it is this one, the run's folder is made in --runs, and others join here.
+    asked once. Under plans with servers (downpour, ssp, ...) and plans that sum gradients (ring, tree, ...) it may join
+    at any time; under others (local_sgd, gossip, ...) the run waits for all machines, and none joins later. Ctrl-C
+    leaves the run, which goes on without this machine. If the machine that leads is lost, another one leads; if it is
+    this one, the run's folder is made in --runs, and others join here.
     """
     from paceline.runtime.engines.joining import guest
 

@@ -162,7 +162,7 @@ Open = Annotated[
     typer.Option(
         "--open",
         help="Let other machines join by a code that is printed here; `paceline join` on each. --workers: how many may "
-        "take part at once.",
+        "take part at once, 8 if it is not given.",
     ),
 ]
 Code = Annotated[

@@ -16,13 +16,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import paceline
 from paceline.runtime.runs.trace import Kind, Trace
 from tests.scripts import Running, typed
 
 pytest.importorskip("spake2")
 
 PATIENCE = 100.0  # seconds that something may take on a busy machine
-#: A module beside it, a file that it reads anew on every machine, and steps that wait as long as a file exists.
+#: Further plans under which a group grows.
+GROWING = ["ring:canonical=4", "tree", "halving_doubling", "hierarchical", "central", "ring:sizes=3+2+1"]
+GROWING += ["ring:canonical=4,sizes=measured", "ring:codec=qsgd"]
+#: A module beside it, a file that it reads anew on every machine, and steps that wait from the pass on that a file
+#: says, as long as there is one.
 JOB = """
 import os, time
 from pathlib import Path
@@ -38,13 +43,20 @@ x = torch.randn(480, 6)
 y = (x @ torch.randn(6, 1)).squeeze()
 
 
+def is_held():
+    try:
+        return len(passes) >= int(Path(FOLDER, "hold").read_text())
+    except FileNotFoundError:
+        return False
+
+
 def step(model, batch):
     scale = float(open("data/scale.txt").read())
     passes.append(None)
     if len(passes) >= 10:  # the checks before a start make fewer
         Path(FOLDER, f"computes-{{os.getcwd().count('paceline-')}}").touch()
         Path(FOLDER, f"at-{{Path.cwd().name}}").touch()
-        while os.path.exists(os.path.join(FOLDER, "hold")):
+        while is_held():
             time.sleep(0.005)
     return scale * ((model(batch[0]).squeeze(1) - batch[1]) ** 2).mean()
 
@@ -65,8 +77,14 @@ def alice(tmp_path: Path) -> Path:
     (folder / "job.py").write_text(JOB.format(folder=str(tmp_path)))
     (folder / "shapes.py").write_text(SHAPES)
     (folder / "data" / "scale.txt").write_text("0.5")
-    (tmp_path / "hold").touch()
+    hold(tmp_path, 10)
     return folder
+
+
+def hold(home: Path, passes: int) -> None:
+    """Let every machine go on until so many of its passes."""
+    (home / "next").write_text(str(passes))
+    (home / "next").rename(home / "hold")
 
 
 def wait_for(condition: Callable[[], object], *running: Running) -> None:
@@ -233,10 +251,91 @@ def test_a_head_that_wakes_comes_back_to_the_run_that_another_one_leads(alice: P
     assert sorted(rows[rows["kind"] == Kind.APPLY]["update"]) == list(range(60)), "every batch is in the model once"
 
 
+def wait_for_group(folder: Path, ranks: list[int], *running: Running) -> None:
+    """Wait until the head has formed a group of these ranks."""
+
+    def formed() -> bool:
+        events = [json.loads(line) for path in folder.glob("runs/*/events.jsonl") for line in path.open()]
+        return ranks in [each["members"] for each in events if each["kind"] == "group"]
+
+    wait_for(formed, *running)
+
+
+def next_code(running: Running) -> str:
+    """Return the code for the next machine."""
+    wait_for(lambda: "the next machine" in running.err.read_text(), running)
+    codes: list[str] = re.findall(r"the next machine: paceline join (\S+)", running.err.read_text())
+    return codes[-1]
+
+
+@pytest.mark.parametrize("plan", ["ring", *(pytest.param(each, marks=pytest.mark.soak) for each in GROWING)])
+def test_a_group_grows_while_it_trains(alice: Path, monkeypatch: pytest.MonkeyPatch, plan: str) -> None:
+    """From one machine to two, and to three. A replay makes the same bits, of a canonical sum without the groups."""
+    home = alice.parent
+    (home / "carol").mkdir()
+    first, where = open_run(alice, "--plan", plan, "--workers", "3")
+    running = [first]
+    try:
+        wait_for(lambda: (home / "computes-0").exists(), first)
+        running.append(typed(home / "bob", "join", *where, "--yes"))
+        wait_for_group(alice, [0, 1], *running)
+        hold(home, 30)
+        running.append(typed(home / "carol", "join", where[0], next_code(first), "--yes"))
+        wait_for_group(alice, [0, 1, 2], *running)
+        (home / "hold").unlink()
+        ended = [each.end(PATIENCE) for each in running]
+    finally:
+        for each in running:
+            each.stop()
+    assert [each.code for each in ended] == [0, 0, 0], [each.err for each in ended]
+    rows = trace_of(alice)
+    computed = rows[rows["kind"] == Kind.COMPUTE]
+    begins = [int(computed["update"][computed["worker"] == rank].min()) for rank in range(3)]
+    assert 0 == begins[0] < begins[1] < begins[2], begins
+    assert sorted(rows["update"][(rows["kind"] == Kind.APPLY) & (rows["worker"] == 2)]) == list(range(begins[2], 60))
+    (run,) = (alice / "runs").iterdir()
+    assert json.loads((run / "run.json").read_text())["summary"]["workers"] == 3
+    monkeypatch.chdir(alice)
+    assert paceline.replay(run).matches
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("scratch")
+def test_a_machine_that_dies_while_it_joins_a_group_leaves_it_as_it_was(
+    alice: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed when the others know that it comes, and before any of them has given it the state."""
+    home = alice.parent
+    (home / "carol").mkdir()
+    first, where = open_run(alice, "--plan", "ring", "--workers", "3")
+    running = [first]
+    try:
+        wait_for(lambda: (home / "computes-0").exists(), first)
+        running.append(bob := typed(home / "bob", "join", *where, "--yes"))
+        wait_for_group(alice, [0, 1], *running)
+        assert bob.process.pid
+        os.kill(bob.process.pid, signal.SIGKILL)
+        hold(home, 30)
+        wait_for(lambda: "rank 0 goes on" in first.err.read_text(), *running)
+        running.append(typed(home / "carol", "join", where[0], next_code(first), "--yes"))
+        wait_for_group(alice, [0, 2], *running)
+        (home / "hold").unlink()
+        ended = [each.end(PATIENCE) for each in running]
+    finally:
+        for each in running:
+            each.stop()
+    assert [each.code for each in ended] == [0, -signal.SIGKILL, 0], [each.err for each in ended]
+    rows = trace_of(alice)
+    assert set(rows["worker"][rows["kind"] == Kind.COMPUTE]) == {0, 2}
+    (run,) = (alice / "runs").iterdir()
+    monkeypatch.chdir(alice)
+    assert paceline.replay(run).matches
+
+
 @pytest.mark.soak
 def test_under_a_synchronous_plan_the_run_waits_for_all(alice: Path) -> None:
     (alice.parent / "hold").unlink()
-    first, where = open_run(alice, "--plan", "ring", "--workers", "2")
+    first, where = open_run(alice, "--plan", "local_sgd", "--workers", "2")
     second = typed(alice.parent / "bob", "join", *where, "--yes")
     try:
         joined, trained = second.end(PATIENCE), first.end(PATIENCE)

@@ -73,6 +73,8 @@ class Welcome:
     state: State | None = None
     #: The lives of the run, of which a head that takes over has only the last, if it keeps checkpoints.
     lives: tuple[AttemptRecord, ...] = ()
+    #: Whether the training has begun, so that the node's worker needs the state that others have.
+    late: bool = False
 
 
 @dataclass(frozen=True)

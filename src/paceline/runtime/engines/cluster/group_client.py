@@ -14,7 +14,9 @@ The thread answers for it, so a rank that does not answer is one whose process i
 from __future__ import annotations
 
 import os
+import select
 import socket
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -28,16 +30,28 @@ from paceline.algorithms.cluster.group import AbortFlag, Accuse, GroupMember, Re
 from paceline.algorithms.cluster.shares import Membership
 from paceline.algorithms.collectives import Collective
 from paceline.errors import PeerLost, RunFailed, WaitedTooLong
-from paceline.runtime.engines.cluster.control import RANK, Regrouped, Reported
+from paceline.runtime.engines.cluster.control import (
+    RANK,
+    Regrouped,
+    Reported,
+    State,
+    pack,
+    state_message,
+    state_of,
+    unpack,
+)
 from paceline.runtime.links import TURNS, Span
 from paceline.runtime.links.tcp import waiting
 from paceline.runtime.links.tcp.address import Address
+from paceline.runtime.links.tcp.connection import Connection
 from paceline.runtime.links.tcp.credentials import Credentials, listen
+from paceline.runtime.links.tcp.frame import FIRST_KIND
 from paceline.runtime.links.tcp.handshake import Identity, Peer
-from paceline.runtime.links.tcp.link import TcpLink
+from paceline.runtime.links.tcp.link import TcpLink, raw
 from paceline.runtime.links.tcp.meeting import meet
 from paceline.runtime.links.tcp.waiting import Pump
 from paceline.runtime.links.waiting import Cancelled
+from paceline.training.parameters.worker_state import WorkerState
 
 
 @dataclass(frozen=True)
@@ -58,6 +72,8 @@ class RankConfig:
     timing: waiting.Timing = field(default=waiting.TIMING)
     #: Of a canonical sum, whose chunks are divided among the ranks.
     canonical: Collective | None = None
+    #: Whether the node has come while the training goes on.
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,6 +97,10 @@ class GroupClient:
         self.released = False
         #: Nanoseconds that were waited for groups.
         self.waited = 0
+        #: Returns what a newcomer needs to go on from the last sum that this rank has applied.
+        self.give: Callable[[], WorkerState] = WorkerState
+        #: What this rank has taken as a newcomer: the state before an update, and that update.
+        self.begins_with: tuple[int, WorkerState] | None = None
         #: Held while the member's machine is used; notified when a message has arrived.
         self._changed = threading.Condition()
         #: Held while something is sent to the agent, which both threads do.
@@ -213,6 +233,16 @@ class GroupClient:
         for other, connection in ends.items():
             connection.name = names[other]
         self.link = TcpLink(index, ends, self.vectors, waiter, self._pump)
+        if config.rank == group.giver and group.newcomers:
+            state, content = state_message(group.number, self.give())
+            for newcomer in group.newcomers:
+                give_state(ends[group.ranks.index(newcomer)], state, content)
+        if config.rank in group.newcomers:
+            try:
+                self.begins_with = take_state(ends[group.ranks.index(group.giver)], waiter)
+            except PeerLost:
+                self.link.abort()  # the others wait in vain for this rank
+                raise
 
     def _level(self, group: Regroup) -> None:
         """Give the last sum to the ranks that lack it, or take it."""
@@ -270,6 +300,38 @@ class GroupClient:
         """Send a message to the agent."""
         with self._sending:
             self._pipe.send(message)
+
+
+# --- The state that a newcomer takes from one of the others, before the first span of their link ----------------------
+
+
+def give_state(connection: Connection, state: State, content: Tensor) -> None:
+    """Send a worker's state, without waiting for the other end."""
+    limits = connection.limits
+    connection.limit(limits._replace(body=sys.maxsize))
+    connection.post(*pack(state, [raw(content)]), copy=False)
+    connection.limit(limits)
+
+
+def take_state(connection: Connection, waiter: waiting.SocketWaiter) -> tuple[int, WorkerState]:
+    """Wait for a worker's state; return it with the update that it comes before.
+
+    Raises:
+        Cancelled: the group was cancelled, by the head or by the other end.
+        PeerLost: the other end is lost.
+    """
+    limits, wait, poller = connection.limits, waiting.PeerWait(waiter, connection), select.poll()
+    connection.limit(limits._replace(body=sys.maxsize))
+    for each in (connection, waiter.aborted):
+        poller.register(each, select.POLLIN)
+    while (frame := connection.next()) is None:
+        wait.poll(poller)
+    connection.limit(limits)
+    if frame.kind < FIRST_KIND:
+        raise Cancelled
+    message, content = unpack(frame.kind, frame.ints, frame.body)
+    assert isinstance(message, State)
+    return message.update, state_of(message, content)
 
 
 def _rank_of(name: str) -> int:

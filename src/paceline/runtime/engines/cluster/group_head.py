@@ -32,6 +32,7 @@ from paceline.runtime.engines.cluster.control import (
     Wanted,
     state_of,
 )
+from paceline.runtime.engines.cluster.rendezvous import Node
 from paceline.runtime.engines.cluster.second_home import Office
 from paceline.runtime.engines.workers.messages import Failed
 from paceline.runtime.links.tcp.address import Address
@@ -59,16 +60,13 @@ class GroupHead:
         epoch = succeeds.term * EPOCHS if succeeds else 0
         alive, gives = set(ranks) - workers.dead, setup.plan.results == 1
         self.machine = group.Head(alive, patience, gives, epoch, starting=not workers.training)
-        #: The groups that a head before this one has formed, as ranks say, and those that the trace tells of: of the
-        #: first group it does not.
+        #: The groups that a head before this one has formed, as ranks say, and those that the trace tells of.
         self._earlier: dict[int, Regroup] = {}
-        self._recorded = {1} | workers.groups
+        self._recorded = set(workers.groups)
         self.addresses: dict[int, Address] = {}
         #: Results that were delivered: the flat values of a worker.
         self.results: dict[int, Tensor] = {}
         self.wanted: tuple[int, ...] = ()
-        #: The ranks that no node has had: a group begins with all of them.
-        self.absent = frozenset[int]()
         if succeeds is not None:
             self._act(self.machine.take_over(time.monotonic()))
 
@@ -126,6 +124,11 @@ class GroupHead:
         """A worker has died, or its node cannot be reached."""
         self._act(self.machine.gone(time.monotonic(), rank, why))
 
+    def joined(self, rank: int, node: Node) -> None:
+        """A node has come while the run goes on: the group grows when its worker is ready."""
+        self.workers.ahead[rank] = node.ahead
+        self.machine.join(rank)
+
     def poll(self) -> None:
         """Do what is due; called several times a second."""
         self.machine.patience = self._patience + DELAYS * self._delay()
@@ -162,17 +165,21 @@ class GroupHead:
                     self.to_rank(output.to, message)
 
     def _formed(self, formed: Formed) -> None:
-        group, observer = formed.group, self.workers.observer
-        for epoch in sorted(self._earlier.keys() - self._recorded):
-            observer.note(_rows_of(self._earlier[epoch], now()))
-        self._recorded |= self._earlier.keys()
+        group, workers = formed.group, self.workers
+        workers.dead -= set(group.ranks)
         self.note(RunEvent(EventKind.GROUP, time.time(), number=group.epoch, members=group.ranks))
-        if not self.workers.training:
-            self.workers.training_started()
+        if not workers.training:
+            workers.training_started()
         if self.checkpoints is not None:
             self.checkpoints.ask = lambda update: self._broadcast(Wanted(update))
-        if group.epoch > 1 or observer.start is not None:
-            observer.note(_rows_of(group, now()))
+        for each in [*(self._earlier[epoch] for epoch in sorted(self._earlier)), group]:
+            if each.epoch not in self._recorded and not self._is_implied(each):
+                workers.observer.note(_rows_of(each, now()))
+            self._recorded.add(each.epoch)
+
+    def _is_implied(self, group: Regroup) -> bool:
+        """Whether a group is that with which every run begins of which the trace does not say otherwise."""
+        return group.epoch == 1 and len(group.ranks) == self.workers.count and self.workers.observer.start is None
 
     def _excluded(self, excluded: Excluded) -> None:
         """A rank is no longer part of the run: the others go on, or no one is left."""
@@ -273,6 +280,15 @@ def owes(plan: Plan) -> bool:
     """Whether each worker keeps something of its own between two gradients, though all hold the same parameters."""
     codec = plan.codec
     return codec is not None and (codec.feedback or bool(codec.remembers((2, 2))))
+
+
+def refuses_newcomers(plan: Plan) -> str:
+    """Return why no node can join a training that goes on under a plan; empty where one can."""
+    if plan.method.server is not None:
+        return ""
+    if not plan.traits.agrees:
+        return "every worker has a replica of its own, which no other could give to a newcomer"
+    return "a worker owes what its codec has left out, and a newcomer does not have that" if owes(plan) else ""
 
 
 def state_for(start: Checkpoint, rank: int, agrees: bool) -> WorkerState:

@@ -36,7 +36,7 @@ from paceline.runtime.engines.cluster.control import (
     state_message,
     unpack,
 )
-from paceline.runtime.engines.cluster.group_head import GroupHead, state_for
+from paceline.runtime.engines.cluster.group_head import GroupHead, refuses_newcomers, state_for
 from paceline.runtime.engines.cluster.leadership import Leadership, first_seat
 from paceline.runtime.engines.cluster.node import POLL, ManagedNodes, NodePart, joined, resume_point
 from paceline.runtime.engines.cluster.remote_workers import ProcessLog, RemoteWorkers
@@ -217,7 +217,7 @@ class HeadNode:
         snapshots = list_snapshots(trace, self.snapshots)
         if self._successor is not None:  # some may have been lost with the head before
             snapshots = [each for each in snapshots if each.updates in self.second_home.known]
-        absent = self.head.absent
+        absent = frozenset(self.part.roster.followers) - workers.nodes.keys()
         return Outcome(trace, workers.seconds, values, snapshots, waited, memory, absent=absent, deaths=workers.deaths)
 
     def close(self) -> None:
@@ -293,17 +293,19 @@ class HeadNode:
             self.head.handle_message(rank, message, content)
 
     def _late(self, peer: Peer, message: Register | Clock) -> None:
-        """Let a node take the place of one that was lost, if it says what that one said. Any launcher may start it."""
-        if not isinstance(self.head, ServerHead):
-            rendezvous.send(self.hub, peer, Refused("the run continues with the nodes that it began with", 1))
+        """Let a node take a rank that no other has, if it says what the others said. Any launcher may start it."""
+        plan = self.part.setup.plan
+        if why := refuses_newcomers(plan):
+            what = f"the training has begun, and under plan {plan.name} no node can join it then: {why}"
+            rendezvous.send(self.hub, peer, Refused(what, 1))
             return
         if isinstance(message, Register):
             first, vacancy = self._peers.get(peer.number), Vacancy(peer.number, message.offer)
             admitted = self.managed is None or self.managed.admits(vacancy)
             if first != peer and (first in self.hub.peers or not admitted):
                 instead = self.managed.offer() if self.managed is not None else NO_VACANCY
-                why = rendezvous.second(peer.number)
-                rendezvous.send(self.hub, peer, Refused(why, UsageError.exit_code, *instead))
+                second = rendezvous.second(peer.number)
+                rendezvous.send(self.hub, peer, Refused(second, UsageError.exit_code, *instead))
                 return
             self.registry.nodes.pop(peer.number, None)
         try:
@@ -312,7 +314,8 @@ class HeadNode:
             rendezvous.send(self.hub, peer, Refused(str(error), error.exit_code))
             return
         if node is not None:
-            self._welcome(peer.number, node)
+            self.head.lost(peer.number, "has left with its node")  # if the end of the one before it is not known yet
+            self._welcome(peer.number, node, self.workers.training)
             self.processes.node_joined(peer.number, node)
             self.workers.agents[peer.number] = peer.incarnation
             self.head.joined(peer.number, node)
@@ -321,11 +324,11 @@ class HeadNode:
             if self.managed is not None:
                 self.managed.joined(peer.number)
 
-    def _welcome(self, rank: int, node: Node) -> None:
-        """Let a node begin, with the state of its worker if the run is resumed."""
+    def _welcome(self, rank: int, node: Node, late: bool = False) -> None:
+        """Let a node begin, with the state of its worker if the run is resumed; `late` if the training has begun."""
         self._peers[rank] = node.peer
         setup, request = self.part.setup, self.request
-        welcome = Welcome(self.run.hex(), setup.snapshots_every)
+        welcome = Welcome(self.run.hex(), setup.snapshots_every, late=late)
         content: Sequence[Buffer] = ()
         if request is not None:
             every = request.interval.updates

@@ -63,9 +63,10 @@ def follow(part: NodePart) -> Outcome:
     part = part if initial is None else part.starting_from(initial)
     state = state_of(welcome.state, content) if welcome.state is not None else None
     snapshots = open_snapshots(part.setup, None, welcome.snapshots_every)
+    config = part.rank_config(bytes.fromhex(welcome.run), rendezvous.own_host(part.roster.head))
     agent = Agent(
         part.setup,
-        part.rank_config(bytes.fromhex(welcome.run), rendezvous.own_host(part.roster.head)),
+        replace(config, late=welcome.late),
         Children(hub.wake),
         partial(rendezvous.send, hub, head),
         snapshots,
@@ -217,7 +218,9 @@ class OtherNode:
             how = self.agent.ending
             if self.interrupt.number:
                 how = f"was asked to end ({signal.Signals(self.interrupt.number).name})"
-            raise RunFailed(_gone_on(self.part, how))
+            raise (
+                RunFailed(_gone_on(self.part, how)) if how else dismissed(self.part, self.seat, _gone_on(self.part, ""))
+            )
         return None
 
     def _act(self, outputs: list[Output]) -> None:

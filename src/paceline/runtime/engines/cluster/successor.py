@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.errors import DeathWarning
 from paceline.runtime.engines.cluster.control import AGENT, Register, Welcome
+from paceline.runtime.engines.cluster.group_head import refuses_newcomers
 from paceline.runtime.engines.cluster.remote_workers import ProcessLog, RemoteWorkers
 from paceline.runtime.engines.cluster.rendezvous import CLOCKS, Dismissed, Node
 from paceline.runtime.engines.cluster.second_home import RunCopy, earlier_lives
@@ -48,12 +49,13 @@ class Promoted(Exception):
 
 
 def dismissed(part: NodePart, seat: Seat | None, why: str) -> Dismissed:
-    """Return why the run goes on without this node, and where another head would let it in again.
+    """Return why the run goes on without this node, and where it is let in again.
 
-    A group is fixed when it begins, and an agent of Ray is replaced by Ray.
+    An agent of Ray is replaced by Ray, and a launcher starts the node of a group again, if it does at all.
     """
-    roster = part.roster
-    if part.setup.plan.method.server is None or roster.apart:
+    roster, plan = part.roster, part.setup.plan
+    launched = plan.method.server is None and not roster.open
+    if roster.apart or launched or refuses_newcomers(plan):
         return Dismissed(why, None)
     roster = replace(roster, store=None)
     if seat is not None:
@@ -94,8 +96,6 @@ def continue_records(
     if seat.standing.origin is not None:
         workers.training_continues(seat.standing.origin - seat.ahead, rows, seat.standing.deaths)
     dead = {death.worker for death in seat.standing.deaths}
-    if workers.setup.plan.method.server is None:  # whose workers are not replaced
-        workers.dead |= dead
     for rank in sorted(set(range(workers.count)) - set(seat.ranks)):
         workers.dead.add(rank)
         if rank not in dead and seat.standing.facts(rank) is not None:

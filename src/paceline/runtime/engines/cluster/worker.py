@@ -29,6 +29,7 @@ from paceline.runtime.links.memory import SharedTensors
 from paceline.runtime.links.waiting import Waiter
 from paceline.training.data.source import Source
 from paceline.training.gradients.payload import GradientSum
+from paceline.training.parameters.worker_state import WorkerState
 
 
 class ClusterWorker:
@@ -52,7 +53,8 @@ class ClusterWorker:
         progress = start - 1
         if method.streaming is not None:
             progress = method.streaming.before(start, assignment.agenda.updates) - 1
-        self.client = GroupClient(config, GroupMember(progress, repeats=sums, begun=start), pipe, self._where)
+        member = GroupMember(progress, repeats=sums, begun=start, new=config.late)
+        self.client = GroupClient(config, member, pipe, self._where)
         self.group = SurvivingGroup(self.client, assignment.agenda, layout, assignment.plan)
         self.client.vectors = self.group.vectors
         resume = replace(
@@ -61,7 +63,7 @@ class ClusterWorker:
         station = Station(assignment.number, shared, waiter, host, resume)
         self.replica = ReplicaWorker(assignment, source, layout, station, self.group, repeats=sums)
         if sums:
-            self.group.again = self._again
+            self.group.again, self.client.give = self._again, self._state
         self.context: WorkerContext = self.replica.runner
         self._method = method
         #: The moving buffers as they were before the gradient of this update.
@@ -75,21 +77,34 @@ class ClusterWorker:
         return self.replica.position(update)
 
     def train(self) -> None:
-        """Follow the walk of the plan's method, then stay for ranks that lack the last sum until the run is done."""
-        ahead = ReadAhead(self.replica.reader, self.replica.runner)
-        self.client.ready()
-        if self.client.rejoin() is not None:
-            walk = perform(self.replica.runner, self._method, self._arena)  # which exchanges over the group's link
-            self.replica.follow(walk, lambda update: self._computing(update, ahead))
+        """Follow the walk of the plan's method, from where the others are if this rank has come late."""
+        runner, client = self.replica.runner, self.client
+        ahead = None if client.config.late else ReadAhead(self.replica.reader, runner)
+        client.ready()
+        if client.rejoin() is None:
+            return
+        if client.begins_with is not None:
+            runner.begin_from(*client.begins_with)
+            client.begins_with = None
+        reading = ahead or ReadAhead(self.replica.reader, runner)
+        walk = perform(runner, self._method, self._arena)  # which exchanges over the group's link
+        self.replica.follow(walk, lambda update: self._computing(update, reading))
 
     def stay(self) -> None:
-        """Keep the last sum for ranks that lack it, until the run is done."""
+        """Keep the last sum for ranks that lack it, and the state for newcomers, until the run is done."""
+        self._buffers = []
         while self.client.rejoin(math.inf) is not None:
             pass
 
     def _computing(self, update: int, ahead: ReadAhead) -> None:
         ahead.computing(update)
         self._buffers = [buffer.clone() for buffer in self.replica.runner.replica.moving]
+
+    def _state(self) -> WorkerState:
+        """Return what this worker had before the update that it is in."""
+        runner = self.replica.runner
+        first = len(runner.replica.parameters)
+        return runner.state() | WorkerState({f"values.{first + n}": each for n, each in enumerate(self._buffers)})
 
     def _again(self, update: int, computed: GradientSum) -> GradientSum:
         """Compute the gradient of an update again, if other chunks of it are this rank's now."""

@@ -1,7 +1,7 @@
 """The machine of a run that lets others in: each gets the job, the keys of the run, and a rank that is free.
 
-Under a plan with servers the run begins with this machine alone, and others come and go while it trains, as nodes come
-and go that Ray replaces. Under a synchronous plan the group is fixed when it begins: then the run waits for all.
+The run begins with this machine alone, and others come and go while it trains. Under some synchronous plans no machine
+can join a training that has begun: there the run waits for all.
 
 If this machine is lost, one that has joined leads, and opens a door of its own: it has all that travels.
 """
@@ -23,6 +23,7 @@ from paceline.errors import MachineError, PeerLost
 from paceline.names import visible
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.cluster import engine
+from paceline.runtime.engines.cluster.group_head import refuses_newcomers
 from paceline.runtime.engines.cluster.roster import Roster
 from paceline.runtime.engines.cluster.run_spec import RunSpec, make_run_keys, with_keys
 from paceline.runtime.engines.cluster.seat import Seat
@@ -55,15 +56,15 @@ def open_roster(plan: str | Plan | None, workers: int | None, address: str | Non
     """
     package()
     parsed = Plan.parse("sequential" if plan is None else plan, workers)
-    elastic = parsed.method.server is not None
-    if not elastic and "workers" not in parsed.options:
+    why = refuses_newcomers(parsed)
+    if why and "workers" not in parsed.options:
         raise MachineError(
-            f"under plan {parsed.name} no machine can join once the training has begun, so the run waits for all of "
-            "them: say how many, as in --workers 2. Under plans with servers (downpour, ssp, ...) it begins at once"
+            f"under plan {parsed.name} no machine can join once the training has begun, since {why}. So the run waits "
+            "for all of them: say how many, as in --workers 2. Under downpour, ssp, ring and others it begins at once"
         )
-    count = parsed.workers if "workers" in parsed.options else RANKS
+    count = parsed.workers if "workers" in parsed.options else min(RANKS, parsed.canonical or RANKS)
     head, meeting = Address(address or usual_host(), 0), secrets.token_bytes(RUN_BYTES)
-    return Roster(0, count, head, 0, "--workers", meeting, LOOPBACK, open=True, begins_with=1 if elastic else 0)
+    return Roster(0, count, head, 0, "--workers", meeting, LOOPBACK, open=True, begins_with=0 if why else 1)
 
 
 @contextlib.contextmanager

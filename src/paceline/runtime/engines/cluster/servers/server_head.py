@@ -202,7 +202,6 @@ class ServerHead:
 
     def joined(self, rank: int, node: Node) -> None:
         """A node has come in the place of one that was lost: it gets a worker, and servers that hold no shard yet."""
-        self._worker_died(rank, "has left with its node")
         self._lost.discard(rank)
         self.workers.ahead[rank] = node.ahead
         self.lives[rank] += 1

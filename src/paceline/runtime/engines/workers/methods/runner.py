@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from time import perf_counter_ns as now
 from typing import Any, NamedTuple, Protocol
 
@@ -94,6 +95,8 @@ class PlanRunner(WorkerContext):
         self.due = GradientRequest(-1, [], -1)
         #: Nanoseconds that this worker has waited at the gate and not yet written to the trace.
         self.waited = 0
+        #: Returns what another worker needs to go on where this one is, between two updates.
+        self.state: Callable[[], WorkerState] = lambda: self.state_writer.found or WorkerState()
 
     def measure(self, gradients: Sequence[Tensor | None]) -> None:
         """Measure this worker from time to time; a worker with parts of layers does not know the gradient's norm."""
@@ -117,13 +120,14 @@ class PlanRunner(WorkerContext):
             if self.encoder is not None:
                 self.encoder.restore(worker_state)
         agrees, group = self.plan.traits.agrees, self.group
+        self.state = lambda: self.replica.worker_state() | state_of_store(store)
+        return lambda: WorkerState() if agrees and not group.leads else self.state()
 
-        def state() -> WorkerState:
-            if agrees and not group.leads:
-                return WorkerState()
-            return self.replica.worker_state() | state_of_store(store)
-
-        return state
+    def begin_from(self, updates: int, state: WorkerState) -> None:
+        """Begin where another worker is, after so many updates; it has no state before the first one."""
+        self.resume_point = replace(self.resume_point, updates=updates, resumed=True)
+        if state.tensors:
+            self.state_writer.found = state
 
     def snapshot(self, updates: int, values: Callable[[], list[Tensor]]) -> None:
         self.host.snapshot(self, updates, values)
