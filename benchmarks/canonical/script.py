@@ -67,7 +67,7 @@ def wrapped(model: Network, difference: str, other: bool) -> DistributedDataPara
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["head.weight"])
     replica = DistributedDataParallel(model, **options)
     if difference == "buffer" and other:
-        model.norm.running_mean += 0.1  # type: ignore[operator]
+        model.norm.running_mean += 0.1  # type: ignore[assignment, operator]
     if difference == "compressed":
         replica.register_comm_hook(None, bf16_compress_hook)
     return replica

@@ -14,7 +14,6 @@ from torch import nn
 from paceline.algorithms.agenda import Agenda
 from paceline.algorithms.schedules import Table
 from paceline.errors import JobError, JobWarning, PlanError, users_code
-from paceline.instruction_sets import max_cpu_isa
 from paceline.plans.methods.pipeline import Pipeline
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.dividing import Draft, chunks_each, divided, in_mib, peaks_of
@@ -138,7 +137,6 @@ def set_up(
     first epoch has at most as many samples as there are in `limit` updates, so that it may be endless.
     """
     termination.check()  # a job can lose an interrupt
-    max_cpu_isa()  # refuse what it cannot be
     # What the probe and the rehearsals change in the user's objects must not reach the training.
     users_job, job = job, with_state_of(job if tested else job.untested(), job)
     if engine == "local":
