@@ -51,7 +51,7 @@ def is_held():
 
 
 def step(model, batch):
-    scale = float(open("data/scale.txt").read())
+    scale = float(Path("data/scale.txt").read_text())
     passes.append(None)
     if len(passes) >= 10:  # the checks before a start make fewer
         Path(FOLDER, f"computes-{{os.getcwd().count('paceline-')}}").touch()
@@ -255,7 +255,7 @@ def wait_for_group(folder: Path, ranks: list[int], *running: Running) -> None:
     """Wait until the head has formed a group of these ranks."""
 
     def formed() -> bool:
-        events = [json.loads(line) for path in folder.glob("runs/*/events.jsonl") for line in path.open()]
+        events = [json.loads(line) for path in folder.glob("runs/*/events.jsonl") for line in path.read_text().splitlines()]
         return ranks in [each["members"] for each in events if each["kind"] == "group"]
 
     wait_for(formed, *running)
