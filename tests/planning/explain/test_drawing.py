@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
 from paceline.algorithms.collectives.rings import Ring
-from paceline.algorithms.server.gates import Asynchronous
+from paceline.algorithms.exploration import Explored
+from paceline.algorithms.server.gates import Asynchronous, Backup
 from paceline.errors import PlanError
+from paceline.planning.explain import small_worlds
 from paceline.planning.explain.drawing import draw
 from paceline.planning.explain.proving import FAULTS, prove_cluster, prove_plan
 from paceline.plans.methods.all_reduce import AllReduce
@@ -144,9 +147,22 @@ def test_tables_are_proved(name: str) -> None:
 def test_a_gate_is_walked_through_every_interleaving() -> None:
     found = prove_plan(Plan.parse("ssp:bound=0", 2))
     assert found.holds, str(found)
-    assert found.figures["states"] > 500
+    assert found.figures["states"] > 200
     assert found.figures["closed"] > 0
     assert "never closed" in str(prove_plan(Plan.parse("downpour", 2)))
+
+
+def test_a_plan_with_backups_is_walked_under_the_gate_of_so_few_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gate waits for as many gradients as the shard of the small world gathers, not for those of the plan."""
+    worlds: list[tuple[int, object, int]] = []
+
+    def explored(workers: int, batches: int, shards: int, deaths: int, gate: Any, gathers: int) -> Explored:
+        worlds.append((workers, gate.gate, gathers))
+        return Explored(1, 0, None)
+
+    monkeypatch.setattr(small_worlds, "explore", explored)
+    assert "every version is made of 2 gradients" in str(prove_plan(Plan.parse("backup:workers=4")))
+    assert worlds == [(3, Backup(2), 2)]
 
 
 @pytest.mark.parametrize("name", ["sequential", "ceiling", "ddp"])

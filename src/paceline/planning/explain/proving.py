@@ -40,6 +40,7 @@ from paceline.planning.explain.small_worlds import (
     walk_parts,
     walk_served,
     walk_stages,
+    with_few_workers,
 )
 from paceline.plans.methods import Server
 from paceline.plans.methods.pipeline import LAYERS
@@ -299,8 +300,9 @@ class _WatchedGate:
 
 def _gate(plan: Plan) -> Proved:
     """Explore a small world under the gate of a server."""
-    watched = _WatchedGate(server_of(plan).gate)
-    world = walk_served(plan, watched)
+    small = with_few_workers(plan)
+    watched = _WatchedGate(server_of(small).gate)
+    world = walk_served(small, watched)
     walk = world.explored
     figures = {"workers": plan.workers, "states": walk.states, "moves": walk.moves, "closed": watched.closed}
     size = f"{world.size}, a death at any point"
@@ -309,7 +311,7 @@ def _gate(plan: Plan) -> Proved:
         return Proved(str(plan), False, [*says, *walk.story.splitlines()], figures)
     says += ["no worker waits for ever, whichever dies at any point", "no batch is with two living workers at once"]
     closed = f"was found closed {watched.closed:,} times" if watched.closed else "never closed in so small a world"
-    return Proved(str(plan), True, [*says, *_kept_by(server_of(plan), gathered(plan)), f"the gate {closed}"], figures)
+    return Proved(str(plan), True, [*says, *_kept_by(server_of(small), gathered(small)), f"the gate {closed}"], figures)
 
 
 def _kept_by(server: Server, gathers: int) -> list[str]:

@@ -133,16 +133,20 @@ def walk_operators(plan: Plan, operators: Operators) -> SmallWorld:
 
 
 def walk_served(plan: Plan, gate: Gate | None = None) -> SmallWorld:
-    """Walk workers at a desk and shards, under the plan's gate or this one."""
-    workers, shards = min(plan.workers, MOST_WORKERS), min(plan.shards, MOST_SHARDS)
-    if gathers := gathered(plan):  # all the backups, and one more at least
-        workers = min(plan.workers, max(MOST_WORKERS, plan.workers - gathers + 1))
-        plan = make_again(plan, workers)
-        gathers = gathered(plan)
+    """Walk workers at a desk and shards, under the gate of the plan with few workers, or this one."""
+    plan = with_few_workers(plan)
+    workers, shards, gathers = min(plan.workers, MOST_WORKERS), min(plan.shards, MOST_SHARDS), gathered(plan)
     batches, deaths = 2 * gathers or BATCHES, int(workers > 1)
     walk = explore(workers, batches, shards, deaths, gate or server_of(plan).gate, gathers=gathers)
     size = f"{many(workers, 'worker')}, {many(batches, 'batch', 'es')}, {many(shards, 'shard')}"
     return SmallWorld(size, walk)
+
+
+def with_few_workers(plan: Plan) -> Plan:
+    """Return a plan that gathers gradients with fewer workers: all its backups, and one more at least."""
+    if not (gathers := gathered(plan)):
+        return plan
+    return make_again(plan, min(plan.workers, max(MOST_WORKERS, plan.workers - gathers + 1)))
 
 
 def gathered(plan: Plan) -> int:
