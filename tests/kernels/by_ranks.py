@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 import paceline.kernels.machine as machine
-from paceline.kernels import Fused, fuse, fuse_ranks
+from paceline.kernels import Fused, build, fuse, fuse_ranks
 from paceline.kernels.cuda.gpu import Gpu, SampleKernels
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.measure.networks import CNN, LastState, Network
@@ -29,6 +30,7 @@ from paceline.kernels.measure.study import study_network
 from paceline.kernels.processors import Nodes, OneProcess, Runner
 from paceline.kernels.weights import OneModel
 from paceline.training.parameters import optimizers  # noqa: F401  so that no rank imports the compiler of PyTorch
+from tests.compiled import unoptimised
 from tests.kernels.networks import Case
 from tests.kernels.played import Played
 
@@ -156,9 +158,12 @@ def rims() -> nn.Module:
 
 RIMS = Network("rims", rims, (2, 9, 9), 1, 30)
 STEPS = Network("steps", lambda: LastState(5, 9), (6, 5), 1, 30)
+#: The study's texts are compared with each other, to the bit, and so need no optimisation.
+QUICKLY = mock.patch.object(build, "FLAGS", unoptimised(build.FLAGS))
 STUDIES = ((CNN, "outputs"), (CNN, "inputs"), (RIMS, "outputs"), (RIMS, "inputs"), (STEPS, "outputs"))
 
 
+@QUICKLY
 def study(of: Network, keeps: str, threads: int, samples: int, group: Any) -> tuple[float, int]:
     """The gap of a published study's way with ranks to its sequential program, and how many results there are."""
     torch.manual_seed(0)
@@ -198,6 +203,7 @@ def compile_all(world: Any, alone: Any, cases: list[Case]) -> None:
     world.Barrier()
 
 
+@QUICKLY
 def prepare(make: Callable[..., Fused], x: Tensor, *given: Any) -> None:
     make(*given).prepare(x)
 
