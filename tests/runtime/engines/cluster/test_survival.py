@@ -142,6 +142,18 @@ def test_a_lost_node_is_replaced_by_spares_on_others_and_takes_part_when_it_is_s
         assert not (wrong := replayed(run)), wrong
 
 
+@pytest.mark.soak
+def test_a_node_of_a_group_that_is_started_again_joins_it(tmp_path: Path) -> None:
+    with started(tmp_path, NodeProgram("ring", 3, BATCHES, 0.01), held=True) as (ran, head):
+        scene = Scene(ran)
+        fault = scene.do(FaultKind.KILL_NODE)
+        scene.until(lambda: scene.picture.ranks == {0, 1, 2} - {fault.rank}, "a group of the others")
+        ran.start(fault.rank, None, head)
+        scene.until(lambda: scene.picture.ranks == {0, 1, 2}, "a group with the node that was started again")
+        run = scene.finish([fault.rank])
+        assert not (wrong := replayed(run)), wrong
+
+
 def _works(scene: Scene, rank: int) -> bool:
     kinds = [event.process for event in scene.picture.alive.values() if event.rank == rank]
     return kinds.count(ProcessKind.WORKER) == 1 and kinds.count(ProcessKind.SERVER) >= 1

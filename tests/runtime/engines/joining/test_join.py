@@ -24,7 +24,7 @@ pytest.importorskip("spake2")
 
 PATIENCE = 100.0  # seconds that something may take on a busy machine
 #: Further plans under which a group grows.
-GROWING = ["ring:canonical=4", "tree", "halving_doubling", "hierarchical", "central", "ring:sizes=3+2+1"]
+GROWING = ["ring:canonical=4", "tree", "halving_doubling", "hierarchical:groups=3", "central", "ring:sizes=3+2+1"]
 GROWING += ["ring:canonical=4,sizes=measured", "ring:codec=qsgd"]
 #: A module beside it, a file that it reads anew on every machine, and steps that wait from the pass on that a file
 #: says, as long as there is one.
@@ -255,7 +255,9 @@ def wait_for_group(folder: Path, ranks: list[int], *running: Running) -> None:
     """Wait until the head has formed a group of these ranks."""
 
     def formed() -> bool:
-        events = [json.loads(line) for path in folder.glob("runs/*/events.jsonl") for line in path.read_text().splitlines()]
+        events = [
+            json.loads(line) for path in folder.glob("runs/*/events.jsonl") for line in path.read_text().splitlines()
+        ]
         return ranks in [each["members"] for each in events if each["kind"] == "group"]
 
     wait_for(formed, *running)

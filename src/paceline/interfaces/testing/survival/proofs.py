@@ -10,7 +10,7 @@ from paceline.interfaces.testing.survival.nodes import Nodes
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.replay.replay import replay
 from paceline.runtime.runs.record import RunRecord, read_record
-from paceline.runtime.runs.trace import Kind, Trace
+from paceline.runtime.runs.trace import Columns, Kind, Trace
 
 #: What a run may say that does not finish: what it begins with, or contains.
 ALLOWED = (
@@ -26,10 +26,10 @@ ALLOWED = (
 
 def applied_once(run: Path, batches: int) -> str:
     """Return what is wrong with the pushes of each shard, or with the updates of each worker; empty if nothing."""
-    rows = Trace.open(run / "trace.arrow").of_kind(Kind.APPLY)
-    record = read_record(run)
+    trace, record = Trace.open(run / "trace.arrow"), read_record(run)
+    rows = trace.of_kind(Kind.APPLY)
     if Plan.recorded(record.plan, record.table).method.server is None:
-        return _updated_once(rows["worker"].tolist(), rows["update"].tolist(), record)
+        return _updated_once(rows, trace.of_kind(Kind.REGROUP), record)
     if set(rows["shard"].tolist()) != set(range(record.shards)):
         return f"pushes to shards {sorted(set(rows['shard'].tolist()))} were recorded, of {record.shards}"
     division = Plan.recorded(record.plan, record.table).division
@@ -47,18 +47,17 @@ def applied_once(run: Path, batches: int) -> str:
     return ""
 
 
-def _updated_once(workers: list[int], updates: list[int], record: RunRecord) -> str:
-    """Look at the updates of synchronous plans: every survivor makes each of them once."""
-    counts = Counter(zip(workers, updates, strict=True))
-    twice = sorted(key for key, count in counts.items() if count > 1)
-    if twice:
-        return f"(worker, update) {twice[:8]} were applied twice"
+def _updated_once(rows: Columns, groups: Columns, record: RunRecord) -> str:
+    """Look at the updates of synchronous plans: every survivor makes each of them once, from where it has joined."""
     assert record.summary is not None
-    for worker in set(range(record.workers)) - set(record.summary.deaths):
-        missing = sorted(set(range(record.summary.updates)) - {u for w, u in counts if w == worker})
-        if missing:
-            return f"worker {worker} did not make updates {missing[:8]}"
-    return ""
+    survivors = set(rows["worker"].tolist()) - set(record.summary.deaths)
+    for worker in survivors:
+        updates = sorted(rows["update"][rows["worker"] == worker].tolist())
+        joins = groups["update"][(groups["worker"] == worker) & (groups["base"] < 0)]  # it had made no collective
+        whole = updates == list(range(updates[0], record.summary.updates))
+        if not whole or updates[0] not in (0, *joins.tolist()):
+            return f"worker {worker} did not make each update once: it made {len(updates)} from {updates[:8]} on"
+    return "" if survivors else "no worker has survived"
 
 
 def replayed(run: Path) -> str:
