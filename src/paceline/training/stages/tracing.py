@@ -63,7 +63,7 @@ DRAWING = {
 IDLE = {operator.getitem, torch.cat}  # left out where the result is not used, such as the states after the last step
 
 
-class _StandIn(nn.Module):
+class _Substitute(nn.Module):
     """What `step` gets in place of the model: it has none of the model's attributes."""
 
     def __getattr__(self, name: str) -> Any:
@@ -73,7 +73,7 @@ class _StandIn(nn.Module):
             raise not_whole(name) from None
 
 
-class CallRecorder(_StandIn):
+class CallRecorder(_Substitute):
     """Stands in for the model to learn how `step` calls it."""
 
     def __init__(self) -> None:
@@ -86,7 +86,7 @@ class CallRecorder(_StandIn):
         raise Called
 
 
-class KnownResult(_StandIn):
+class KnownResult(_Substitute):
     """Stands in for the model where its result is known already."""
 
     def __init__(self) -> None:

@@ -228,15 +228,18 @@ def _asleep(effect: Effect, fn: Function, told: set[Hashable], facts: Facts) -> 
     exits = [enclosing(n, ast.If) for n in ast.walk(loop) if isinstance(n, LEAVES)] if loop is not None else [None]
     tests = [loop, *exits] if isinstance(loop, ast.While) and not isinstance(loop.test, ast.Constant) else exits
     asked = [{_thing(n, fn, facts) for n in ast.walk(t.test) if isinstance(n, NAMED)} for t in tests if t is not None]
+    # A loop with another way out, or none, ends by what is not seen here: nothing is said of it.
     if len(asked) < len(tests) or not asked or not all(things & told for things in asked):
         return
     if effect.kind == "wait" and not effect.timeout and resource is not None:
+        # An event that is never cleared stays set: who comes later does not wait.
         if resource.kind not in EVENTS or facts.uses(("clear",), of=resource.id):
             yield Stop(resource, effect.waits_for, ((fn, call),))
         return
     method = method_of(call) if isinstance(call, ast.Call) and not call.args else ""
     name = facts.module.canonical(call.func) if isinstance(call, ast.Call) else ""
     waits_for = _OUTSIDE.get(name) or _OUTSIDE.get(f".{method}")
+    # With a limit anywhere in the file the socket is taken to have one: it may be set where it was made.
     if waits_for is not None and not any(short_name(c.func) in _LIMITS_OUTSIDE for c, _ in facts.module.calls):
         yield Stop(None, waits_for, ((fn, call),))
 
@@ -266,9 +269,11 @@ def enders(stop: Stop, facts: Facts) -> list[Ender]:
         own = [run for run, at in given if at is call]  # `pool.map(f, items)` waits for its own tasks
         return [Ender(run, pool=stop.resource.id) for run in own or [run for run, _ in given]]
     if stop.kind in ENDED:
+        # A process that is killed ends whatever it waits for.
         forced = _has_called(_FORCES, stop.fn, stop.at.lineno)
         receiver = receiver_of(call) if isinstance(call, ast.Call) and not forced else None
         return list(_ends(receiver, where, facts)) if receiver is not None else []
+    # Which of several is waited for is unknown, so that any call may be the one that ends it.
     if stop.resource.one_of_several or has_room(stop):
         return []
     wakes = tuple(_EMPTIED.get(stop.kind, "").split()) or WAKES.get((stop.resource.kind, stop.method), ())
@@ -284,6 +289,7 @@ def tells(fn: Function, facts: Facts) -> list[tuple[Hashable, Ender]]:
     """What ends the loops of a function: flags for which they ask, events, end marks; not what they change."""
     asked = {_thing(node, fn, facts): ends for node, ends in _asked(fn)}
     changed = [*(target for target, _ in fn.assigns), *(change.target for change in fn.augmented)]
+    # A loop that changes a flag itself may leave without being told.
     for thing in (None, *(_thing(target, fn, facts) for target in changed)):
         asked.pop(thing, None)
     candidates: list[tuple[Hashable, Ender]] = []

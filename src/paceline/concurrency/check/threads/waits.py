@@ -155,6 +155,7 @@ def _way_to(lock: str, ender: Ender, stop: Stop, facts: Facts) -> Steps:
     notifies = stop.resource is not None and stop.resource.kind.endswith("Condition")
     if take is not None and not notifies and _comes_first(take.steps[0][1], call):
         return take.steps
+    # Only where every caller holds the lock: one that does not gets to the call.
     calls = facts.callers.get(id(ender.fn), [])
     under = [(caller, h, e.effect) for caller, e in calls for h in e.held if h.resource.id == lock]
     caller, first, effect = under[0] if under and len(under) == len(calls) else (ender.fn, None, None)
@@ -218,6 +219,7 @@ def _places(ender: Ender, fn: Function, facts: Facts) -> list[ast.expr]:
     if ender.fn is fn or ender.call is None:
         return [ender.call] if ender.call is not None else []
     callers = ((caller, event.effect.node) for caller, event in facts.callers.get(id(ender.fn), ()))
+    # Another coroutine awaits the function, and gets there while this one is stopped.
     if any(isinstance(parent(node), ast.Await) and caller is not fn for caller, node in callers):
         return []
     calls = [e.node for e in facts.runs(fn) if e.callee is not None and ender.fn in facts.reached_from(e.callee)]
@@ -277,6 +279,7 @@ def _fills(stop: Stop, facts: Facts) -> bool:
     uses = [
         use for use in facts.uses((*FILLS, *EMPTIES), QUEUES) if use.fn in inside and not use.resource.one_of_several
     ]
+    # A put that gives up leaves no thread stopped, and a get that gives up makes no room for sure.
     uses = [use for use in uses if not has_timeout(use.call, method_of(use.call))]
     gets = [use for use in uses if method_of(use.call) in EMPTIES]
     puts = [use for use in uses if use not in gets and own is not None and use.resource.id == own.id]

@@ -100,8 +100,10 @@ def _played(fn: Function, size: int, facts: Facts, exchanges: Exchanges) -> tupl
         return None
     traces, asks = followed
     kinds = {op.kind for trace in traces for op in trace}
+    # A program of one kind only has its other half elsewhere.
     if not {"send", "receive"} <= kinds:
         return None
+    # A send may return before its message is received; whether it does depends on the library and the size.
     if always := World(traces, buffered=True).stuck():
         return always, ""
     if late := World(traces, buffered=False).stuck():
@@ -119,6 +121,7 @@ def _followed(
         trace = Trace(facts.module, facts.sequences, exchanges, rank, size, chosen)
         try:
             trace.run(fn, {})
+        # Nothing is reported of a program that cannot be followed on every rank.
         except (Undecided, Impossible, RecursionError):
             return None
         traces.append(trace.operations)
@@ -198,6 +201,7 @@ def _used_early(call: ast.Call, fn: Function, facts: Facts) -> tuple[ast.AST, in
         if not last < node.lineno < min(reads) or dotted(node) != buffer or on_different_branches(call, node):
             continue
         if isinstance(node.ctx, ast.Store):
+            # From here on the name stands for another tensor.
             return None if not isinstance(parent(node), ast.AugAssign) else (node, min(reads))
         if (_changes(node) if sends else _reads(node)) and not _in_message(node, fn, facts):
             return node, min(reads)

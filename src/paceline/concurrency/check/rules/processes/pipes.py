@@ -65,6 +65,7 @@ def _fed_first(name: str, begun: ast.Call, made: ast.Call, fn: Function) -> Iter
         return
     later = [c for c in fn.calls if c.lineno >= begun.lineno]
     write = next((c for c in later if dotted(c.func) == f"{name}.stdin.write"), None)
+    # A constant is short, and fits the pipe.
     if write is None or not write.args or isinstance(write.args[0], ast.Constant):
         return
     ends = next((c for c in later if dotted(c.func) == f"{name}.stdin.close" and c.lineno >= write.lineno), None)
@@ -98,6 +99,7 @@ def _is_pipe(argument: ast.expr | None, fn: Function) -> bool:
 def _in_turn(fn: Function) -> Iterator[Witness]:
     """A loop that reads a line of one pipe and then a line of the other one, of one child."""
     lines = {dotted(c.func).removesuffix(".readline"): c for c in fn.calls[::-1] if short_name(c.func) == "readline"}
+    # These say which of the pipes has something to read.
     selects = any(short_name(c.func) in ("select", "poll", "set_blocking") and c.args for c in fn.calls)
     for of, first in lines.items() if not selects else ():
         second = lines.get(of.removesuffix("stdout") + "stderr") if of.endswith(".stdout") else None
@@ -150,6 +152,7 @@ def _one_of_two(name: str, begun: ast.Call, made: ast.Call, fn: Function) -> Ite
     first = _one_only(streams, begun)
     beside = [n for n in ast.walk(fn.node) if isinstance(n, ast.Attribute) and dotted(n.value) == name]
     other = "stderr" if first is not None and first.attr == "stdout" else "stdout"
+    # A nested function that reads the other pipe runs in a thread beside this one.
     if first is not None and not any(n.attr == other and n not in fn.attributes for n in beside):
         yield Witness(first, fn, "one", name=name, other=other, construction=made)
 

@@ -24,6 +24,7 @@ from paceline.concurrency.check.values.calls import functions_of
 def joined_early(facts: Facts) -> Iterator[Witness]:
     """Report joins of open pools and at exit, and blocks of executors whose tasks are told to end only after them."""
     for pool in facts.uses(("join",), ("Pool",)):
+        # `Pool.join` raises where neither was called; that other functions may call them counts as called.
         if not facts.uses(("close", "terminate"), of=pool.of):
             yield Witness(pool.call, pool.fn, "open")
     for fn in facts.module.functions:
@@ -78,6 +79,7 @@ def joins_itself(facts: Facts) -> Iterator[Witness]:
         for attribute, values in cls.values.items():
             runs = [run for value, fn in values if (run := _run_by(value, fn, facts)) is not None]
             others = [v for v, _ in values if isinstance(v, ast.Call)]
+            # An attribute that may hold another task is not known to hold this one.
             if len({id(fn) for fn in runs}) != 1 or len(others) != len(runs):
                 continue
             for steps in _awaiting(runs[0], attribute, (), facts, set()):
