@@ -324,7 +324,8 @@ asyncio.run(main())
 def test_only_what_wakes_a_waiting_loop_lets_it_continue(session: Session, tmp_path: Path) -> None:
     silent = BRIDGE.replace("ANSWER", "lambda: future.set_result(42)")
     finding = session.explore(written(tmp_path, silent), Settings(first=True)).report["finding"]
-    assert [(each["who"], each["line"]) for each in finding["story"]] == [("MainThread", 10), ("task Task-1", 8)]
+    story = [("not thread-safe", 7), ("MainThread", 10), ("task Task-1", 8)]
+    assert [(each["who"], each["line"]) for each in finding["story"]] == story
     waking = BRIDGE.replace("ANSWER", "lambda: future.get_loop().call_soon_threadsafe(future.set_result, 42)")
     assert session.explore(written(tmp_path, waking)).report["verdict"] == "dismissed within bounds"
 
@@ -359,26 +360,86 @@ def test_wrong_use_is_refused() -> None:
         read_token("ex1-nonsense")
 
 
-def test_a_marked_test_is_explored(tmp_path: Path) -> None:
-    (tmp_path / "test_app.py").write_text(
-        "import pytest, threading\n\nclass Box:\n    n = 0\n\ndef add():\n    Box.n += 1\n\n"
-        "@pytest.mark.explore(seconds=30)\ndef test_add():\n"
-        "    threads = [threading.Thread(target=add) for _ in range(2)]\n"
-        "    [each.start() for each in threads]\n    [each.join() for each in threads]\n    assert Box.n == 2\n"
+TESTS = """
+import threading
+import unittest
+import pytest
+
+class Box:
+    n = 0
+
+def add():
+    Box.n += 1
+
+def added(number):
+    threads = [threading.Thread(target=add) for _ in range(number)]
+    [each.start() for each in threads]
+    [each.join() for each in threads]
+    return Box.n
+
+@pytest.fixture
+def number():
+    return 2
+
+@pytest.mark.explore(seconds=30)
+def test_add():
+    assert added(2) == 2
+
+class TestBox:
+    @pytest.mark.parametrize("start", [1])
+    def test_fixtures(self, number, start):
+        Box.n = start
+        assert added(number) == start + 2
+
+async def test_await(number):
+    assert added(number) == 2
+
+class TestCase(unittest.TestCase):
+    def test_case(self):
+        self.assertEqual(added(2), 2)
+"""
+
+
+def test_tests_are_explored_as_pytest_runs_them(tmp_path: Path) -> None:
+    (tmp_path / "test_app.py").write_text(TESTS)
+    plugin = ["-p", "paceline.concurrency.explore.pytest_plugin", "-p", "no:cacheprovider", "--explore-seconds", "30"]
+    command = [sys.executable, "-m", "pytest", "-q", *plugin, "--explore", "test_app.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "4 failed" in done.stdout, done.stdout
+    assert done.stdout.count("is interrupted before it writes Box.n") == 4
+    assert "test_app.py::TestBox::test_fixtures[1]" in done.stdout
+
+
+def test_a_file_of_tests_is_no_script(tmp_path: Path) -> None:
+    (tmp_path / "test_app.py").write_text(TESTS)
+    with pytest.raises(UsageError, match=r"name one, as .*test_app\.py::test_sale"):
+        parse_target(str(tmp_path / "test_app.py"))
+    assert parse_target("test_app.py::TestBox::test_fixtures[1]") == Target(
+        "test_app.py", test="TestBox::test_fixtures[1]"
     )
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "paceline.concurrency.explore.pytest_plugin",
-        "-p",
-        "no:cacheprovider",
-    ]
-    done = subprocess.run([*command, "test_app.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert "1 failed" in done.stdout
-    assert "is interrupted before it writes Box.n" in done.stdout
+
+
+WAITING = """
+import asyncio
+
+async def main():
+    await asyncio.Queue().get()
+
+asyncio.run(main())
+"""
+
+
+def test_a_deadlock_says_in_which_call_a_task_waits(session: Session, tmp_path: Path) -> None:
+    answer = session.explore(written(tmp_path, WAITING))
+    assert "waits in Queue.get" in answer.text
+    future = session.explore(written(tmp_path, "from concurrent.futures import Future\n\nFuture().result()\n"))
+    assert "waits for a notification of Condition Future._condition" in future.text
+
+
+def test_what_was_left_out_is_said(session: Session, tmp_path: Path) -> None:
+    assert "there was no order to choose" in session.explore(written(tmp_path, "print(1)\n")).text
+    timer = "import threading\n\nthreading.Timer(0.1, print).start()\nthreading.Thread(target=print).start()\n"
+    assert "try --late 0.1" in session.explore(written(tmp_path, timer), Settings(schedules=5)).text
 
 
 DRILLED = """

@@ -56,6 +56,33 @@ def test_ranks_that_hang_are_found_and_the_twin_is_silent(session: Session, tmp_
     assert twin.report["verdict"] == "dismissed within bounds", twin.text
 
 
+ANY_SOURCE = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+value = torch.tensor([float(dist.get_rank())])
+if dist.get_rank() > 0:
+    dist.send(value, 0)
+else:
+    values = {}
+    for turn in (1, 2):
+        source = dist.recv(value)
+        values[source if "repaired" in sys.argv else turn] = value.item()
+    assert values == {1: 1.0, 2: 2.0}
+"""
+
+
+def test_messages_from_any_rank_come_in_any_order(session: Session, tmp_path: Path) -> None:
+    file = tmp_path / "app.py"
+    file.write_text(ANY_SOURCE)
+    finding = session.explore(Target(str(file)), Settings(ranks=3, first=True)).report["finding"]
+    assert "AssertionError" in finding["message"]
+    twin = session.explore(Target(str(file), arguments=("repaired",)), Settings(ranks=3, schedules=10))
+    assert twin.report["finding"] is None, twin.text
+
+
 def test_what_is_not_modelled_gives_no_verdict(session: Session, tmp_path: Path) -> None:
     file = tmp_path / "app.py"
     file.write_text(HEAD + "window = MPI.Win.Create(None, comm=comm)\n")

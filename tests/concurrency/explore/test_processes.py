@@ -146,3 +146,19 @@ def test_a_program_that_waits_for_a_reader_of_its_pipe_is_a_deadlock(session: Se
     assert "app.py:7: deadlock: the stderr of " in broken.text
     repaired = session.explore(Target(str(file), arguments=("repaired",)), Settings(schedules=2))
     assert repaired.report["verdict"] != "found", repaired.text
+
+
+ENDING_POOL = """
+from multiprocessing import Pool
+
+with Pool(1) as pool:
+    pool.map(abs, [-1, 2], chunksize=1)
+"""
+
+
+def test_a_pool_that_ends_takes_back_items_alone(session: Session, tmp_path: Path) -> None:
+    """Between the look whether there is an item and the reading of it, a worker must not take it."""
+    (tmp_path / "app.py").write_text(ENDING_POOL)
+    settings = Settings(seconds=60, schedules=30, strategy="pos", first=True)
+    answer = session.explore(Target(str(tmp_path / "app.py")), settings)
+    assert answer.report["verdict"] == "not found", answer.text

@@ -8,7 +8,8 @@ finding, oracles          what counts as wrong: failures, deadlocks, lost update
 child, search, report     one run in a process of its own; run after run; what was found, and its token
 ranks/                    ranks of torch.distributed as threads, and drills
 worker, session           the exploring process, and how to start it
-alarms, formats           the findings of the checker, confirmed; SARIF and HTML
+suspicion, alarms         what the checker suspects, and its findings confirmed
+pytest_plugin, formats    tests, as pytest runs them; SARIF and HTML
 """
 
 from __future__ import annotations

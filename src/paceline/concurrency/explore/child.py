@@ -7,12 +7,15 @@ import asyncio
 import builtins
 import gc
 import importlib
+import math
 import os
 import pickle
 import select
 import signal
 import sys
 import time
+from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -22,7 +25,7 @@ from paceline.concurrency.explore.interpose.chance import Random, begin
 from paceline.concurrency.explore.operation import Operation
 from paceline.concurrency.explore.oracles import Suspect, silent
 from paceline.concurrency.explore.rewriting import importing
-from paceline.concurrency.explore.scheduler import Run, is_working, real_monotonic, real_sleep
+from paceline.concurrency.explore.scheduler import Run, is_working, processor_seconds, real_monotonic, real_sleep
 from paceline.concurrency.explore.session import Settings, Target
 from paceline.concurrency.explore.strategies import Chance, Executed, Strategy, Switch
 from paceline.concurrency.explore.strategies.directed import Target as Lines
@@ -54,6 +57,8 @@ class Outcome(NamedTuple):
     drill: dict[str, Any] | None = None
     draws: int = 0  # of random numbers
     chance: Chance = Chance()
+    is_alone: bool = False  # one thread ran, and no task waited
+    excluded: float = math.inf  # seconds by which a deadline was too far away to pass early
 
 
 class Job(NamedTuple):
@@ -91,7 +96,7 @@ def _outcome(read: int, seconds: float, pid: int) -> Outcome:
         if not select.select([read], [], [], 1.0)[0]:
             late = (time.monotonic() - begin) / seconds  # on a busy machine, a run that works is waited for longer
             idle = 0 if is_working(str(pid), 1) else idle + 1
-            if late < 1 or (late < PATIENCE and idle < 3):
+            if late < 1 or (late < PATIENCE and idle < 3 and processor_seconds(pid) < seconds):
                 continue
             return Outcome(lost=f"a run has not ended within {seconds:g} s: it waits, or computes, outside the control")
         part = os.read(read, 1 << 20)
@@ -173,6 +178,9 @@ class _Child:
             lost, finding = f"{finding.message}{at(finding.place)}", None
         if finding is None and not lost:
             suspect, finding = silent(self._settings.suspects, run)
+        if finding is not None and finding.kind == "deadlock":  # what it may come from
+            notes = tuple((each.kind, each.message, each.place) for each in control.notes)
+            finding = replace(finding, story=notes + finding.story)
         builtins.print(end="", flush=True)
         longest = 0 if lost else sys.maxsize if self._settings.ranks else LONG
         outcome = Outcome(
@@ -185,7 +193,7 @@ class _Child:
             suspect,
             None if run.is_cut_short else os.pread(self._output, 1 << 20, 0),
             (run.trace, run.pending()) if self._traced and len(run.trace) <= longest else None,
-            frozenset(targets(run.trace)) if self._traced else frozenset(),
+            frozenset(targets(run.trace)),
             frozenset(run.lines) if self._settings.suspects else frozenset(),
             tuple(importing.compiled),
             tuple(set(sys.modules) - self._modules),
@@ -193,6 +201,8 @@ class _Child:
             drill=None if self._fault is None else sys.modules[f"{RANKS}.drills"].outcome(self._fault, finding),
             draws=Random.draws,
             chance=self._chance,
+            excluded=run.excluded,
+            is_alone=len(run.tasks) == 1 and not any("loop" in str(each.operation.subject) for each in run.trace),
         )
         data = pickle.dumps(outcome)
         while data:
@@ -218,19 +228,17 @@ def execute(target: Target) -> None:
     folder, module = file.parent, file.stem
     while target.function and (folder / "__init__.py").exists():
         folder, module = folder.parent, f"{folder.name}.{module}"
+    if target.test:
+        from paceline.concurrency.explore.pytest_plugin import run_test
+
+        run_test(f"{file}::{target.test}")
+        return
     sys.path[:0] = [str(folder) if target.file else os.getcwd()]
     if not target.function:
         importing.run_script(str(file))
         return
     sys.path[1:1] = [os.getcwd(), str(Path("src").resolve())]  # as tests have them
     call: Any = importlib.import_module(module if target.file else target.module)
-    for name in target.function.split("."):
-        owner, call = call, getattr(call, name)
-        if isinstance(call, type) and hasattr(call, "debug"):  # a TestCase, whose `debug` lets its exceptions pass
-            call = call(target.function.partition(".")[2]).debug
-            break
-        if isinstance(owner, type):
-            call = getattr(owner(), name)
-    result = call()
+    result = attrgetter(target.function)(call)()
     if asyncio.iscoroutine(result):
         asyncio.run(result)

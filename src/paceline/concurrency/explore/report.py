@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 import zlib
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -18,6 +19,7 @@ Target = frozenset[tuple[str, int]]  # files and lines
 PREFIX = "ex1-"  # of a token: a schedule as a word that can be pasted into a bug report
 #: What launchers put into the environment of a rank.
 LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR")
+HICCUP = 1.0  # seconds that a busy machine may keep a thread waiting
 #: Outcomes of a drill after which a run on many machines would have been lost.
 FAILED = ("hung", "silently diverged")
 
@@ -104,6 +106,8 @@ class Report:
     passes: int = 0  # of a line by a thread that were explored, of long loops
     races: int = 0  # data races that did no harm
     differs: bool = False  # what the program prints
+    is_alone: bool = True  # one thread ran, and no task waited
+    excluded: float = math.inf  # seconds by which a deadline was too far away to pass early
     unstable: int = 0  # findings that a replay did not give again
     drills: list[dict[str, Any]] = field(default_factory=list)
     targets: set[Target] = field(default_factory=set)  # lines at which threads conflict
@@ -116,6 +120,8 @@ class Report:
         self.targets |= outcome.targets
         self.lines |= outcome.lines
         self.races = max(self.races, len(outcome.races))
+        self.is_alone &= outcome.is_alone
+        self.excluded = min(self.excluded, outcome.excluded)
         self.seconds = seconds
 
     def add(self, finding: Finding, schedule: Schedule, strategy: str) -> Report:
@@ -147,6 +153,11 @@ class Report:
         lines += [f"  {count} times: {reason}" for reason, count in self.lost.items()]
         if self.passes:
             lines.append(f"  of long loops, the first {self.passes} passes of each thread were explored, and few more")
+        if self.is_alone and not self.all and not self.reason:
+            lines.append("  no two threads, tasks or processes ran at a time: there was no order to choose")
+        if self.excluded < HICCUP and not self.all:
+            late = math.ceil(100 * self.excluded) / 100
+            lines.append(f"  no thread was kept waiting for so long that a time-out passed early: try --late {late:g}")
         if self.races and not self.all:
             lines.append(f"  {_count(self.races, 'data race')} did no harm: to see them, add --races")
         if self.differs and not self.all:

@@ -11,6 +11,7 @@ import _thread
 import fcntl
 import gc
 import math
+import os
 import select
 import sys
 import termios
@@ -114,6 +115,7 @@ class Run:
         self.trace: list[Executed] = []
         self.races = Races()
         self.outside: dict[str, None] = {}  # where a thread blocked outside the control
+        self.excluded = math.inf  # for how long a thread would have had to wait, so that a deadline passes earlier
         self.lines = set[tuple[str, int]]()  # that were executed, those without an operation left out
         self._strategy, self._most = strategy, most  # of steps
         self.finish = finish  # ends the run, and with it the process
@@ -281,6 +283,8 @@ class Run:
             ready = [each for each in ready if each is not self._running]
         since = min((each.ready_since for each in ready if each.ready_since is not None), default=first)
         self._is_too_late = first - since > self._late
+        if self._is_too_late and ready:
+            self.excluded = min(self.excluded, first - since)
         works = any(each.is_working for each in ready)
         late = [
             Option(task.number, True)
@@ -350,3 +354,9 @@ def is_working(process: str, threads: int) -> bool:
     """Whether so many threads run, or wait for a processor or a disk: on a busy machine, that may take long."""
     states = [file.read_text().rpartition(") ")[2][0] for file in Path(f"/proc/{process}/task").glob("*/stat")]
     return sum(state in "RD" for state in states) >= threads
+
+
+def processor_seconds(pid: int) -> float:
+    """Return how long a process has computed."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

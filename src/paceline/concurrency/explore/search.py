@@ -31,7 +31,7 @@ PASSES = 20  # of a line that are explored where all would be too many
 #: out: early time-outs, other random numbers, collections that call a destructor.
 AFTER_PROOF = 300
 #: Modules that are imported once for all runs: to import them starts no thread and reads nothing of the program.
-COMMON = {*sys.stdlib_module_names, "numpy", "pytest", "torch"} - {"antigravity", "this", "idlelib"}
+COMMON = {*sys.stdlib_module_names, "numpy", "pytest", "_pytest", "torch"} - {"antigravity", "this", "idlelib"}
 
 
 class Explorer:
@@ -40,7 +40,7 @@ class Explorer:
     def __init__(self, target: Target, settings: Settings) -> None:
         self._target, self._settings = target, settings
         self._shared: frozenset[str] | None = None  # not known before the first run
-        self._start = time.monotonic()
+        self._start = self._prepared = time.monotonic()
         command = ["--ranks", str(settings.ranks)] if settings.ranks else []
         command += ["--late", f"{settings.late:g}"] if settings.late != Settings().late else []
         command += [str(target), *(["--", *target.arguments] if target.arguments else [])]
@@ -125,7 +125,7 @@ class Explorer:
                 names.append(name)
 
     def _is_over(self, settings: Settings) -> bool:
-        is_late = time.monotonic() - self._start > settings.seconds
+        is_late = time.monotonic() - self._prepared > settings.seconds
         are_confirmed = bool(settings.suspects) and not self._settings.suspects
         return is_late or are_confirmed or (settings.first and bool(self._report.all))
 
@@ -207,11 +207,12 @@ class Explorer:
         for file in self._plain.files:
             importing.code_of(file)
         for name in self._plain.modules:
-            if name.partition(".")[0] in COMMON and not name.startswith("_"):
+            if name.partition(".")[0] in COMMON and (name.startswith("_pytest") or not name.startswith("_")):
                 try:
                     import_module(name)
                 except Exception:  # of a module that another one made up
                     continue
+        self._prepared = time.monotonic()  # a slow import takes no time from the search
 
 
 def shrink(switches: Sequence[Switch], fails: Callable[[Sequence[Switch]], object], seconds: float) -> list[Switch]:

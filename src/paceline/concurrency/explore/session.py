@@ -6,7 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,15 +19,17 @@ STRATEGIES = ("auto", "random", "pos", "dpor", "directed")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A script with its own main, or a function without arguments."""
+    """A script with its own main, a function without arguments, or a test of pytest."""
 
     file: str = ""  # of a script, or of the function
     module: str = ""  # of the function, where no file is named
     function: str = ""
+    test: str = ""  # as pytest names it in its file, such as TestStock::test_sale[3]
     arguments: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.file or self.module}{f':{self.function}' if self.function else ''}"
+        part = f":{self.function}" if self.function else f"::{self.test}" if self.test else ""
+        return f"{self.file or self.module}{part}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,10 @@ class Session:
             raise UsageError(f"{target.file}: there is no such file")
         if settings.strategy not in STRATEGIES:
             raise UsageError(f"--strategy {settings.strategy}: not known; choose one of {', '.join(STRATEGIES)}")
+        if target.file and not settings.suspects and not settings.replay:
+            from paceline.concurrency.explore.suspicion import suspected_lines  # which imports the checker
+
+            settings = replace(settings, suspected=suspected_lines(Path(target.file)))
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         pickle.dump((target, settings), self._process.stdin)

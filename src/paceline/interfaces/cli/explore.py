@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,7 @@ from paceline.names import visible
 if TYPE_CHECKING:
     from paceline.concurrency.explore.session import Target
 
-FORMS = "FILE.py, FILE.py:FUNCTION or MODULE:FUNCTION"
+FORMS = "FILE.py, FILE.py:FUNCTION, FILE.py::TEST or MODULE:FUNCTION"
 DRILLS = ("exception", "short", "nan", "sigterm", "disk")
 
 # The arguments and options of `paceline explore`.
@@ -44,7 +44,12 @@ class ExploreFormat(str, Enum):
 
 
 ExploreTarget = Annotated[
-    str, typer.Argument(metavar="TARGET", help="A script with its own main, FILE.py:FUNCTION or MODULE:FUNCTION.")
+    str,
+    typer.Argument(
+        metavar="TARGET",
+        help="A script with its own main, FILE.py:FUNCTION, MODULE:FUNCTION, or FILE.py::TEST, as pytest names it. "
+        "All tests: pytest -p paceline.concurrency.explore.pytest_plugin --explore.",
+    ),
 ]
 ExploreArguments = Annotated[
     list[str] | None, typer.Argument(metavar="-- ARGUMENTS", help="What the script gets in sys.argv, after `--`.")
@@ -117,7 +122,6 @@ def explore(
     repeated. A finding shows the order, with as few switches as it needs, and a token that replays it. Exits with 0
     when nothing was found, 1 when something was, 2 when the program could not be explored.
     """
-    from paceline.concurrency.explore.alarms import suspected_lines
     from paceline.concurrency.explore.session import Session, Settings
 
     settings = Settings(
@@ -137,8 +141,6 @@ def explore(
     )
     where = parse_target(target, tuple(arguments or ()))
     with Session() as session:
-        if Path(where.file).is_file():
-            settings = replace(settings, suspected=suspected_lines(Path(where.file)))
         answer = session.explore(where, settings)
     if json or form.value == "json":
         print_json(answer.report)
@@ -159,16 +161,30 @@ def parse_target(text: str, arguments: tuple[str, ...] = ()) -> Target:
     """
     from paceline.concurrency.explore.session import Target
 
+    file, colons, test = text.partition("::")
+    if colons and file.endswith(".py") and test:
+        return Target(file, test=test)
     name, colon, function = text.rpartition(":")
     if not colon:
         name, function = text, ""
     if colon and not function.replace(".", "_").isidentifier():
         raise UsageError(f"{text!r}: {function!r} is not the name of a function; write FILE.py:FUNCTION")
+    if not function and _is_of_tests(Path(name)):
+        raise UsageError(
+            f"{text} is a file of tests: name one, as {text}::test_sale, or run all with "
+            f"`pytest -p paceline.concurrency.explore.pytest_plugin --explore {text}`"
+        )
     if name.endswith(".py"):
         return Target(file=name, function=function, arguments=arguments)
     if not function:
         raise UsageError(f"{text!r} is neither a script nor a function; write {FORMS}")
     return Target(module=name, function=function, arguments=arguments)
+
+
+def _is_of_tests(file: Path) -> bool:
+    """Whether a file holds tests, and does nothing as a script."""
+    is_named_so = re.fullmatch(r"test_.*\.py|.*_test\.py", file.name) is not None
+    return is_named_so and file.is_file() and "__main__" not in file.read_text(encoding="utf-8", errors="replace")
 
 
 def drills_of(names: Sequence[str], ranks: int) -> tuple[str, ...]:

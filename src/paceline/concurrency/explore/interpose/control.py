@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Hashable
+from itertools import islice
 from traceback import walk_stack
 from typing import Any, NoReturn
 
@@ -120,17 +121,16 @@ def place() -> Place:
 
 def name_of_new(kind: str) -> str:
     """Name an object by the line that creates it: `Lock Pool._lock`, or `Lock of pool.py:12`."""
-    frame, line = next(of_program(walk_stack(sys._getframe(1))), (None, 0))
-    if frame is None:
-        return kind
-    place = Place(frame.f_code.co_filename, line, "")
-    assigned = _ASSIGNED.match(linecache.getline(place.file, line))
-    if assigned is None or "," in assigned[1]:
-        return f"{kind} of {place}"
-    name = assigned[1]
-    if name.startswith("self.") and "self" in frame.f_locals:
-        name = f"{type(frame.f_locals['self']).__name__}.{name[5:]}"
-    return f"{kind} {name}"
+    frames = [each for each in walk_stack(sys._getframe(1)) if each[0].f_globals.get("__package__") != __package__]
+    of_this = list(islice(of_program(frames), 1))
+    for frame, line in (*frames[:1], *of_this):
+        assigned = _ASSIGNED.match(linecache.getline(frame.f_code.co_filename, line))
+        name = assigned[1] if assigned and "," not in assigned[1] else ""
+        if name.startswith("self.") and "self" in frame.f_locals:
+            return f"{kind} {type(frame.f_locals['self']).__name__}.{name[5:]}"
+        if name and MARK in frame.f_globals:
+            return f"{kind} {name}"
+    return f"{kind} of {Place(frame.f_code.co_filename, line, '')}" if of_this else kind
 
 
 def step(

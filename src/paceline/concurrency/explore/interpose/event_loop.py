@@ -130,11 +130,22 @@ class Loop(RealLoop):
 
 
 def _scene(task: asyncio.Task[Any]) -> tuple[str, str, Place | None]:
-    """Return where a task is, and who holds the lock that it waits for."""
-    stack = [each for each in task.get_stack() if control.MARK in each.f_globals]
-    place = Place(stack[-1].f_code.co_filename, stack[-1].f_lineno, "") if stack else None
-    holder = _holders.get(_waits_for.get(task))
-    what = f"waits for a lock that task {holder[0]} holds since line {holder[1].line}" if holder else "waits"
+    """Return where a task is, what it waits for, and who holds a lock that it waits for."""
+    place, called, awaited = None, "", task.get_coro()
+    while (frame := getattr(awaited, "cr_frame", None)) is not None:
+        if control.MARK in frame.f_globals:
+            place, called = Place(frame.f_code.co_filename, frame.f_lineno, ""), ""
+        else:
+            called = called or awaited.__qualname__  # type: ignore[union-attr]
+        awaited = awaited.cr_await  # type: ignore[union-attr]
+    waiter: Any = getattr(task, "_fut_waiter", None)
+    if holder := _holders.get(_waits_for.get(task)):
+        what = f"waits for a lock that task {holder[0]} holds since line {holder[1].line}"
+    elif called or isinstance(waiter, asyncio.tasks._GatheringFuture):  # type: ignore[attr-defined]
+        what = f"waits in {called or 'gather'}"
+    else:
+        who = f"task {waiter.get_name()}" if isinstance(waiter, asyncio.Task) else "a Future that is not done"
+        what = f"waits for {who}"
     return f"task {task.get_name()}", what, place
 
 

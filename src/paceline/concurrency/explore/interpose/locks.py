@@ -228,6 +228,8 @@ PRIMITIVES: tuple[Any, ...] = (Lock, RLock, Semaphore, BoundedSemaphore, Conditi
 class Queue(queue.Queue):  # type: ignore[type-arg]
     """A queue, also one that a library makes."""
 
+    reader: int | None = None  # the only thread that may get an item; None where all may
+
     def __init__(self, maxsize: int = 0) -> None:
         super().__init__(maxsize)
         self.name = control.name_of_new(type(self).__name__)
@@ -240,7 +242,9 @@ class Queue(queue.Queue):  # type: ignore[type-arg]
         self.unfinished_tasks += 1
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        if not self._obtain("gets from", lambda: self._qsize() > 0, block, timeout, acquires=True):
+        reader = me()
+        has_item: Callable[[], bool] = lambda: self._qsize() > 0 and self.reader in (None, reader)  # noqa: E731
+        if not self._obtain("gets from", has_item, block, timeout, acquires=True):
             raise queue.Empty
         return self._get()
 

@@ -49,7 +49,7 @@ class PickledQueue(Shared, locks.Queue):
     def _init(self, maxsize: int) -> None:
         self.queue: deque[tuple[bytes, Context | None]] = deque()
         self._reader = self._writer = self._rlock = self
-        self.send, self.recv, self.acquire = self.put, self.get, self.close
+        self.send, self.recv = self.put, self.get
         PickledQueue.all.append(self)
 
     def _put(self, item: Any) -> None:
@@ -64,6 +64,11 @@ class PickledQueue(Shared, locks.Queue):
 
     def poll(self) -> bool:
         return not self.empty()
+
+    def acquire(self) -> None:
+        """Let no one else read any more, as a pool does that ends."""
+        step("keeps others from", self.name, id(self))
+        self.reader = control.me()
 
     def close(self) -> None:
         """Do nothing: what was put is read all the same."""

@@ -66,6 +66,7 @@ class Group:
     meetings: list[Meeting] = field(default_factory=list)
     calls: Counter[int] = field(default_factory=Counter)  # how many each rank has made
     waiting: dict[int, list[Parcel]] = field(default_factory=lambda: defaultdict(list))  # by receiver
+    open: set[int] = field(default_factory=set)  # receivers that have asked for a message from any rank
 
     def arrive(self, rank: int, call: Call, data: Any) -> Meeting:
         """Bring the next call of a rank to its meeting."""

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.concurrency.explore.finding import Finding, at
 from paceline.concurrency.explore.interpose import control
 from paceline.concurrency.explore.interpose.control import step
+from paceline.concurrency.explore.operation import Mode
 from paceline.concurrency.explore.ranks.meetings import Call, Group, Meeting, Parcel
 
 Reduction = Callable[[Sequence[Any]], Any]
@@ -64,11 +65,17 @@ class Member:
 
     def send(self, receiver: int, tag: int, data: Any) -> Callable[[], Parcel]:
         """Bring a message; return what waits until it is received: a real backend may keep only a small one so long."""
+        # Which of two messages comes first matters to a receiver that takes one from any rank.
+        mode: Mode = "write" if receiver in self._group.open else "mark"
+        step("sends to", f"rank {self.members[receiver]}", ("messages", id(self._group), receiver), mode=mode)
         parcel = self._group.bring(receiver, Parcel(self.position, tag, False, data))
         return lambda: _meet(f"send to rank {self.members[receiver]}", parcel)
 
     def receive(self, sender: int | None, tag: int | None) -> Callable[[], Parcel]:
         """Bring a request; return what waits for its message, and returns that."""
+        if sender is None:
+            self._group.open.add(self.position)
+            step("looks for", "messages", ("messages", id(self._group), self.position))
         parcel = self._group.bring(self.position, Parcel(sender, tag, True))
         source = "any rank" if sender is None else f"rank {self.members[sender]}"
         return lambda: _meet(f"recv from {source}", parcel)

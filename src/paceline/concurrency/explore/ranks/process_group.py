@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.futures import Future
 
+from paceline.concurrency.explore.ranks.meetings import Parcel
 from paceline.concurrency.explore.ranks.member import Member
 
 BACKEND = "explored"
@@ -49,6 +50,17 @@ class Work(dist._Work):  # type: ignore[misc, name-defined]
         future: Future[Any] = Future()
         future.set_result(self._finish())
         return future
+
+
+class Message(Work):
+    """A message that is received."""
+
+    def __init__(self, receive: Callable[[], Parcel], into: torch.Tensor) -> None:
+        super().__init__(lambda: [into.copy_(self._receive().data)])
+        self._receive = cache(receive)
+
+    def _source_rank(self) -> int | None:
+        return self._receive().sender
 
 
 _ProcessGroup: Any = dist.ProcessGroup  # whose methods PyTorch declares with several signatures each
@@ -138,8 +150,7 @@ class ExploredGroup(_ProcessGroup):  # type: ignore[misc]
         return Work(self._member.send(receiver, tag, tensors[0].detach().clone()))
 
     def recv(self, tensors: Tensors, sender: int | None, tag: int) -> Work:
-        message = self._member.receive(sender, tag)
-        return Work(lambda: [tensors[0].copy_(message().data)])
+        return Message(self._member.receive(sender, tag), tensors[0])
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
         return self.recv(tensors, None, tag)

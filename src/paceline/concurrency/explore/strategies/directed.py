@@ -17,7 +17,7 @@ from itertools import combinations
 from random import Random
 
 from paceline.concurrency.explore.operation import Operation, Option, Place
-from paceline.concurrency.explore.strategies import Decision, Executed, split
+from paceline.concurrency.explore.strategies import EARLY, Decision, Executed, split
 
 Target = frozenset[tuple[str, int]]  # files and lines
 SUSPICION = 3  # as how many findings a line under suspicion counts before the first run
@@ -67,12 +67,12 @@ class DirectedRun:
 
     def __init__(self, seed: int, target: Target) -> None:
         self._chance = Random(seed)
-        self._target = target
+        self._target, self._early = target, self._chance.choice(EARLY)
 
     def pick(self, decision: Decision) -> Option:
         on, late = split(decision.options)
-        if not on:
-            return late[0]
+        if late and (not on or self._chance.random() < self._early):
+            return late[0] if not on else self._chance.choice(late)
         pending = decision.pending
         postponed = [each for each in on if pending[each.thread].place[:2] in self._target]
         for two in combinations(postponed, 2):
