@@ -41,13 +41,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _explore(item: pytest.Function) -> None:
-    needs_pytest = bool(item.fixturenames) or item.cls is not None
-    name = {"test": item.nodeid.partition("::")[2]} if needs_pytest else {"function": item.name}
+    file, needs_pytest = str(item.path), bool(item.fixturenames) or item.cls is not None
+    test = Target(file, test=item.nodeid.partition("::")[2]) if needs_pytest else Target(file, function=item.name)
     settings = Settings(seconds=item.config.getoption("explore_seconds"), first=True)
     mark = item.get_closest_marker("explore")
     with Session() as session:
         chosen = replace(settings, **mark.kwargs) if mark is not None else settings
-        answer = session.explore(Target(str(item.path), **name), chosen)
+        answer = session.explore(test, chosen)
     if answer.code:
         pytest.fail(answer.text, pytrace=False)
 
