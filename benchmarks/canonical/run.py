@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import random
 import socket
@@ -264,7 +265,7 @@ def speed(rounds: int, updates: int) -> None:
                     seconds[plan].append(_seconds(job, plan, count, min(50, count)))
             base = seconds["ring"]
             for plan, each in seconds.items():
-                ratios = sorted(a / b for a, b in zip(base, each, strict=True))
+                ratios = sorted(a / b if b else math.nan for a, b in zip(base, each, strict=True))
                 row = {
                     "parameters": size,
                     "compute": compute,

@@ -21,7 +21,7 @@ DIFFERENCES = {
     "seed": ("before", "conv.weight", "another seed of one process, and no broadcast"),
     "buffer": ("before", "norm.running_mean", "a buffer of batch normalisation in one process"),
     "layer": ("output", "hidden", "the type in which one process computes a layer"),
-    "unused": ("gradient", "extra.weight", "a layer that one process leaves out"),
+    "unused": ("output", "extra", "a layer that one process leaves out"),
     "uneven": ("gradient", "conv.weight", "the mean over processes whose batches are uneven"),
     "sum": ("gradient", "conv.weight", "the sum over processes in place of the mean"),
     "not summed": ("gradient", "head.weight", "a parameter that is left out of the all-reduce"),
