@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 #: What differs, at which stage of the step that shows first, and at which tensor, layer or setting.
@@ -26,7 +26,7 @@ DIFFERENCES = {
     "sum": ("gradient", "conv.weight", "the sum over processes in place of the mean"),
     "not summed": ("gradient", "head.weight", "a parameter that is left out of the all-reduce"),
     "no sync": ("gradient", "conv.weight", "a step without an all-reduce"),
-    "compressed": ("gradient", "conv.weight", "gradients that travel as bfloat16"),
+    "compressed": ("gradient", "conv.weight", "gradients that travel as float16"),
     "rate": ("settings", "group 0, lr", "the learning rate of one process"),
     "decay": ("settings", "group 0, weight_decay", "weight decay in one process"),
     "momentum": ("after", "conv.weight", "an optimizer's state of one process"),
@@ -69,7 +69,7 @@ def wrapped(model: Network, difference: str, other: bool) -> DistributedDataPara
     if difference == "buffer" and other:
         model.norm.running_mean += 0.1  # type: ignore[assignment, operator]
     if difference == "compressed":
-        replica.register_comm_hook(None, bf16_compress_hook)
+        replica.register_comm_hook(None, fp16_compress_hook)
     return replica
 
 
@@ -93,8 +93,10 @@ def main(difference: str) -> None:
     images = torch.randn(4 if difference == "uneven" and other else 8, 1, 8, 8)
     labels = torch.randint(0, 3, (len(images),))
     with model.no_sync() if difference == "no sync" else contextlib.nullcontext():
-        loss = nn.functional.cross_entropy(model(images).float(), labels)
-        (loss * (count if difference == "sum" else 1)).backward()
+        nn.functional.cross_entropy(model(images).float(), labels).backward()
+    if difference == "sum":
+        for parameter in model.parameters():
+            parameter.grad *= count  # type: ignore[operator]
     if difference == "clipped apart" and other:
         nn.utils.clip_grad_norm_(model.parameters(), 0.01)
     optimizer.step()
