@@ -152,6 +152,7 @@ RULES: list[tuple[str, str, set[str]]] = [
     ("concurrency.explore.ranks", "concurrency.explore errors", {"numpy"}),
     ("concurrency.explore.strategies", "concurrency.explore", PURE_NEVER - {"random"} | NO_TORCH),
     ("concurrency.explore.alarms", "concurrency.explore concurrency.check", NO_TORCH),
+    ("concurrency.explore.suspicion", "concurrency.explore concurrency.check", NO_TORCH),
     ("concurrency.explore.formats", "concurrency.explore concurrency.check", NO_TORCH),
     ("concurrency.explore", "concurrency.explore narrative errors", NO_TORCH),
     (

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from paceline.concurrency.explore.finding import relative
 from paceline.concurrency.explore.session import Session, Settings, Target
 
 #: Plugins that a single run has no use for, or that look at threads themselves.
@@ -41,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _explore(item: pytest.Function) -> None:
-    file, needs_pytest = str(item.path), bool(item.fixturenames) or item.cls is not None
+    file, needs_pytest = relative(str(item.path)), bool(item.fixturenames) or item.cls is not None
     test = Target(file, test=item.nodeid.partition("::")[2]) if needs_pytest else Target(file, function=item.name)
     settings = Settings(seconds=item.config.getoption("explore_seconds"), first=True)
     mark = item.get_closest_marker("explore")
