@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
+import importlib
 import math
 import shutil
 import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver
 from multiprocessing.util import Finalize
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +28,23 @@ from tests.compiled import kept_in
 # The same examples in every run, however long a busy machine takes for one.
 settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Let every worker of pytest-xdist import another share of the modules first.
+
+    In a fresh clone modules are compiled where they are imported first, which takes half of a collection:
+    workers that import in one order would each compile all of them.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    folders = [Path(each) for each in session.config.args if Path(each).is_dir()]
+    modules = sorted({file for folder in folders for file in folder.resolve().rglob("test_*.py")})
+    if worker is not None:
+        for file in modules[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
+            with contextlib.suppress(Exception, pytest.skip.Exception):  # which the collection reports
+                importlib.import_module(".".join(file.relative_to(session.config.rootpath).with_suffix("").parts))
+    return (yield)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -46,8 +46,15 @@ from tests.compiled import one_at_a_time, precompiled
 from tests.kernels.networks import Case, drawn, encoders, images, operations, sequences
 from tests.kernels.programs import PROGRAMS
 
-#: Flags that stand behind all others, so that a text is not optimised.
-WATCHED = ("-O0", "-DCHECKED", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+#: Flags that stand behind all others, so that a text is not optimised. The check of an address is a call: written out,
+#: checks take as long to compile as the text itself.
+WATCHED = (
+    "-O0",
+    "-DCHECKED",
+    "-fsanitize=address,undefined",
+    "-fno-sanitize-recover=all",
+    "--param=asan-instrumentation-with-call-threshold=0",
+)
 #: The sanitizer of addresses does not say who allocated what, nor keep much of what was freed.
 QUICKLY = "detect_leaks=0:malloc_context_size=0:quarantine_size_mb=16"
 #: Rounding that is no fault: multiples of what PyTorch's own float32 is wrong by, and of float32's last place.
@@ -396,6 +403,7 @@ def _fault(trial: Trial | Exception) -> str:
 
 
 def main(count: int, first: int, last: int) -> None:
+    torch.set_num_threads(1)
     cases, clean = [*networks(count), *written()][first:last], True
     for fault in sweep(cases, first):
         print(fault, flush=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import subprocess
 from collections.abc import Callable
 from functools import cache
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from paceline import user_cache
 from paceline.kernels.build import compiler, folder
 from paceline.kernels.cuda.device import Launch
 from paceline.kernels.cuda.gpu import Gpu, Kernels, SampleKernels
@@ -20,6 +20,7 @@ from paceline.kernels.fused import Fused
 from paceline.kernels.losses import loss_kind
 from paceline.kernels.processors import Runner
 from paceline.kernels.weights import OneModel
+from tests.compiled import one_at_a_time
 
 HERE = Path(__file__).parent
 SCREEN = 48 << 10  # bytes of a block's own memory, as every GPU has
@@ -32,19 +33,24 @@ Optimizer = Callable[..., torch.optim.Optimizer]
 @cache
 def header() -> Path:
     """The header that plays the device, precompiled where the compiler can do that."""
-    there = folder() / "played.hpp"
-    there.parent.mkdir(parents=True, exist_ok=True)
+    text = (HERE / "played.hpp").read_bytes()
+    key = hashlib.sha256(text + repr((FLAGS, compiler().version)).encode()).hexdigest()[:24]
+    there = folder() / f"played-{key}.hpp"
     compiled((*FLAGS, "-x", "c++-header", str(HERE / "played.hpp")), there.with_suffix(".hpp.gch"))
-    there.write_bytes((HERE / "played.hpp").read_bytes())
+    user_cache.write(there, text)
     return there
 
 
 def compiled(words: tuple[str, ...], file: Path) -> None:
-    """Compiles to a file, which several ranks may do at once."""
-    draft = file.with_name(f"{file.name}.{os.getpid()}")
-    done = subprocess.run((compiler().command[0], *words, "-o", str(draft)), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[:3000]
-    draft.replace(file)
+    """Compiles to a file, unless another process has."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with one_at_a_time(file.with_name(f"{file.name}.lock")):
+        if file.exists():
+            return
+        draft = file.with_name(f"{file.name}.draft")
+        done = subprocess.run((compiler().command[0], *words, "-o", str(draft)), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[:3000]
+        draft.replace(file)
 
 
 class Played:
@@ -62,9 +68,8 @@ class Played:
         file = folder() / f"played-{key}.so"
         cached = file.exists()
         if not cached:
-            file.parent.mkdir(parents=True, exist_ok=True)
             source = file.with_suffix(".cu")
-            source.write_text(text)
+            user_cache.write(source, text.encode())
             compiled((*FLAGS, "-shared", "-x", "c++", "-include", str(header()), str(source)), file)
         return PlayedProgram(self, ctypes.CDLL(str(file)), file, cached)
 
