@@ -139,6 +139,8 @@ def bits(jobs: list[str], engines: list[str]) -> bool:
             return
         try:
             result = train()
+        except pl.RunStopped:
+            raise  # by a signal: the command is stopped, and has this run before it
         except Exception as error:  # a failed run is a row, and no end of the others
             result = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
         with ROWS.open("a") as file:
