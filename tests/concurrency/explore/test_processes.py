@@ -162,3 +162,35 @@ def test_a_pool_that_ends_takes_back_items_alone(session: Session, tmp_path: Pat
     settings = Settings(seconds=60, schedules=30, strategy="pos", first=True)
     answer = session.explore(Target(str(tmp_path / "app.py")), settings)
     assert answer.report["verdict"] == "not found", answer.text
+
+
+COUNTER = """
+import fcntl
+import multiprocessing
+
+def draw(path, results):
+    with open(path, "r+") as file:
+        LOCK
+        number = int(file.read())
+        file.seek(0)
+        file.write(str(number + 1))
+    results.put(number)
+
+if __name__ == "__main__":
+    results = multiprocessing.SimpleQueue()
+    open(FILE, "w").write("1")
+    workers = [multiprocessing.Process(target=draw, args=(FILE, results)) for _ in range(2)]
+    [each.start() for each in workers]
+    assert results.get() != results.get()
+"""
+
+
+def test_what_a_file_contains_is_read_and_written_in_any_order_unless_it_is_locked(
+    session: Session, tmp_path: Path
+) -> None:
+    source = COUNTER.replace("FILE", repr(str(tmp_path / "counter")))
+    broken = explored(session, tmp_path, source.replace("LOCK", "pass"), 50)
+    assert broken.report["verdict"] == "found", broken.text
+    repaired = explored(session, tmp_path, source.replace("LOCK", "fcntl.flock(file, fcntl.LOCK_EX)"), 15)
+    assert repaired.report["verdict"] == "not found", repaired.text
+    assert not repaired.report["outside"]

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paceline.concurrency.explore.finding import MARK
+from paceline.concurrency.explore.interpose.files import CONTENTS
 from paceline.concurrency.explore.rewriting.points import READERS
 
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -31,7 +32,9 @@ INDIRECT = (
     | {"vars", "globals", "exec", "eval", "replace", "asdict", "astuple", "copy", "deepcopy", "shuffle"}
     | {"heappush", "heappop", "heapreplace", "heappushpop", "insort", "insort_left", "insort_right"}
 )
-METHODS = {name for kind in (list, dict, set, deque, Counter) for name in dir(kind) if not name.startswith("__")}
+METHODS = CONTENTS | {
+    name for kind in (list, dict, set, deque, Counter) for name in dir(kind) if not name.startswith("__")
+}
 
 
 def rewritten(source: str | bytes, file: str) -> ast.Module:

@@ -6,6 +6,7 @@ import asyncio
 import collections
 import functools
 import gc
+import io
 import sys
 import threading
 import weakref
@@ -15,7 +16,7 @@ from types import MethodWrapperType as BoundSlot
 from types import WrapperDescriptorType as Slot
 from typing import Any
 
-from paceline.concurrency.explore.interpose import control
+from paceline.concurrency.explore.interpose import control, files
 from paceline.concurrency.explore.operation import Mode, Operation, Place, Touch
 from paceline.concurrency.explore.scheduler import Run, Task
 
@@ -89,6 +90,8 @@ class Points:
         if type(function) not in CALLS:
             return function
         name, owner = function.__name__, getattr(function, "__self__", None)
+        if isinstance(owner, io.IOBase):
+            return functools.partial(files.contents, function) if name in files.CONTENTS else function
         bound = () if owner is None or isinstance(owner, ModuleType) else (owner,)
         is_method = isinstance(function, UNBOUND) or _is_container(owner) or isinstance(function, BoundSlot)
         if not is_method and getattr(function, "__module__", None) not in LIBRARIES:
