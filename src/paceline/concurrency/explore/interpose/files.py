@@ -70,19 +70,6 @@ def flock(file: Any, operation: int, *_: Any) -> None:
     _flock(number, operation)
 
 
-def begin() -> None:
-    """See what PyTorch opens in C++, where Python has no event."""
-    if "torch.serialization" in sys.modules:
-        writer = sys.modules["torch.serialization"]._open_zipfile_writer_file
-        init = writer.__init__
-
-        def announced(self: Any, name: Any) -> None:
-            touch(name, True)
-            init(self, name)
-
-        writer.__init__ = announced
-
-
 def install() -> None:
     sys.addaudithook(_announce)
     fcntl.flock = fcntl.lockf = flock
