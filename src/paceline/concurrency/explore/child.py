@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from paceline.concurrency.explore.finding import Finding, at, exception_in, story_of
-from paceline.concurrency.explore.interpose import control, files, threads
+from paceline.concurrency.explore.interpose import control, threads
 from paceline.concurrency.explore.interpose.chance import Random, begin
 from paceline.concurrency.explore.operation import Operation
 from paceline.concurrency.explore.oracles import Suspect, silent
@@ -127,7 +127,6 @@ class _Child:
         control.run, main = self._run, self._run.add("MainThread")
         self._run.begin(main)
         threads.begin()
-        files.begin()
         sys.set_coroutine_origin_tracking_depth(1)
         gc.disable()  # garbage is collected when the run says so
         _thread.start_new_thread(self._watch, ())
