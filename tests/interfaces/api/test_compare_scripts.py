@@ -15,6 +15,7 @@ import pytest
 
 from paceline.concurrency.watcher.waits import state_of
 from paceline.errors import RunFailed, UsageError
+from paceline.interfaces.api.comparing import compare_scripts
 from paceline.interfaces.api.comparing.compare_scripts import Entrant, ScriptRow, answer_of, compare_script, run_to_end
 from tests.runtime.engines.cluster.nodes import PATIENCE, free_port
 
@@ -179,3 +180,22 @@ def test_stupid_inputs_are_told(script: Path) -> None:
     script.write_text("print('no training here')\n")
     with pytest.raises(UsageError, match="fewer than 3 steps"):
         compare_script("python train.py", rounds=1)
+
+
+def test_ctrl_c_gives_the_rounds_that_are_complete(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs: list[str] = []
+
+    def run(command: object, entrant: Entrant, seconds: float) -> None:
+        if len(runs) == 3:
+            raise KeyboardInterrupt
+        runs.append(entrant.backend)
+        entrant.milliseconds.append(2.0 if entrant.backend == "gloo" else 1.0)
+        entrant.seconds.append(1.0)
+
+    monkeypatch.setattr(compare_scripts, "_run", run)
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        compare_script("python train.py")
+    (comparison,) = interrupt.value.args
+    assert runs == ["gloo", "paceline", "gloo"]
+    assert (comparison.rounds, comparison.over_gloo, len(comparison.rows)) == (1, 2.0, 2)

@@ -86,6 +86,22 @@ ASYNCHRONOUS = [
 ]
 
 
+def test_ranks_that_read_the_same_batches_are_told(tmp_path: Path) -> None:
+    body = """
+        torch.manual_seed(7)
+        model = network()
+        train("downpour", model, sgd(model.parameters()))  # each has its own
+        print("alone", file=sys.stderr)
+        RANK = 0
+        train("ring", model, sgd(model.parameters()))
+        """
+    ended = run(tmp_path, 2, body)
+    assert [each.code for each in ended] == [0, 0], ended
+    own, same = ended[1].err.split("alone")
+    assert "the same gradient" not in own + ended[0].err
+    assert "ranks 0 and 1 began with the same gradient" in same
+
+
 def test_a_loop_of_ones_own_makes_the_bits_that_train_makes(tmp_path: Path) -> None:
     """Synchronous plans, two processes, batch normalisation included."""
     ended = run(

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from paceline.errors import UsageError, is_positive
 from paceline.errors.arguments import check_arguments
 from paceline.errors.renames import RENAMED_ARGUMENTS, accepts_old_names
-from paceline.interfaces.api.parallel_world import meet, plan_here, refuse
+from paceline.interfaces.api.parallel_world import FirstGradients, meet, plan_here, refuse
 from paceline.plans.plan import Plan
 from paceline.runtime.engines.servers.ports import version_shapes
 from paceline.runtime.engines.workers.arena import Arena, ArenaShape
@@ -186,6 +186,8 @@ class _Block:
         timeout: float,
         folder: str | Path | None,
     ) -> None:
+        from torch._C._distributed_c10d import PrefixStore
+
         tune_for_speed()
         self.model, self.optimizer, self.rank = model, optimizer, rank
         moving, sparse = statistics(model), tables(model)
@@ -202,6 +204,7 @@ class _Block:
         versions = version_shapes(server, layout, trainable(model), optimizer, sparse) if server is not None else ()
         shape = ArenaShape.of(plan, layout, endless(plan).leases, versions)
         rendezvous = Rendezvous(store, rank, plan.workers, timeout, "the beginning of `parallel`")
+        self.first_gradients = FirstGradients(PrefixStore("first gradients", store), rank)
         self.arena, self.terms, self.pids = self._share(shape, rendezvous, folder)
         self._start_alike()
         self.own = [tensor.data for tensor in self._tensors()]
@@ -276,6 +279,7 @@ class _Block:
         self.start.memory.close()
 
     def step(self) -> None:
+        self.first_gradients.before_step(self.model.parameters())
         with torch.no_grad():
             self.worker.step()
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import warnings
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -10,7 +13,7 @@ import torch
 from torch import nn
 
 from paceline.algorithms.cluster.launchers import value
-from paceline.errors import PlanError, UsageError
+from paceline.errors import JobWarning, PlanError, UsageError
 from paceline.plans.plan import Plan
 from paceline.plans.recipe import refuse_tables
 from paceline.runtime.engines.workers.loop_worker import tables
@@ -73,6 +76,34 @@ def meet(plan: Plan) -> tuple[Store, int]:
         return HashStore(), 0
     store = _stores.next_block()
     return store, _stores.rank
+
+
+class FirstGradients:
+    """Notices that two ranks begin with the same gradient: then they read the same batches, and nothing is gained."""
+
+    def __init__(self, store: Store, rank: int) -> None:
+        self._store, self._rank, self._steps, self._digest = store, rank, 0, b""
+
+    def before_step(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Publish the gradient of the first step; at the second, warn if the rank before had the same."""
+        self._steps += 1
+        if self._steps == 1:
+            gradients = [p.grad for p in parameters if p.grad is not None and p.grad.layout == torch.strided]
+            if any(gradient.any() for gradient in gradients):
+                digest = hashlib.sha256()
+                for gradient in gradients:
+                    digest.update(gradient.reshape(-1).contiguous().view(torch.uint8).numpy())
+                self._digest = digest.hexdigest().encode()
+            self._store.set(str(self._rank), self._digest or b"none")
+        elif self._steps == 2 and self._rank and self._digest:
+            other = str(self._rank - 1)
+            if self._store.check([other]) and self._store.get(other) == self._digest:
+                warnings.warn(
+                    f"ranks {other} and {self._rank} began with the same gradient, bit for bit: do they read the same "
+                    "batches? Each needs its own, as by DataLoader(dataset, sampler=DistributedSampler(dataset))",
+                    JobWarning,
+                    stacklevel=4,
+                )
 
 
 def refuse(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan) -> None:

@@ -90,14 +90,18 @@ def _show(comparison: Comparison, json: bool) -> None:
 
 def compare_scripts(script: str, workers: int, quiet: bool, json: bool) -> None:
     """Run a script on gloo and on Paceline's backend, and show how long a step takes on each."""
-    from paceline.interfaces.api.comparing.compare_scripts import compare_script
+    from paceline.interfaces.api.comparing.compare_scripts import ScriptComparison, compare_script
     from paceline.interfaces.cli.tables import show_scripts
 
-    comparison = compare_script(script, workers, say=saying(quiet))
-    if json:
-        print_json(comparison.as_dict())
-    else:
-        show_scripts(comparison)
+    def show(comparison: ScriptComparison) -> None:
+        print_json(comparison.as_dict()) if json else show_scripts(comparison)
+
+    try:
+        show(compare_script(script, workers, say=saying(quiet)))
+    except KeyboardInterrupt as interrupt:
+        for measured in interrupt.args:
+            show(measured)
+        raise
 
 
 def _refuse_beside_script(**settings: object) -> None:

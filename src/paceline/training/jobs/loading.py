@@ -72,7 +72,10 @@ def load_maker(
     job_names = [key for key, value in vars(module).items() if isinstance(value, Job)]
     if not job_names:
         guarded = ", outside `if __name__`, as the file is imported" * ("__main__" in file.read_text(encoding="utf-8"))
-        raise JobError(f"{path} defines no job; a job file has a variable, as in job = paceline.Job(...){guarded}")
+        raise JobError(
+            f"{path} defines no job; a job file has a variable, as in job = paceline.Job(...){guarded}"
+            + _script_hint(path, file)
+        )
     raise JobError(f"{path} has no job called {name!r}; it has {', '.join(job_names)}")
 
 
@@ -160,8 +163,16 @@ def _module(path: str, file: Path, arguments: Sequence[str]) -> ModuleType:
         if isinstance(error, SystemExit):
             says = arguments_hint(error)
             raise JobError(f"{path} ends the program when it is read, in line {line}: {says}") from error
-        raise JobError(f"{path} fails when it is read, in line {line}: {type(error).__name__}: {error}") from error
+        what = f"{type(error).__name__}: {error}{_script_hint(path, file)}"
+        raise JobError(f"{path} fails when it is read, in line {line}: {what}") from error
     return module
+
+
+def _script_hint(path: str, file: Path) -> str:
+    """Return the end of a message about a file that trains by torch.distributed itself; empty for others."""
+    if "init_process_group" not in file.read_text(encoding="utf-8"):
+        return ""
+    return f". It uses torch.distributed itself: to compare it as it is, paceline compare --script {path}"
 
 
 # Job files in TOML: a job of Python with other settings, for what is data rather than code.

@@ -121,6 +121,8 @@ def compare_script(
 
     script   a Python file and its arguments, started by torchrun; or a whole command that starts the processes itself
     seconds  that one run of the script may take
+
+    Ctrl-C after a complete round raises a KeyboardInterrupt whose only argument is the comparison until then.
     """
     if workers < 2:
         raise UsageError(f"workers={workers!r}: the backends of several processes are compared; give 2 or more")
@@ -128,25 +130,49 @@ def compare_script(
     threads = sorted({1, len(os.sched_getaffinity(0))}) if command.processes_can_be_chosen else []
     singles = [Entrant(f"one process, {t} thread{'s' * (t > 1)}", 1, "gloo", t) for t in threads]
     gloo, ours = (Entrant(f"{workers} processes, {backend}", workers, backend) for backend in BACKENDS)
-    notes, before_all = [], _files()
-    for number in range(rounds):
-        for entrant in [*singles, gloo, ours]:
-            say(f"round {number + 1} of {rounds}: {entrant.name} ...")
-            try:
-                _run(command, entrant, seconds)
-            except RunFailed as error:
-                if entrant not in singles:
-                    raise
-                notes.append(f"it does not run as {entrant.name}: {str(error).splitlines()[-1].strip()}")
-                singles.remove(entrant)
+    notes: list[str] = []
+    before_all, interrupted = _files(), False
+    try:
+        for number in range(1, rounds + 1):
+            _run_round(command, singles, [gloo, ours], seconds, notes, lambda line, n=number: say(f"round {n}: {line}"))
+            if number == 1 < rounds:
+                rest = (rounds - 1) * sum(entrant.seconds[-1] for entrant in (*singles, gloo, ours))
+                say(f"about {rest:.0f} s for {rounds - 1} more rounds; Ctrl-C shows what was measured until then")
+    except KeyboardInterrupt:
+        if not ours.seconds:
+            raise
+        interrupted = True
+    entrants, complete = (*singles, gloo, ours), len(ours.seconds)  # the last of each round
+    for entrant in entrants:
+        del entrant.milliseconds[complete:], entrant.seconds[complete:]
     new_files = sorted(_files() - before_all)
     if new_files:
         notes.append(_left_behind(new_files))
     before = max((*singles, gloo), key=lambda entrant: entrant.batches_per_second)
-    rows = [entrant.row(before) for entrant in (*singles, gloo, ours)]
+    rows = [entrant.row(before) for entrant in entrants]
     over_gloo = statistics.median(a / b for a, b in zip(gloo.milliseconds, ours.milliseconds, strict=True))
     answer = answer_of(rows[-1], before.name)
-    return ScriptComparison(script, rounds, rows, over_gloo, _difference(gloo, ours), notes, answer)
+    comparison = ScriptComparison(script, complete, rows, over_gloo, _difference(gloo, ours), notes, answer)
+    if interrupted:
+        raise KeyboardInterrupt(comparison)
+    return comparison
+
+
+def _run_round(
+    command: Command, singles: list[Entrant], others: list[Entrant], seconds: float, notes: list[str], say: Say
+) -> None:
+    """Run each entrant once; of single processes those that fail are taken out, with a note."""
+    for entrant in [*singles, *others]:
+        say(f"{entrant.name} ...")
+        try:
+            _run(command, entrant, seconds)
+        except RunFailed as error:
+            if entrant not in singles:
+                raise
+            notes.append(f"it does not run as {entrant.name}: {str(error).splitlines()[-1].strip()}")
+            singles.remove(entrant)
+        else:
+            say(f"{entrant.name}: {entrant.milliseconds[-1]:.2f} ms a step, {entrant.seconds[-1]:.0f} s in all")
 
 
 def _files() -> set[str]:
