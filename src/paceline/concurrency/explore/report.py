@@ -174,7 +174,7 @@ class Report:
             return f"{self.target}: no verdict: {self.reason}"
         if self.dismissed_after:
             bounds = "; early time-outs, random numbers and collections came by chance" if self.is_partial else ""
-            every = "every order of conflicting operations was executed, in"
+            every = "every order of conflicting operations was executed, after"
             return f"{self.target}: {found}: {every} {self.dismissed_after:,} of {ran}{bounds}"
         return f"{self.target}: {found} in {ran}"
 

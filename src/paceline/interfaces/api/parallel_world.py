@@ -82,7 +82,7 @@ class FirstGradients:
     """Notices that two ranks begin with the same gradient: then they read the same batches, and nothing is gained."""
 
     def __init__(self, store: Store, rank: int) -> None:
-        self._store, self._rank, self._steps, self._digest = store, rank, 0, b""
+        self._store, self._rank, self._steps, self._digest = store, rank, 0, ""
 
     def before_step(self, parameters: Iterable[nn.Parameter]) -> None:
         """Publish the gradient of the first step; at the second, warn if the rank before had the same."""
@@ -92,12 +92,12 @@ class FirstGradients:
             if any(gradient.any() for gradient in gradients):
                 digest = hashlib.sha256()
                 for gradient in gradients:
-                    digest.update(gradient.reshape(-1).contiguous().view(torch.uint8).numpy())
-                self._digest = digest.hexdigest().encode()
-            self._store.set(str(self._rank), self._digest or b"none")
+                    digest.update(gradient.reshape(-1).contiguous().view(torch.uint8).numpy().data)
+                self._digest = digest.hexdigest()
+            self._store.set(str(self._rank), self._digest)
         elif self._steps == 2 and self._rank and self._digest:
             other = str(self._rank - 1)
-            if self._store.check([other]) and self._store.get(other) == self._digest:
+            if self._store.check([other]) and self._store.get(other) == self._digest.encode():
                 warnings.warn(
                     f"ranks {other} and {self._rank} began with the same gradient, bit for bit: do they read the same "
                     "batches? Each needs its own, as by DataLoader(dataset, sampler=DistributedSampler(dataset))",

@@ -171,10 +171,10 @@ class Job:
                 "model=lambda: nn.Linear(20, 2)"
             )
         if isinstance(self.optimizer, torch.optim.Optimizer):
-            kind = type(self.optimizer).__name__
+            kind, rate = type(self.optimizer).__name__, self.optimizer.defaults.get("lr", 0.1)
             faults.append(
-                f"optimizer= is a {kind} already tied to one model's parameters; every worker needs its own: "
-                f"give a function that makes one, as in optimizer=partial(torch.optim.{kind}, lr=0.1)"
+                f"optimizer= is an optimizer ({kind}) already tied to one model's parameters; every worker needs its "
+                f"own: give a function that makes one, as in optimizer=partial(torch.optim.{kind}, lr={rate})"
             )
         elif not callable(self.optimizer):
             faults.append(

@@ -131,15 +131,14 @@ def test_a_worker_in_a_dead_ones_place_starts_from_nothing_that_one_has_left(lif
     """Neither from its replica nor with what it owed: the state is of the checkpoint, and belonged to one process."""
     found = list[bool]()
 
-    def start(name: object, target: object, arguments: tuple[Any, ...]) -> None:
+    def start(*arguments: Any) -> None:
         found.append(arguments[-2].newest is not None)
 
     agent = Agent.__new__(Agent)
     agent.resume = resume_point(5, 0, True, WorkerState({"owed.0": torch.ones(2)}))
-    agent.config, agent.children = (SimpleNamespace(parts=2, rank=1), SimpleNamespace(start=start))  # type: ignore[assignment]
-    agent.setup, agent.assignment = SimpleNamespace(layout=None), bytes  # type: ignore[assignment]
+    agent.config, agent._launcher = (SimpleNamespace(parts=2, rank=1), SimpleNamespace(start=start))  # type: ignore[assignment]
+    agent.setup = SimpleNamespace(layout=None)  # type: ignore[assignment]
     agent.arena, agent.tensors, agent._team, agent._workers, agent._life = None, None, None, 0, life  # type: ignore[assignment]
-    agent._server_config = SimpleNamespace()  # type: ignore[assignment]
     agent._start_worker()
     agent._start_worker()
     assert found == [life == 0, False]

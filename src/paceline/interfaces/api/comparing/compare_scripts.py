@@ -134,7 +134,7 @@ def compare_script(
     before_all, interrupted = _files(), False
     try:
         for number in range(1, rounds + 1):
-            _run_round(command, singles, [gloo, ours], seconds, notes, lambda line, n=number: say(f"round {n}: {line}"))
+            _run_round(number, command, singles, [gloo, ours], seconds, notes, say)
             if number == 1 < rounds:
                 rest = (rounds - 1) * sum(entrant.seconds[-1] for entrant in (*singles, gloo, ours))
                 say(f"about {rest:.0f} s for {rounds - 1} more rounds; Ctrl-C shows what was measured until then")
@@ -159,11 +159,17 @@ def compare_script(
 
 
 def _run_round(
-    command: Command, singles: list[Entrant], others: list[Entrant], seconds: float, notes: list[str], say: Say
+    number: int,
+    command: Command,
+    singles: list[Entrant],
+    others: list[Entrant],
+    seconds: float,
+    notes: list[str],
+    say: Say,
 ) -> None:
     """Run each entrant once; of single processes those that fail are taken out, with a note."""
     for entrant in [*singles, *others]:
-        say(f"{entrant.name} ...")
+        say(f"round {number}: {entrant.name} ...")
         try:
             _run(command, entrant, seconds)
         except RunFailed as error:
@@ -172,7 +178,8 @@ def _run_round(
             notes.append(f"it does not run as {entrant.name}: {str(error).splitlines()[-1].strip()}")
             singles.remove(entrant)
         else:
-            say(f"{entrant.name}: {entrant.milliseconds[-1]:.2f} ms a step, {entrant.seconds[-1]:.0f} s in all")
+            step, whole = entrant.milliseconds[-1], entrant.seconds[-1]
+            say(f"round {number}: {entrant.name}: {step:.2f} ms a step, {whole:.0f} s in all")
 
 
 def _files() -> set[str]:
