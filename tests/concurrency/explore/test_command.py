@@ -55,7 +55,7 @@ def test_the_page_shows_what_the_command_prints(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "paceline", "explore", "app.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     printed = re.sub(r"schedule \d+ \(\w+\), [\d.]+ s", "schedule N (STRATEGY), S s", done.stdout)
-    printed = re.sub(r"in \d+ of \d+ schedules in [\d.]+ s", "in N of M schedules in S s", printed)
+    printed = re.sub(r"after \d+ of \d+ schedules in [\d.]+ s", "after N of M schedules in S s", printed)
     assert re.sub(r"ex1-\S+", "TOKEN", printed) == shown
     assert done.returncode == 1
 
