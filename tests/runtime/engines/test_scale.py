@@ -131,3 +131,10 @@ def test_the_cost_of_a_push_grows_no_faster_than_the_logarithm_of_the_workers() 
         costs.append((time.process_time() - begin) / (workers * 50))
     slope = np.polyfit(np.log([64, 256, 1024, 4096]), np.log(costs), 1)[0]
     assert slope < 0.15, costs
+
+
+def test_a_large_ring_is_simulated_without_asking_each_worker_about_all_others() -> None:
+    plan = Plan.parse("ring", 16_384)
+    begin = time.process_time()
+    simulate_totals(plan, _agenda(plan, 2), WORLD)
+    assert time.process_time() - begin < 30  # half a second; four minutes if the work grows with the workers' square

@@ -165,8 +165,11 @@ class Head:
             return [SendToMember(rank, AbortFlag(self.epoch))] if self.forming else self._abort(now)
         if rank not in self.alive:
             return [SendToMember(rank, Release(self.epoch))]
-        if not self.forming or message.epoch != self.epoch:
-            return []  # of a group before
+        if not self.forming or rank in self.reports or message.epoch > self.epoch:
+            return []
+        if message.epoch < self.epoch:
+            # Of a group before; or it has come since this head took over, which called only those that were there.
+            return [SendToMember(rank, AbortFlag(self.epoch))]
         self.reports[rank] = message
         return self._form_if_complete(now)
 

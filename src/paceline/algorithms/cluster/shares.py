@@ -16,11 +16,13 @@ from paceline.algorithms.collectives.canonical import Canonical, lanes_of
 from paceline.algorithms.collectives.rings import Hierarchical
 
 
-def parts_of(rank: int, ranks: Sequence[int], parts: int, update: int) -> list[int]:
-    """Return the parts of a batch, of `parts` in all, that a rank computes when only these ranks are there."""
-    absent = [part for part in range(parts) if part not in ranks]
-    mine = [part for turn, part in enumerate(absent) if ranks[(turn + update) % len(ranks)] == rank]
-    return sorted([rank, *mine] if rank < parts else mine)
+def parts_by_rank(ranks: Sequence[int], parts: int, update: int) -> dict[int, list[int]]:
+    """Return which parts of a batch, of `parts` in all, each rank computes when only these ranks are there."""
+    shares = {rank: [rank] if rank < parts else [] for rank in ranks}
+    absent = [part for part in range(parts) if part not in shares]
+    for turn, part in enumerate(absent):
+        shares[ranks[(turn + update) % len(ranks)]].append(part)
+    return {rank: sorted(mine) for rank, mine in shares.items()}
 
 
 def fitting(collective: Collective, ranks: int) -> Collective:
@@ -68,12 +70,16 @@ class Membership:
 
     def parts_of(self, rank: int, update: int) -> list[int]:
         """Return the parts of an update that a rank computes."""
-        ranks = self.ranks(update)
-        if rank not in ranks:
-            return []
-        if isinstance(collective := self._collectives[self._place(update)], Canonical):
-            return list(range(*collective.fitting(len(ranks)).runs(len(ranks))[ranks.index(rank)]))
-        return parts_of(rank, ranks, self.parts, update)
+        return self.parts_by_rank(update).get(rank, [])
+
+    def parts_by_rank(self, update: int) -> dict[int, list[int]]:
+        """Return the parts of an update that each of its ranks computes."""
+        place = self._place(update)
+        ranks, collective = self._ranks[place], self._collectives[place]
+        if not isinstance(collective, Canonical):
+            return parts_by_rank(ranks, self.parts, update)
+        runs = collective.fitting(len(ranks)).runs(len(ranks))
+        return {rank: list(range(*run)) for rank, run in zip(ranks, runs, strict=True)}
 
     def _place(self, update: int) -> int:
         return bisect_right(self._since, update) - 1

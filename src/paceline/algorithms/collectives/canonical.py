@@ -34,6 +34,7 @@ from paceline.algorithms.collectives.rings import Hierarchical
 from paceline.errors import PlanError
 
 FINEST = 16  # steps in which speeds are distinguished, from that of the slowest worker
+SLACK = Fraction(1, 8)  # of the time of the best division, for one with fewer subtrees: speeds are no more exact
 WORTH_MOVING = 0.9  # of the longest time that a worker takes: shares that gain less stay as they are
 
 
@@ -280,8 +281,8 @@ def joins_of(run: ChunkRange, chunks: int) -> list[int]:
 def divide(chunks: int, speeds: Sequence[int]) -> list[ChunkRange]:
     """Divide the chunks into a run for each of these speeds.
 
-    The slowest run takes as little time as any division allows, with at least one chunk for each; among such divisions
-    it is one with the fewest subtrees, as each is a partial sum that travels.
+    The slowest run takes hardly more time than any division allows, with at least one chunk for each; among such
+    divisions it is one with the fewest subtrees, as each is a partial sum that travels.
     """
     most = _most(chunks, speeds)
     #: By the chunks that are divided so far: the fewest subtrees, and the cuts that leave them.
@@ -299,10 +300,10 @@ def divide(chunks: int, speeds: Sequence[int]) -> list[ChunkRange]:
 
 
 def _most(chunks: int, speeds: Sequence[int]) -> list[int]:
-    """Return how many chunks each may take so that none takes longer than it must."""
+    """Return how many chunks each may take so that none takes much longer than it must."""
     times = sorted({Fraction(count, speed) for speed in speeds for count in range(1, chunks + 1)})
     for time in times:
         most = [int(time * speed) for speed in speeds]
         if min(most) >= 1 and sum(most) >= chunks:
-            return most
+            return [int((1 + SLACK) * time * speed) for speed in speeds]
     raise ValueError(f"{chunks} chunks cannot be divided into {len(speeds)} runs")

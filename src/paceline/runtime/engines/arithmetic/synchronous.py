@@ -81,9 +81,8 @@ class Numbers:
         agenda, shares = self.setup.agenda, self.epochs.shares
         if whole:
             return [self._compute(0, agenda.whole(update))]
-        return [
-            self._compute(rank, agenda.share(update, shares.parts_of(rank, update))) for rank in shares.ranks(update)
-        ]
+        parts = shares.parts_by_rank(update)
+        return [self._compute(rank, agenda.share(update, mine)) for rank, mine in parts.items()]
 
     def losses(self, gradients: list[GradientSum]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Return the loss of every rank's share, and its weight among them."""

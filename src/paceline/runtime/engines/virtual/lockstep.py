@@ -201,7 +201,7 @@ class Lockstep:
         """Return the samples of each worker's share of an update."""
         _, start, stop = self.agenda.span(update)
         if stop - start not in self._samples:
-            parts = [self.membership.parts_of(worker, update) for worker in range(self.workers)]
+            parts = self.membership.parts_by_rank(update).values()
             shares = [self.agenda.filled(update)] if filled else [self.agenda.share(update, each) for each in parts]
             self._samples[stop - start] = np.array([sum(chunk.samples for chunk in chunks) for chunks in shares])
         return self._samples[stop - start]

@@ -7,7 +7,7 @@ machine the group is fixed: a run cannot continue without one of its workers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from statistics import median
+from statistics import fmean
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -139,12 +139,13 @@ if TYPE_CHECKING:
 # Shares that follow the speeds of workers: chunks move from worker to worker while they train.
 #
 #     every update      the seconds of a chunk at each worker are summed with the gradients, in a number of its own
-#     every EVERY-th    all workers divide the chunks by the same numbers, from the next update on
+#     after a WINDOW    all workers divide the chunks by the same numbers, from the next update on
 #
-# So they agree without a message, and a worker that has become slow gives chunks away within two such updates. The
-# sum is canonical: no number of the training changes.
+# So they agree without a message, and a worker that has become slow gives chunks away within two windows. The sum is
+# canonical: no number of the training changes.
 
-EVERY = 4  # updates between two divisions
+LEAST = 4  # updates between two divisions
+WINDOW = 0.2  # seconds between two divisions, at least: a core's quota stops a worker ten times a second
 
 
 class MeasuredSums(Sums):
@@ -166,25 +167,37 @@ class MeasuredSums(Sums):
         """
         self.collective, self._ranks, self._over, self._moved = collective, ranks, over, moved
         self._sums = over(collective)
-        #: The seconds of a chunk at each worker, update by update.
+        #: The seconds of a chunk at each worker, update by update since shares were divided.
         self._paces: list[list[float]] = []
+        #: The same, smoothed, of all updates before these; 0 where nothing is known.
+        self._usual = [0.0] * len(ranks)
 
     def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         """Run the collective of this number, then divide the chunks anew if it is time to."""
         total = self._sums.all_reduce(number, computed)
         self._paces.append(self._sums.payloads[number % TURNS].paces[list(self._ranks)].tolist())
-        if (number + 1) % EVERY == 0:
-            paces, self._paces = self._paces, []
-            following = self.collective.by_pace([_usual(each) for each in zip(*paces, strict=True)])
+        if self._are_enough():
+            latest, self._paces = zip(*self._paces, strict=True), []
+            self._usual = [_smoothed(before, each) for before, each in zip(self._usual, latest, strict=True)]
+            following = self.collective.by_pace(self._usual)
             if following is not self.collective:
                 self.collective, self._sums = following, self._over(following)
                 self._moved(number + 1, following)
         return total
 
+    def _are_enough(self) -> bool:
+        """Whether what was measured lasts a window; all workers have the same numbers."""
+        chunks = self.collective.chunks / len(self._ranks)
+        return len(self._paces) >= LEAST and sum(map(max, self._paces)) * chunks >= WINDOW
 
-def _usual(paces: Sequence[float]) -> float:
-    """Return the median of those that are known, which an interruption does not move; 0 if none is."""
-    return median([pace for pace in paces if pace > 0] or [0.0])
+
+def _smoothed(before: float, latest: Sequence[float]) -> float:
+    """Return the mean of the latest that are known, and of what was usual before.
+
+    Means, since a core's quota stops a worker periodically and lets it run at full speed in between.
+    """
+    known = [pace for pace in latest if pace > 0]
+    return fmean([fmean(known), before] if before else known) if known else before
 
 
 # The workers that keep step on a mesh: those with the same parts of a layer add their gradients up.
