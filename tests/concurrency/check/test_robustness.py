@@ -36,6 +36,20 @@ def test_python_2_is_read() -> None:
     assert [f.rule for f in check_text("old.py", PYTHON_2)] == ["PC102"]
 
 
+CHOSEN = """
+from subprocess import PIPE, Popen
+
+def run(quiet, sink=None):
+    sink = sink if quiet else PIPE
+    child = Popen(["make"], stdout=sink)
+    child.wait()
+"""
+
+
+def test_a_variable_that_is_chosen_from_itself_is_followed_once() -> None:
+    assert [f.rule for f in check_text("chosen.py", CHOSEN)] == ["PC202"]
+
+
 def test_what_cannot_be_parsed_is_reported() -> None:
     (found,) = check_text("broken.py", "import threading\nclass (:\n")
     assert (found.rule, found.line) == ("PC001", 2)

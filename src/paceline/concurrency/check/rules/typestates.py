@@ -171,7 +171,8 @@ def _is_any(call: ast.Call, patterns: Iterable[str], fn: Function, facts: Facts)
 def _is(call: ast.Call, pattern: str, fn: Function, facts: Facts) -> bool:
     name, _, having = pattern.rstrip(")").partition("(")
     owner, _, method = name.rpartition(".")
-    if having and not _has(call, having, fn):
+    word, _, value = having.partition("=")
+    if having and not may_be(keyword(call, word), value, fn):
         return False
     if owner == "*":
         return (
@@ -189,17 +190,20 @@ def _is(call: ast.Call, pattern: str, fn: Function, facts: Facts) -> bool:
     return name in _names(call, fn, facts) or any(name.endswith(f".{own}") for own in _own_names(call, fn, facts))
 
 
-def _has(call: ast.Call, having: str, fn: Function) -> bool:
-    """Whether an argument, as `stdin=PIPE`, is this value, or a variable or a choice that may be."""
-    word, _, value = having.partition("=")
-    todo = [keyword(call, word)]
+def may_be(argument: ast.expr | None, value: str, fn: Function) -> bool:
+    """Whether an argument is this value, as `PIPE`, or a variable or a choice that may be."""
+    todo, visited = [argument], set[str]()
     while todo:
-        given = todo.pop()
-        if isinstance(given, ast.IfExp):
-            todo += [given.body, given.orelse]
-        elif isinstance(given, ast.Name) and given.id != value:
-            todo += [scope.bound[given.id] for scope in fn.scopes() if given.id in scope.bound][:1]
-        elif given is not None and short_name(given) == value:
+        node = todo.pop()
+        if isinstance(node, ast.IfExp):
+            todo += [node.body, node.orelse]
+        elif isinstance(node, ast.Name) and node.id != value:
+            # A variable may be chosen from itself: `sink = sink if verbose else PIPE`.
+            todo += [
+                scope.bound[node.id] for scope in fn.scopes() if node.id in scope.bound and node.id not in visited
+            ][:1]
+            visited.add(node.id)
+        elif node is not None and short_name(node) == value:
             return True
     return False
 

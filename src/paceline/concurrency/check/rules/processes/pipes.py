@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 
 from paceline.concurrency.check.rules.rule import Witness
+from paceline.concurrency.check.rules.typestates import may_be
 from paceline.concurrency.check.summaries import Facts
 from paceline.concurrency.check.syntax.declarations import Function
 from paceline.concurrency.check.syntax.tree import (
@@ -61,7 +62,7 @@ def _returned(call: ast.Call, fn: Function, facts: Facts) -> ast.Call | None:
 
 def _fed_first(name: str, begun: ast.Call, made: ast.Call, fn: Function) -> Iterator[Witness]:
     """`p.stdin.write(data)`, `p.stdin.close()`, and only then `p.stdout.read()`."""
-    if not _is_pipe(keyword(made, "stdin"), fn) or not _is_pipe(keyword(made, "stdout"), fn):
+    if any(not may_be(keyword(made, stream), "PIPE", fn) for stream in ("stdin", "stdout")):
         return
     later = [c for c in fn.calls if c.lineno >= begun.lineno]
     write = next((c for c in later if dotted(c.func) == f"{name}.stdin.write"), None)
@@ -83,17 +84,7 @@ def _makes(call: ast.Call, fn: Function, facts: Facts) -> bool:
 
 def _pipes(call: ast.Call, fn: Function) -> list[str]:
     """The streams of a call that are pipes."""
-    return [name for name in OUTPUTS if _is_pipe(keyword(call, name), fn)]
-
-
-def _is_pipe(argument: ast.expr | None, fn: Function) -> bool:
-    """Whether an argument is `PIPE`, or a variable that may be: `sink = None if verbose else PIPE`."""
-    if isinstance(argument, ast.IfExp):
-        return _is_pipe(argument.body, fn) or _is_pipe(argument.orelse, fn)
-    if isinstance(argument, ast.Name) and argument.id != "PIPE":
-        value = next((scope.bound[argument.id] for scope in fn.scopes() if argument.id in scope.bound), None)
-        return isinstance(value, ast.Attribute | ast.IfExp) and _is_pipe(value, fn)
-    return argument is not None and short_name(argument) == "PIPE"
+    return [name for name in OUTPUTS if may_be(keyword(call, name), "PIPE", fn)]
 
 
 def _in_turn(fn: Function) -> Iterator[Witness]:
