@@ -229,3 +229,11 @@ def test_findings_about_other_numbers_of_ranks_and_lines_of_victims_are_not_quot
     assert quoted("cause", tried) == [f"of {tried} ranks"]
     assert quoted("cause", tried + 1) == []
     assert quoted("victim", tried) == []
+
+
+def test_a_queue_is_read_by_who_is_ahead_and_not_held() -> None:
+    ahead = process(10, (ThreadWait("pipe", (10, 11), "data in pipe 4"), named(10, "Queue.get `tasks`", kind="get")))
+    behind = process(11, (lock(10), named(11, "Queue.get `tasks`", kind="get")))
+    text = report(ahead, behind).text()
+    assert "waits for Queue.get `tasks`, which pid 10 reads from first" in text
+    assert "held by" not in text

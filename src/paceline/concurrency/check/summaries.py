@@ -282,11 +282,26 @@ class Facts:
 
     def _guarding(self, fn: Function) -> list[tuple[Function, Event]]:
         """The calls of this function, provided that all of them are in this file; else none."""
-        # A public function may be called from another file without any lock, and a method used as a value by anyone.
-        private = fn.name.startswith("_") and not fn.name.startswith("__")
-        if not private or fn.name in self.used_as_values:
+        # A public function may be called from another file without any lock, unless the file is a program or another
+        # function is around it; what is used as a value, as by a thread, may be called by anyone.
+        is_closed = fn.name.startswith("_") or self._is_program or fn.outer not in (None, self.module.top)
+        is_value = fn.name in self.used_as_values or fn.name in self._named_without_call
+        if not is_closed or fn.name.startswith("__") or is_value:
             return []
         return [(caller, event) for caller, event in self.callers.get(id(fn), ()) if caller.name != "__init__"]
+
+    @cached_property
+    def _is_program(self) -> bool:
+        """Whether the file has `if __name__ == "__main__":`, and so its own callers."""
+        tests = (each.test for each in self.module.top.tests)
+        return any(isinstance(test, ast.Compare) and dotted(test.left) == "__name__" for test in tests)
+
+    @cached_property
+    def _named_without_call(self) -> set[str]:
+        """Functions that are used as values, so that their callers are not known."""
+        called = {id(call.func) for fn in self.module.functions for call in fn.calls}
+        names = (name for fn in self.module.functions for name in fn.names)
+        return {name.id for name in names if id(name) not in called and isinstance(name.ctx, ast.Load)}
 
     def held_at(self, node: ast.AST, fn: Function) -> frozenset[str]:
         """The locks that are held for certain where this is evaluated."""

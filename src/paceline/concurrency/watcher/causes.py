@@ -29,7 +29,7 @@ _REMEDIES = {
     "event": "set it on every path, also when the work fails",
     "barrier": "let as many threads arrive as it counts, also when one fails: call `abort()` then",
     "semaphore": "release a slot on every path: `with` does so also when the work fails",
-    "get": "put an end mark when the work is over, also when the producer fails",
+    "get": "put an item, or an end mark when there is no more, on every path, also when the producer fails",
     "put": "take items until the producer has ended, also when the consumer fails",
     "task_done": "call `task_done()` for each item that was taken: in a `finally`, so also when the work fails",
     "future": "set a result or an exception on every path, and wait for no task of an executor in its own tasks",
@@ -74,6 +74,8 @@ _MISSING = {
     "pipe": "write to it or close it",
 }
 _WAITS = {"child", "thread"}  # for an end: what the others wait for is nearer to the cause
+#: What a process does that is ahead of the others at a queue: no one holds a queue as one holds a lock.
+_AT_QUEUE = {"get": "reads from", "put": "writes to"}
 #: Waits of the cause that one line lists.
 _MOST = 4
 
@@ -121,6 +123,8 @@ def thing(process: Process, thread: Thread, names: Names) -> str:
         return f"{wait.on}, which {holders} delivers"
     if wait.on in (AN_END, "the end of a task"):
         return f"the end of {holders}"
+    if subject.kind in _AT_QUEUE:
+        return f"{what}, which {holders} {_AT_QUEUE[subject.kind]} first"
     return f"{what}, held by {holders}"
 
 

@@ -91,6 +91,12 @@ def _print(report: Report, form: options.CheckFormat, json: bool, explore_second
     elif text := FORMATS[form.value](report):
         typer.echo(visible(text))
     console.print(report.summary())
+    if not report.findings and not report.failed:
+        console.print(
+            "next     paceline explore FILE runs it in many orders; paceline watch -- COMMAND says why it hangs",
+            style="dim",
+            soft_wrap=True,
+        )
 
 
 NAME_HELP = "A rule of `paceline check`, as PC404 or lock-order; or an error, by its first word, as WorkerFailed."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import copy
 import linecache
@@ -9,8 +10,10 @@ import math
 import re
 import sys
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from itertools import islice
 from traceback import walk_stack
+from types import FrameType
 from typing import Any, NoReturn
 
 from paceline.concurrency.explore.finding import MARK as MARK
@@ -124,13 +127,36 @@ def name_of_new(kind: str) -> str:
     frames = [each for each in walk_stack(sys._getframe(1)) if each[0].f_globals.get("__package__") != __package__]
     of_this = list(islice(of_program(frames), 1))
     for frame, line in (*frames[:1], *of_this):
-        assigned = _ASSIGNED.match(linecache.getline(frame.f_code.co_filename, line))
-        name = assigned[1] if assigned and "," not in assigned[1] else ""
+        name = _assigned_name(frame, linecache.getline(frame.f_code.co_filename, line))
         if name.startswith("self.") and "self" in frame.f_locals:
             return f"{kind} {type(frame.f_locals['self']).__name__}.{name[5:]}"
         if name and MARK in frame.f_globals:
             return f"{kind} {name}"
     return f"{kind} of {Place(frame.f_code.co_filename, line, '')}" if of_this else kind
+
+
+def _assigned_name(frame: FrameType, text: str) -> str:
+    """Return what the value that a frame is computing is assigned to in its line: of several values, by the column."""
+    assigned = _ASSIGNED.match(text)
+    if assigned:
+        return assigned[1]
+    with suppress(SyntaxError):
+        statement = ast.parse(text.strip()).body[0]
+        if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Tuple):
+            targets = getattr(statement.targets[0], "elts", [])
+            column = _column(frame) - (len(text) - len(text.lstrip()))
+            for target, value in zip(targets, statement.value.elts, strict=False):
+                if value.col_offset <= column < (value.end_col_offset or 0):
+                    return ast.unparse(target)
+    return ""
+
+
+def _column(frame: FrameType) -> int:
+    """Return the column of the call that a frame is in; -1 before Python 3.11."""
+    positions = getattr(frame.f_code, "co_positions", None)
+    if positions is None:
+        return -1
+    return next(islice(positions(), frame.f_lasti // 2, None))[2] or 0
 
 
 def step(
