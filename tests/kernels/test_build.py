@@ -6,8 +6,6 @@ import ctypes
 import hashlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +21,7 @@ from paceline import user_cache
 from paceline.errors import JobWarning
 from paceline.kernels import CannotFuse, build, fuse
 from paceline.kernels.printers import cpp
+from tests.scripts import finish, start
 
 TEXT = 'extern "C" int answer() { return 42; }\n'
 BAD = 'extern "C" int answer() { return 666; }\n'
@@ -45,20 +44,20 @@ def test_a_file_that_was_cut_short_is_made_anew(length: int, monkeypatch: pytest
 
 def test_where_the_cache_cannot_be_written_a_process_keeps_its_own(tmp_path: Path) -> None:
     (tmp_path / "no-folder").write_text("")
-    script = (
+    script = tmp_path / "script" / "script.py"
+    script.parent.mkdir()
+    script.write_text(
         "from paceline.kernels import build\n"
         f"loaded, file, cached = build.library({TEXT!r})\n"
         f"again = build.library({TEXT!r})\n"
         "print(loaded.answer(), file.parent, cached, again[1:] == (file, True))\n"
     )
-    environment = {"PACELINE_CACHE": str(tmp_path / "no-folder"), "TMPDIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
-    environment["PYTHONPATH"] = ":".join(filter(None, sys.path))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
-    answer, folder, *rest = done.stdout.split()
-    assert (answer, rest) == ("42", ["False", "True"]), done.stderr
-    assert "every process compiles it again: set PACELINE_CACHE to a folder that can be written by you" in done.stderr
+    (done,) = finish([start(script, PACELINE_CACHE=str(tmp_path / "no-folder"), TMPDIR=str(tmp_path))])
+    answer, folder, *rest = done.out.split()
+    assert (answer, rest) == ("42", ["False", "True"]), done.err
+    assert "every process compiles it again: set PACELINE_CACHE to a folder that can be written by you" in done.err
     assert not Path(folder).exists()  # it goes with the process
-    assert {each.name for each in tmp_path.iterdir()} == {"no-folder"}
+    assert {each.name for each in tmp_path.iterdir()} == {"no-folder", "script"}
 
 
 LAYER = """
@@ -231,6 +230,7 @@ def network(*more: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 5), *more, nn.Linear(5, 4))
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -294,16 +294,21 @@ def test_no_compiler_and_none_of_its_files_outlives_its_process(how: signal.Sign
     slow, started = tmp_path / "slow", tmp_path / "started"
     slow.write_text(COMPILER.replace("STARTED", str(started)))
     slow.chmod(0o700)
-    script = f"from paceline.kernels import build\nbuild.library({TEXT!r})\n"
-    environment = {**os.environ, "CXX": str(slow), "PACELINE_CACHE": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", script], env=environment, stderr=subprocess.DEVNULL) as process:
+    script = tmp_path / "script.py"
+    script.write_text(f"from paceline.kernels import build\nbuild.library({TEXT!r})\n")
+    running = start(script, CXX=str(slow), PACELINE_CACHE=str(tmp_path / "cache"), TMPDIR=str(tmp_path))
+    try:
         end = time.monotonic() + 300
         while not started.exists():
-            assert process.poll() is None
+            assert running.process.is_alive()
             assert time.monotonic() < end
             time.sleep(0.01)
         child = psutil.Process(int(started.read_text()))
-        process.send_signal(how)
+        assert running.process.pid is not None
+        os.kill(running.process.pid, how)
+        running.end(300)
+    finally:
+        running.stop()
     psutil.wait_procs([child], 300)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
     # What a killed process leaves lies where the next compilation of the text removes it.

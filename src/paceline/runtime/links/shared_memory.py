@@ -121,6 +121,7 @@ class Mailbox:
             self.waited += self._waiter.until(lambda: not self.full, lambda: self._peer)
         number = self._ring.sent[0]
         self._write(number % self._ring.slots, message)
+        # After the write: the receiver reads the slot as soon as this counter has passed it.
         self._ring.sent[0] = number + 1
         self._doorbell.ring()
         return bytes_of(message)
@@ -131,6 +132,7 @@ class Mailbox:
             self.waited += self._waiter.until(lambda: not self.empty, lambda: self._peer)
         number = self._ring.taken[0]
         message = self._read(number % self._ring.slots)
+        # After the copy: the sender overwrites the slot as soon as this counter has passed it.
         self._ring.taken[0] = number + 1
         self._doorbell.ring()
         return message
