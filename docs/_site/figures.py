@@ -14,10 +14,16 @@ README = ROOT / "README.md"
 START, END = "<!-- speed -->\n", "<!-- end of speed -->"
 SINGLE = ("one process, 1 thread", "one process, 2 threads")
 SIZES = {"55 thousand": "55 thousand parameters", "1 million": "961 thousand", "11 million": "11 million"}
-PLANS = {
+#: By the name in the rounds: those of the picture, and those that only the table has.
+SHOWN = {
     "ddp": "PyTorch DDP over gloo",
-    "ring": "Paceline, `ring` (synchronous)",
-    "downpour": "Paceline, `downpour` (asynchronous)",
+    "ring, default": "Paceline, `ring` (synchronous)",
+    "downpour, default": "Paceline, `downpour` (asynchronous)",
+}
+PLANS = SHOWN | {
+    "sequential, default": "Paceline, one process",
+    "ring": "`ring` by autograd",
+    "downpour": "`downpour` by autograd",
 }
 
 
@@ -71,38 +77,44 @@ STYLE = """<style>
     .ddp { fill: #656c76 } .ring { fill: #388bfd } .downpour { fill: #79c0ff }
   }
 </style>"""
-LEFT, UNIT, BASE, BAR, STEP = 60, 80, 215, 34, 44
+LEFT, HEIGHT, BASE, BAR, STEP = 60, 170, 215, 34, 44
 CAPTION = "samples per second, relative to the best single PyTorch process (dashed)"
 
 
 def picture() -> str:
     """Return the same as bars with the range of the rounds."""
+    table = {size: {plan: plans[plan] for plan in SHOWN} for size, plans in speeds().items()}
+    unit = HEIGHT / max(speed.most for plans in table.values() for speed in plans.values())
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 640 290" role="img" aria-labelledby="title">',
         '<title id="title">Samples per second relative to the best single PyTorch process, two workers on two cores: '
         "medians and ranges at three sizes of one network. The README's table has the figures.</title>",
         STYLE,
-        f'<line class="one" x1="{LEFT}" y1="{BASE - UNIT}" x2="630" y2="{BASE - UNIT}"/>',
-        f'<text x="4" y="{BASE - UNIT + 4}">1.00 x</text>',
+        f'<line class="one" x1="{LEFT}" y1="{BASE - unit:.1f}" x2="630" y2="{BASE - unit:.1f}"/>',
+        f'<text x="4" y="{BASE - unit + 4:.1f}">1.00 x</text>',
         f'<text class="small" x="4" y="14">{CAPTION}</text>',
     ]
-    for group, (size, plans) in enumerate(speeds().items()):
+    for group, (size, plans) in enumerate(table.items()):
         left = LEFT + 15 + 190 * group
         parts.append(f'<text x="{left}" y="{BASE + 20}">{SIZES[size].removesuffix(" parameters")} parameters</text>')
         for number, (plan, speed) in enumerate(plans.items()):
-            parts += _bar(plan, speed, left + STEP * number)
-    for number, (plan, name) in enumerate(PLANS.items()):
+            parts += _bar(_colour(plan), speed, left + STEP * number, unit)
+    for number, (plan, name) in enumerate(SHOWN.items()):
         x = LEFT + 15 + 190 * number
-        parts.append(f'<rect class="{plan}" x="{x}" y="{BASE + 42}" width="12" height="12"/>')
+        parts.append(f'<rect class="{_colour(plan)}" x="{x}" y="{BASE + 42}" width="12" height="12"/>')
         parts.append(f'<text x="{x + 18}" y="{BASE + 53}">{name.replace("`", "").partition(" (")[0]}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _bar(plan: str, speed: Speed, x: float) -> list[str]:
-    top, middle, high = BASE - UNIT * speed.middle, x + BAR / 2, BASE - UNIT * speed.most
+def _colour(plan: str) -> str:
+    return plan.partition(",")[0]
+
+
+def _bar(colour: str, speed: Speed, x: float, unit: float) -> list[str]:
+    top, middle, high = BASE - unit * speed.middle, x + BAR / 2, BASE - unit * speed.most
     return [
-        f'<rect class="{plan}" x="{x}" y="{top:.1f}" width="{BAR}" height="{UNIT * speed.middle:.1f}"/>',
-        f'<line x1="{middle}" y1="{high:.1f}" x2="{middle}" y2="{BASE - UNIT * speed.least:.1f}"/>',
+        f'<rect class="{colour}" x="{x}" y="{top:.1f}" width="{BAR}" height="{unit * speed.middle:.1f}"/>',
+        f'<line x1="{middle}" y1="{high:.1f}" x2="{middle}" y2="{BASE - unit * speed.least:.1f}"/>',
         f'<text class="small" x="{middle}" y="{high - 5:.1f}" text-anchor="middle">{speed.middle:.2f}</text>',
     ]
 
