@@ -40,7 +40,7 @@ RENAMED_ARGUMENTS = {
 }
 #: Options of the command line; of every command, and of single ones.
 OPTIONS = {"--deadline": "--timeout", "--updates": "--max-updates"}
-COMMAND_OPTIONS = {"tune": {"--budget": "--n-trials", "--trials": "--executor"}}
+COMMAND_OPTIONS = {"tune": {"--budget": "--n-trials", "--trials": "--n-trials"}}
 
 
 def accepts_old_names(renamed: Names) -> Callable[[Callable[P, R]], Callable[P, R]]:
