@@ -18,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from harness import write
 
 ROWS = 10_000
-CLOCKS_PER_ROW = 2  # its start and its end
 
 
 def nanoseconds_per_row() -> tuple[float, float]:
