@@ -140,7 +140,7 @@ def _assigned_name(frame: FrameType, text: str) -> str:
     assigned = _ASSIGNED.match(text)
     if assigned:
         return assigned[1]
-    with suppress(SyntaxError):
+    with suppress(SyntaxError, IndexError):  # a line of several, or none that is known
         statement = ast.parse(text.strip()).body[0]
         if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Tuple):
             targets = getattr(statement.targets[0], "elts", [])
