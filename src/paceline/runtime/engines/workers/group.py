@@ -169,26 +169,24 @@ class MeasuredSums(Sums):
         self._sums = over(collective)
         #: The seconds of a chunk at each worker, update by update since shares were divided.
         self._paces: list[list[float]] = []
-        #: The same, smoothed, of all updates before these; 0 where nothing is known.
+        #: Seconds of these updates, about: all workers have the same numbers.
+        self._seconds = 0.0
+        #: The paces, smoothed, of all updates before these; 0 where nothing is known.
         self._usual = [0.0] * len(ranks)
 
     def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         """Run the collective of this number, then divide the chunks anew if it is time to."""
         total = self._sums.all_reduce(number, computed)
         self._paces.append(self._sums.payloads[number % TURNS].paces[list(self._ranks)].tolist())
-        if self._are_enough():
-            latest, self._paces = zip(*self._paces, strict=True), []
+        self._seconds += max(self._paces[-1]) * self.collective.chunks / len(self._ranks)
+        if len(self._paces) >= LEAST and self._seconds >= WINDOW:
+            latest, self._paces, self._seconds = zip(*self._paces, strict=True), [], 0.0
             self._usual = [_smoothed(before, each) for before, each in zip(self._usual, latest, strict=True)]
             following = self.collective.by_pace(self._usual)
             if following is not self.collective:
                 self.collective, self._sums = following, self._over(following)
                 self._moved(number + 1, following)
         return total
-
-    def _are_enough(self) -> bool:
-        """Whether what was measured lasts a window; all workers have the same numbers."""
-        chunks = self.collective.chunks / len(self._ranks)
-        return len(self._paces) >= LEAST and sum(map(max, self._paces)) * chunks >= WINDOW
 
 
 def _smoothed(before: float, latest: Sequence[float]) -> float:
