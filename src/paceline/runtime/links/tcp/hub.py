@@ -19,7 +19,6 @@ import os
 import select
 import socket
 import sys
-import threading
 from collections.abc import Callable, Collection, Sequence
 from time import monotonic_ns
 from typing import NamedTuple, TypeAlias
@@ -111,8 +110,6 @@ class Hub:
         #: Members of which more can be read without the kernel's saying so.
         self._unread: set[Peer] = set()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        #: Held while another thread wakes this one: a closed descriptor's number may be that of something else.
-        self._waking = threading.Lock()
         self._epoll = select.epoll()
         self._epoll.register(self._wake, select.EPOLLIN)
         self._looked = self._next_round = monotonic_ns()
@@ -214,10 +211,8 @@ class Hub:
             leave([self._forget(member)], 0.1)
 
     def wake(self) -> None:
-        """Let `poll` return at once. May be called by any thread, and after `close`."""
-        with self._waking:
-            if not self._epoll.closed:
-                os.eventfd_write(self._wake, 1)
+        """Let `poll` return at once. May be called by any thread."""
+        os.eventfd_write(self._wake, 1)
 
     def close(self, seconds: float = LINGER) -> None:
         """Leave every peer and close all sockets, after waiting at most so long until what was posted has arrived."""
@@ -229,9 +224,8 @@ class Hub:
         self._handshakes.close()
         if self._listener is not None:
             self._listener.close()
-        with self._waking:
-            self._epoll.close()
-            os.close(self._wake)
+        self._epoll.close()
+        os.close(self._wake)
 
     # --- one turn of the loop ---
 
