@@ -1,6 +1,6 @@
 """How near to the ceiling: every data-parallel plan on two workers, three sizes of network, beside plain PyTorch, its
-Hogwild example and DDP; by autograd, and some of them as `train` computes by default: in
-generated code where that is faster.
+Hogwild example and DDP; by autograd, and some of them as `train` computes by default: in generated code where that is
+faster.
 
 Speed is the slope between a short and a long training, taken by a clock outside; what is compared is run in turn, round
 after round. Each round is a line of rounds.jsonl as soon as it is done, and further calls add to it; medians and ratios
@@ -51,6 +51,8 @@ class Entrant(NamedTuple):
     seconds: Callable[[Updates], float]
     samples: int  # of an update
     updates: Updates
+    #: Whether it decides how to compute, once for each length of a training.
+    decides: bool = False
 
 
 def network(hidden: int) -> nn.Module:
@@ -166,15 +168,14 @@ def one_round(size: str, data: Any, length: float, plans: list[str], defaults: l
         plan = Plan.parse(name, workers=1 if name in ALONE else 2)
         samples = BATCH * plan.parts
         updates = batches * plan.workers // plan.parts
-        entrant = Entrant(paceline(str(plan), hidden, data, samples, compute), samples, updates)
+        entrant = Entrant(paceline(str(plan), hidden, data, samples, compute), samples, updates, compute == "auto")
         entrants[DEFAULT.format(name) if compute == "auto" else name] = entrant
     speeds = {}
     for name, entrant in entrants.items():
         few = max(2, entrant.updates // 10)
-        # Untimed: the first run after another program has given its memory back pays for getting it again. By
-        # default, a training of each length decides once how it computes.
+        # Untimed: the first run after another program has given its memory back pays for getting it again.
         entrant.seconds(few)
-        if name.endswith(DEFAULT.format("")):
+        if entrant.decides:
             entrant.seconds(entrant.updates)
         seconds = entrant.seconds(entrant.updates) - entrant.seconds(few)
         speeds[name] = round(entrant.samples * (entrant.updates - few) / seconds)

@@ -172,7 +172,7 @@ class MeasuredSums(Sums):
         #: Seconds of these updates, about: all workers have the same numbers.
         self._seconds = 0.0
         #: The paces, smoothed, of all updates before these; 0 where nothing is known.
-        self._usual = [0.0] * len(ranks)
+        self._means = [0.0] * len(ranks)
 
     def all_reduce(self, number: int, computed: GradientSum) -> tuple[GradientSum, int, int]:
         """Run the collective of this number, then divide the chunks anew if it is time to."""
@@ -181,8 +181,8 @@ class MeasuredSums(Sums):
         self._seconds += max(self._paces[-1]) * self.collective.chunks / len(self._ranks)
         if len(self._paces) >= LEAST and self._seconds >= WINDOW:
             latest, self._paces, self._seconds = zip(*self._paces, strict=True), [], 0.0
-            self._usual = [_smoothed(before, each) for before, each in zip(self._usual, latest, strict=True)]
-            following = self.collective.by_pace(self._usual)
+            self._means = [_smoothed(before, each) for before, each in zip(self._means, latest, strict=True)]
+            following = self.collective.by_pace(self._means)
             if following is not self.collective:
                 self.collective, self._sums = following, self._over(following)
                 self._moved(number + 1, following)
@@ -190,7 +190,7 @@ class MeasuredSums(Sums):
 
 
 def _smoothed(before: float, latest: Sequence[float]) -> float:
-    """Return the mean of the latest that are known, and of what was usual before.
+    """Return the mean of the latest that are known, and of the mean before.
 
     Means, since a core's quota stops a worker periodically and lets it run at full speed in between.
     """
