@@ -112,10 +112,11 @@ def _colour(plan: str) -> str:
 
 def _bar(colour: str, speed: Speed, x: float, unit: float) -> list[str]:
     top, middle, high = BASE - unit * speed.middle, x + BAR / 2, BASE - unit * speed.most
+    label = min(high, BASE - unit) - 5  # above the dashed line
     return [
         f'<rect class="{colour}" x="{x}" y="{top:.1f}" width="{BAR}" height="{unit * speed.middle:.1f}"/>',
         f'<line x1="{middle}" y1="{high:.1f}" x2="{middle}" y2="{BASE - unit * speed.least:.1f}"/>',
-        f'<text class="small" x="{middle}" y="{high - 5:.1f}" text-anchor="middle">{speed.middle:.2f}</text>',
+        f'<text class="small" x="{middle}" y="{label:.1f}" text-anchor="middle">{speed.middle:.2f}</text>',
     ]
 
 
