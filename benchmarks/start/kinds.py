@@ -49,18 +49,22 @@ def train(file: Path, plan: str, cache: Path) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     environment["XDG_CACHE_HOME"] = str(cache)
     begin, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(command, cwd=file.parent, env=environment, capture_output=True, text=True, check=False)
+    pipe = subprocess.PIPE
+    running = subprocess.Popen(
+        command, cwd=file.parent, env=environment, stdout=pipe, stderr=pipe, start_new_session=True
+    )
+    out, err = running.communicate()
     wall = time.perf_counter() - begin
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
-    while True:  # what was forked ends after the command
+    if running.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {running.returncode}:\n{err.decode()}")
+    while True:  # what was forked ends after the command; neighbours are children, too, of another group
         try:
-            os.waitpid(-1, 0)
+            os.waitpid(-running.pid, 0)
         except ChildProcessError:
             break
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    summary = json.loads(done.stdout)
+    summary = json.loads(out)
     return {"wall": wall, "cpu": cpu, **{name: summary[name] for name in SUMMARY}}
 
 
